@@ -1,0 +1,33 @@
+# Each target makes .venv by itself; nothing need be installed but Python 3.11 or newer.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test check bench clean
+
+setup: .venv/.ready
+
+# Pinned versions first, then Trainyard itself, editable. A changed pin or project file re-installs.
+.venv/.ready: pyproject.toml requirements.lock
+	@command -v $(PYTHON) >/dev/null || { echo "python3 not found: install Python 3.11 or newer"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+demo: setup
+	$(BIN)/trainyard data prepare digits data/digits
+	$(BIN)/trainyard launch local digits --ranks 2
+
+test: check
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python benchmarks/plan.py
+
+clean:
+	rm -rf .venv data/digits runs/digits

@@ -1,0 +1,50 @@
+"""The errors that Trainyard raises on purpose, each with the exit code it ends a command with.
+
+TrainyardError          1
+├── InputError          2   something the user gave is wrong; the message says what to do
+│   ├── RecipeError         a recipe, a key or a value
+│   ├── DataError           a data set: missing, empty, mismatched, too many bad samples
+│   └── CheckpointError     a checkpoint or a run directory
+├── LoaderError         1   the loader process failed or died
+├── PeerError           1   another rank failed and says why; this one stops with it
+└── Stopped           130   stopped by Ctrl-C or SIGTERM, checkpoint saved
+    └── Requeued       75   stopped by SIGUSR1 or SIGUSR2, to be started again
+"""
+
+
+class TrainyardError(Exception):
+    exit_code = 1
+    is_shared = False
+    """True once all ranks know of it, so that only the first rank need print it."""
+
+
+class InputError(TrainyardError):
+    exit_code = 2
+
+
+class RecipeError(InputError):
+    pass
+
+
+class DataError(InputError):
+    pass
+
+
+class CheckpointError(InputError):
+    pass
+
+
+class LoaderError(TrainyardError):
+    pass
+
+
+class PeerError(TrainyardError):
+    pass
+
+
+class Stopped(TrainyardError):
+    exit_code = 130
+
+
+class Requeued(Stopped):
+    exit_code = 75

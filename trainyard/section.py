@@ -1,0 +1,14 @@
+"""`Section`: the base of every part of a recipe."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Section(BaseModel):
+    """A frozen group of recipe keys; unknown keys and wrong types are refused.
+
+    The docstring under each field is its documentation on the command line.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )

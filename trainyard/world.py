@@ -1,0 +1,151 @@
+"""Who am I among the replicas, and how all of them decide something together.
+
+A World is a plain value that is passed along. The functions below talk to the other ranks, and
+return at once, without torch.distributed, in a world of one.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from trainyard.errors import InputError, PeerError, TrainyardError
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+# One row per starter: the variables in which it tells each process its place.
+_STARTERS = {
+    "torchrun": {
+        "rank": "RANK",
+        "size": "WORLD_SIZE",
+        "local_rank": "LOCAL_RANK",
+        "local_size": "LOCAL_WORLD_SIZE",
+        "node": "GROUP_RANK",
+        "num_nodes": "GROUP_WORLD_SIZE",
+    },
+}
+_REQUIRED = ("rank", "size")
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    node: int = 0
+    num_nodes: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+def discover(env: Mapping[str, str] = os.environ) -> World:
+    """The world that the environment describes; a world of one if it describes none."""
+    for starter, names in _STARTERS.items():
+        found = {field: env[name] for field, name in names.items() if name in env}
+        missing = [names[field] for field in _REQUIRED if field not in found]
+        if len(missing) == len(_REQUIRED):
+            continue
+        if missing:
+            present = ", ".join(names[field] for field in found)
+            raise InputError(f"{missing[0]} is not set although {present} is ({starter})")
+        world = World(**{field: _whole(names[field], text) for field, text in found.items()})
+        if not 0 <= world.rank < world.size:
+            raise InputError(f"RANK {world.rank} lies outside a WORLD_SIZE of {world.size}")
+        return world
+    return World()
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.strip().isdigit():
+        raise InputError(f"{name} is {text!r}, which is no whole number")
+    return int(text)
+
+
+def pick_device(world: World) -> "torch.device":
+    import torch
+
+    if torch.cuda.is_available():
+        device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        return device
+    return torch.device("cpu")
+
+
+@contextmanager
+def member(world: World) -> Iterator[None]:
+    """Join the other ranks, and leave them at the end."""
+    if world.size == 1:
+        yield
+        return
+    import torch
+    import torch.distributed as dist
+
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, rank=world.rank, world_size=world.size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def gather(world: World, value: T) -> list[T]:
+    """Every rank's value, on every rank. Values are small plain objects."""
+    if world.size == 1:
+        return [value]
+    import torch.distributed as dist
+
+    values: list[T | None] = [None] * world.size
+    dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
+
+
+def total(world: World, tensor: "torch.Tensor") -> "torch.Tensor":
+    """The sum of a tensor over all ranks, as a new tensor."""
+    tensor = tensor.clone()
+    if world.size > 1:
+        import torch.distributed as dist
+
+        dist.all_reduce(tensor)
+    return tensor
+
+
+@contextmanager
+def together(world: World) -> Iterator[None]:
+    """A block that succeeds on all ranks or fails on all, so that none waits for a failed one."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    code = getattr(error, "exit_code", 1)
+    failures = gather(world, None if error is None else (code, f"{error}"))
+    if isinstance(error, TrainyardError):
+        error.is_shared = True
+    if error is not None:
+        raise error
+    for rank, failure in enumerate(failures):
+        if failure is not None:
+            peer_error = PeerError(f"rank {rank}: {failure[1]}")
+            peer_error.exit_code, peer_error.is_shared = failure[0], True
+            raise peer_error
+
+
+def in_turns(world: World, work: Callable[[], T]) -> T:
+    """Each rank's result of `work`: the first rank's turn, then one rank per node, then the rest.
+
+    For work that leaves something done for those who come after: a file or a cache is filled.
+    """
+    my_turn = 0 if world.is_first else 1 if world.local_rank == 0 else 2
+    results = []
+    for turn in range(3 if world.size > 1 else 1):
+        with together(world):
+            if turn == my_turn:
+                results.append(work())
+    return results[0]
