@@ -1,0 +1,109 @@
+"""Which part of each image becomes a training or an evaluation image: boxes, vectorised and keyed.
+
+A box is (left, top, right, bottom) in pixels of the stored image, fractions allowed; resizing the
+box to the target size is the decoder's work. The plain per-image references stand in the tests.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from trainyard.data.keyed import fold, uniforms
+from trainyard.section import Section
+
+_ATTEMPTS = 10  # as in torchvision and timm
+_CROP_STREAM = 1  # keeps crops independent of other uses of the same seed
+
+
+class AugmentConfig(Section):
+    scale: tuple[float, float] = (0.08, 1.0)
+    """Share of the image's area that a training crop covers, from and to."""
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Width over height of a training crop, from and to."""
+    flip: float = Field(0.5, ge=0, le=1)
+    """Probability of mirroring left to right; 0 for digits or text."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Share of the target spread evenly over all classes."""
+
+
+class Crops(NamedTuple):
+    boxes: NDArray[np.float64]  # [n, 4] left, top, right, bottom
+    flips: NDArray[np.bool_]  # [n]
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """A random area and aspect ratio at a random place (Szegedy et al. 2014, as in torchvision).
+
+    Randomness is keyed by (seed, epoch, sample): a replay crops alike on any number of ranks.
+    """
+
+    seed: int
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    flip: float
+
+    def __call__(
+        self, sizes: NDArray[np.int64], ids: NDArray[np.int64], epochs: NDArray[np.int64]
+    ) -> Crops:
+        """The crops of images of `sizes` (int[n, 2]: width, height)."""
+        stream = np.full_like(ids, _CROP_STREAM)
+        random = uniforms(fold(self.seed, stream, epochs, ids), 2 * _ATTEMPTS + 3)
+        width, height = self._shape(sizes, random[:, 3 : 3 + _ATTEMPTS], random[:, 3 + _ATTEMPTS :])
+        left = np.floor(random[:, 0] * (sizes[:, 0] - width + 1))
+        top = np.floor(random[:, 1] * (sizes[:, 1] - height + 1))
+        boxes = np.stack([left, top, left + width, top + height], axis=1)
+        return Crops(boxes, random[:, 2] < self.flip)
+
+    def _shape(
+        self,
+        sizes: NDArray[np.int64],
+        area_random: NDArray[np.float64],
+        ratio_random: NDArray[np.float64],
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Width and height of the first of ten tries that fits, else of the largest central box."""
+        image_width, image_height = sizes[:, 0].astype(float), sizes[:, 1].astype(float)
+        area = (image_width * image_height)[:, None] * _between(self.scale, area_random)
+        ratio = np.exp(_between((np.log(self.ratio[0]), np.log(self.ratio[1])), ratio_random))
+        widths, heights = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+        fits = (
+            (widths >= 1)
+            & (widths <= image_width[:, None])
+            & (heights >= 1)
+            & (heights <= image_height[:, None])
+        )
+        rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
+        found = fits[rows, first]
+        clamped = np.clip(image_width / image_height, *self.ratio)
+        widest = np.maximum(np.minimum(image_width, np.rint(image_height * clamped)), 1)
+        highest = np.maximum(np.minimum(image_height, np.rint(image_width / clamped)), 1)
+        return (
+            np.where(found, widths[rows, first], widest),
+            np.where(found, heights[rows, first], highest),
+        )
+
+
+@dataclass(frozen=True)
+class CentralCrop:
+    """Short side resized to `size / crop_pct`, then the central square, as torchvision does."""
+
+    size: int
+    crop_pct: float
+
+    def __call__(
+        self, sizes: NDArray[np.int64], ids: NDArray[np.int64], epochs: NDArray[np.int64]
+    ) -> Crops:
+        short = int(self.size / self.crop_pct)
+        # Whole pixels of the resized image, truncated and rounded where torchvision does.
+        resized = sizes * short // sizes.min(axis=1, keepdims=True)
+        start = np.rint((resized - self.size) / 2.0)
+        step = sizes / resized
+        boxes = np.concatenate([start * step, (start + self.size) * step], axis=1)
+        return Crops(boxes, np.zeros(len(sizes), np.bool_))
+
+
+def _between(limits: tuple[float, float], random: NDArray[np.float64]) -> NDArray[np.float64]:
+    return limits[0] + (limits[1] - limits[0]) * random

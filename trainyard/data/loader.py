@@ -1,0 +1,182 @@
+"""Batches in the order of a plan, decoded ahead by one process of threads per rank.
+
+This is the trainer's side: it starts the loader process (`loader_process.py`), takes finished
+batches out of the shared ring in order, and hands the slots back. Threads in the trainer's own
+process would slow the trainer; several processes would each hold the index and the decoders.
+"""
+
+import dataclasses
+import json
+import multiprocessing.connection as mpc
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from trainyard.data.augment import CentralCrop, RandomResizedCrop
+from trainyard.data.decode import Interpolation
+from trainyard.data.index import Index
+from trainyard.data.plan import OnePassPlan, ShuffledPlan
+from trainyard.data.ring import Ring
+from trainyard.errors import LoaderError
+from trainyard.section import Section
+
+_COMMAND = (sys.executable, "-m", "trainyard.data.loader_process")
+_NUM_SLOTS = 3  # one with the trainer, one ready, one being filled
+_CHECK_S = 0.5  # how often a waiting trainer looks whether the loader process still lives
+
+
+class DataConfig(Section):
+    train: str | None = None
+    """Location of the training data: a folder, shards, a brace list; --data sets it and `val`."""
+    val: str | None = None
+    """Location of the validation data."""
+    image_size: int = Field(224, ge=1)
+    """Side of a training image in pixels."""
+    eval_size: int | None = Field(None, ge=1)
+    """Side of an evaluation image in pixels; as `image_size` if not given."""
+    crop_pct: float = Field(0.875, gt=0, le=1)
+    """Share of the short side that the central evaluation crop covers."""
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """Mean of each colour channel, on a scale of 0 to 1."""
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    """Standard deviation of each colour channel, on a scale of 0 to 1."""
+    interpolation: Interpolation = "bilinear"
+    """How images are resized; always antialiased."""
+    max_bad: float = Field(0.01, ge=0, le=1)
+    """Share of samples that may be unreadable before the run stops."""
+    threads: int | None = Field(None, ge=1)
+    """Loader threads per rank; by default the rank's share of the machine's cores."""
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be read or decoded."""
+
+    id: int
+    file: str
+    offset: int
+    reason: str
+
+
+class HostBatch(NamedTuple):
+    """One rank's share of a global batch; its arrays are valid until the next one is fetched."""
+
+    images_BHWC: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float32]  # 0 for a bad sample, else 1
+    bad: list[BadSample]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec:
+    """All that the loader process needs to know; plain data."""
+
+    plan: ShuffledPlan | OnePassPlan
+    crop: RandomResizedCrop | CentralCrop
+    image_size: int  # pixels, square
+    interpolation: Interpolation
+    start: int  # first step
+    stop: int  # one past the last step
+    rank: int
+    size: int
+    threads: int
+
+
+class Loader:
+    """An iterator over one rank's batches; a context manager that leaves nothing behind."""
+
+    def __init__(self, index: Index, config: LoaderSpec) -> None:
+        self._steps_left = config.stop - config.start
+        share = -(-config.plan.global_batch // config.size)
+        shape = {"num_slots": _NUM_SLOTS, "batch": share, "size": config.image_size}
+        ours, theirs = socket.socketpair()
+        memory = os.memfd_create("trainyard-batches", os.MFD_CLOEXEC)
+        try:
+            self._ring = Ring(memory, **shape)
+            self._process = subprocess.Popen(
+                [*_COMMAND, str(theirs.fileno()), str(memory)],
+                pass_fds=(theirs.fileno(), memory),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # out of reach of Ctrl-C and of a launcher's killpg
+            )
+        finally:
+            os.close(memory)
+            theirs.close()
+        self._channel = mpc.Connection(ours.detach())
+        spec = {"index": str(index.path), "ring": shape, "config": dataclasses.asdict(config)}
+        self._held: int | None = None
+        try:
+            self._channel.send_bytes(json.dumps(spec).encode())
+            for slot in range(_NUM_SLOTS):
+                self._channel.send_bytes(bytes([slot]))
+        except OSError:
+            raise self._death() from None
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        return self
+
+    def __next__(self) -> HostBatch:
+        """The next batch. LoaderError with the loader's own traceback if it failed or died."""
+        if self._steps_left == 0:
+            raise StopIteration
+        message = self._exchange()
+        if "error" in message:
+            raise LoaderError(f"the loader process failed:\n{message['error']}")
+        self._steps_left -= 1
+        self._held = message["slot"]
+        slot, count = self._ring.slots[self._held], message["count"]
+        return HostBatch(
+            images_BHWC=slot.images_BHWC[:count],
+            labels=slot.labels[:count],
+            ids=slot.ids[:count],
+            weights=slot.weights[:count],
+            bad=[BadSample(*row) for row in message["bad"]],
+        )
+
+    def _exchange(self) -> dict[str, Any]:
+        """Hand the held slot back and wait for the next full one."""
+        try:
+            if self._held is not None:
+                self._channel.send_bytes(bytes([self._held]))
+            while not self._channel.poll(_CHECK_S):
+                if self._process.poll() is not None and not self._channel.poll(0):
+                    raise self._death()
+            message: dict[str, Any] = json.loads(self._channel.recv_bytes())
+        except (EOFError, OSError):
+            raise self._death() from None
+        return message
+
+    def _death(self) -> LoaderError:
+        code = self._process.wait(timeout=10)
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return LoaderError(
+            f"the loader process died ({how}); signal 9 without your doing usually means that "
+            "the machine ran out of memory"
+        )
+
+    def close(self) -> None:
+        """End the loader process; it stops by itself when the channel closes."""
+        self._channel.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:  # stuck in the kernel, on a dead file server say
+            self._process.kill()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def threads_per_rank(local_size: int) -> int:
+    """Loader threads for each rank of this machine: its share of the cores it may use."""
+    return max(1, len(os.sched_getaffinity(0)) // local_size)

@@ -1,0 +1,155 @@
+"""The loader process: reads, decodes and fills the ring, and ends when the trainer does.
+
+Started by `Loader` as `python -m trainyard.data.loader_process CHANNEL_FD MEMORY_FD`. It imports
+no torch, so it starts in a fraction of a second and stays small.
+"""
+
+import json
+import multiprocessing.connection as mpc
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainyard.data.augment import CentralCrop, RandomResizedCrop
+from trainyard.data.decode import decode_batch
+from trainyard.data.index import Index, load_index
+from trainyard.data.loader import LoaderSpec
+from trainyard.data.plan import Ids, OnePassPlan, ShuffledPlan
+from trainyard.data.read import Reader
+from trainyard.data.ring import Ring, Slot
+
+if TYPE_CHECKING:
+    Channel = mpc.Connection[Any, Any]
+
+Bad = list[tuple[int, str, int, str]]  # id, file, offset, reason
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A batch that threads are filling."""
+
+    slot: int
+    count: int
+    slices: list[Future[Bad]]
+
+
+def main(channel_fd: int, memory_fd: int) -> None:
+    # The trainer decides when to end: a signal to the whole group must not cut its last steps.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
+    channel = mpc.Connection(channel_fd)
+    try:
+        spec = json.loads(channel.recv_bytes())
+        _serve(channel, memory_fd, spec)
+    except EOFError:
+        pass  # the trainer closed the channel or died
+    except Exception:
+        _send(channel, {"error": traceback.format_exc()})
+    finally:
+        os._exit(0)  # not waiting for threads: what they are filling, nobody will read
+
+
+def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
+    config = _config(spec["config"])
+    index = load_index(Path(spec["index"]))
+    if index is None:
+        raise FileNotFoundError(f"the index {spec['index']} is gone")
+    ring = Ring(memory_fd, **spec["ring"])
+    fill = SliceFiller(index, config)
+    pending: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+    threading.Thread(target=_deliver, args=(channel, pending), daemon=True).start()
+    pool = ThreadPoolExecutor(config.threads)
+    for step in range(config.start, config.stop):
+        ids = config.plan.batch(step, config.rank, config.size)
+        epochs = config.plan.epochs(step, config.rank, config.size)
+        slot = channel.recv_bytes()[0]  # waits here while the trainer is behind
+        slices = [
+            pool.submit(fill, ring.slots[slot], ids, epochs, part)
+            for part in _slices(len(ids), config.threads)
+        ]
+        pending.put(Pending(slot, len(ids), slices))
+    while True:  # until the trainer closes the channel
+        channel.recv_bytes()
+
+
+def _deliver(channel: "Channel", pending: "queue.SimpleQueue[Pending]") -> None:
+    """Announce batches in order, each when all its slices are filled."""
+    while True:
+        batch = pending.get()
+        try:
+            bad = [row for part in batch.slices for row in part.result()]
+        except Exception:
+            _send(channel, {"error": traceback.format_exc()})
+            return
+        _send(channel, {"slot": batch.slot, "count": batch.count, "bad": bad})
+
+
+def _send(channel: "Channel", message: dict[str, Any]) -> None:
+    try:
+        channel.send_bytes(json.dumps(message).encode())
+    except OSError:  # nobody listens any more
+        os._exit(0)
+
+
+class SliceFiller:
+    """Fills one slice of a batch, in a thread: labels, weights, pixels."""
+
+    def __init__(self, index: Index, config: LoaderSpec) -> None:
+        self._index, self._config = index, config
+        self._reader = Reader(index)
+
+    def __call__(self, slot: Slot, ids: Ids, epochs: Ids, part: slice) -> Bad:
+        ids, epochs = ids[part], epochs[part]
+        encoded, unreadable = self._read(ids)
+        bad = decode_batch(
+            encoded,
+            lambda sizes: self._config.crop(sizes, ids, epochs),
+            slot.images_BHWC[part],
+            self._config.interpolation,
+        )
+        bad |= unreadable
+        slot.ids[part] = ids
+        slot.labels[part] = self._index.label[ids]
+        slot.weights[part] = [position not in bad for position in range(len(ids))]
+        return [self._describe(int(ids[position]), reason) for position, reason in bad.items()]
+
+    def _read(self, ids: Ids) -> tuple[list[bytes], dict[int, str]]:
+        encoded, unreadable = [], {}
+        for position, sample in enumerate(ids.tolist()):
+            try:
+                encoded.append(self._reader.read(sample))
+            except OSError as error:
+                encoded.append(b"")
+                unreadable[position] = str(error)
+        return encoded, unreadable
+
+    def _describe(self, sample: int, reason: str) -> tuple[int, str, int, str]:
+        path, offset, _ = self._index.locate(sample)
+        return sample, str(path), offset, reason
+
+
+def _slices(count: int, threads: int) -> list[slice]:
+    """Near-equal slices, one per thread; together they cover range(count)."""
+    borders = [count * part // threads for part in range(threads + 1)]
+    return [slice(a, b) for a, b in pairwise(borders) if a < b]
+
+
+def _config(fields: dict[str, Any]) -> LoaderSpec:
+    """The LoaderSpec that `dataclasses.asdict` took apart."""
+    plan = ShuffledPlan if "seed" in fields["plan"] else OnePassPlan
+    crop = RandomResizedCrop if "scale" in fields["crop"] else CentralCrop
+    return LoaderSpec(**fields | {"plan": plan(**fields["plan"]), "crop": crop(**fields["crop"])})
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

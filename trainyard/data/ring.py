@@ -1,0 +1,54 @@
+"""A ring of batches in anonymous shared memory, between the loader process and the trainer.
+
+The memory has no name: it is gone when both processes are, however they end.
+"""
+
+import mmap
+import os
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGN = 4096  # bytes; slots begin on page borders
+
+
+class Slot(NamedTuple):
+    """Arrays of one batch inside the ring, at full capacity."""
+
+    images_BHWC: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+class Ring:
+    """`num_slots` batches of up to `batch` images of `size` x `size`, in one block of memory."""
+
+    def __init__(self, fd: int, *, num_slots: int, batch: int, size: int) -> None:
+        self._shape = (batch, size, size, 3)
+        self._stride = -(-_slot_bytes(batch, size) // _ALIGN) * _ALIGN
+        length = max(num_slots * self._stride, _ALIGN)
+        if os.fstat(fd).st_size != length:
+            os.ftruncate(fd, length)
+        self._memory = mmap.mmap(fd, length)
+        self.slots = [self._slot(number * self._stride) for number in range(num_slots)]
+
+    def _slot(self, start: int) -> Slot:
+        batch = self._shape[0]
+        arrays: list[NDArray[np.generic]] = []
+        for dtype, shape in (
+            (np.int64, (batch,)),
+            (np.int64, (batch,)),
+            (np.float32, (batch,)),
+            (np.uint8, self._shape),
+        ):
+            array = np.ndarray(shape, dtype, self._memory, start)
+            arrays.append(array)
+            start += array.nbytes
+        labels, ids, weights, images_BHWC = arrays
+        return Slot(images_BHWC, labels, ids, weights)  # type: ignore[arg-type]
+
+
+def _slot_bytes(batch: int, size: int) -> int:
+    return batch * (8 + 8 + 4 + size * size * 3)
