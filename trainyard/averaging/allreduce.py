@@ -1,0 +1,74 @@
+"""All-reduce: every replica takes the same step, along the mean gradient (torch's DDP)."""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainyard.world import World, total
+
+_PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
+# Renamed in torch 2.15.
+_SYNC_BUFFERS = (
+    "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
+)
+
+
+class AllReduce:
+    """Parameters are equal everywhere at all times; batch-norm statistics are on demand."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._model: nn.Module | None = None
+        self._parallel: DistributedDataParallel | None = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        self._model = model
+        if self._world.size == 1:
+            return model
+        # Each replica keeps batch-norm statistics of its own samples; consensus() averages them.
+        options: dict[str, Any] = {"gradient_as_bucket_view": True, _SYNC_BUFFERS: False}
+        self._parallel = DistributedDataParallel(model, **options)
+        return self._parallel
+
+    def divisor(self, weight: Tensor) -> Tensor:
+        """The weight of the global batch over the number of replicas, whose mean DDP takes."""
+        # At least one, for a batch in which every sample is bad.
+        return total(self._world, weight).clamp(min=1) / self._world.size
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        return self._parallel.no_sync() if self._parallel else nullcontext()
+
+    def before_update(self) -> None:
+        pass
+
+    def after_update(self, step: int) -> None:
+        pass
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        assert self._model is not None
+        if self._world.size > 1:
+            self._average_buffers(self._model)
+        yield
+
+    def _average_buffers(self, model: nn.Module) -> None:
+        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+        if not buffers:
+            return
+        # One message for all of them: there are a hundred small ones in a ResNet-50.
+        flat = torch.cat([buffer.reshape(-1).float() for buffer in buffers])
+        mean = total(self._world, flat) / self._world.size
+        parts = torch.split(mean, [buffer.numel() for buffer in buffers])
+        for buffer, part in zip(buffers, parts, strict=True):
+            buffer.copy_(part.view_as(buffer))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass

@@ -1,0 +1,58 @@
+"""A timm model by name."""
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from trainyard.errors import RecipeError
+from trainyard.section import Section
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class ModelConfig(Section):
+    name: str = "resnet50"
+    """Any model of timm."""
+    drop_path: float | None = Field(None, ge=0, lt=1)
+    """Rate of stochastic depth; the model's own default if not given."""
+    channels_last: bool = True
+    """Store images and weights channels last, which convolutions prefer."""
+
+
+def build_model(config: ModelConfig, *, num_classes: int, image_size: int) -> "nn.Module":
+    """The model on the CPU, freshly initialised from torch's random state."""
+    import timm
+    import torch
+
+    _check_name(config.name)
+    options: dict[str, Any] = {"num_classes": num_classes}
+    if config.drop_path is not None:
+        options["drop_path_rate"] = config.drop_path
+    pretrained_cfg = timm.get_pretrained_cfg(config.name)
+    if pretrained_cfg is not None and pretrained_cfg.fixed_input_size:
+        options["img_size"] = image_size
+    try:
+        model: nn.Module = timm.create_model(config.name, **options)
+    except TypeError as error:
+        raise RecipeError(f"model.name: {config.name} does not take {_keyword(error)}") from None
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    return model.to(memory_format=layout)
+
+
+def _check_name(name: str) -> None:
+    import timm
+
+    if not timm.is_model(name):
+        close = difflib.get_close_matches(name, timm.list_models(), n=3)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise RecipeError(f"model.name: timm has no model {name!r}{hint}")
+
+
+def _keyword(error: TypeError) -> str:
+    """The option that a constructor refused, in recipe terms."""
+    refused = str(error).rpartition("argument ")[2].strip("'")
+    return {"drop_path_rate": "model.drop_path", "img_size": "data.image_size"}.get(
+        refused, str(error)
+    )

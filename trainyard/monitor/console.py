@@ -1,0 +1,84 @@
+"""What a person sees of a run: one progress bar, a table that grows by a row per evaluation."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+Report = dict[str, Any]
+
+_LINE_EVERY_S = 10  # seconds between lines where there is no terminal to draw a bar on
+_TABLE_HEAD = f"{'epoch':>7} {'step':>9} {'val top-1':>10} {'top-5':>8} {'loss':>8} {'time':>9}"
+
+
+class ConsoleSink:
+    """A live bar on a terminal; in a log file plain lines, seldom."""
+
+    def __init__(self, num_steps: int, console: Console) -> None:
+        self._console = console
+        self._num_steps = num_steps
+        self._train: Report = {}
+        self._last_line = 0.0
+        self._has_head = False
+        self._kinds: dict[str, Callable[[Report], None]] = {
+            "train": self._on_train,
+            "val": self._on_val,
+            "event": self._on_event,
+        }
+        self._bar = Progress(
+            TextColumn("epoch {task.fields[epoch]:.1f}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=num_steps, epoch=0.0, numbers="")
+        self._bar.start()
+
+    def write(self, report: Report) -> None:
+        self._kinds[report["kind"]](report)
+        self._bar.update(self._task, completed=report["step"], epoch=report["epoch"])
+
+    def close(self) -> None:
+        self._bar.stop()
+
+    def _on_train(self, report: Report) -> None:
+        numbers = (
+            f"{report['images_per_s']:,.0f} images/s  loss {report['loss']:.4f}  "
+            f"lr {report['lr']:.2e}"
+        )
+        if report.get("bad"):
+            numbers += f"  [yellow]{report['bad']} bad[/yellow]"
+        self._bar.update(self._task, numbers=numbers)
+        due = time.monotonic() - self._last_line >= _LINE_EVERY_S
+        if not self._console.is_terminal and (due or report["step"] == self._num_steps):
+            self._last_line = time.monotonic()
+            self._console.print(
+                f"step {report['step']}/{self._num_steps}  epoch {report['epoch']:.2f}  {numbers}",
+                soft_wrap=True,
+            )
+
+    def _on_val(self, report: Report) -> None:
+        if not self._has_head:
+            self._console.print(f"[bold]{_TABLE_HEAD}[/bold]")
+            self._has_head = True
+        row = (
+            f"{report['epoch']:7.1f} {report['step']:9d} {report['top1']:10.2%} "
+            f"{report['top5']:8.2%} {report['loss']:8.4f} {_clock(report['time']):>9}"
+        )
+        if report["bad"]:
+            row += f"   {report['bad']} could not be read"
+        self._console.print(row, highlight=False, soft_wrap=True)
+
+    def _on_event(self, report: Report) -> None:
+        style = {"warning": "yellow"}.get(report.get("level", ""), "cyan")
+        self._console.print(report["message"], style=style, highlight=False, soft_wrap=True)
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,49 @@
+"""What a run ran on: versions, hardware, the state of the code."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("trainyard", "torch", "timm", "numpy", "pillow", "simplejpeg", "safetensors")
+
+
+def describe_environment() -> dict[str, Any]:
+    import torch
+
+    devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return {
+        "command": sys.argv,
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "cpus": len(os.sched_getaffinity(0)),
+        "devices": devices,
+        "git": _git_state(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of Trainyard's own checkout and whether it was altered; None outside a checkout."""
+    folder = Path(__file__).parent
+    try:
+        commit = _git(folder, "rev-parse", "HEAD")
+        return {"commit": commit, "altered": bool(_git(folder, "status", "--porcelain"))}
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    return result.stdout.strip()

@@ -1,0 +1,60 @@
+"""Samples that could not be read: written down, counted, and too many of them stop the run."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from trainyard.errors import DataError
+from trainyard.files import JsonLines
+from trainyard.world import World, gather
+
+
+class Bad(NamedTuple):
+    """A sample that could not be read or decoded."""
+
+    split: str
+    id: int
+    file: str
+    offset: int  # bytes
+    reason: str
+
+
+class Quarantine:
+    """Each bad sample once, in quarantine.jsonl, whichever rank met it and however often."""
+
+    def __init__(
+        self, path: Path, *, world: World, max_bad: float, num_samples: dict[str, int]
+    ) -> None:
+        self._path, self._world = path, world
+        self._max_bad, self._num_samples = max_bad, num_samples
+        self._noted: list[Bad] = []
+        self._seen: dict[str, set[int]] = {split: set() for split in num_samples}
+        self._lines = JsonLines(path)
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            known = json.loads(line)
+            self._seen[known["split"]].add(known["id"])
+
+    def note(self, split: str, bad: Iterable[tuple[int, str, int, str]]) -> None:
+        """Remember what this rank met (id, file, offset, reason), until `exchange`."""
+        self._noted.extend(Bad(split, *sample) for sample in bad)
+
+    def exchange(self) -> None:
+        """Tell all ranks; DataError, on all of them, once a split has more than `max_bad`."""
+        for bad in sorted({bad for noted in gather(self._world, self._noted) for bad in noted}):
+            if bad.id not in self._seen[bad.split]:
+                self._seen[bad.split].add(bad.id)
+                if self._world.is_first:
+                    self._lines.append(bad._asdict())
+        self._noted = []
+        for split, size in self._num_samples.items():
+            if self.count(split) > self._max_bad * size:
+                error = DataError(
+                    f"{self.count(split)} of {size:,} {split} samples cannot be read, more than "
+                    f"data.max_bad = {self._max_bad} allows; {self._path} names them"
+                )
+                error.is_shared = True
+                raise error
+
+    def count(self, split: str) -> int:
+        return len(self._seen[split])

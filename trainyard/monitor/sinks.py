@@ -1,0 +1,43 @@
+"""Where reports go. A report is a flat dict whose "kind" is train, val or event."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainyard.files import JsonLines
+
+Report = dict[str, Any]
+
+
+class Sink(Protocol):
+    def write(self, report: Report) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLinesSink:
+    """metrics.jsonl of the run directory: a line per report."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = JsonLines(path)
+
+    def write(self, report: Report) -> None:
+        self._lines.append(report)
+
+    def close(self) -> None:
+        pass
+
+
+class Sinks:
+    """Several sinks as one; none at all on every rank but the first."""
+
+    def __init__(self, sinks: Iterable[Sink]) -> None:
+        self._sinks = list(sinks)
+
+    def write(self, report: Report) -> None:
+        for sink in self._sinks:
+            sink.write(report)
+
+    def close(self) -> None:
+        for sink in self._sinks:
+            sink.close()

@@ -1,0 +1,199 @@
+"""Checkpoints: complete or absent, checksummed, newest good one first.
+
+checkpoints/step-00001234/
+    model.safetensors   the weights, for anyone
+    training.pt         optimizer and averager; loaded with weights_only
+    progress.json       version, step, samples seen, clock, best
+    manifest.json       SHA-256 of each file above
+checkpoints/latest -> step-00001234        checkpoints/best -> step-00001000
+"""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from trainyard.averaging.base import Averager
+from trainyard.errors import CheckpointError
+from trainyard.files import fsync_folder, sha256
+from trainyard.monitor.clock import Clock
+
+VERSION = 1
+_FILES = ("model.safetensors", "training.pt", "progress.json")
+
+
+@dataclass
+class TrainState:
+    """All that is saved, and nothing that can be worked out from the recipe."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    averager: Averager
+    clock: Clock
+    classes: list[str]
+    step: int = 0
+    samples_seen: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    """The newest evaluation and its step."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """The evaluation with the highest top1 so far and its step."""
+
+
+def save_checkpoint(state: TrainState, folder: Path, *, keep: int) -> Path:
+    """Write `state` to folder/step-…, then move `latest` to it and drop all but `keep` old ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    final = folder / f"step-{state.step:08d}"
+    part = folder / f".{final.name}.{secrets.token_hex(4)}.part"
+    try:
+        _write(state, part)
+        if final.exists():  # a damaged one that was passed over on resuming
+            _remove(final)
+        os.replace(part, final)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    fsync_folder(folder)
+    point(folder / "latest", final)
+    _prune(folder, keep)
+    return final
+
+
+def load_checkpoint(state: TrainState, path: Path) -> None:
+    """Put a verified checkpoint's contents into `state`."""
+    progress = read_progress(path)
+    put_weights(state.model, load_weights(path), path)
+    training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
+    state.optimizer.load_state_dict(training["optimizer"])
+    state.averager.load_state_dict(training["averager"])
+    state.clock.load_state_dict(progress["clock"])
+    state.step, state.samples_seen = progress["step"], progress["samples_seen"]
+    state.last, state.best = progress["last"], progress["best"]
+
+
+def load_weights(path: Path) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint."""
+    try:
+        return load_file(path / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def read_progress(path: Path) -> dict[str, Any]:
+    """Step, best evaluation, class names and the like of a checkpoint."""
+    try:
+        progress: dict[str, Any] = json.loads((path / "progress.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if progress["version"] != VERSION:
+        raise CheckpointError(
+            f"{path}: has version {progress['version']}, this Trainyard reads {VERSION}; "
+            "use the Trainyard that wrote it"
+        )
+    return progress
+
+
+def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
+    """Give a model the weights of the checkpoint at `path`."""
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: its weights do not fit the model: {error}") from None
+
+
+def find_problem(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every file is there, unaltered."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        for name in _FILES:
+            if sha256(path / name) != manifest[name]:
+                return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError) as error:
+        return f"manifest.json is unreadable ({error})"
+    return None
+
+
+def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint without a problem; `report` is told of each that is passed over."""
+    for path in sorted(folder.glob("step-*"), reverse=True):
+        problem = find_problem(path)
+        if problem is None:
+            return path
+        report(f"{path}: {problem}; taking the one before it")
+    return None
+
+
+def point(link: Path, target: Path) -> None:
+    """Make `link` a relative symbolic link to a sibling, in one step."""
+    part = link.with_name(f".{link.name}.{secrets.token_hex(4)}.part")
+    part.symlink_to(target.name)
+    os.replace(part, link)
+
+
+def _write(state: TrainState, folder: Path) -> None:
+    folder.mkdir()
+    # Copies on the CPU: safetensors takes neither strided nor shared storage.
+    weights = {
+        name: tensor.detach().to("cpu", copy=True).contiguous()
+        for name, tensor in state.model.state_dict().items()
+    }
+    save_file(weights, folder / "model.safetensors")
+    training = {
+        "optimizer": state.optimizer.state_dict(),
+        "averager": state.averager.state_dict(),
+    }
+    torch.save(training, folder / "training.pt")
+    progress = {
+        "version": VERSION,
+        "step": state.step,
+        "samples_seen": state.samples_seen,
+        "clock": state.clock.state_dict(),
+        "classes": state.classes,
+        "last": state.last,
+        "best": state.best,
+    }
+    (folder / "progress.json").write_text(json.dumps(progress, indent=2) + "\n")
+    manifest = {name: sha256(folder / name) for name in _FILES}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    for name in (*_FILES, "manifest.json"):
+        _fsync(folder / name)
+    fsync_folder(folder)
+
+
+def _prune(folder: Path, keep: int) -> None:
+    pointed = {(folder / name).resolve() for name in ("latest", "best")}
+    for path in sorted(folder.glob("step-*"))[:-keep]:
+        if path.resolve() not in pointed:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Out of sight first: there is never half a checkpoint under a checkpoint's name."""
+    doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    os.replace(path, doomed)
+    shutil.rmtree(doomed)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a killed run left half-written."""
+    for part in folder.glob(".*.part"):
+        if part.is_symlink():
+            part.unlink()
+        else:
+            shutil.rmtree(part, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

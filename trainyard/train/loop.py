@@ -1,0 +1,109 @@
+"""The training loop: it decides when, the step decides what."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainyard.errors import Stopped
+from trainyard.train.checkpoint import TrainState
+from trainyard.train.evaluate import Evaluation
+from trainyard.train.step import Batch, StepStats
+
+Report = dict[str, Any]
+
+
+class Due(Protocol):
+    def due(self, step: int) -> bool: ...
+
+
+class Meter(Protocol):
+    def add(self, stats: StepStats) -> None: ...
+    def report(self) -> Report: ...
+
+
+class Quarantine(Protocol):
+    def note(self, split: str, bad: Iterable[Any]) -> None: ...
+    def exchange(self) -> None: ...
+
+
+class Stop(Protocol):
+    def poll(self) -> type[Stopped] | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The built parts of a run; none of them is optional, a part that is off does nothing."""
+
+    state: TrainState
+    num_steps: int
+    global_batch: int
+    feed: Iterator[Any]  # batches from state.step on
+    step: Callable[[Batch, int, float], StepStats]
+    schedule: Callable[[int], float]
+    meter: Meter
+    quarantine: Quarantine
+    report: Callable[[Report], None]
+    evaluate: Callable[[], Evaluation]
+    save: Callable[[bool], None]  # told whether this is the best state so far
+    stop: Stop
+    log_every: Due
+    eval_every: Due
+    save_every: Due
+    phase: Callable[[str], AbstractContextManager[None]]
+
+
+def train(run: Training) -> type[Stopped] | None:
+    """Train to the last step, or until asked to stop: then the reason is returned.
+
+    The order of the lines is a contract. A step is counted before anything is said about it, so
+    every report and checkpoint of step N is about N whole updates. An evaluation comes before the
+    save that records it; one that a stop cut off is made up for on resuming. Nothing is fetched
+    between a step and its save, so the batch after a checkpoint is always that of its step.
+    """
+    state = run.state
+    if evaluation_is_due(run) and evaluate(run):
+        save(run, is_best=True)
+    while state.step < run.num_steps:
+        with run.phase("data"):
+            batch = next(run.feed)
+        lr = run.schedule(state.step)
+        run.meter.add(run.step(batch, state.step, lr))
+        state.step += 1
+        state.samples_seen += run.global_batch
+        run.quarantine.note("train", batch.bad)
+        stopped = run.stop.poll()
+        is_last = state.step == run.num_steps
+        if run.log_every.due(state.step) or is_last or stopped:
+            run.quarantine.exchange()
+            run.report({"kind": "train", "step": state.step, "lr": lr, **run.meter.report()})
+        is_best = not stopped and evaluation_is_due(run) and evaluate(run)
+        if run.save_every.due(state.step) or is_best or is_last or stopped:
+            save(run, is_best=is_best)
+        if stopped:
+            return stopped
+    return None
+
+
+def evaluation_is_due(run: Training) -> bool:
+    step = run.state.step
+    is_done = step == run.state.last.get("step", 0)
+    return not is_done and (run.eval_every.due(step) or step == run.num_steps)
+
+
+def evaluate(run: Training) -> bool:
+    """Evaluate the consensus and report it; True if it is the best so far."""
+    state = run.state
+    with run.phase("eval"), state.averager.consensus():
+        state.last = {"step": state.step, **run.evaluate().as_dict()}
+    run.quarantine.exchange()
+    is_best: bool = state.last["top1"] > state.best.get("top1", -1.0)
+    if is_best:
+        state.best = state.last
+    run.report({"kind": "val", **state.last, "evaluated": state.last["samples"]})
+    return is_best
+
+
+def save(run: Training, *, is_best: bool) -> None:
+    with run.phase("save"), run.state.averager.consensus():
+        run.save(is_best)

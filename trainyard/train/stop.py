@@ -1,0 +1,75 @@
+"""Signals that end a run early, turned into one decision that all ranks share."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from trainyard.errors import Requeued, Stopped
+from trainyard.world import World
+
+# What each signal asks for; where ranks differ, the higher number wins.
+_REQUEUE, _STOP = 1, 2
+_SIGNALS = {
+    signal.SIGUSR1: _REQUEUE,
+    signal.SIGUSR2: _REQUEUE,
+    signal.SIGTERM: _STOP,
+    signal.SIGINT: _STOP,
+}
+_REASONS: dict[int, type[Stopped]] = {_REQUEUE: Requeued, _STOP: Stopped}
+
+
+class StopSignal:
+    """While entered, signals no longer kill: they are noted, and `poll` tells all ranks alike."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._wanted = 0
+        self._previous: dict[signal.Signals, object] = {}
+        self._group: Any = None
+        self._pending: tuple[Any, Any] | None = None  # the message under way and its tensor
+
+    def __enter__(self) -> "StopSignal":
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                self._previous[number] = signal.signal(number, self._note)
+        if self._world.size > 1:
+            import torch.distributed as dist
+
+            # A group of its own, so that its messages never mix with those of the gradients.
+            self._group = dist.new_group(backend="gloo")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        if self._pending is not None and error is None:
+            self._pending[0].wait()
+
+    def poll(self) -> type[Stopped] | None:
+        """How to stop after this step, the same on every rank. To be called once per step.
+
+        What a rank was told reaches the others one step later: the message travels during it.
+        """
+        if self._world.size == 1:
+            return _REASONS.get(self._wanted)
+        import torch
+        import torch.distributed as dist
+
+        decided = 0
+        if self._pending is not None:
+            work, flag = self._pending
+            work.wait()
+            decided = int(flag)
+        flag = torch.tensor(self._wanted)
+        work = dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending = (work, flag)
+        return _REASONS.get(decided)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._wanted = max(self._wanted, _SIGNALS[signal.Signals(number)])
