@@ -1,0 +1,202 @@
+"""A recipe: read from TOML, overridden from the command line, checked strictly, written back.
+
+`RunConfig` is all component configs together. Values arrive as text or TOML and are checked in one
+place, so a mistake in a file and a mistake in an option read alike.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field, ValidationError
+
+from trainyard.averaging.base import AverageConfig
+from trainyard.data.augment import AugmentConfig
+from trainyard.data.loader import DataConfig
+from trainyard.errors import RecipeError
+from trainyard.model import ModelConfig
+from trainyard.optim.optimizers import OptimConfig
+from trainyard.optim.schedules import Duration, Length, ScheduleConfig
+from trainyard.section import Section
+
+
+class BatchConfig(Section):
+    size: int = Field(256, ge=1)
+    """Samples of an update over all replicas together: the global batch."""
+    micro: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """Samples that a device takes at a time; "auto" takes its whole share of the batch."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the forward and backward pass; weights and updates stay fp32."""
+
+
+class LengthConfig(Section):
+    length: Length = "90 epochs"
+    """How long to train."""
+    seed: int = Field(0, ge=0, lt=2**31)
+    """Of the order, the crops and the initial weights."""
+    eval_every: Duration = "1 epoch"
+    """How often to evaluate; the last step always is. "0 steps" for the last alone."""
+    save_every: Duration = "1 epoch"
+    """How often to save a checkpoint, besides each best one and the last."""
+    keep: int = Field(3, ge=1)
+    """How many checkpoints to keep, besides the best."""
+    log_every: Duration = "50 steps"
+    """How often to report the training loss."""
+    resume: str = "auto"
+    """auto: go on if the run directory has a checkpoint; never; or a checkpoint to begin from."""
+
+
+class RunConfig(Section):
+    """A whole recipe."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    augment: AugmentConfig = AugmentConfig()
+    optim: OptimConfig = OptimConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    batch: BatchConfig = BatchConfig()
+    average: AverageConfig = AverageConfig()
+    run: LengthConfig = LengthConfig()
+
+
+# Keys that change where or how a run is carried out, not what comes of it. All others must be
+# the same when a run directory is resumed; the data is compared by its fingerprint.
+PRACTICAL = frozenset(
+    (
+        *("data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"),
+        *("run.keep", "run.log_every", "run.save_every", "run.resume"),
+    )
+)
+
+
+def builtin_recipes() -> dict[str, Path]:
+    """The recipes that come with Trainyard, by name."""
+    folder = Path(__file__).parent / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+
+
+def load_recipe(recipe: str, overrides: Mapping[str, str] | None = None) -> RunConfig:
+    """The recipe of a built-in name or a TOML file, with "section.key" -> text overrides."""
+    tree = _load_tree(find_recipe(recipe), seen=())
+    for key, text in (overrides or {}).items():
+        section, _, name = key.partition(".")
+        if not name or not isinstance(tree.setdefault(section, {}), dict):
+            raise RecipeError(f"unknown recipe key {key!r}{_near(key, list(all_keys()))}")
+        tree[section][name] = _value(key, text)
+    return check(tree)
+
+
+def find_recipe(recipe: str) -> Path:
+    """The file of a built-in recipe or of a path."""
+    builtin = builtin_recipes()
+    if recipe in builtin:
+        return builtin[recipe]
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    if path.suffix == ".toml" or path.parent != Path("."):
+        raise RecipeError(f"{recipe}: no such recipe file")
+    near = _near(recipe, list(builtin)) or f"; there are {', '.join(builtin)}"
+    raise RecipeError(f"{recipe!r} is no built-in recipe and no file{near}")
+
+
+def check(tree: dict[str, Any]) -> RunConfig:
+    """A checked RunConfig from nested plain values; RecipeError names the first wrong key."""
+    try:
+        # By way of JSON: in its strict mode an array may become a tuple, and nothing else gives.
+        return RunConfig.model_validate_json(json.dumps(tree))
+    except ValidationError as error:
+        raise RecipeError(_explain(error)) from None
+    except TypeError as error:  # a TOML date, say
+        raise RecipeError(f"a recipe holds numbers, text and lists only: {error}") from None
+
+
+def to_toml(config: RunConfig) -> str:
+    """A recipe as TOML, every key written out, so that it can be run again as it stands."""
+    lines = []
+    for section, values in config.model_dump(mode="json", exclude_none=True).items():
+        # JSON's numbers, strings, booleans and arrays are TOML's too.
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items()), ""]
+    return "\n".join(lines)
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """The keys, PRACTICAL ones aside, in which two recipes differ: "section.key: old -> new"."""
+    changed = []
+    for section in RunConfig.model_fields:
+        before, after = getattr(old, section), getattr(new, section)
+        for key in type(before).model_fields:
+            was, now = getattr(before, key), getattr(after, key)
+            if was != now and f"{section}.{key}" not in PRACTICAL:
+                changed.append(f"{section}.{key}: {was} -> {now}")
+    return changed
+
+
+def all_keys() -> dict[str, Any]:
+    """Every "section.key" with its pydantic field."""
+    return {
+        f"{section}.{key}": field
+        for section, part in RunConfig.model_fields.items()
+        for key, field in part.annotation.model_fields.items()  # type: ignore[union-attr]
+    }
+
+
+def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    """The keys of a recipe file over those of the recipe that it extends."""
+    if path in seen:
+        raise RecipeError(f"{path}: extends itself by way of {seen[-1].name}")
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not TOML: {error}") from None
+    parent = tree.pop("extends", None)
+    if parent is None:
+        return tree
+    beside = path.parent / str(parent)
+    base_path = beside if beside.is_file() else find_recipe(str(parent))
+    base = _load_tree(base_path, (*seen, path))
+    for section, values in tree.items():
+        if isinstance(values, dict) and isinstance(base.get(section), dict):
+            base[section] |= values
+        else:
+            base[section] = values
+    return base
+
+
+def _value(key: str, text: str) -> Any:
+    """An option's text as a TOML value where it is one; where the key takes text, as it stands."""
+    field = all_keys().get(key)
+    if field is not None and field.annotation in (str, str | None):
+        return text
+    for attempt in (text, f"[{text}]"):
+        try:
+            return tomllib.loads(f"value = {attempt}")["value"]
+        except tomllib.TOMLDecodeError:
+            continue
+    return text
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    # Union members add a step of their own to the location: section and key are all there is.
+    place = [str(part) for part in first["loc"][:2]]
+    key = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        known = list(RunConfig.model_fields) if len(place) == 1 else list(all_keys())
+        kind = "section" if len(place) == 1 else "key"
+        return f"unknown recipe {kind} {key!r}{_near(key, known)}"
+    message = first["msg"].removeprefix("Value error, ")
+    field = all_keys().get(key)
+    if field is not None and get_args(field.annotation) and first["type"] == "literal_error":
+        message = "expected " + first["ctx"]["expected"]
+    return f"{key} = {json.dumps(first['input'])}: {message[0].lower() + message[1:]}"
+
+
+def _near(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if not close:  # the right key in the wrong section, or in none
+        close = [key for key in known if key.rpartition(".")[2] == word.rpartition(".")[2]][:1]
+    return f"; did you mean {close[0]!r}?" if close else ""

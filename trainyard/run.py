@@ -1,0 +1,270 @@
+"""The composition root: a RunConfig becomes built parts, then the loop runs them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import Averager
+from trainyard.config import RunConfig
+from trainyard.data.datasets import Feeds, open_datasets, open_split
+from trainyard.data.feed import Batch, Feed
+from trainyard.data.index import Index, check_same_classes
+from trainyard.data.loader import threads_per_rank
+from trainyard.errors import RecipeError, Stopped
+from trainyard.files import RunDirectory
+from trainyard.model import build_model
+from trainyard.monitor.clock import Clock
+from trainyard.monitor.console import ConsoleSink
+from trainyard.monitor.meters import Meter
+from trainyard.monitor.progress import counter
+from trainyard.monitor.quarantine import Quarantine
+from trainyard.monitor.sinks import JsonLinesSink, Sinks
+from trainyard.optim.optimizers import build_optimizer
+from trainyard.optim.schedules import Every, Scale, build_schedule
+from trainyard.resume import claim, resume
+from trainyard.train import checkpoint
+from trainyard.train.checkpoint import TrainState
+from trainyard.train.evaluate import Evaluation, evaluate
+from trainyard.train.loop import Report, Training
+from trainyard.train.loop import train as train_loop
+from trainyard.train.step import TrainStep
+from trainyard.train.stop import StopSignal
+from trainyard.world import World, member, pick_device, together
+
+AVERAGERS: dict[str, Callable[[World], Averager]] = {"allreduce": AllReduce}
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    run: str
+    step: int
+    seconds: float  # of the whole run, all restarts together
+    last: dict[str, Any]  # the newest evaluation
+    best: dict[str, Any]  # the one with the highest top1
+    stopped: type[Stopped] | None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"stopped": self.stopped.__name__ if self.stopped else None}
+
+    def sentence(self) -> str:
+        time = timedelta(seconds=round(self.seconds))
+        if self.stopped:
+            return (
+                f"stopped at step {self.step:,} after {time}; the same command goes on from there"
+            )
+        return (
+            f"top-1 {self.last['top1']:.2%} (best {self.best['top1']:.2%} at step "
+            f"{self.best['step']:,}) in {time}; the run is in {self.run}"
+        )
+
+
+def train(
+    config: RunConfig,
+    folder: str | Path,
+    *,
+    world: World,
+    console: Console,
+) -> Outcome:
+    """Train a recipe in a run directory, going on where an earlier run of it ended.
+
+    Every rank of the world calls this alike. Returns when the run is complete or was asked to
+    stop; raises a TrainyardError, on all ranks, for anything wrong with recipe, data or folder.
+    """
+    with member(world):
+        return _train(config, RunDirectory(Path(folder)), world, console)
+
+
+def _train(config: RunConfig, folder: RunDirectory, world: World, console: Console) -> Outcome:
+    device = prepare_device(world)
+    with counter(console, "indexing samples") as progress:
+        data = open_datasets(config.data, world, progress)
+    with together(world):
+        _check_batch(config, world)
+        if world.is_first:
+            claim(folder, config, data.fingerprints)
+    with together(world):
+        state, model = _build_state(config, data.train.classes, world, device)
+        quarantine = Quarantine(
+            folder.quarantine,
+            world=world,
+            max_bad=config.data.max_bad,
+            num_samples={"train": len(data.train), "val": len(data.val)},
+        )
+    scale = _scale(config, len(data.train))
+    sinks = _sinks(folder, scale, console) if world.is_first else Sinks([])
+    report = partial(_report, sinks, state, quarantine, epoch_samples=len(data.train))
+    feeds = _feeds(config, world, device)
+    try:
+        resume(config.run.resume, folder, state, world=world, report=report)
+        num_steps = scale.steps("100%")
+        with StopSignal(world) as stop, feeds.train(data.train, state.step, num_steps) as feed:
+            run = Training(
+                state=state,
+                num_steps=num_steps,
+                global_batch=config.batch.size,
+                feed=iter(feed),
+                step=_build_step(config, state, model, world),
+                schedule=build_schedule(config.schedule, lr=config.optim.lr, scale=scale),
+                meter=Meter(world, device, state.clock),
+                quarantine=quarantine,
+                report=report,
+                evaluate=partial(
+                    _evaluate,
+                    state.model,
+                    feeds,
+                    data.val,
+                    quarantine=quarantine,
+                    precision=config.batch.precision,
+                ),
+                save=partial(_save, world, folder.checkpoints, state, keep=config.run.keep),
+                stop=stop,
+                log_every=Every(scale.samples(config.run.log_every), config.batch.size),
+                eval_every=Every(scale.samples(config.run.eval_every), config.batch.size),
+                save_every=Every(scale.samples(config.run.save_every), config.batch.size),
+                phase=state.clock.phase,
+            )
+            stopped = train_loop(run)
+    finally:
+        sinks.close()
+    return Outcome(str(folder.path), state.step, state.clock.total, state.last, state.best, stopped)
+
+
+def evaluate_checkpoint(
+    config: RunConfig, path: Path, *, world: World, console: Console
+) -> Evaluation:
+    """Evaluate a checkpoint on `config.data.val`, every image once, on any number of ranks."""
+    with member(world):
+        device = prepare_device(world)
+        with counter(console, "indexing samples") as progress:
+            index = open_split(config.data.val, "data.val", world, progress)
+        with together(world):
+            classes = checkpoint.read_progress(path)["classes"]
+            check_same_classes(classes, index.classes, config.data.val or "")
+            model = _model(config, len(classes))
+            checkpoint.put_weights(model, checkpoint.load_weights(path), path)
+        feeds = _feeds(config, world, device)
+        precision = PRECISIONS[config.batch.precision]
+        with feeds.evaluation(index) as feed:
+            return evaluate(model.to(device), feed, world=world, device=device, precision=precision)
+
+
+# --- parts ---
+
+
+def prepare_device(world: World) -> torch.device:
+    """This rank's device; on a CPU the ranks of a machine share its cores."""
+    device = pick_device(world)
+    if device.type == "cpu":
+        torch.set_num_threads(threads_per_rank(world.local_size))
+    return device
+
+
+def _check_batch(config: RunConfig, world: World) -> None:
+    if config.batch.size < world.size:
+        raise RecipeError(
+            f"batch.size = {config.batch.size} is smaller than the number of replicas "
+            f"({world.size}): each needs at least one sample of every global batch"
+        )
+
+
+def _scale(config: RunConfig, num_samples: int) -> Scale:
+    num_steps = Scale(num_samples, config.batch.size).steps(config.run.length)
+    return Scale(num_samples, config.batch.size, run=num_steps * config.batch.size)
+
+
+def _sinks(folder: RunDirectory, scale: Scale, console: Console) -> Sinks:
+    return Sinks([JsonLinesSink(folder.metrics), ConsoleSink(scale.steps("100%"), console)])
+
+
+def _feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
+    return Feeds(
+        data=config.data,
+        augment=config.augment,
+        global_batch=config.batch.size,
+        seed=config.run.seed,
+        channels_last=config.model.channels_last,
+        world=world,
+        device=device,
+    )
+
+
+def _model(config: RunConfig, num_classes: int) -> nn.Module:
+    return build_model(config.model, num_classes=num_classes, image_size=config.data.image_size)
+
+
+def _build_state(
+    config: RunConfig, classes: tuple[str, ...], world: World, device: torch.device
+) -> tuple[TrainState, nn.Module]:
+    """Step 0 of a run, and the model to call in training."""
+    torch.manual_seed(config.run.seed)  # the same first weights on every rank
+    model = _model(config, len(classes)).to(device).train()
+    averager = AVERAGERS[config.average.name](world)
+    wrapped = averager.wrap(model)
+    optimizer = build_optimizer(model, config.optim)
+    return TrainState(model, optimizer, averager, Clock(), list(classes)), wrapped
+
+
+def _build_step(config: RunConfig, state: TrainState, model: nn.Module, world: World) -> TrainStep:
+    return TrainStep(
+        model=model,
+        optimizer=state.optimizer,
+        averager=state.averager,
+        micro=None if config.batch.micro == "auto" else config.batch.micro,
+        autocast=PRECISIONS[config.batch.precision],
+        label_smoothing=config.augment.label_smoothing,
+        clip_norm=config.optim.clip_norm,
+        seed=config.run.seed,
+        rank=world.rank,
+    )
+
+
+def _evaluate(
+    model: nn.Module, feeds: Feeds, index: Index, *, quarantine: Quarantine, precision: str
+) -> Evaluation:
+    def batches(feed: Feed) -> Iterator[Batch]:
+        for batch in feed:
+            quarantine.note("val", batch.bad)
+            yield batch
+
+    with feeds.evaluation(index) as feed:
+        return evaluate(
+            model,
+            batches(feed),
+            world=feeds.world,
+            device=feeds.device,
+            precision=PRECISIONS[precision],
+        )
+
+
+def _save(world: World, folder: Path, state: TrainState, is_best: bool, *, keep: int) -> None:
+    with together(world):
+        if world.is_first:
+            path = checkpoint.save_checkpoint(state, folder, keep=keep)
+            if is_best:
+                checkpoint.point(folder / "best", path)
+
+
+def _report(
+    sinks: Sinks, state: TrainState, quarantine: Quarantine, report: Report, *, epoch_samples: int
+) -> None:
+    """Add to a report when and where in the run it is."""
+    when = {
+        "step": state.step,
+        "epoch": state.samples_seen / epoch_samples,
+        "samples": state.samples_seen,
+        "time": state.clock.total,
+    }
+    if report["kind"] == "train":
+        when["bad"] = quarantine.count("train")
+    sinks.write(report | when)
