@@ -1,0 +1,30 @@
+"""The README tells the truth: its tree is the tree, its loop is the loop."""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def test_every_module_is_in_the_tree_and_every_entry_exists() -> None:
+    section = README.split("## The tree")[1].split("##")[0]
+    listed = set(re.findall(r"^ {4,}(\S+?)/?  ", section, re.MULTILINE))
+    names = {Path(name).name for name in listed}
+    modules = [p for p in (ROOT / "trainyard").rglob("*.py") if p.name != "__init__.py"]
+    missing = [p.name for p in modules if p.name not in names and p.parent.name != "formats"]
+    assert missing == []
+    for name in names:
+        assert list(ROOT.rglob(name)), f"{name} is in the README's tree only"
+
+
+def test_the_loop_is_printed_as_it_is() -> None:
+    source = (ROOT / "trainyard" / "train" / "loop.py").read_text()
+    loop = next(
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.name == "train"
+    )
+    body = source.splitlines()[loop.body[1].lineno - 1 : loop.end_lineno]
+    assert "\n".join(line[4:] for line in body) in README
