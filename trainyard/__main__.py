@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from trainyard import commands
 from trainyard.errors import InputError, Stopped, TrainyardError
@@ -20,7 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code says how it ended (see trainyard/errors.py)."""
     try:
         words, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
-        options = _parser().parse_args(words)
+        options, unknown = _parser().parse_known_args(words)
+        if unknown:
+            raise InputError(_unknown(unknown[0], options.command))
         if overrides and not options.takes_overrides:
             raise InputError(
                 f"{options.command} takes no recipe keys such as {next(iter(overrides))}"
@@ -59,8 +61,20 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return rest, overrides
 
 
+def _unknown(word: str, command: str) -> str:
+    from trainyard.config import all_keys
+
+    name = word.partition("=")[0].lstrip("-").replace("-", "_")
+    keys = [f"--{key}" for key in all_keys() if key.rpartition(".")[2] == name]
+    meant = f"did you mean {' or '.join(keys)}?" if keys else f"see trainyard {command} --help"
+    return f"unknown argument {word!r}; {meant}"
+
+
 class _Parser(argparse.ArgumentParser):
     """argparse with its errors in one line, like all others."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
@@ -69,13 +83,12 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="trainyard",
-        allow_abbrev=False,
         description="Train image classifiers, on one machine or a thousand, from one recipe.",
         epilog="First steps: trainyard data prepare digits data/digits; trainyard train digits",
     )
     parser.set_defaults(takes_overrides=False)
     add = parser.add_subparsers(dest="command", required=True, metavar="COMMAND").add_parser
-    _add_train(add("train", help="train a recipe, or go on with a run", allow_abbrev=False))
+    _add_train(add("train", help="train a recipe, or go on with a run"))
     _add_launch(add("launch", help="train a recipe on several replicas"))
     _add_evaluate(add("evaluate", help="accuracy of a run or checkpoint on validation data"))
     _add_recipes(add("recipes", help="list the recipes, or print one"))
@@ -97,7 +110,7 @@ def _add_train(parser: argparse.ArgumentParser) -> None:
 
 def _add_launch(parser: argparse.ArgumentParser) -> None:
     add = parser.add_subparsers(dest="launcher", required=True, metavar="LAUNCHER").add_parser
-    local = add("local", help="several ranks on this machine", allow_abbrev=False)
+    local = add("local", help="several ranks on this machine")
     _add_train(local)
     local.add_argument("--ranks", type=_positive, metavar="N", help="processes (one per GPU, or 1)")
     local.add_argument("--dry-run", action="store_true", help="print what would be started")

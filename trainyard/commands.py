@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from trainyard.data.index import Index
 
 
+_MAX_CLASSES = 25  # rows of a class table; more is for machines
+
+
 def train(options: argparse.Namespace) -> int:
     config, folder = _config(options), _run_folder(options)
     world = discover()
@@ -140,15 +143,16 @@ def data_show(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(next(iter(found.values())) if len(found) == 1 else found))
         return 0
-    _print_table(
-        ["data", "format", "samples", "size", "classes"],
-        [[split, about["format"], f"{about['samples']:,}", _size(about["bytes"]),
-          f"{len(about['classes']):,}"] for split, about in found.items()],
-    )  # fmt: skip
+    rows = [_summary(split, about) for split, about in found.items()]
+    _print_table(["data", "format", "samples", "size", "classes"], rows)
     names = next(iter(found.values()))["classes"]
-    rows = [[str(n), name, *(f"{about['per_class'].get(name, 0):,}" for about in found.values())]
-            for n, name in enumerate(names)]  # fmt: skip
+    rows = []
+    for number, name in enumerate(names[:_MAX_CLASSES]):
+        counts = [f"{about['per_class'].get(name, 0):,}" for about in found.values()]
+        rows.append([str(number), name, *counts])
     _print_table(["number", "class", *found], rows)
+    if len(names) > _MAX_CLASSES:
+        print(f"and {len(names) - _MAX_CLASSES:,} classes more: --json lists them all")
     return 0
 
 
@@ -215,6 +219,11 @@ def _describe(index: "Index") -> dict[str, Any]:
         "classes": list(index.classes),
         "per_class": dict(zip(index.classes, counts, strict=True)),
     }
+
+
+def _summary(split: str, about: dict[str, Any]) -> list[str]:
+    samples, classes = f"{about['samples']:,}", f"{len(about['classes']):,}"
+    return [split, about["format"], samples, _size(about["bytes"]), classes]
 
 
 def _size(num_bytes: float) -> str:

@@ -21,8 +21,10 @@ class ModelConfig(Section):
     """Store images and weights channels last, which convolutions prefer."""
 
 
-def build_model(config: ModelConfig, *, num_classes: int, image_size: int) -> "nn.Module":
-    """The model on the CPU, freshly initialised from torch's random state."""
+def build_model(
+    config: ModelConfig, *, num_classes: int, image_size: int, eval_size: int | None = None
+) -> "nn.Module":
+    """The model on the CPU, freshly initialised from torch's random state; sizes in pixels."""
     import timm
     import torch
 
@@ -32,6 +34,11 @@ def build_model(config: ModelConfig, *, num_classes: int, image_size: int) -> "n
         options["drop_path_rate"] = config.drop_path
     pretrained_cfg = timm.get_pretrained_cfg(config.name)
     if pretrained_cfg is not None and pretrained_cfg.fixed_input_size:
+        if eval_size not in (None, image_size):
+            raise RecipeError(
+                f"data.eval_size = {eval_size}: {config.name} takes one size only, and "
+                f"data.image_size is {image_size}"
+            )
         options["img_size"] = image_size
     try:
         model: nn.Module = timm.create_model(config.name, **options)

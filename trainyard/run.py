@@ -121,11 +121,16 @@ def _train(config: RunConfig, folder: RunDirectory, world: World, console: Conso
                 report=report,
                 evaluate=partial(
                     _evaluate,
-                    state.model,
+                    config,
                     feeds,
                     data.val,
-                    quarantine=quarantine,
-                    precision=config.batch.precision,
+                    state.model,
+                    on_batch=partial(
+                        _watch_evaluation,
+                        quarantine=quarantine,
+                        sinks=sinks,
+                        num_samples=len(data.val),
+                    ),
                 ),
                 save=partial(_save, world, folder.checkpoints, state, keep=config.run.keep),
                 stop=stop,
@@ -154,9 +159,10 @@ def evaluate_checkpoint(
             model = _model(config, len(classes))
             checkpoint.put_weights(model, checkpoint.load_weights(path), path)
         feeds = _feeds(config, world, device)
-        precision = PRECISIONS[config.batch.precision]
-        with feeds.evaluation(index) as feed:
-            return evaluate(model.to(device), feed, world=world, device=device, precision=precision)
+        with counter(console, "evaluating", len(index)) as show:
+            return _evaluate(
+                config, feeds, index, model.to(device), on_batch=lambda batch, count: show(count)
+            )
 
 
 # --- parts ---
@@ -200,7 +206,12 @@ def _feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
 
 
 def _model(config: RunConfig, num_classes: int) -> nn.Module:
-    return build_model(config.model, num_classes=num_classes, image_size=config.data.image_size)
+    return build_model(
+        config.model,
+        num_classes=num_classes,
+        image_size=config.data.image_size,
+        eval_size=config.data.eval_size,
+    )
 
 
 def _build_state(
@@ -230,11 +241,18 @@ def _build_step(config: RunConfig, state: TrainState, model: nn.Module, world: W
 
 
 def _evaluate(
-    model: nn.Module, feeds: Feeds, index: Index, *, quarantine: Quarantine, precision: str
+    config: RunConfig,
+    feeds: Feeds,
+    index: Index,
+    model: nn.Module,
+    *,
+    on_batch: Callable[[Batch, int], None],
 ) -> Evaluation:
+    """Evaluate on a whole index; `on_batch` is told each batch and the samples begun by then."""
+
     def batches(feed: Feed) -> Iterator[Batch]:
-        for batch in feed:
-            quarantine.note("val", batch.bad)
+        for number, batch in enumerate(feed, start=1):
+            on_batch(batch, min(number * config.batch.size, len(index)))
             yield batch
 
     with feeds.evaluation(index) as feed:
@@ -243,8 +261,15 @@ def _evaluate(
             batches(feed),
             world=feeds.world,
             device=feeds.device,
-            precision=PRECISIONS[precision],
+            precision=PRECISIONS[config.batch.precision],
         )
+
+
+def _watch_evaluation(
+    batch: Batch, count: int, *, quarantine: Quarantine, sinks: Sinks, num_samples: int
+) -> None:
+    quarantine.note("val", batch.bad)
+    sinks.show_evaluation(count, num_samples)
 
 
 def _save(world: World, folder: Path, state: TrainState, is_best: bool, *, keep: int) -> None:

@@ -29,6 +29,8 @@ _STARTERS = {
     },
 }
 _REQUIRED = ("rank", "size")
+# gloo raises plain RuntimeErrors; these are its words for a peer that has ended.
+_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,10 @@ def member(world: World) -> Iterator[None]:
     dist.init_process_group(backend, rank=world.rank, world_size=world.size)
     try:
         yield
+    except RuntimeError as error:
+        if any(sign in str(error) for sign in _LOST_PEER):
+            raise PeerError("another rank is gone; its own output says why") from error
+        raise
     finally:
         dist.destroy_process_group()
 

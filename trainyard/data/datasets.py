@@ -1,18 +1,18 @@
 """From the [data] and [augment] sections of a recipe to feeds of batches."""
 
+import socket
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 
 from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
 from trainyard.data.feed import Feed
-from trainyard.data.index import Index, Progress, check_same_classes, open_index
+from trainyard.data.index import Index, Progress, check_same_classes, load_index, open_index
 from trainyard.data.loader import DataConfig, Loader, LoaderSpec, threads_per_rank
 from trainyard.data.plan import OnePassPlan, ShuffledPlan
-from trainyard.errors import RecipeError
-from trainyard.world import World, in_turns, together
+from trainyard.errors import DataError, RecipeError
+from trainyard.world import World, gather, in_turns, together
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,32 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
 
 
 def open_split(location: str | None, key: str, world: World, progress: Progress) -> Index:
-    """The index of a location on every rank, made by the first that needs it."""
+    """The index of a location on every rank; the first rank makes it, or checks the saved one.
+
+    The others take the first one's word for it: a thousand ranks that look whether a thousand
+    folders have changed are a load on a file server. Only where they cannot see its file, in a
+    cache on another node, do they make their own.
+    """
     if location is None:
         raise RecipeError(f"{key} is not set: pass --data LOCATION, or --{key} LOCATION")
-    return in_turns(world, partial(open_index, location, progress))
+    with together(world):
+        first = open_index(location, progress) if world.is_first else None
+    found = gather(world, None if first is None else (first.path, first.fingerprint))[0]
+    assert found is not None
+    path, fingerprint = found
+
+    def same_index() -> Index:
+        index = first or load_index(path)
+        if index is None or index.fingerprint != fingerprint:
+            index = open_index(location, progress)
+        if index.fingerprint != fingerprint:
+            raise DataError(
+                f"{location}: {socket.gethostname()} holds other data there than the first rank's "
+                "node (other files, sizes or classes)"
+            )
+        return index
+
+    return in_turns(world, same_index)
 
 
 @dataclass(frozen=True, kw_only=True)

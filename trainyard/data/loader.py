@@ -111,7 +111,11 @@ class Loader:
             os.close(memory)
             theirs.close()
         self._channel = mpc.Connection(ours.detach())
-        spec = {"index": str(index.path), "ring": shape, "config": dataclasses.asdict(config)}
+        spec = {
+            "index": [str(index.path), index.fingerprint],
+            "ring": shape,
+            "config": dataclasses.asdict(config),
+        }
         self._held: int | None = None
         try:
             self._channel.send_bytes(json.dumps(spec).encode())

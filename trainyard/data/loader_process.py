@@ -61,9 +61,10 @@ def main(channel_fd: int, memory_fd: int) -> None:
 
 def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
     config = _config(spec["config"])
-    index = load_index(Path(spec["index"]))
-    if index is None:
-        raise FileNotFoundError(f"the index {spec['index']} is gone")
+    path, fingerprint = spec["index"]
+    index = load_index(Path(path))
+    if index is None or index.fingerprint != fingerprint:
+        raise FileNotFoundError(f"the index {path} is gone, or another has taken its place")
     ring = Ring(memory_fd, **spec["ring"])
     fill = SliceFiller(index, config)
     pending: queue.SimpleQueue[Pending] = queue.SimpleQueue()

@@ -20,7 +20,7 @@ class ConsoleSink:
     def __init__(self, num_steps: int, console: Console) -> None:
         self._console = console
         self._num_steps = num_steps
-        self._train: Report = {}
+        self._numbers = ""  # of the newest training report
         self._last_line = 0.0
         self._has_head = False
         self._kinds: dict[str, Callable[[Report], None]] = {
@@ -44,6 +44,9 @@ class ConsoleSink:
         self._kinds[report["kind"]](report)
         self._bar.update(self._task, completed=report["step"], epoch=report["epoch"])
 
+    def show_evaluation(self, count: int, total: int) -> None:
+        self._bar.update(self._task, numbers=f"evaluating {count / total:.0%}")
+
     def close(self) -> None:
         self._bar.stop()
 
@@ -54,6 +57,7 @@ class ConsoleSink:
         )
         if report.get("bad"):
             numbers += f"  [yellow]{report['bad']} bad[/yellow]"
+        self._numbers = numbers
         self._bar.update(self._task, numbers=numbers)
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
         if not self._console.is_terminal and (due or report["step"] == self._num_steps):
@@ -64,6 +68,7 @@ class ConsoleSink:
             )
 
     def _on_val(self, report: Report) -> None:
+        self._bar.update(self._task, numbers=self._numbers)
         if not self._has_head:
             self._console.print(f"[bold]{_TABLE_HEAD}[/bold]")
             self._has_head = True

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.console import Console
 
@@ -11,7 +12,9 @@ _REDRAW_S = 0.2
 
 
 @contextmanager
-def counter(console: Console, what: str) -> Iterator[Callable[[int], None]]:
+def counter(
+    console: Console, what: str, total: int | None = None
+) -> Iterator[Callable[[int], None]]:
     """A function to be called with the count so far; drawn once two seconds have passed."""
     started = drawn = time.monotonic()
     with console.status("") as status:
@@ -23,7 +26,14 @@ def counter(console: Console, what: str) -> Iterator[Callable[[int], None]]:
             if now - started > _PATIENCE_S and now - drawn > _REDRAW_S:
                 drawn = now
                 status.start()
-                rate = count / (now - started)
-                status.update(f"{what}: {count:,} ({rate:,.0f} a second)")
+                status.update(_text(what, count, total, now - started))
 
         yield show
+
+
+def _text(what: str, count: int, total: int | None, seconds: float) -> str:
+    text = f"{what}: {count:,} ({count / seconds:,.0f} a second)"
+    if total is None or not count:
+        return text
+    left = timedelta(seconds=round(seconds / count * (total - count)))
+    return f"{text} of {total:,}, {left} left"

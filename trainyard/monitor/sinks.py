@@ -12,6 +12,9 @@ Report = dict[str, Any]
 class Sink(Protocol):
     def write(self, report: Report) -> None: ...
 
+    def show_evaluation(self, count: int, total: int) -> None:
+        """An evaluation has seen `count` of `total` samples: for eyes, not for the record."""
+
     def close(self) -> None: ...
 
 
@@ -23,6 +26,9 @@ class JsonLinesSink:
 
     def write(self, report: Report) -> None:
         self._lines.append(report)
+
+    def show_evaluation(self, count: int, total: int) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -37,6 +43,10 @@ class Sinks:
     def write(self, report: Report) -> None:
         for sink in self._sinks:
             sink.write(report)
+
+    def show_evaluation(self, count: int, total: int) -> None:
+        for sink in self._sinks:
+            sink.show_evaluation(count, total)
 
     def close(self) -> None:
         for sink in self._sinks:
