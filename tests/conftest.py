@@ -1,9 +1,13 @@
 """Data sets and recipes that several tests share."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does, before torch
+
+from tests.command_line import SHORT, run
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.digits import prepare_digits
 
@@ -22,3 +26,11 @@ def debug_recipe(digits: Path) -> RunConfig:
     return load_recipe(
         "debug", {"data.train": str(digits / "train"), "data.val": str(digits / "val")}
     )
+
+
+@pytest.fixture(scope="session")
+def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of two steps of the debug recipe. Not to be written to."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert run("train", "debug", "--data", digits, "--run", folder, *SHORT, "--json") == 0
+    return folder

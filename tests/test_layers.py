@@ -66,7 +66,9 @@ def test_imports_go_down(path: Path) -> None:
 
 
 def test_the_check_sees_an_import_that_goes_up() -> None:
-    tree = ast.parse("def f():\n    from trainyard.run import train\n    import trainyard.data.plan")
+    tree = ast.parse(
+        "def f():\n    from trainyard.run import train\n    import trainyard.data.plan"
+    )
     assert sorted(violations("monitor", imported_units(tree))) == [
         "monitor imports data",
         "monitor imports run",

@@ -18,6 +18,9 @@ _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code says how it ended (see trainyard/errors.py)."""
+    # Read when torch is loaded. Threads that spin while they wait take the loader's cores, and
+    # a trainer on a CPU that shares its cores becomes several times slower (docs/LOG.md).
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         words, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
         options, unknown = _parser().parse_known_args(words)
@@ -127,7 +130,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 def _add_recipes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe, resolved")
     parser.add_argument("--keys", action="store_true", help="list every recipe key")
-    parser.add_argument("--json", action="store_true", help="print the recipe as JSON")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run_command=commands.recipes)
 
 

@@ -35,7 +35,7 @@ def train(options: argparse.Namespace) -> int:
 def launch_local(options: argparse.Namespace) -> int:
     _config(options)  # a mistake is told once, before anything starts
     arguments = ["train", options.recipe, "--run", str(_run_folder(options))]
-    arguments += ["--data", options.data] if options.data else []
+    arguments += ["--data", options.data] if options.data is not None else []
     arguments += ["--json"] if options.json else []
     arguments += [f"--{key}={text}" for key, text in options.overrides.items()]
     if options.dry_run:
@@ -52,7 +52,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
     run_folder, checkpoint = _find_checkpoint(Path(options.target))
     config = load_recipe(str(run_folder / "recipe.toml"))
-    if options.data:
+    if options.data is not None:
         from trainyard.data.location import find_splits
 
         config = _with_data(config, {"val": find_splits(options.data).get("val", options.data)})
@@ -73,29 +73,48 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def recipes(options: argparse.Namespace) -> int:
-    from trainyard.config import all_keys, builtin_recipes, find_recipe, load_recipe, to_toml
+    from trainyard.config import find_recipe, load_recipe, to_toml
 
-    if options.keys:
-        rows = [
-            [key, json.dumps(field.get_default(), default=str), field.description or ""]
-            for key, field in all_keys().items()
-        ]
-        _print_table(["key", "default", "meaning"], rows)
-    elif options.name:
-        config = load_recipe(options.name)
-        print(
-            config.model_dump_json()
-            if options.json
-            else f"# {find_recipe(options.name)}\n\n{to_toml(config)}"
-        )
+    if options.keys or not options.name:
+        rows = _keys() if options.keys else _recipes()
+        if options.json:
+            print(json.dumps(rows))
+        else:
+            _print_table(list(rows[0]), [list(map(_text, row.values())) for row in rows])
+        return 0
+    config = load_recipe(options.name)
+    if options.json:
+        print(config.model_dump_json())
     else:
-        rows = []
-        for name, path in builtin_recipes().items():
-            config = load_recipe(name)
-            about = path.read_text().splitlines()[0].lstrip("# ")
-            rows.append([name, config.model.name, str(config.batch.size), config.run.length, about])
-        _print_table(["recipe", "model", "batch", "length", "about"], rows)
+        print(f"# {find_recipe(options.name)}\n\n{to_toml(config)}")
     return 0
+
+
+def _keys() -> list[dict[str, Any]]:
+    from trainyard.config import all_keys
+
+    return [
+        {"key": key, "default": field.get_default(), "meaning": field.description}
+        for key, field in all_keys().items()
+    ]
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from trainyard.config import builtin_recipes, load_recipe
+
+    rows = []
+    for name, path in builtin_recipes().items():
+        config = load_recipe(name)
+        rows.append(
+            {
+                "recipe": name,
+                "model": config.model.name,
+                "batch": config.batch.size,
+                "length": config.run.length,
+                "about": path.read_text().splitlines()[0].lstrip("# "),
+            }
+        )
+    return rows
 
 
 def data_prepare(options: argparse.Namespace) -> int:
@@ -164,7 +183,7 @@ def _config(options: argparse.Namespace) -> "RunConfig":
     from trainyard.data.location import train_and_val
 
     overrides = dict(options.overrides)
-    if options.data:
+    if options.data is not None:
         overrides |= {
             f"data.{split}": place for split, place in train_and_val(options.data).items()
         }
@@ -226,6 +245,10 @@ def _summary(split: str, about: dict[str, Any]) -> list[str]:
     return [split, about["format"], samples, _size(about["bytes"]), classes]
 
 
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _size(num_bytes: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
@@ -242,4 +265,4 @@ def _print_table(columns: list[str], rows: list[list[str]]) -> None:
     table = Table(*columns, box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(markup=False).print(table)  # a class may be called [a]

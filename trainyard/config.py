@@ -9,9 +9,10 @@ import json
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from trainyard.averaging.base import AverageConfig
 from trainyard.data.augment import AugmentConfig
@@ -83,9 +84,11 @@ def load_recipe(recipe: str, overrides: Mapping[str, str] | None = None) -> RunC
     tree = _load_tree(find_recipe(recipe), seen=())
     for key, text in (overrides or {}).items():
         section, _, name = key.partition(".")
-        if not name or not isinstance(tree.setdefault(section, {}), dict):
-            raise RecipeError(f"unknown recipe key {key!r}{_near(key, list(all_keys()))}")
-        tree[section][name] = _value(key, text)
+        if not name:
+            raise RecipeError(_explain_unknown(key, text))
+        values = tree.setdefault(section, {})
+        if isinstance(values, dict):  # else the check below says so
+            values[name] = _value(key, text)
     return check(tree)
 
 
@@ -156,7 +159,10 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if parent is None:
         return tree
     beside = path.parent / str(parent)
-    base_path = beside if beside.is_file() else find_recipe(str(parent))
+    try:
+        base_path = beside if beside.is_file() else find_recipe(str(parent))
+    except RecipeError as error:
+        raise RecipeError(f"{path}: extends = {error}") from None
     base = _load_tree(base_path, (*seen, path))
     for section, values in tree.items():
         if isinstance(values, dict) and isinstance(base.get(section), dict):
@@ -182,21 +188,31 @@ def _value(key: str, text: str) -> Any:
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
     # Union members add a step of their own to the location: section and key are all there is.
-    place = [str(part) for part in first["loc"][:2]]
-    key = ".".join(place)
+    place = first["loc"][:2]
+    key = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
-        known = list(RunConfig.model_fields) if len(place) == 1 else list(all_keys())
-        kind = "section" if len(place) == 1 else "key"
-        return f"unknown recipe {kind} {key!r}{_near(key, known)}"
-    message = first["msg"].removeprefix("Value error, ")
-    field = all_keys().get(key)
-    if field is not None and get_args(field.annotation) and first["type"] == "literal_error":
-        message = "expected " + first["ctx"]["expected"]
-    return f"{key} = {json.dumps(first['input'])}: {message[0].lower() + message[1:]}"
+        return _explain_unknown(key, first["input"])
+    reasons = [_reason(other) for other in error.errors() if other["loc"][:2] == place]
+    return f"{key} = {json.dumps(first['input'])}: {' or '.join(dict.fromkeys(reasons))}"
+
+
+def _explain_unknown(key: str, value: Any) -> str:
+    if "." in key:
+        return f"unknown recipe key {key!r}{_near(key, list(all_keys()))}"
+    if isinstance(value, dict):
+        return f"unknown recipe section {key!r}{_near(key, list(RunConfig.model_fields))}"
+    return f"recipe key {key!r} stands outside a section{_near(key, list(all_keys()))}"
+
+
+def _reason(error: ErrorDetails) -> str:
+    if error["type"] == "literal_error":
+        return f"expected {error['ctx']['expected']}"
+    message = error["msg"].removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
 
 
 def _near(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    if not close:  # the right key in the wrong section, or in none
-        close = [key for key in known if key.rpartition(".")[2] == word.rpartition(".")[2]][:1]
+    # Before the nearest in spelling: the right key in the wrong section, or in none.
+    close = [key for key in known if key.rpartition(".")[2] == word.rpartition(".")[2]]
+    close = close or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -97,5 +97,9 @@ class RunDirectory:
         return self.path / "quarantine.jsonl"
 
     @property
+    def lock(self) -> Path:
+        return self.path / ".lock"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"

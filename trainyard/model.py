@@ -53,8 +53,8 @@ def _check_name(name: str) -> None:
 
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, timm.list_models(), n=3)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise RecipeError(f"model.name: timm has no model {name!r}{hint}")
+        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has them all"
+        raise RecipeError(f"model.name: timm has no model {name!r}; {hint}")
 
 
 def _keyword(error: TypeError) -> str:

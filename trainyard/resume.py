@@ -1,7 +1,11 @@
 """To begin or to go on: is this run directory ours, and from which checkpoint."""
 
+import fcntl
 import json
-from collections.abc import Callable
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +20,58 @@ from trainyard.world import World, gather, together
 
 def claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
     """Make the directory this run's, or make sure that it is: same recipe, same data."""
+    _check_writable(folder)
     if folder.recipe.exists():
         _check_same_recipe(folder, config)
         _check_same_data(folder, fingerprints)
         return
-    folder.path.mkdir(parents=True, exist_ok=True)
     environment = describe_environment() | {"fingerprints": fingerprints}
     write_text(folder.environment, json.dumps(environment, indent=2) + "\n")
     # Last: a directory with a recipe is a directory that is complete.
     write_text(folder.recipe, to_toml(config))
+
+
+def _check_writable(folder: RunDirectory) -> None:
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if os.access(folder.path, os.W_OK | os.X_OK):
+            return
+        reason = "it is not writable"
+    except OSError as error:
+        reason = str(error.strerror)
+    raise CheckpointError(
+        f"{folder.path} cannot be a run directory ({reason}): choose another with --run"
+    )
+
+
+@contextmanager
+def exclusive(folder: RunDirectory, world: World) -> Iterator[None]:
+    """Keep other runs out of a directory; the lock ends with the process that holds it."""
+    with together(world):
+        lock = _lock(folder) if world.is_first else None
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: RunDirectory) -> int:
+    lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(lock, 100, 0).decode()
+        os.close(lock)
+        raise CheckpointError(
+            f"{folder.path}: another process trains in it ({holder.strip()}): wait for it, stop "
+            "it, or choose another directory with --run"
+        ) from None
+    except OSError:  # a file system without locks
+        return lock
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, f"{socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
+    return lock
 
 
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
@@ -37,9 +84,15 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
 
 
 def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None:
-    before = json.loads(folder.environment.read_text())["fingerprints"]
+    try:
+        before = json.loads(folder.environment.read_text())["fingerprints"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder.environment} cannot be read ({error!r}), and it alone says which data the "
+            "run began with: restore it, or begin another run with --run"
+        ) from None
     for split, fingerprint in fingerprints.items():
-        if before[split] != fingerprint:
+        if before.get(split) != fingerprint:
             raise DataError(
                 f"the {split} data is not what the run in {folder.path} began with (other files, "
                 "sizes or classes): restore it, or begin another run with --run"
@@ -60,13 +113,15 @@ def resume(
     # The first rank's choice holds for all: it alone has read and checked every byte.
     path, passed_over = gather(world, found)[0]
     for message in passed_over:
+        message += "; taking the one before it"
         report({"kind": "event", "event": "bad checkpoint", "level": "warning", "message": message})
     if path is not None:
         with together(world):
             checkpoint.load_checkpoint(state, path)
         replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"
         message = f"going on from {path} at step {state.step:,} with {replicas}"
-        report({"kind": "event", "event": "resumed", "message": message})
+        place = {"world_size": world.size, "host": socket.gethostname()}
+        report({"kind": "event", "event": "resumed", "message": message, **place})
 
 
 def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:

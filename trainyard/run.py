@@ -1,6 +1,7 @@
 """The composition root: a RunConfig becomes built parts, then the loop runs them."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -14,10 +15,9 @@ from torch import nn
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
-from trainyard.data.datasets import Feeds, open_datasets, open_split
+from trainyard.data.datasets import Datasets, Feeds, open_datasets, open_split
 from trainyard.data.feed import Batch, Feed
 from trainyard.data.index import Index, check_same_classes
-from trainyard.data.loader import threads_per_rank
 from trainyard.errors import RecipeError, Stopped
 from trainyard.files import RunDirectory
 from trainyard.model import build_model
@@ -29,7 +29,7 @@ from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Every, Scale, build_schedule
-from trainyard.resume import claim, resume
+from trainyard.resume import claim, exclusive, resume
 from trainyard.train import checkpoint
 from trainyard.train.checkpoint import TrainState
 from trainyard.train.evaluate import Evaluation, evaluate
@@ -86,62 +86,63 @@ def train(
 
 
 def _train(config: RunConfig, folder: RunDirectory, world: World, console: Console) -> Outcome:
-    device = prepare_device(world)
+    device = pick_device(world)
     with counter(console, "indexing samples") as progress:
         data = open_datasets(config.data, world, progress)
     with together(world):
         _check_batch(config, world)
-        if world.is_first:
+        torch.manual_seed(config.run.seed)  # the same first weights on every rank
+        model = _model(config, len(data.train.classes)).to(device)
+        if world.is_first:  # only now: a recipe that cannot be built leaves no directory behind
             claim(folder, config, data.fingerprints)
-    with together(world):
-        state, model = _build_state(config, data.train.classes, world, device)
-        quarantine = Quarantine(
-            folder.quarantine,
-            world=world,
-            max_bad=config.data.max_bad,
-            num_samples={"train": len(data.train), "val": len(data.val)},
-        )
     scale = _scale(config, len(data.train))
-    sinks = _sinks(folder, scale, console) if world.is_first else Sinks([])
-    report = partial(_report, sinks, state, quarantine, epoch_samples=len(data.train))
+    with exclusive(folder, world), closing(_sinks(folder, scale, world, console)) as sinks:
+        return _train_in(folder, config, data, model, world=world, sinks=sinks, scale=scale)
+
+
+def _train_in(
+    folder: RunDirectory,
+    config: RunConfig,
+    data: Datasets,
+    model: nn.Module,
+    *,
+    world: World,
+    sinks: Sinks,
+    scale: Scale,
+) -> Outcome:
+    """Train in a run directory that is this run's alone."""
+    device = next(model.parameters()).device
     feeds = _feeds(config, world, device)
-    try:
-        resume(config.run.resume, folder, state, world=world, report=report)
-        num_steps = scale.steps("100%")
-        with StopSignal(world) as stop, feeds.train(data.train, state.step, num_steps) as feed:
-            run = Training(
+    quarantine = _quarantine(folder, config, data, world)
+    averager = AVERAGERS[config.average.name](world)
+    wrapped = averager.wrap(model.train())
+    optimizer = build_optimizer(model, config.optim)
+    state = TrainState(model, optimizer, averager, Clock(), list(data.train.classes))
+    report = partial(_report, sinks, state, quarantine, epoch_samples=len(data.train))
+    watch = partial(_watch, quarantine=quarantine, sinks=sinks, num_samples=len(data.val))
+    resume(config.run.resume, folder, state, world=world, report=report)
+    num_steps = scale.steps("100%")
+    with StopSignal(world) as stop, feeds.train(data.train, state.step, num_steps) as feed:
+        stopped = train_loop(
+            Training(
                 state=state,
                 num_steps=num_steps,
                 global_batch=config.batch.size,
                 feed=iter(feed),
-                step=_build_step(config, state, model, world),
+                step=_build_step(config, state, wrapped, world),
                 schedule=build_schedule(config.schedule, lr=config.optim.lr, scale=scale),
                 meter=Meter(world, device, state.clock),
                 quarantine=quarantine,
                 report=report,
-                evaluate=partial(
-                    _evaluate,
-                    config,
-                    feeds,
-                    data.val,
-                    state.model,
-                    on_batch=partial(
-                        _watch_evaluation,
-                        quarantine=quarantine,
-                        sinks=sinks,
-                        num_samples=len(data.val),
-                    ),
-                ),
+                evaluate=partial(_evaluate, config, feeds, data.val, model, on_batch=watch),
                 save=partial(_save, world, folder.checkpoints, state, keep=config.run.keep),
                 stop=stop,
-                log_every=Every(scale.samples(config.run.log_every), config.batch.size),
-                eval_every=Every(scale.samples(config.run.eval_every), config.batch.size),
-                save_every=Every(scale.samples(config.run.save_every), config.batch.size),
+                log_every=_every(config.run.log_every, scale),
+                eval_every=_every(config.run.eval_every, scale),
+                save_every=_every(config.run.save_every, scale),
                 phase=state.clock.phase,
             )
-            stopped = train_loop(run)
-    finally:
-        sinks.close()
+        )
     return Outcome(str(folder.path), state.step, state.clock.total, state.last, state.best, stopped)
 
 
@@ -150,12 +151,17 @@ def evaluate_checkpoint(
 ) -> Evaluation:
     """Evaluate a checkpoint on `config.data.val`, every image once, on any number of ranks."""
     with member(world):
-        device = prepare_device(world)
+        device = pick_device(world)
         with counter(console, "indexing samples") as progress:
             index = open_split(config.data.val, "data.val", world, progress)
         with together(world):
+            if world.is_first:
+                checkpoint.check(path)
+        with together(world):
             classes = checkpoint.read_progress(path)["classes"]
-            check_same_classes(classes, index.classes, config.data.val or "")
+            check_same_classes(
+                classes, index.classes, config.data.val or "", has_names=index.has_names
+            )
             model = _model(config, len(classes))
             checkpoint.put_weights(model, checkpoint.load_weights(path), path)
         feeds = _feeds(config, world, device)
@@ -166,14 +172,6 @@ def evaluate_checkpoint(
 
 
 # --- parts ---
-
-
-def prepare_device(world: World) -> torch.device:
-    """This rank's device; on a CPU the ranks of a machine share its cores."""
-    device = pick_device(world)
-    if device.type == "cpu":
-        torch.set_num_threads(threads_per_rank(world.local_size))
-    return device
 
 
 def _check_batch(config: RunConfig, world: World) -> None:
@@ -189,8 +187,26 @@ def _scale(config: RunConfig, num_samples: int) -> Scale:
     return Scale(num_samples, config.batch.size, run=num_steps * config.batch.size)
 
 
-def _sinks(folder: RunDirectory, scale: Scale, console: Console) -> Sinks:
+def _every(duration: str, scale: Scale) -> Every:
+    return Every(scale.samples(duration), scale.step)
+
+
+def _sinks(folder: RunDirectory, scale: Scale, world: World, console: Console) -> Sinks:
+    if not world.is_first:
+        return Sinks([])
     return Sinks([JsonLinesSink(folder.metrics), ConsoleSink(scale.steps("100%"), console)])
+
+
+def _quarantine(
+    folder: RunDirectory, config: RunConfig, data: Datasets, world: World
+) -> Quarantine:
+    with together(world):
+        return Quarantine(
+            folder.quarantine,
+            world=world,
+            max_bad=config.data.max_bad,
+            num_samples={"train": len(data.train), "val": len(data.val)},
+        )
 
 
 def _feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
@@ -212,18 +228,6 @@ def _model(config: RunConfig, num_classes: int) -> nn.Module:
         image_size=config.data.image_size,
         eval_size=config.data.eval_size,
     )
-
-
-def _build_state(
-    config: RunConfig, classes: tuple[str, ...], world: World, device: torch.device
-) -> tuple[TrainState, nn.Module]:
-    """Step 0 of a run, and the model to call in training."""
-    torch.manual_seed(config.run.seed)  # the same first weights on every rank
-    model = _model(config, len(classes)).to(device).train()
-    averager = AVERAGERS[config.average.name](world)
-    wrapped = averager.wrap(model)
-    optimizer = build_optimizer(model, config.optim)
-    return TrainState(model, optimizer, averager, Clock(), list(classes)), wrapped
 
 
 def _build_step(config: RunConfig, state: TrainState, model: nn.Module, world: World) -> TrainStep:
@@ -265,7 +269,7 @@ def _evaluate(
         )
 
 
-def _watch_evaluation(
+def _watch(
     batch: Batch, count: int, *, quarantine: Quarantine, sinks: Sinks, num_samples: int
 ) -> None:
     quarantine.note("val", batch.bad)

@@ -70,13 +70,20 @@ def _whole(name: str, text: str) -> int:
     return int(text)
 
 
+def cores_per_rank(world: World) -> int:
+    """A rank's share of the cores that this machine lets us use."""
+    return max(1, len(os.sched_getaffinity(0)) // world.local_size)
+
+
 def pick_device(world: World) -> "torch.device":
+    """This rank's GPU; without one the CPU, whose cores the ranks of a machine share."""
     import torch
 
     if torch.cuda.is_available():
         device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
         return device
+    torch.set_num_threads(cores_per_rank(world))
     return torch.device("cpu")
 
 

@@ -5,11 +5,11 @@ box to the target size is the decoder's work. The plain per-image references sta
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from trainyard.data.keyed import fold, uniforms
 from trainyard.section import Section
@@ -18,10 +18,19 @@ _ATTEMPTS = 10  # as in torchvision and timm
 _CROP_STREAM = 1  # keeps crops independent of other uses of the same seed
 
 
+def _rising(limits: tuple[float, float]) -> tuple[float, float]:
+    if not 0 < limits[0] <= limits[1]:
+        raise ValueError("write the smaller number first; both are above 0")
+    return limits
+
+
+Range = Annotated[tuple[float, float], AfterValidator(_rising)]
+
+
 class AugmentConfig(Section):
-    scale: tuple[float, float] = (0.08, 1.0)
+    scale: Range = (0.08, 1.0)
     """Share of the image's area that a training crop covers, from and to."""
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    ratio: Range = (3 / 4, 4 / 3)
     """Width over height of a training crop, from and to."""
     flip: float = Field(0.5, ge=0, le=1)
     """Probability of mirroring left to right; 0 for digits or text."""
@@ -52,19 +61,21 @@ class RandomResizedCrop:
         """The crops of images of `sizes` (int[n, 2]: width, height)."""
         stream = np.full_like(ids, _CROP_STREAM)
         random = uniforms(fold(self.seed, stream, epochs, ids), 2 * _ATTEMPTS + 3)
-        width, height = self._shape(sizes, random[:, 3 : 3 + _ATTEMPTS], random[:, 3 + _ATTEMPTS :])
-        left = np.floor(random[:, 0] * (sizes[:, 0] - width + 1))
-        top = np.floor(random[:, 1] * (sizes[:, 1] - height + 1))
-        boxes = np.stack([left, top, left + width, top + height], axis=1)
-        return Crops(boxes, random[:, 2] < self.flip)
+        shape, found = self._shape(sizes, random[:, 3 : 3 + _ATTEMPTS], random[:, 3 + _ATTEMPTS :])
+        room = sizes - shape
+        start = np.where(found[:, None], np.floor(random[:, :2] * (room + 1)), room // 2)
+        return Crops(np.concatenate([start, start + shape], axis=1), random[:, 2] < self.flip)
 
     def _shape(
         self,
         sizes: NDArray[np.int64],
         area_random: NDArray[np.float64],
         ratio_random: NDArray[np.float64],
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Width and height of the first of ten tries that fits, else of the largest central box."""
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Width and height of the first of ten tries that fits, and whether one does.
+
+        Where none does, they are those of the largest box that fits, to be taken centrally.
+        """
         image_width, image_height = sizes[:, 0].astype(float), sizes[:, 1].astype(float)
         area = (image_width * image_height)[:, None] * _between(self.scale, area_random)
         ratio = np.exp(_between((np.log(self.ratio[0]), np.log(self.ratio[1])), ratio_random))
@@ -80,10 +91,9 @@ class RandomResizedCrop:
         clamped = np.clip(image_width / image_height, *self.ratio)
         widest = np.maximum(np.minimum(image_width, np.rint(image_height * clamped)), 1)
         highest = np.maximum(np.minimum(image_height, np.rint(image_width / clamped)), 1)
-        return (
-            np.where(found, widths[rows, first], widest),
-            np.where(found, heights[rows, first], highest),
-        )
+        width = np.where(found, widths[rows, first], widest)
+        height = np.where(found, heights[rows, first], highest)
+        return np.stack([width, height], axis=1), found
 
 
 @dataclass(frozen=True)

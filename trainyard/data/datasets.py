@@ -9,10 +9,10 @@ import torch
 from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
 from trainyard.data.feed import Feed
 from trainyard.data.index import Index, Progress, check_same_classes, load_index, open_index
-from trainyard.data.loader import DataConfig, Loader, LoaderSpec, threads_per_rank
+from trainyard.data.loader import DataConfig, Loader, LoaderSpec
 from trainyard.data.plan import OnePassPlan, ShuffledPlan
 from trainyard.errors import DataError, RecipeError
-from trainyard.world import World, gather, in_turns, together
+from trainyard.world import World, cores_per_rank, gather, in_turns, together
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
         open_split(config.val, "data.val", world, progress),
     )
     with together(world):
-        check_same_classes(data.train.classes, data.val.classes, config.val or "")
+        check_same_classes(
+            data.train.classes, data.val.classes, config.val or "", has_names=data.val.has_names
+        )
     return data
 
 
@@ -109,7 +111,7 @@ class Feeds:
             "interpolation": self.data.interpolation,
             "rank": self.world.rank,
             "size": self.world.size,
-            "threads": self.data.threads or threads_per_rank(self.world.local_size),
+            "threads": self.data.threads or cores_per_rank(self.world),
         }
 
     def _feed(self, index: Index, spec: LoaderSpec) -> Feed:

@@ -42,6 +42,8 @@ def decode_batch(
         if position not in bad:
             try:
                 image = _fast_image(content) or reference_image(content)
+                if image.size != tuple(sizes[position]):
+                    raise BadImageError("its header and its content differ in size")
                 pixels = _resize(image, crops.boxes[position], out_BHWC.shape[1:3], interpolation)
                 out_BHWC[position] = pixels[:, ::-1] if crops.flips[position] else pixels
             except BadImageError as error:
@@ -72,14 +74,25 @@ def reference_image(content: bytes) -> Image.Image:
 
 def _fast_image(content: bytes) -> Image.Image | None:
     """The whole image by libjpeg-turbo, without the interpreter lock; None if it is not for it."""
-    if not content.startswith(b"\xff\xd8"):
+    if _fast_size(content) is None:
         return None
     try:
         pixels = simplejpeg.decode_jpeg(content, "RGBX")
-    except ValueError:  # CMYK, damaged, or merely unusual: Pillow judges
+    except (ValueError, KeyError):  # damaged, or merely unusual: Pillow judges
         return None
     height, width = pixels.shape[:2]
     return Image.frombuffer("RGBX", (width, height), pixels, "raw", "RGBX", 0, 1)
+
+
+def _fast_size(content: bytes) -> tuple[int, int] | None:
+    """Width and height of a JPEG from which libjpeg-turbo makes the same RGB as Pillow, or None."""
+    if not content.startswith(b"\xff\xd8"):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content, strict=False)
+    except (ValueError, KeyError):  # KeyError for a subsampling that it has no name for
+        return None
+    return None if colours in ("CMYK", "YCCK") else (width, height)
 
 
 def _resize(
@@ -96,20 +109,10 @@ def _resize(
 
 
 def _size(content: bytes) -> tuple[int, int]:
-    if content.startswith(b"\xff\xd8"):
-        try:
-            height, width, _, _ = simplejpeg.decode_jpeg_header(content, strict=False)
-        except ValueError as error:
-            raise BadImageError(_reason(content, error)) from None
-        return _check_pixels(width, height)
     try:
-        width, height = Image.open(io.BytesIO(content)).size
+        width, height = _fast_size(content) or Image.open(io.BytesIO(content)).size
     except Exception as error:
         raise BadImageError(_reason(content, error)) from None
-    return _check_pixels(width, height)
-
-
-def _check_pixels(width: int, height: int) -> tuple[int, int]:
     if not 0 < width * height <= MAX_PIXELS:
         raise BadImageError(f"{width} x {height} pixels are not believable")
     return width, height

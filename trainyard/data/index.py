@@ -22,7 +22,7 @@ from trainyard.data.location import location_root
 from trainyard.errors import DataError
 from trainyard.files import atomic_write, cache_folder
 
-_MAGIC = b"TYINDEX1"
+_MAGIC = b"TYINDEX2"
 _ALIGN = 64  # bytes
 
 Progress = Callable[[int], None]
@@ -37,6 +37,8 @@ class Index:
     format: str
     classes: tuple[str, ...]
     """Names by number; the numbers themselves where the data stores no names."""
+    has_names: bool
+    """Whether the data stores names."""
     path: Path
     """The file that holds this index."""
     fingerprint: str
@@ -89,6 +91,7 @@ def build_index(location: str, progress: Progress = lambda _: None) -> Index:
     header = {
         "format": scan.format,
         "classes": classes,
+        "has_names": scan.classes is not None,
         "fingerprint": _fingerprint(classes, columns),
         "stamps": stamps,
     }
@@ -128,20 +131,24 @@ def _fingerprint(classes: list[str], columns: dict[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def check_same_classes(known: Sequence[str], found: Sequence[str], where: str) -> None:
+def check_same_classes(
+    known: Sequence[str], found: Sequence[str], where: str, *, has_names: bool = False
+) -> None:
     """DataError unless the classes found at `where` are the `known` ones, number for number.
 
     Containers that store bare numbers may hold fewer of them, and need not know the names.
     """
-    bare = tuple(map(str, range(len(found))))
-    fits = tuple(found) == bare or tuple(known) == tuple(map(str, range(len(known))))
-    if tuple(known) == tuple(found) or (fits and len(found) <= len(known)):
+    found_is_bare = not has_names and list(found) == [str(n) for n in range(len(found))]
+    # Names for what was bare numbers are news, but numbers that are names must be the same ones.
+    known_is_bare = list(known) == [str(n) for n in range(len(known))] and not {*known} & {*found}
+    fits = (found_is_bare or known_is_bare) and len(found) <= len(known)
+    if fits or tuple(known) == tuple(found):
         return
     extra = [f"{name!r} is new" for name in sorted(set(found) - set(known))[:3]]
     missing = [f"{name!r} is missing" for name in sorted(set(known) - set(found))[:3]]
     raise DataError(
         f"{where}: its classes differ from those of the training data ({len(found)} instead of "
-        f"{len(known)}): {', '.join(extra + missing)}"
+        f"{len(known)}): {', '.join(extra + missing) or 'they are in another order'}"
     )
 
 
@@ -185,6 +192,7 @@ def load_index(path: Path) -> Index | None:
         root=Path(header["root"] or path.parent),
         format=header["format"],
         classes=tuple(header["classes"]),
+        has_names=header["has_names"],
         path=path,
         fingerprint=header["fingerprint"],
         file_names=names,

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ _NUM_SLOTS = 3  # one with the trainer, one ready, one being filled
 _CHECK_S = 0.5  # how often a waiting trainer looks whether the loader process still lives
 
 
+Std = Annotated[float, Field(gt=0)]
+
+
 class DataConfig(Section):
     train: str | None = None
     """Location of the training data: a folder, shards, a brace list; --data sets it and `val`."""
@@ -46,7 +49,7 @@ class DataConfig(Section):
     """Share of the short side that the central evaluation crop covers."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of each colour channel, on a scale of 0 to 1."""
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    std: tuple[Std, Std, Std] = (0.229, 0.224, 0.225)
     """Standard deviation of each colour channel, on a scale of 0 to 1."""
     interpolation: Interpolation = "bilinear"
     """How images are resized; always antialiased."""
@@ -179,8 +182,3 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def threads_per_rank(local_size: int) -> int:
-    """Loader threads for each rank of this machine: its share of the cores it may use."""
-    return max(1, len(os.sched_getaffinity(0)) // local_size)

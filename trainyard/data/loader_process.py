@@ -19,6 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from PIL import Image
+
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
 from trainyard.data.decode import decode_batch
 from trainyard.data.index import Index, load_index
@@ -47,6 +49,7 @@ def main(channel_fd: int, memory_fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
+    Image.init()  # here, not in threads: one would pass over the formats another is registering
     channel = mpc.Connection(channel_fd)
     try:
         spec = json.loads(channel.recv_bytes())

@@ -22,7 +22,7 @@ class Reader:
     def read(self, sample: int) -> bytes:
         """The encoded image; OSError if it cannot be read whole."""
         path, offset, size = self._index.locate(sample)
-        if not self._shared:
+        if not self._shared and not offset:
             return _whole(path, size)
         file = self._acquire(path)
         try:

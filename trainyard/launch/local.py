@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 
-from trainyard.errors import Requeued, Stopped
+from trainyard.errors import Requeued, Stopped, TrainyardError
 
 _GRACE_S = 300  # for the ranks to save a checkpoint after a signal, before they are killed
 _REQUEUE = (signal.SIGUSR1, signal.SIGUSR2)
@@ -22,8 +22,9 @@ def launch_local(arguments: list[str], *, ranks: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The ranks have said what went wrong: the agent's own tables would bury it.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # The ranks say what went wrong: the agent's own tables would bury it.
+    for name in ("agent.server.api", "multiprocessing.api", "agent.server.local_elastic_agent"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -38,8 +39,18 @@ def launch_local(arguments: list[str], *, ranks: int) -> int:
     try:
         elastic_launch(config, sys.executable)("-m", "trainyard", *arguments)
     except ChildFailedError as error:
-        code = error.get_first_failure()[1].exitcode
-        return code if code > 0 else 128 - code  # as a shell says "killed by signal -code"
+        rank, failure = error.get_first_failure()
+        if failure.exitcode > 0:
+            return failure.exitcode
+        raise _killed(rank, -failure.exitcode) from None
     except SignalException as error:
         return Requeued.exit_code if error.sigval in _REQUEUE else Stopped.exit_code
     return 0
+
+
+def _killed(rank: int, number: int) -> TrainyardError:
+    """A rank that could not say anything itself."""
+    cause = "; signal 9 without your doing usually means that memory ran out" * (number == 9)
+    error = TrainyardError(f"rank {rank} was killed by signal {number}{cause}")
+    error.exit_code = 128 + number  # as a shell has it
+    return error

@@ -82,7 +82,9 @@ class ConsoleSink:
 
     def _on_event(self, report: Report) -> None:
         style = {"warning": "yellow"}.get(report.get("level", ""), "cyan")
-        self._console.print(report["message"], style=style, highlight=False, soft_wrap=True)
+        self._console.print(
+            report["message"], style=style, markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _clock(seconds: float) -> str:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 
 from rich.console import Console
+from rich.markup import escape
 
 _PATIENCE_S = 2  # what takes less is done in silence
 _REDRAW_S = 0.2
@@ -26,7 +27,7 @@ def counter(
             if now - started > _PATIENCE_S and now - drawn > _REDRAW_S:
                 drawn = now
                 status.start()
-                status.update(_text(what, count, total, now - started))
+                status.update(escape(_text(what, count, total, now - started)))
 
         yield show
 

@@ -1,14 +1,17 @@
 """Optimizers by name, over parameter groups with and without weight decay."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from trainyard.section import Section
 
 if TYPE_CHECKING:
     from torch import nn, optim
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimConfig(Section):
@@ -22,12 +25,19 @@ class OptimConfig(Section):
     """Of sgd."""
     nesterov: bool = False
     """Of sgd."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Of adamw."""
     eps: float = Field(1e-8, gt=0)
     """Of adamw."""
     clip_norm: float | None = Field(None, gt=0)
     """Largest norm of the whole gradient; no clipping if not given."""
+
+    @field_validator("nesterov")
+    @classmethod
+    def _has_momentum(cls, nesterov: bool, others: ValidationInfo) -> bool:
+        if nesterov and others.data.get("momentum") == 0:
+            raise ValueError("needs optim.momentum above 0")
+        return nesterov
 
 
 def build_optimizer(model: "nn.Module", config: OptimConfig) -> "optim.Optimizer":

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
     """Put a verified checkpoint's contents into `state`."""
     progress = read_progress(path)
     put_weights(state.model, load_weights(path), path)
-    training = torch.load(path / "training.pt", map_location="cpu", weights_only=True)
+    training = _load_training(path)
     state.optimizer.load_state_dict(training["optimizer"])
     state.averager.load_state_dict(training["averager"])
     state.clock.load_state_dict(progress["clock"])
@@ -86,6 +87,17 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def _load_training(path: Path) -> dict[str, Any]:
+    try:
+        training: dict[str, Any] = torch.load(
+            path / "training.pt", map_location="cpu", weights_only=True
+        )
+    except (OSError, RuntimeError, UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]  # torch goes on about how to switch safety off
+        raise CheckpointError(f"{path}: training.pt cannot be read: {reason}") from None
+    return training
 
 
 def read_progress(path: Path) -> dict[str, Any]:
@@ -112,6 +124,8 @@ def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) 
 
 def find_problem(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if every file is there, unaltered."""
+    if not path.is_dir():
+        return "no such checkpoint"
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         for name in _FILES:
@@ -119,9 +133,16 @@ def find_problem(path: Path) -> str | None:
                 return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         return f"manifest.json is unreadable ({error})"
     return None
+
+
+def check(path: Path) -> None:
+    """CheckpointError unless every file of a checkpoint is there, unaltered."""
+    problem = find_problem(path)
+    if problem is not None:
+        raise CheckpointError(f"{path}: {problem}")
 
 
 def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
@@ -130,7 +151,7 @@ def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
         problem = find_problem(path)
         if problem is None:
             return path
-        report(f"{path}: {problem}; taking the one before it")
+        report(f"{path}: {problem}")
     return None
 
 

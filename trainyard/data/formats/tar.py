@@ -14,7 +14,6 @@ _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
 _REGULAR = (b"0", b"\0", b"7")
 _WITHOUT_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes
-_GLOBAL_OR_LINK_NAME = (b"g", b"K")
 _MAX_METADATA = 1 << 20  # bytes of a long name or pax header; real ones are under 10 kB
 
 
@@ -47,11 +46,10 @@ def members(fd: int, path: str) -> Iterator[Member]:
             override = {}
         elif kind in (b"x", b"L"):
             override |= _metadata(_small(fd, content, size, where), kind, where)
-        elif kind not in _GLOBAL_OR_LINK_NAME:  # a folder or a link: the override was its own
+        else:  # a folder or a link: the override was its own
             override = {}
         position = content + -(-size // _BLOCK) * _BLOCK
-    if position != end or end == 0:
-        raise DataError(f"{path}: the archive is truncated at byte {end}")
+    raise DataError(f"{path}: the archive is truncated: it ends at byte {end} without its end mark")
 
 
 def _checked_size(header: bytes, where: str) -> int:

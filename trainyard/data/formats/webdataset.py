@@ -18,7 +18,7 @@ from trainyard.data.location import is_file_list, list_files, location_root
 from trainyard.errors import DataError
 
 _SCAN_THREADS = 8
-_MAX_LABEL = 2**31 - 1
+_MAX_LABEL = 2**24  # more classes than any data set has; a larger number is damage
 
 
 def recognises(location: str) -> bool:
@@ -72,16 +72,20 @@ def _key(name: str) -> str:
 
 
 def _is_image(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not _is_hidden(name)
+    return _field(name) in IMAGE_SUFFIXES
 
 
 def _is_label(name: str) -> bool:
-    return name.lower().endswith(".cls") and not _is_hidden(name)
+    return _field(name) == ".cls"
 
 
-def _is_hidden(name: str) -> bool:
-    """True for a base name without a key, such as the `._name` that macOS adds to tars."""
-    return name.rpartition("/")[2].startswith(".")
+def _field(name: str) -> str:
+    """All after the key, in lower case: ".jpg" is the image, ".seg.png" is something else.
+
+    Empty for a name without a key, such as the `._name` that macOS adds to tars.
+    """
+    key, dot, field = name.rpartition("/")[2].partition(".")
+    return dot + field.lower() if key else ""
 
 
 def _sample(group: list[Member], where: str) -> tuple[Member, Member]:

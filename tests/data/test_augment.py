@@ -1,0 +1,194 @@
+"""Boxes and flips against plain references, one image at a time, and against torchvision."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_sample_images
+from torchvision.transforms import v2
+
+from trainyard.data.augment import CentralCrop, Crops, RandomResizedCrop
+from trainyard.data.decode import Interpolation, decode_batch
+from trainyard.data.keyed import fold, uniforms
+
+IMAGENET = RandomResizedCrop(seed=7, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
+WHOLE = RandomResizedCrop(seed=7, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)  # seldom fits
+ODD_SIZES = [(1, 1), (1, 500), (500, 1), (3, 4000), (4000, 3), (2, 3), (333, 500), (5000, 4999)]
+
+Ids = NDArray[np.int64]
+
+
+def crop(
+    random_crop: RandomResizedCrop,
+    sizes: list[tuple[int, int]],
+    ids: Ids | None = None,
+    epoch: int = 0,
+) -> Crops:
+    ids = np.arange(len(sizes)) if ids is None else ids
+    return random_crop(np.array(sizes), ids, np.full_like(ids, epoch))
+
+
+# --- random crops ---
+
+
+def reference_box(
+    config: RandomResizedCrop, size: tuple[int, int], random: list[float]
+) -> tuple[int, int, int, int]:
+    """torchvision's RandomResizedCrop.get_params, with its random numbers handed in."""
+    width, height = size
+    at_left, at_top, _, *tries = random
+    for area_random, ratio_random in zip(tries[:10], tries[10:], strict=True):
+        low, high = config.scale
+        area = width * height * (low + (high - low) * area_random)
+        low, high = math.log(config.ratio[0]), math.log(config.ratio[1])
+        ratio = math.exp(low + (high - low) * ratio_random)
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(at_left * (width - w + 1)), int(at_top * (height - h + 1))
+            return left, top, left + w, top + h
+    w, h = width, height
+    if width / height < config.ratio[0]:
+        h = round(width / config.ratio[0])
+    elif width / height > config.ratio[1]:
+        w = round(height * config.ratio[1])
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+@pytest.mark.parametrize("config", [IMAGENET, WHOLE], ids=["imagenet", "mostly fall-back"])
+def test_boxes_are_those_of_the_plain_algorithm(config: RandomResizedCrop) -> None:
+    generator = np.random.default_rng(0)
+    sizes = ODD_SIZES * 40 + [
+        (int(w), int(h)) for w, h in generator.integers(1, 1000, size=(1000, 2))
+    ]
+    ids, epochs = generator.integers(0, 10**9, size=(2, len(sizes)))
+    random = uniforms(fold(config.seed, np.ones_like(ids), epochs, ids), 23).tolist()
+    expected = [reference_box(config, *pair) for pair in zip(sizes, random, strict=True)]
+    crops = config(np.array(sizes), ids, epochs)
+    np.testing.assert_array_equal(crops.boxes, expected)
+    np.testing.assert_array_equal(crops.flips, [row[2] < config.flip for row in random])
+
+
+def test_the_fall_back_is_central() -> None:
+    assert crop(WHOLE, [(100, 40)]).boxes.tolist() == [[30, 0, 70, 40]]
+    assert crop(WHOLE, [(41, 100)]).boxes.tolist() == [[0, 29, 41, 70]]
+
+
+def test_distribution_is_torchvisions() -> None:
+    """Quantiles of area, ratio and place agree on one image size over 20,000 draws of each."""
+    width, height, draws = 500, 375, 20_000
+    boxes = crop(IMAGENET, [(width, height)] * draws).boxes
+    torch.manual_seed(0)
+    image = torch.empty(1, height, width)
+    theirs = v2.RandomResizedCrop(1, scale=IMAGENET.scale, ratio=IMAGENET.ratio)
+    drawn = [theirs.make_params([image]) for _ in range(draws)]
+    tops, lefts, heights, widths = (
+        np.array([params[key] for params in drawn], float)
+        for key in ("top", "left", "height", "width")
+    )
+    ours_width, ours_height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    quantiles = np.linspace(0.05, 0.95, 19)
+    for mine, other in (
+        (ours_width * ours_height / (width * height), widths * heights / (width * height)),
+        (ours_width / ours_height, widths / heights),
+        (boxes[:, 0] / (width - ours_width + 1), lefts / (width - widths + 1)),
+        (boxes[:, 1] / (height - ours_height + 1), tops / (height - heights + 1)),
+    ):
+        # The standard error of a quantile of 20,000 uniform draws is 0.0035.
+        np.testing.assert_allclose(
+            np.quantile(mine, quantiles), np.quantile(other, quantiles), atol=0.02
+        )
+        assert mine.mean() == pytest.approx(other.mean(), abs=0.01)
+
+
+@pytest.mark.parametrize("size", ODD_SIZES, ids=str)
+def test_boxes_lie_inside_the_image(size: tuple[int, int]) -> None:
+    boxes = crop(IMAGENET, [size] * 2000).boxes
+    assert (boxes == boxes.round()).all()
+    assert (boxes[:, :2] >= 0).all()
+    assert (boxes[:, 2:] <= size).all()
+    assert (boxes[:, 2:] - boxes[:, :2] >= 1).all()
+
+
+def test_a_crop_is_keyed_by_sample_and_epoch_alone() -> None:
+    """Whatever the order, the batch and the rank in which a sample comes."""
+    ids = np.random.default_rng(1).permutation(100)
+    sizes = [(300 + sample, 200) for sample in ids.tolist()]
+    together = crop(IMAGENET, sizes, ids, epoch=3)
+    for rank in range(3):
+        part = crop(IMAGENET, sizes[rank::3], ids[rank::3], epoch=3)
+        np.testing.assert_array_equal(part.boxes, together.boxes[rank::3])
+        np.testing.assert_array_equal(part.flips, together.flips[rank::3])
+    alone = crop(IMAGENET, [sizes[42]], ids[[42]], epoch=3)
+    np.testing.assert_array_equal(alone.boxes[0], together.boxes[42])
+
+
+def test_crops_differ_between_samples_epochs_and_seeds() -> None:
+    sizes, ids = [(500, 375)] * 50, np.full(50, 11)
+    epochs = np.arange(50)
+    boxes = [
+        IMAGENET(np.array(sizes), np.arange(50), np.zeros_like(ids)).boxes,
+        IMAGENET(np.array(sizes), ids, epochs).boxes,
+        RandomResizedCrop(8, (0.08, 1.0), (3 / 4, 4 / 3), 0.5)(np.array(sizes), ids, epochs).boxes,
+    ]
+    assert len({tuple(box) for box in np.concatenate(boxes).tolist()}) >= 148
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.25, 0.5, 1.0])
+def test_flip_rate(rate: float) -> None:
+    config = RandomResizedCrop(seed=3, scale=(0.5, 1.0), ratio=(0.8, 1.2), flip=rate)
+    flips = crop(config, [(64, 64)] * 40_000).flips
+    assert flips.mean() == pytest.approx(rate, abs=0.01 if 0 < rate < 1 else 0)
+
+
+def test_flips_and_boxes_are_independent() -> None:
+    crops = crop(IMAGENET, [(500, 375)] * 40_000)
+    areas = np.prod(crops.boxes[:, 2:] - crops.boxes[:, :2], axis=1)
+    assert areas[crops.flips].mean() == pytest.approx(areas[~crops.flips].mean(), rel=0.02)
+
+
+# --- central crops ---
+
+PHOTOGRAPH = Image.fromarray(load_sample_images().images[0])
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(("target", "crop_pct"), [(224, 0.875), (224, 0.95), (96, 1.0), (65, 0.9)])
+@pytest.mark.parametrize(
+    "size",
+    [(640, 427), (427, 640), (500, 333), (224, 224), (256, 257), (100, 75), (33, 470), (640, 97)],
+    ids=str,
+)
+def test_central_crop_is_resize_then_crop(
+    size: tuple[int, int], target: int, crop_pct: float, interpolation: Interpolation
+) -> None:
+    image = PHOTOGRAPH.resize(size)
+    mode = v2.InterpolationMode(interpolation)
+    theirs = v2.Compose(
+        [v2.Resize(int(target / crop_pct), mode, antialias=True), v2.CenterCrop(target)]
+    )
+    ours = np.empty((1, target, target, 3), np.uint8)
+    central, zero = CentralCrop(target, crop_pct), np.zeros(1, np.int64)
+    assert decode_batch([png(image)], lambda s: central(s, zero, zero), ours, interpolation) == {}
+    difference = np.abs(ours[0].astype(int) - np.asarray(theirs(image)))
+    # Pillow rounds to grey levels between its two passes, whose order may differ with the box.
+    assert difference.max() <= 2
+    assert (difference > 1).mean() < 1e-3
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG", compress_level=0)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("size", ODD_SIZES, ids=str)
+def test_central_crops_of_odd_sizes_lie_inside(size: tuple[int, int]) -> None:
+    zero = np.zeros(1, np.int64)
+    left, top, right, bottom = CentralCrop(224, 0.875)(np.array([size]), zero, zero).boxes[0]
+    assert -1e-6 <= left < right <= size[0] + 1e-6
+    assert -1e-6 <= top < bottom <= size[1] + 1e-6

@@ -1,0 +1,312 @@
+"""Decoding against plain Pillow: every kind of image, every kind of damage."""
+
+import io
+import resource
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from trainyard.data import decode
+from trainyard.data.augment import Crops
+from trainyard.data.decode import Interpolation, decode_batch
+
+# As in the loader process: what Pillow finds odd about an image is no error.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning"),
+]
+
+PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+FLOWER = PHOTOGRAPHS[1]
+
+
+def encode(image: Image.Image, format_name: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format_name, **options)
+    return file.getvalue()
+
+
+def pillow(content: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(content)).convert("RGB")
+
+
+def whole(flip: bool = False) -> Callable[[NDArray[np.int64]], Crops]:
+    """The whole of each image."""
+
+    def crop(sizes: NDArray[np.int64]) -> Crops:
+        boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(float)
+        return Crops(boxes, np.full(len(sizes), flip))
+
+    return crop
+
+
+def boxed(*boxes: tuple[float, float, float, float], flip: bool = False) -> Callable[..., Crops]:
+    return lambda sizes: Crops(np.array(boxes), np.full(len(sizes), flip))
+
+
+def decoded(content: bytes) -> NDArray[np.uint8]:
+    """The whole image at its own size, so that nothing is resized."""
+    width, height = Image.open(io.BytesIO(content)).size
+    out = np.empty((1, height, width, 3), np.uint8)
+    assert decode_batch([content], whole(), out, "bilinear") == {}
+    return out.reshape(height, width, 3)
+
+
+# --- every kind of image ---
+
+
+@pytest.mark.parametrize("size", [(640, 427), (639, 425), (33, 17), (8, 8), (7, 300), (1, 1)])
+@pytest.mark.parametrize("quality", [30, 75, 95, 100])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subsampling": "4:4:4"},
+        {"subsampling": "4:2:2"},
+        {"subsampling": "4:2:0"},
+        {"progressive": True},
+        {"optimize": True, "restart_marker_blocks": 3},
+        {"exif": b"Exif\0\0" + b"x" * 70},
+    ],
+    ids=str,
+)
+def test_fast_jpeg_path_equals_pillow_bit_for_bit(
+    options: dict[str, Any], quality: int, size: tuple[int, int]
+) -> None:
+    for photograph in PHOTOGRAPHS:
+        content = encode(photograph.crop((0, 0, *size)), "JPEG", quality=quality, **options)
+        assert decode._fast_image(content) is not None
+        np.testing.assert_array_equal(decoded(content), np.asarray(pillow(content)))
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_grey_jpeg(progressive: bool) -> None:
+    content = encode(FLOWER.convert("L"), "JPEG", progressive=progressive)
+    assert decode._fast_image(content) is not None
+    np.testing.assert_array_equal(decoded(content), np.asarray(pillow(content)))
+
+
+def without_adobe_marker(jpeg: bytes) -> bytes:
+    """Without the segment by which Pillow tells that CMYK is stored inverted."""
+    start = jpeg.index(b"\xff\xee")
+    return jpeg[:start] + jpeg[start + 2 + int.from_bytes(jpeg[start + 2 : start + 4]) :]
+
+
+def with_sampling(jpeg: bytes, *factors: int) -> bytes:
+    """A frame header with other sampling factors, two hex digits for each channel."""
+    content, start = bytearray(jpeg), jpeg.index(b"\xff\xc0")
+    for channel, factor in enumerate(factors):
+        content[start + 11 + 3 * channel] = factor
+    return bytes(content)
+
+
+DEEP = Image.fromarray((np.arange(64 * 48).reshape(48, 64) * 21).astype(np.uint16))
+KINDS = {
+    "rgb.png": encode(FLOWER, "PNG"),
+    "rgba.png": encode(FLOWER.convert("RGBA"), "PNG"),
+    "half transparent.png": encode(Image.new("RGBA", (9, 5), (250, 10, 90, 100)), "PNG"),
+    "palette.png": encode(FLOWER.quantize(64), "PNG"),
+    "palette with transparency.png": encode(FLOWER.quantize(64), "PNG", transparency=3),
+    "16 bit.png": encode(DEEP, "PNG"),
+    "1 bit.png": encode(FLOWER.convert("1"), "PNG"),
+    "grey.png": encode(FLOWER.convert("L"), "PNG"),
+    "grey and alpha.png": encode(FLOWER.convert("LA"), "PNG"),
+    "lossy.webp": encode(FLOWER, "WEBP", quality=80),
+    "lossless.webp": encode(FLOWER.crop((0, 0, 70, 50)), "WEBP", lossless=True),
+    "alpha.webp": encode(FLOWER.crop((0, 0, 70, 50)).convert("RGBA"), "WEBP"),
+    "rgb.bmp": encode(FLOWER, "BMP"),
+    "cmyk.jpg": encode(FLOWER.convert("CMYK"), "JPEG"),
+    "cmyk without a marker.jpg": without_adobe_marker(encode(FLOWER.convert("CMYK"), "JPEG")),
+    "odd subsampling.jpg": with_sampling(encode(FLOWER, "JPEG", subsampling="4:4:4"), 0x31),
+    "grey with subsampling.jpg": with_sampling(encode(FLOWER.convert("L"), "JPEG"), 0x22),
+    "rgb.ppm": encode(FLOWER, "PPM"),
+    "rgb.tif": encode(FLOWER, "TIFF", compression="tiff_lzw"),
+    "rgb stored as such.jpg": encode(FLOWER, "JPEG", keep_rgb=True),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_equals_pillow(name: str) -> None:
+    np.testing.assert_array_equal(decoded(KINDS[name]), np.asarray(pillow(KINDS[name])))
+
+
+def test_a_batch_of_many_kinds() -> None:
+    out = np.empty((len(KINDS), 32, 32, 3), np.uint8)
+    assert decode_batch(list(KINDS.values()), whole(), out, "bilinear") == {}
+    for position, content in enumerate(KINDS.values()):
+        expected = pillow(content).resize((32, 32), Image.Resampling.BILINEAR)
+        np.testing.assert_array_equal(out[position], np.asarray(expected))
+
+
+# --- crop, resize, flip ---
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG"])
+@pytest.mark.parametrize(
+    "box",
+    [(0, 0, 640, 427), (100, 50, 324, 274), (10, 20, 30, 25), (3.25, 7.5, 600.125, 420.75)],
+    ids=str,
+)
+def test_crop_and_resize_are_pillows(
+    box: tuple[float, float, float, float],
+    format_name: str,
+    interpolation: Interpolation,
+    flip: bool,
+) -> None:
+    content = encode(FLOWER, format_name)
+    out = np.empty((1, 64, 80, 3), np.uint8)
+    assert decode_batch([content], boxed(box, flip=flip), out, interpolation) == {}
+    filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+    expected = pillow(content).resize((80, 64), filters[interpolation], box=box)
+    if flip:
+        expected = expected.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    np.testing.assert_array_equal(out[0], np.asarray(expected))
+
+
+def test_each_image_has_its_own_box_and_flip() -> None:
+    content = encode(FLOWER, "JPEG")
+    boxes = np.array([[0, 0, 32, 32], [64, 0, 96, 32], [64, 0, 96, 32]], float)
+    out = np.empty((3, 32, 32, 3), np.uint8)
+    flips = np.array([False, False, True])
+    decode_batch([content] * 3, lambda _: Crops(boxes, flips), out, "bilinear")
+    image = np.asarray(pillow(content))
+    np.testing.assert_array_equal(out[0], image[:32, :32])
+    np.testing.assert_array_equal(out[1], image[:32, 64:96])
+    np.testing.assert_array_equal(out[2], image[:32, 64:96][:, ::-1])
+
+
+def test_crop_is_told_the_stored_sizes() -> None:
+    told: list[list[int]] = []
+
+    def crop(sizes: NDArray[np.int64]) -> Crops:
+        told.extend(sizes.tolist())
+        return whole()(sizes)
+
+    contents = [encode(FLOWER.crop((0, 0, 30, 20)), "JPEG"), b"", KINDS["16 bit.png"]]
+    bad = decode_batch(contents, crop, np.empty((3, 4, 4, 3), np.uint8), "bilinear")
+    assert told == [[30, 20], [1, 1], [64, 48]]
+    assert list(bad) == [1]
+
+
+def test_an_empty_slice() -> None:
+    assert decode_batch([], whole(), np.empty((0, 4, 4, 3), np.uint8), "bilinear") == {}
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"this is a text, not an image", "not an image"),
+        (encode(FLOWER, "JPEG")[:5000], "truncated"),
+        (encode(FLOWER, "JPEG")[:3], "not an image"),
+        (encode(FLOWER, "PNG")[:5000], "truncated"),
+        (KINDS["lossy.webp"][:2000], ""),
+    ],
+    ids=["empty", "text", "half a jpeg", "start of a jpeg", "half a png", "half a webp"],
+)
+def test_a_bad_image_is_named_and_black(content: bytes, reason: str) -> None:
+    good = encode(FLOWER, "JPEG")
+    out = np.full((3, 16, 16, 3), 77, np.uint8)
+    bad = decode_batch([good, content, good], whole(), out, "bilinear")
+    assert list(bad) == [1]
+    assert bad[1]
+    assert reason in bad[1]
+    assert not out[1].any()
+    np.testing.assert_array_equal(out[0], out[2])
+    assert out[0].any()
+
+
+@pytest.mark.parametrize(
+    ("format_name", "options"),
+    [
+        ("JPEG", {}),
+        ("JPEG", {"progressive": True}),
+        ("PNG", {}),
+        ("WEBP", {}),
+        ("TIFF", {}),
+        ("GIF", {}),
+        ("BMP", {}),
+    ],
+    ids=str,
+)
+def test_random_damage_never_raises(format_name: str, options: dict[str, Any]) -> None:
+    generator = np.random.default_rng(7)
+    whole_file = encode(FLOWER.resize((48, 32)), format_name, **options)
+    damaged = [damage(whole_file, generator) for _ in range(1000)]
+    out = np.full((len(damaged), 16, 16, 3), 77, np.uint8)
+    bad = decode_batch(damaged, whole(), out, "bilinear")
+    assert all(bad.values())
+    assert not out[list(bad)].any()
+    assert 0 < len(bad) < len(damaged)  # the damage is neither too small to see nor always fatal
+
+
+def damage(content: bytes, generator: np.random.Generator) -> bytes:
+    """Some bytes altered, a stretch cut out or doubled, or the end cut off."""
+    broken = bytearray(content)
+    kind = generator.integers(4)
+    start, stop = sorted(generator.integers(2, len(broken), size=2))
+    if kind == 0:
+        for place in generator.integers(2, len(broken), size=generator.integers(1, 20)):
+            broken[place] = generator.integers(256)
+    elif kind == 1:
+        del broken[start:stop]
+    elif kind == 2:
+        broken[stop:stop] = broken[start:stop]
+    else:
+        del broken[stop:]
+    return bytes(broken)
+
+
+def test_a_size_that_the_content_does_not_keep_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some Pillow plugins read the size in one place and the pixels in another."""
+    monkeypatch.setattr(decode, "_size", lambda _: (200, 200))
+    out = np.full((1, 8, 8, 3), 77, np.uint8)
+    content = encode(FLOWER.resize((32, 32)), "PNG")
+    bad = decode_batch([content], boxed((150.0, 150.0, 190.0, 190.0)), out, "bilinear")
+    assert "differ in size" in bad[0]
+    assert not out.any()
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + checksum
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(1 << 16))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels)
+
+
+def jpeg_of_size(width: int, height: int) -> bytes:
+    content = bytearray(encode(FLOWER, "JPEG"))
+    start = content.index(b"\xff\xc0")
+    content[start + 5 : start + 9] = struct.pack(">HH", height, width)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [png_of_size(60_000, 60_000), png_of_size(14_000, 14_000), jpeg_of_size(65_000, 65_000)],
+    ids=["png", "png just too large", "jpeg"],
+)
+def test_a_bomb_is_refused_before_it_takes_memory(bomb: bytes) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    bad = decode_batch([bomb], whole(), np.empty((1, 8, 8, 3), np.uint8), "bilinear")
+    assert "believable" in bad[0] or "bomb" in bad[0]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kB
+
+
+def test_a_size_of_zero_is_refused() -> None:
+    bad = decode_batch([jpeg_of_size(0, 10)], whole(), np.empty((1, 8, 8, 3), np.uint8), "bilinear")
+    assert list(bad) == [0]

@@ -1,0 +1,599 @@
+import errno
+import io
+import mmap
+import os
+import shutil
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainyard import files
+from trainyard.data import formats, index
+from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.index import (
+    Index,
+    build_index,
+    check_same_classes,
+    load_index,
+    open_index,
+)
+from trainyard.errors import DataError
+
+LONG_AGO = 1_000_000_000  # seconds since 1970
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The locations scanned so far: an index that is not rebuilt adds none."""
+    seen: list[str] = []
+    real_scan = formats.scan
+
+    def scan(location: str) -> Scan:
+        seen.append(location)
+        return real_scan(location)
+
+    monkeypatch.setattr(formats, "scan", scan)
+    return seen
+
+
+@pytest.fixture
+def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Makes writing an index into a folder fail; permissions would not stop root."""
+
+    def protect(folder: Path) -> None:
+        def atomic_write(path: Path) -> Any:
+            if path.is_relative_to(folder):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+            return files.atomic_write(path)
+
+        monkeypatch.setattr(index, "atomic_write", atomic_write)
+
+    return protect
+
+
+def write_image(path: Path, content: str = "an image") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+
+
+def write_shard(path: Path, labels: list[int]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for number, label in enumerate(labels):
+            for suffix, content in (("jpg", b"image"), ("cls", b"%d" % label)):
+                info = tarfile.TarInfo(f"{path.stem}-{number}.{suffix}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+def age(folder: Path) -> None:
+    """Clocks of file systems are coarse: what is written from here on is newer for certain."""
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (LONG_AGO, LONG_AGO))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    data = tmp_path / "folder"
+    for name in ("cat/1.jpg", "cat/2.jpg", "dog/deep/3.png", "épagneul/été.jpg"):
+        write_image(data / name, f"the image {name}")
+    age(data)
+    return data
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    data = tmp_path / "shards"
+    for number in range(3):
+        write_shard(data / f"train-{number}.tar", [number, 4])
+    age(data)
+    return data
+
+
+def stored_bytes(table: Index) -> list[bytes]:
+    found = []
+    for sample in range(len(table)):
+        path, offset, size = table.locate(sample)
+        found.append(path.read_bytes()[offset : offset + size])
+    return found
+
+
+def file_names(table: Index) -> list[str]:
+    return [table.file_names[row] for row in range(len(table.file_names))]
+
+
+def replace(path: Path, content: bytes) -> None:
+    path.unlink()  # a new file: the old one may be mapped still
+    path.write_bytes(content)
+
+
+def assert_same_table(one: Index, other: Index) -> None:
+    assert one.fingerprint == other.fingerprint
+    assert (one.format, one.classes) == (other.format, other.classes)
+    assert one.has_names == other.has_names
+    for column in ("file", "offset", "size", "label"):
+        assert np.array_equal(getattr(one, column), getattr(other, column))
+    assert file_names(one) == file_names(other)
+
+
+# --- what an index holds ---
+
+
+def test_the_index_of_a_folder(folder: Path) -> None:
+    table = open_index(str(folder))
+
+    assert (len(table), table.format, table.root) == (4, "folder", folder)
+    assert (table.classes, table.has_names) == (("cat", "dog", "épagneul"), True)
+    assert table.label.tolist() == [0, 0, 1, 2]
+    assert table.file.tolist() == [0, 1, 2, 3]
+    names = ["cat/1.jpg", "cat/2.jpg", "dog/deep/3.png", "épagneul/été.jpg"]
+    assert file_names(table) == names
+    assert stored_bytes(table) == [f"the image {name}".encode() for name in names]
+
+
+def test_the_index_of_shards(shards: Path) -> None:
+    table = open_index(str(shards))
+
+    assert (len(table), table.format, table.root) == (6, "webdataset", shards)
+    assert (table.classes, table.has_names) == (("0", "1", "2", "3", "4"), False)
+    assert table.label.tolist() == [0, 4, 1, 4, 2, 4]
+    assert table.file.tolist() == [0, 0, 1, 1, 2, 2]
+    assert file_names(table) == ["train-0.tar", "train-1.tar", "train-2.tar"]
+    assert stored_bytes(table) == [b"image"] * 6
+
+
+def test_columns_have_the_types_of_the_design(folder: Path) -> None:
+    table = open_index(str(folder))
+
+    types = [column.dtype for column in (table.file, table.offset, table.size, table.label)]
+    assert types == [np.int32, np.int64, np.int64, np.int32]
+
+
+def test_progress_counts_the_samples(shards: Path) -> None:
+    counts: list[int] = []
+
+    open_index(str(shards), counts.append)
+
+    assert counts == [2, 4, 6]
+
+
+def test_a_name_that_is_not_utf8_survives(tmp_path: Path) -> None:
+    write_image(tmp_path / "data/cat" / os.fsdecode(b"caf\xe9.jpg"), "latin")
+
+    assert stored_bytes(open_index(f"{tmp_path}/data")) == [b"latin"]
+    assert stored_bytes(open_index(f"{tmp_path}/data")) == [b"latin"]
+
+
+def test_no_images_at_all_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "data/cat").mkdir(parents=True)
+
+    with pytest.raises(DataError, match="data: no images"):
+        open_index(f"{tmp_path}/data")
+
+
+# --- saved and opened again ---
+
+
+def test_build_save_open(folder: Path, shards: Path, scans: list[str]) -> None:
+    for data in (folder, shards):
+        built = build_index(str(data))
+        opened = open_index(str(data))
+        loaded = load_index(built.path)
+
+        assert loaded is not None
+        assert_same_table(built, opened)
+        assert_same_table(built, loaded)
+        assert stored_bytes(built) == stored_bytes(opened) == stored_bytes(loaded)
+    assert len(scans) == 2
+
+
+def test_an_index_lies_beside_the_data_and_is_hidden(folder: Path, cache: Path) -> None:
+    table = open_index(str(folder))
+
+    assert table.path.parent == folder
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == [
+        table.path.name
+    ]
+    assert not cache.exists()
+
+
+def test_an_unchanged_data_set_is_not_scanned_again(
+    folder: Path, shards: Path, scans: list[str]
+) -> None:
+    locations = [str(folder), str(shards), f"{shards}/*.tar", f"{shards}/train-{{0..2}}.tar"]
+    locations.append(f"{shards}/train-0.tar")
+    for _ in range(3):
+        for location in locations:
+            open_index(location)
+
+    assert scans == locations
+
+
+def test_parts_of_one_folder_have_indexes_of_their_own(shards: Path) -> None:
+    locations = [str(shards), f"{shards}/train-1.tar", f"{shards}/train-{{0..1}}.tar"]
+    first = [open_index(location).label.tolist() for location in locations]
+    again = [open_index(location).label.tolist() for location in locations]
+
+    assert first == again == [[0, 4, 1, 4, 2, 4], [1, 4], [0, 4, 1, 4]]
+
+
+def test_one_location_has_one_index_however_it_is_written(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, scans: list[str]
+) -> None:
+    monkeypatch.chdir(shards.parent)
+    for location in ("shards", "shards/", "./shards", str(shards)):
+        assert stored_bytes(open_index(location)) == [b"image"] * 6
+    for location in ("shards/*.tar", f"{shards}/*.tar"):
+        assert stored_bytes(open_index(location)) == [b"image"] * 6
+
+    assert scans == ["shards", "shards/*.tar"]
+
+
+def test_an_index_moves_with_its_folder(folder: Path, shards: Path, scans: list[str]) -> None:
+    for data in (folder, shards):
+        before = stored_bytes(open_index(str(data)))
+        moved = data.rename(data.with_name(f"{data.name}-moved"))
+
+        after = open_index(str(moved))
+
+        assert after.root == moved
+        assert stored_bytes(after) == before
+    assert scans == [str(folder), str(shards)]
+
+
+# --- read-only data ---
+
+
+def test_the_index_of_read_only_data_lies_in_the_cache(
+    folder: Path, cache: Path, scans: list[str], read_only: Callable[[Path], None]
+) -> None:
+    read_only(folder)
+
+    built, opened = open_index(str(folder)), open_index(str(folder))
+
+    assert built.path.parent == opened.path.parent == cache
+    assert opened.root == folder
+    assert len(stored_bytes(opened)) == 4
+    assert scans == [str(folder)]
+    write_image(folder / "cat/0.jpg")
+    assert len(open_index(str(folder))) == 5
+
+
+def test_data_sets_do_not_mix_in_the_cache(
+    tmp_path: Path, folder: Path, read_only: Callable[[Path], None]
+) -> None:
+    read_only(tmp_path / "other")
+    write_image(tmp_path / "other/one/folder/cat/1.jpg", "one")
+    write_image(tmp_path / "other/two/folder/cat/1.jpg", "two")
+
+    for _ in range(2):
+        assert stored_bytes(open_index(f"{tmp_path}/other/one/folder")) == [b"one"]
+        assert stored_bytes(open_index(f"{tmp_path}/other/two/folder")) == [b"two"]
+
+
+def test_a_link_that_points_elsewhere_now_is_another_data_set(
+    tmp_path: Path, read_only: Callable[[Path], None]
+) -> None:
+    data, link = tmp_path / "data", tmp_path / "data/current"
+    write_image(data / "v1/cat/1.jpg", "one")
+    write_image(data / "v2/cat/1.jpg", "two")
+    read_only(data)
+
+    for version, content in (("v1", b"one"), ("v2", b"two")):
+        link.unlink(missing_ok=True)
+        link.symlink_to(data / version)
+        assert stored_bytes(open_index(str(link))) == [content]
+
+
+def test_nowhere_to_write_is_an_error_that_says_what_to_do(
+    tmp_path: Path, folder: Path, read_only: Callable[[Path], None]
+) -> None:
+    read_only(tmp_path)
+
+    with pytest.raises(DataError, match=f"{folder}.*Read-only.*TRAINYARD_CACHE"):
+        open_index(str(folder))
+
+
+# --- changed data ---
+
+
+def add_image(data: Path) -> None:
+    write_image(data / "cat/0.jpg")
+
+
+def add_nested_image(data: Path) -> None:
+    write_image(data / "dog/deep/0.jpg")
+
+
+def add_nested_folder(data: Path) -> None:
+    write_image(data / "dog/deep/er/0.jpg")
+
+
+def remove_image(data: Path) -> None:
+    (data / "cat/2.jpg").unlink()
+
+
+def rename_image(data: Path) -> None:
+    (data / "cat/2.jpg").rename(data / "cat/3.jpg")
+
+
+def add_class(data: Path) -> None:
+    write_image(data / "bird/1.jpg")
+
+
+def add_empty_class(data: Path) -> None:
+    (data / "östrich").mkdir()  # sorts last: no image's label changes
+
+
+def rename_class(data: Path) -> None:
+    (data / "cat").rename(data / "lynx")
+
+
+def remove_class(data: Path) -> None:
+    shutil.rmtree(data / "cat")
+
+
+CHANGES_TO_A_FOLDER = [
+    *(add_image, add_nested_image, add_nested_folder, remove_image, rename_image),
+    *(add_class, add_empty_class, rename_class, remove_class),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES_TO_A_FOLDER)
+def test_a_changed_folder_gets_a_fresh_index(
+    folder: Path, scans: list[str], change: Callable[[Path], None]
+) -> None:
+    before = open_index(str(folder)).fingerprint
+    change(folder)
+
+    after = open_index(str(folder))
+
+    assert after.fingerprint != before
+    images = sorted(path for path in folder.rglob("*") if path.suffix in (".jpg", ".png"))
+    assert sorted(after.locate(sample)[0] for sample in range(len(after))) == images
+    assert after.classes == tuple(sorted(path.name for path in folder.iterdir() if path.is_dir()))
+    open_index(str(folder))
+    assert len(scans) == 2  # the fresh one was saved
+
+
+def rewrite_shard(data: Path) -> None:
+    write_shard(data / "train-1.tar", [3, 3])
+
+
+def rewrite_shard_in_its_old_size(data: Path) -> None:
+    before = (data / "train-1.tar").stat().st_size
+    write_shard(data / "train-1.tar", [9, 9])
+    assert (data / "train-1.tar").stat().st_size == before
+
+
+def add_shard(data: Path) -> None:
+    write_shard(data / "train-7.tar", [3])
+
+
+def remove_shard(data: Path) -> None:
+    (data / "train-0.tar").unlink()
+
+
+@pytest.mark.parametrize("pattern", ["", "/*.tar", "/train-?.tar"])
+@pytest.mark.parametrize(
+    "change", [rewrite_shard, rewrite_shard_in_its_old_size, add_shard, remove_shard]
+)
+def test_changed_shards_get_a_fresh_index(
+    shards: Path, scans: list[str], pattern: str, change: Callable[[Path], None]
+) -> None:
+    location = f"{shards}{pattern}"
+    before = open_index(location).fingerprint
+    change(shards)
+
+    after = open_index(location)
+
+    assert after.fingerprint != before
+    assert_same_table(after, build_index(location))
+    open_index(location)
+    assert len(scans) == 3  # at first, after the change, and the one to compare with
+
+
+def test_a_shard_added_to_one_of_the_folders_of_a_glob(tmp_path: Path) -> None:
+    for name in ("a/1.tar", "b/deep/1.tar", "c/deep/1.tar", "c/1.tar"):
+        write_shard(tmp_path / "data" / name, [0])
+    age(tmp_path / "data")
+    flat, deep = f"{tmp_path}/data/*/*.tar", f"{tmp_path}/data/*/*/*.tar"
+    assert (len(open_index(flat)), len(open_index(deep))) == (2, 2)
+
+    write_shard(tmp_path / "data/a/2.tar", [0])
+    write_shard(tmp_path / "data/b/new/1.tar", [0])
+
+    assert (len(open_index(flat)), len(open_index(deep))) == (3, 3)
+
+
+def test_a_brace_list_does_not_care_what_else_its_folder_gains(
+    shards: Path, scans: list[str]
+) -> None:
+    for location in (f"{shards}/train-{{0..1}}.tar", f"{shards}/train-0.tar"):
+        open_index(location)
+        write_shard(shards / "train-2.tar", [5])
+        write_shard(shards / "train-3.tar", [5])
+        open_index(location)
+
+    assert len(scans) == 2
+
+
+# --- broken index files ---
+
+
+def test_an_index_cut_short_anywhere_is_rebuilt(folder: Path, scans: list[str]) -> None:
+    table = open_index(str(folder))
+    content = table.path.read_bytes()
+    lengths = [0, 1, 7, 8, 9, 15, 16, 17, 100, len(content) // 2, len(content) - 1]
+
+    for length in lengths:
+        replace(table.path, content[:length])
+        assert load_index(table.path) is None, length
+        assert_same_table(open_index(str(folder)), table)
+        assert table.path.read_bytes() == content
+
+    assert len(scans) == 1 + len(lengths)
+
+
+@pytest.mark.parametrize("foreign", [b"TYINDEX0", b"PK\x03\x04", b"\0" * 16, b"{}\n"])
+def test_a_foreign_file_in_its_place_is_rebuilt(
+    folder: Path, scans: list[str], foreign: bytes
+) -> None:
+    table = open_index(str(folder))
+    content = table.path.read_bytes()
+    replace(table.path, foreign + content[len(foreign) :])
+
+    assert load_index(table.path) is None
+    assert len(open_index(str(folder))) == 4
+    assert table.path.read_bytes() == content
+
+
+def test_load_index_of_no_file_is_none(tmp_path: Path) -> None:
+    assert load_index(tmp_path / "absent") is None
+    assert load_index(tmp_path) is None
+
+
+def test_a_failed_write_leaves_no_file_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+    with pytest.raises(DataError, match="No space left"):
+        open_index(str(folder))
+
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+    assert list(cache.iterdir()) == []
+
+
+# --- fingerprints ---
+
+
+def test_a_copy_has_the_same_fingerprint(tmp_path: Path, folder: Path, shards: Path) -> None:
+    for data in (folder, shards):
+        shutil.copytree(data, tmp_path / "other/place" / data.name)
+
+        original, copied = open_index(str(data)), open_index(f"{tmp_path}/other/place/{data.name}")
+
+        assert original.fingerprint == copied.fingerprint
+
+
+def test_a_fingerprint_does_not_depend_on_how_shards_are_named(shards: Path) -> None:
+    locations = [str(shards), f"{shards}/*.tar", f"{shards}/train-{{0..2}}.tar"]
+
+    assert len({open_index(location).fingerprint for location in locations}) == 1
+
+
+def test_any_change_of_the_data_changes_the_fingerprint(tmp_path: Path) -> None:
+    def fingerprint(images: dict[str, str]) -> str:
+        shutil.rmtree(tmp_path / "data", ignore_errors=True)
+        for name, content in images.items():
+            write_image(tmp_path / "data" / name, content)
+        return build_index(f"{tmp_path}/data").fingerprint
+
+    fingerprints = [
+        fingerprint({"a/1.jpg": "one", "b/2.jpg": "two"}),
+        fingerprint({"a/1.jpg": "one!", "b/2.jpg": "two"}),  # size
+        fingerprint({"a/1.jpg": "one", "b/3.jpg": "two"}),  # name
+        fingerprint({"a/1.jpg": "one", "a/2.jpg": "two"}),  # label
+        fingerprint({"a/1.jpg": "one", "c/2.jpg": "two"}),  # class name
+        fingerprint({"a/1.jpg": "one", "b/2.jpg": "two", "b/3.jpg": "two"}),
+    ]
+
+    assert len(set(fingerprints)) == len(fingerprints)
+
+
+def test_a_label_alone_changes_the_fingerprint(tmp_path: Path) -> None:
+    found = set()
+    for labels in ([0, 1, 2], [0, 2, 1], [1, 0, 2], [2, 2, 2]):
+        write_shard(tmp_path / "0.tar", labels)
+        found.add(build_index(f"{tmp_path}/0.tar").fingerprint)
+
+    assert len(found) == 4
+
+
+# --- two splits of one data set ---
+
+
+@pytest.mark.parametrize(
+    ("known", "found"),
+    [
+        ("cat dog", "cat dog"),
+        ("cat dog eel", "0 1 2"),  # shards know no names
+        ("cat dog eel", "0 1"),  # nor the classes that none of their images has
+        ("0 1 2", "cat dog eel"),
+        ("0 1 2", "0 1"),
+    ],
+)
+def test_classes_that_fit(known: str, found: str) -> None:
+    check_same_classes(known.split(), found.split(), "val")
+
+
+@pytest.mark.parametrize(
+    ("known", "found", "words"),
+    [
+        ("cat dog", "cat", "1 instead of 2.*'dog' is missing"),
+        ("cat dog", "cat eel", "'eel' is new, 'dog' is missing"),
+        ("cat dog", "cat dog eel", "3 instead of 2.*'eel' is new"),
+        ("cat dog", "0 1 2", "3 instead of 2"),
+        ("0 1", "0 1 2", "'2' is new"),
+        ("0 1 2 3", "0 1 3 2", "order"),  # one of them sorted as text, or shuffled
+    ],
+)
+def test_classes_that_do_not_fit(known: str, found: str, words: str) -> None:
+    with pytest.raises(DataError, match=f"^val: .*{words}"):
+        check_same_classes(known.split(), found.split(), "val")
+
+
+def test_numbers_that_are_names_must_be_the_same_ones() -> None:
+    with pytest.raises(DataError, match=r"1 instead of 2.*'1' is missing"):
+        check_same_classes(["0", "1"], ["0"], "val", has_names=True)
+
+
+# --- a large index ---
+
+
+def memory(column: np.ndarray[Any, Any]) -> object:
+    """What holds the bytes that a column is a view of."""
+    base: object = column
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base
+
+
+def test_columns_are_views_of_one_mapped_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per_file, num_files = 10_000, 100
+
+    def rows() -> Iterator[FileRows]:
+        for number in range(num_files):
+            offsets = list(range(number, number + per_file))
+            yield FileRows(f"{number:04d}.tar", offsets, [7] * per_file, [number] * per_file)
+
+    synthetic = Scan(tmp_path, "webdataset", None, (), num_files, rows())
+    monkeypatch.setattr(formats, "scan", lambda _: synthetic)
+    build_index(str(tmp_path))
+
+    table = open_index(str(tmp_path))
+
+    assert len(table) == per_file * num_files
+    columns: list[np.ndarray[Any, Any]] = [table.file, table.offset, table.size, table.label]
+    columns += [table.file_names.text, table.file_names.ends]
+    holders = {id(memory(column)): memory(column) for column in columns}
+    assert [type(holder) for holder in holders.values()] == [mmap.mmap]
+    assert not any(column.flags.writeable for column in columns)
+    assert table.locate(999_999) == (tmp_path / "0099.tar", 99 + per_file - 1, 7)
+    assert table.locate(0) == (tmp_path / "0000.tar", 0, 7)

@@ -1,0 +1,284 @@
+"""The loader: batches in the plan's order, and no way of dying that goes unnoticed."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from trainyard.data.augment import CentralCrop, RandomResizedCrop
+from trainyard.data.index import Index, open_index
+from trainyard.data.loader import HostBatch, Loader, LoaderSpec
+from trainyard.data.plan import OnePassPlan, ShuffledPlan
+from trainyard.errors import LoaderError
+
+CROP = RandomResizedCrop(seed=3, scale=(0.5, 1.0), ratio=(0.8, 1.25), flip=0.5)
+
+
+@pytest.fixture
+def index(digits: Path) -> Index:
+    return open_index(str(digits / "train"))
+
+
+def spec(**changes: Any) -> LoaderSpec:
+    """Steps 43 to 49 of 32 digits each: an epoch ends in the third of them."""
+    usual = LoaderSpec(
+        plan=ShuffledPlan(1433, 32, seed=3),
+        crop=CROP,
+        image_size=24,
+        interpolation="bilinear",
+        start=43,
+        stop=49,
+        rank=0,
+        size=1,
+        threads=2,
+    )
+    return dataclasses.replace(usual, **changes)
+
+
+def copied(batch: HostBatch) -> HostBatch:
+    arrays = (batch.images_BHWC, batch.labels, batch.ids, batch.weights)
+    return HostBatch(*(array.copy() for array in arrays), batch.bad)
+
+
+def all_batches(index: Index, config: LoaderSpec) -> list[HostBatch]:
+    with Loader(index, config) as loader:
+        return [copied(batch) for batch in loader]
+
+
+def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.uint8]:
+    """What a batch ought to show, by Pillow, one image at a time."""
+    ids = config.plan.batch(step, config.rank, config.size)
+    epochs = config.plan.epochs(step, config.rank, config.size)
+    images = [Image.open(index.locate(int(sample))[0]).convert("RGB") for sample in ids]
+    crops = config.crop(np.array([image.size for image in images]), ids, epochs)
+    shape = (config.image_size, config.image_size)
+    pixels = [
+        np.asarray(image.resize(shape, Image.Resampling.BILINEAR, box=box))
+        for image, box in zip(images, crops.boxes.tolist(), strict=True)
+    ]
+    flips = crops.flips.tolist()
+    return np.stack([p[:, ::-1] if flip else p for p, flip in zip(pixels, flips, strict=True)])
+
+
+# --- what comes out ---
+
+
+@pytest.mark.parametrize(("threads", "rank", "size"), [(1, 0, 1), (5, 0, 1), (2, 1, 3), (3, 4, 7)])
+def test_batches_come_in_the_plans_order(index: Index, threads: int, rank: int, size: int) -> None:
+    config = spec(threads=threads, rank=rank, size=size)
+    batches = all_batches(index, config)
+    assert len(batches) == 6
+    for step, batch in enumerate(batches, start=43):
+        ids = config.plan.batch(step)[rank::size]
+        np.testing.assert_array_equal(batch.ids, ids)
+        np.testing.assert_array_equal(batch.labels, index.label[ids])
+        np.testing.assert_array_equal(batch.images_BHWC, plain_images(index, config, step))
+        assert (batch.weights == 1).all()
+        assert batch.bad == []
+
+
+def test_the_last_batch_of_one_pass_is_as_short_as_it_is(index: Index) -> None:
+    """11 samples in batches of 5 on 3 ranks: the last one has a sample for the first rank only."""
+    central = spec(plan=OnePassPlan(11, 5), crop=CentralCrop(24, 0.9), start=0, stop=3, size=3)
+    seen = []
+    for rank, counts in ((0, [2, 2, 1]), (1, [2, 2, 0]), (2, [1, 1, 0])):
+        config = dataclasses.replace(central, rank=rank)
+        batches = all_batches(index, config)
+        assert [len(batch.ids) for batch in batches] == counts
+        assert [len(batch.images_BHWC) for batch in batches] == counts
+        seen += [sample for batch in batches for sample in batch.ids.tolist()]
+        np.testing.assert_array_equal(batches[0].images_BHWC, plain_images(index, config, 0))
+    assert sorted(seen) == list(range(11))
+
+
+def test_no_steps_no_batches(index: Index) -> None:
+    assert all_batches(index, spec(start=49)) == []
+
+
+def test_slots_are_not_overwritten_while_they_are_held(index: Index) -> None:
+    with Loader(index, spec(start=0, stop=12)) as loader:
+        for batch in loader:
+            then = copied(batch)
+            time.sleep(0.05)  # ample for the loader to fill every slot it has
+            for now, before in zip(batch[:4], then[:4], strict=True):
+                np.testing.assert_array_equal(now, before)
+
+
+def test_two_loaders_at_once(index: Index) -> None:
+    first, second = spec(), spec(start=0, stop=6, rank=1, size=2)
+    with Loader(index, first) as one, Loader(index, second) as other:
+        for step, (batch, another) in enumerate(zip(one, other, strict=True)):
+            np.testing.assert_array_equal(batch.ids, first.plan.batch(43 + step))
+            np.testing.assert_array_equal(another.ids, second.plan.batch(step, 1, 2))
+
+
+def test_bad_samples_weigh_nothing_and_are_described(tmp_path: Path, digits: Path) -> None:
+    shutil.copytree(digits / "val" / "0", tmp_path / "0")
+    index = open_index(str(tmp_path))
+    gone, changed, broken, *_ = (index.locate(sample)[0] for sample in range(len(index)))
+    gone.unlink()
+    changed.write_bytes(changed.read_bytes() + b"more")
+    broken.write_bytes(bytes(broken.stat().st_size))
+    config = spec(plan=OnePassPlan(len(index), 32), start=0, stop=1)
+    (batch,) = all_batches(index, config)
+    assert [row.id for row in batch.bad] == [0, 1, 2]
+    assert [row.file for row in batch.bad] == [str(gone), str(changed), str(broken)]
+    for row, reason in zip(batch.bad, ("No such file", "has changed", "not an image"), strict=True):
+        assert reason in row.reason
+    assert batch.weights.tolist() == [0, 0, 0, *[1] * (len(batch.ids) - 3)]
+    assert not batch.images_BHWC[:3].any()
+    assert batch.images_BHWC[3:].any(axis=(1, 2, 3)).all()
+
+
+# --- errors and deaths ---
+
+
+def test_an_error_in_a_thread_arrives_with_its_traceback(index: Index) -> None:
+    too_many = spec(plan=ShuffledPlan(5000, 32, seed=3))  # ids that the index does not have
+    with Loader(index, too_many) as loader:
+        with pytest.raises(LoaderError, match=r"(?s)Traceback.*in locate.*IndexError"):
+            next(loader)
+        with pytest.raises(LoaderError, match="died"):  # and no hang if asked again
+            next(loader)
+
+
+def test_batches_before_an_error_are_still_given(index: Index) -> None:
+    two_good = spec(plan=OnePassPlan(1443, 481), crop=CentralCrop(24, 0.9), start=0, stop=3)
+    with Loader(index, two_good) as loader:
+        assert [len(next(loader).ids) for _ in range(2)] == [481, 481]
+        with pytest.raises(LoaderError, match="IndexError"):
+            next(loader)
+
+
+def test_an_index_that_is_gone_is_named(digits: Path, tmp_path: Path) -> None:
+    shutil.copytree(digits / "val" / "0", tmp_path / "0")
+    index = open_index(str(tmp_path))
+    index.path.unlink()
+    with Loader(index, spec()) as loader, pytest.raises(LoaderError, match=str(index.path)):
+        next(loader)
+
+
+def test_the_death_of_the_loader_is_noticed_within_a_second(index: Index) -> None:
+    """While the trainer waits in next(), which a stopped loader keeps it doing."""
+    died_at: list[float] = []
+    with Loader(index, spec(start=0, stop=1000)) as loader:
+        next(loader)
+        os.kill(loader._process.pid, signal.SIGSTOP)
+
+        def kill() -> None:
+            died_at.append(time.monotonic())
+            os.kill(loader._process.pid, signal.SIGKILL)
+
+        timer = threading.Timer(0.3, kill)
+        timer.start()
+        with pytest.raises(LoaderError, match=r"died \(signal 9\)"):
+            for _ in loader:
+                pass
+        noticed_at = time.monotonic()
+        timer.join()
+    print(f"noticed after {noticed_at - died_at[0]:.4f} s")
+    assert noticed_at - died_at[0] < 1
+
+
+def test_a_loader_that_cannot_start_says_so(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard.data.loader._COMMAND", (sys.executable, "-c", "exit(3)"))
+    with pytest.raises(LoaderError, match=r"died \(exit code 3\)"), Loader(index, spec()) as loader:
+        next(loader)
+
+
+def test_signals_that_end_a_run_do_not_end_the_loader(index: Index) -> None:
+    """Neither while it starts nor later: the trainer still wants its last batches."""
+    config = spec(start=0, stop=4)
+    with Loader(index, config) as loader:
+        for step in range(4):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(loader._process.pid, number)
+            np.testing.assert_array_equal(next(loader).ids, config.plan.batch(step))
+
+
+def test_the_trainers_own_signals_come_through(index: Index) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with Loader(index, spec()):
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+# --- nothing is left behind ---
+
+
+def test_closing_in_the_middle_and_twice(index: Index) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    loader = Loader(index, spec(start=0, stop=1000))
+    next(loader)
+    loader.close()
+    assert loader._process.returncode is not None
+    loader.close()
+    with pytest.raises(LoaderError):
+        next(loader)
+    del loader
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_closing_at_once(index: Index) -> None:
+    with Loader(index, spec()) as loader:
+        pass
+    assert loader._process.returncode == 0
+
+
+TRAINER = """
+import json, sys, time
+from pathlib import Path
+from tests.data.test_loader import spec
+from trainyard.data.index import load_index
+from trainyard.data.loader import Loader
+
+loader = Loader(load_index(Path(sys.argv[1])), spec(start=0, stop=10**6))
+next(loader)
+print(json.dumps(loader._process.pid), flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["time.sleep(60)", "[None for _ in loader]"], ids=["idle", "busy"])
+def test_the_loader_ends_with_a_trainer_that_is_killed(index: Index, then: str) -> None:
+    shared_before = shared_memory()
+    with trainer(index, then) as process:
+        assert process.stdout is not None
+        loader = os.pidfd_open(json.loads(process.stdout.readline()))
+        process.kill()
+        killed_at = time.monotonic()
+        ended, _, _ = select.select([loader], [], [], 20)
+        print(f"the loader ended after {time.monotonic() - killed_at:.3f} s")
+        os.close(loader)
+    assert ended
+    assert shared_memory() <= shared_before
+
+
+@contextlib.contextmanager
+def trainer(index: Index, then: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", TRAINER.format(then=then), str(index.path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def shared_memory() -> set[str]:
+    """Named shared memory, but for torch's and multiprocessing's of other tests."""
+    names = os.listdir("/dev/shm")
+    return {name for name in names if not name.startswith(("torch_", "sem.", "mp-", "pym-"))}

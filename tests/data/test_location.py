@@ -1,0 +1,158 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from trainyard.data.location import (
+    expand_braces,
+    find_splits,
+    is_file_list,
+    list_files,
+    location_root,
+    train_and_val,
+)
+from trainyard.errors import DataError
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("a.tar", ["a.tar"]),
+        ("a{0..2}.tar", ["a0.tar", "a1.tar", "a2.tar"]),
+        ("a{08..10}", ["a08", "a09", "a10"]),
+        ("{98..101}", ["98", "99", "100", "101"]),
+        ("{000003..000003}", ["000003"]),
+        ("{0..1}/{5..6}", ["0/5", "0/6", "1/5", "1/6"]),
+        ("a{x}b{..}", ["a{x}b{..}"]),
+    ],
+)
+def test_expand_braces(text: str, names: list[str]) -> None:
+    assert expand_braces(text) == names
+
+
+def test_expand_braces_of_a_large_data_set() -> None:
+    names = expand_braces("imagenet-train-{000000..001281}.tar")
+
+    assert len(names) == 1282
+    assert names[-1] == "imagenet-train-001281.tar"
+
+
+def test_list_files_of_a_brace_list_keeps_its_order(tmp_path: Path) -> None:
+    touch(tmp_path, "9.tar", "10.tar", "11.tar", "12.tar")
+
+    files = list_files(f"{tmp_path}/{{9..11}}.tar")
+
+    assert files == [tmp_path / "9.tar", tmp_path / "10.tar", tmp_path / "11.tar"]
+
+
+def test_list_files_of_a_glob_is_sorted(tmp_path: Path) -> None:
+    touch(tmp_path, *(f"train-{number}.tar" for number in (3, 1, 0, 2)), "val-0.tar", "notes.txt")
+
+    files = list_files(f"{tmp_path}/train-*.tar")
+
+    assert files == [tmp_path / f"train-{number}.tar" for number in range(4)]
+
+
+def test_list_files_takes_a_real_name_that_looks_like_a_glob(tmp_path: Path) -> None:
+    touch(tmp_path, "run[1].tar", "run1.tar")
+
+    assert list_files(f"{tmp_path}/run[1].tar") == [tmp_path / "run[1].tar"]
+
+
+def test_list_files_names_the_first_missing_file_and_counts_them(tmp_path: Path) -> None:
+    touch(tmp_path, "0.tar", "2.tar")
+
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path}/1.tar: no such file")) as error:
+        list_files(f"{tmp_path}/{{0..3}}.tar")
+
+    assert "2 of 4" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["absent.tar", "absent-*.tar", "{3..1}.tar"])
+def test_list_files_of_nothing_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    touch(tmp_path, "1.tar", "2.tar", "3.tar")
+
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path}/{name}")):
+        list_files(f"{tmp_path}/{name}")
+
+
+def test_list_files_does_not_take_a_folder_for_a_file(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").mkdir()
+
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path}/0.tar")):
+        list_files(f"{tmp_path}/{{0..0}}.tar")
+
+
+def test_is_file_list(tmp_path: Path) -> None:
+    touch(tmp_path, "a.tar")
+
+    assert is_file_list(f"{tmp_path}/a.tar")
+    assert is_file_list(f"{tmp_path}/{{0..9}}.tar")
+    assert is_file_list(f"{tmp_path}/*.tar")
+    assert not is_file_list(str(tmp_path))
+    assert not is_file_list(f"{tmp_path}/absent.tar")
+
+
+def test_location_root(tmp_path: Path) -> None:
+    touch(tmp_path, "a/0.tar", "a/1.tar", "b/0.tar")
+
+    assert location_root(f"{tmp_path}/a") == tmp_path / "a"
+    assert location_root(f"{tmp_path}/a/") == tmp_path / "a"
+    assert location_root(f"{tmp_path}/a/0.tar") == tmp_path / "a"
+    assert location_root(f"{tmp_path}/a/{{0..1}}.tar") == tmp_path / "a"
+    assert location_root(f"{tmp_path}/*/0.tar") == tmp_path
+
+
+def test_location_root_of_a_relative_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    touch(tmp_path, "0.tar", "a/1.tar")
+    monkeypatch.chdir(tmp_path)
+
+    assert location_root("0.tar") == Path()
+    assert location_root("a/*.tar") == Path("a")
+
+
+def test_find_splits_of_folders(tmp_path: Path) -> None:
+    touch(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg", "test/cat/3.jpg")
+
+    assert find_splits(str(tmp_path)) == {"train": f"{tmp_path}/train", "val": f"{tmp_path}/val"}
+
+
+def test_find_splits_of_shards(tmp_path: Path) -> None:
+    folder = tmp_path / "set[1] {0..1}"  # a folder's own name is never a pattern
+    touch(folder, "x-train-0.tar", "x-train-1.tar", "x-validation-0.tar", "x-test-0.tar")
+
+    splits = find_splits(str(folder))
+
+    assert {split: list_files(location) for split, location in splits.items()} == {
+        "train": [folder / "x-train-0.tar", folder / "x-train-1.tar"],
+        "val": [folder / "x-validation-0.tar"],
+    }
+
+
+def test_find_splits_of_one_split_or_none(tmp_path: Path) -> None:
+    touch(tmp_path, "a/train/cat/1.jpg", "b/cat/1.jpg", "c.tar", "d/train.txt")
+
+    assert find_splits(f"{tmp_path}/a") == {"train": f"{tmp_path}/a/train"}
+    assert find_splits(f"{tmp_path}/b") == {}
+    assert find_splits(f"{tmp_path}/c.tar") == {}
+    assert find_splits(f"{tmp_path}/d") == {}
+
+
+def test_train_and_val_names_what_is_missing(tmp_path: Path) -> None:
+    touch(tmp_path, "whole/train/cat/1.jpg", "whole/x-val-0.tar", "half/val/cat/1.jpg")
+
+    assert train_and_val(f"{tmp_path}/whole") == find_splits(f"{tmp_path}/whole")
+    with pytest.raises(DataError, match=re.escape(f"{tmp_path}/half: has no train data")):
+        train_and_val(f"{tmp_path}/half")
+
+
+def test_find_splits_of_a_missing_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="absent: no such file or folder"):
+        find_splits(f"{tmp_path}/absent")

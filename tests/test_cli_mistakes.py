@@ -1,0 +1,333 @@
+"""Each wrong input ends with exit code 2 and one message that names it and says what to do."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import SHORT, Capture, complaint, newest
+
+# --- wrong words ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("train digit", ["'digit'", "did you mean 'digits'?"]),
+        ("train imagenet", ["'imagenet'", "there are debug, digits"]),
+        ("train ./none.toml", ["./none.toml: no such recipe file"]),
+        ("train debug --optim.lrr 1", ["'optim.lrr'", "did you mean 'optim.lr'?"]),
+        ("train debug --batch.momentum=1", ["'batch.momentum'", "did you mean 'optim.momentum'?"]),
+        ("train debug --opitm.lr 1", ["unknown recipe section 'opitm'", "did you mean 'optim'?"]),
+        ("train debug --lr 1", ["'--lr'", "did you mean --optim.lr?"]),
+        ("train debug --lr=1", ["'--lr=1'", "did you mean --optim.lr?"]),
+        ("train debug --optim.lr", ["--optim.lr needs a value"]),
+        ("train debug --optim.lr high", ['optim.lr = "high"', "a valid number"]),
+        ("train debug --optim.lr 0", ["optim.lr = 0", "greater than 0"]),
+        ("train debug --optim.lr inf", ["optim.lr", "finite"]),
+        ("train debug --optim.nesterov 1", ["optim.nesterov = 1", "boolean"]),
+        ("train debug --optim.nesterov true --optim.momentum 0", ["nesterov", "optim.momentum"]),
+        ("train debug --optim.betas 0.9,1", ["optim.betas = 1", "less than 1"]),
+        ("train debug --batch.size 64x", ['batch.size = "64x"', "valid integer"]),
+        ("train debug --batch.size 1.5", ["batch.size = 1.5", "valid integer"]),
+        ("train debug --batch.size true", ["batch.size = true", "valid integer"]),
+        ("train debug --batch.size 0", ["batch.size = 0", "greater than or equal to 1"]),
+        ("train debug --batch.micro 0", ["batch.micro = 0", "'auto' or", "equal to 1"]),
+        ("train debug --batch.precision fp8", ['"fp8"', "'fp32' or 'bf16'"]),
+        ("train debug --run.length '5 years'", ['"5 years"', "5 epochs"]),
+        ("train debug --run.length '0 steps'", ['"0 steps"', "at least one step"]),
+        ("train debug --run.length 50%", ['"50%"', "no percentage"]),
+        ("train debug --augment.scale 1,0.5", ["augment.scale = [1, 0.5]", "smaller number first"]),
+        ("train debug --augment.scale 0.5", ["augment.scale = 0.5", "array"]),
+        ("train debug --data.std 0,1,1", ["data.std", "greater than 0"]),
+        ("train debug --nonsense", ["'--nonsense'", "see trainyard train --help"]),
+        ("train debug extra", ["'extra'", "see trainyard train --help"]),
+        ("train", ["RECIPE", "see trainyard train --help"]),
+        ("", ["COMMAND", "see trainyard --help"]),
+        ("trian debug", ["'trian'", "train"]),
+        ("launch", ["LAUNCHER"]),
+        ("launch moon debug", ["'moon'", "local"]),
+        ("launch local debug --ranks 0", ["--ranks", "'0' is no whole number above 0"]),
+        ("launch local debug --ranks two", ["--ranks", "'two' is no whole number above 0"]),
+        ("launch local debug --batch.size 0", ["batch.size = 0"]),
+        ("evaluate", ["RUN_OR_CHECKPOINT"]),
+        ("evaluate x --batch.size 1", ["evaluate takes no recipe keys such as batch.size"]),
+        ("recipes digit", ["'digit'", "did you mean 'digits'?"]),
+        ("data prepare cifar", ["'cifar'", "'digits'"]),
+        ("data show", ["LOCATION"]),
+    ],
+)
+def test_wrong_words(arguments: str, words: list[str], capsys: Capture) -> None:
+    said = complaint(capsys, *shlex.split(arguments))
+    assert [word for word in words if word not in said] == [], said
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ("[optim\n", ["mine.toml: not TOML", "line 1"]),
+        ("lr = 3\n", ["'lr' stands outside a section", "did you mean 'optim.lr'?"]),
+        ("[optimizer]\nlr = 3\n", ["section 'optimizer'", "did you mean 'optim'?"]),
+        ("[optim]\nmomentun = 0.9\n", ["'optim.momentun'", "did you mean 'optim.momentum'?"]),
+        ('[batch]\nsize = "64"\n', ['batch.size = "64"', "valid integer"]),
+        ("[run]\nlength = 2020-02-02\n", ["numbers, text and lists only"]),
+        ("augment = 3\n", ["augment = 3"]),
+        ('extends = "mine.toml"\n', ["mine.toml: extends itself"]),
+        ('extends = "digit"\n', ["mine.toml: extends", "'digit'", "did you mean 'digits'?"]),
+        ('extends = "./none.toml"\n', ["mine.toml: extends", "./none.toml: no such recipe file"]),
+    ],
+)
+def test_wrong_recipes(toml: str, words: list[str], tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "mine.toml").write_text(toml)
+    said = complaint(capsys, "train", tmp_path / "mine.toml")
+    assert [word for word in words if word not in said] == [], said
+
+
+def test_a_recipe_that_is_no_text(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "mine.toml").write_bytes(b"\xff\xd8\xff\xe0")
+    assert "mine.toml: not TOML" in complaint(capsys, "train", tmp_path / "mine.toml")
+
+
+# --- wrong models ---
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--model.name resnet5", ["model.name", "'resnet5'", "did you mean resnet50 or"]),
+        ("--model.name qqqqqqqq", ["'qqqqqqqq'", "timm.list_models()"]),
+        (
+            "--model.name vgg11 --model.drop_path 0.1",
+            ["vgg11 does not take model.drop_path"],
+        ),
+        ("--data.eval_size 64", ["data.eval_size = 64", "test_vit takes one size only"]),
+    ],
+)
+def test_wrong_models(
+    arguments: str, words: list[str], digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "run"
+    where = ("--data", digits, "--run", folder)
+    said = complaint(capsys, "train", "debug", *where, *shlex.split(arguments))
+    assert [word for word in words if word not in said] == [], said
+    assert not folder.exists()  # the corrected recipe may have it
+
+
+# --- wrong data ---
+
+
+def copy_of(digits: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(digits, tmp_path / "data"))
+
+
+def missing(digits: Path, tmp_path: Path) -> tuple[Path, str]:
+    return tmp_path / "nowhere", "nowhere: no such file or folder"
+
+
+def empty(digits: Path, tmp_path: Path) -> tuple[Path, str]:
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty", "empty: has no train and no val data; expected folders"
+
+
+def without_val(digits: Path, tmp_path: Path) -> tuple[Path, str]:
+    shutil.rmtree(copy_of(digits, tmp_path) / "val")
+    return tmp_path / "data", "data: has no val data; expected folders train and val"
+
+
+def without_classes(digits: Path, tmp_path: Path) -> tuple[Path, str]:
+    for split in ("train", "val"):
+        (tmp_path / "data" / split).mkdir(parents=True)
+    return tmp_path / "data", "data/train: no images found; expected one folder per class"
+
+
+def without_images(digits: Path, tmp_path: Path) -> tuple[Path, str]:
+    for split in ("train", "val"):
+        (tmp_path / "data" / split / "cat").mkdir(parents=True)
+    return tmp_path / "data", "data/train: no images found in it"
+
+
+def with_fewer_val_classes(digits: Path, tmp_path: Path) -> tuple[Path, str]:
+    shutil.rmtree(copy_of(digits, tmp_path) / "val" / "3")
+    return tmp_path / "data", "data/val: its classes differ from those of the training data (9"
+
+
+def without_the_last_val_class(digits: Path, tmp_path: Path) -> tuple[Path, str]:
+    shutil.rmtree(copy_of(digits, tmp_path) / "val" / "9")
+    return tmp_path / "data", "(9 instead of 10): '9' is missing"
+
+
+def with_another_val_class(digits: Path, tmp_path: Path) -> tuple[Path, str]:
+    val = copy_of(digits, tmp_path) / "val"
+    (val / "9").rename(val / "nine")
+    return tmp_path / "data", "'nine' is new, '9' is missing"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        missing,
+        empty,
+        without_val,
+        without_classes,
+        without_images,
+        with_fewer_val_classes,
+        without_the_last_val_class,
+        with_another_val_class,
+    ],
+)
+def test_wrong_data(
+    make: Callable[[Path, Path], tuple[Path, str]], digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    data, words = make(digits, tmp_path)
+    folder = tmp_path / "run"
+    said = complaint(capsys, "train", "debug", "--data", data, "--run", folder)
+    assert words in said
+    assert not folder.exists()
+
+
+def test_an_empty_location_is_none(capsys: Capture, tmp_path: Path) -> None:
+    """As from `--data $UNSET`: not to be taken for the recipe's own data."""
+    said = complaint(capsys, "train", "debug", "--data", "", "--run", tmp_path / "run")
+    assert "has no train and no val data" in said
+
+
+def test_data_that_no_option_named(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "mine.toml").write_text('[model]\nname = "test_vit"\n')
+    said = complaint(capsys, "train", tmp_path / "mine.toml", "--run", tmp_path / "run")
+    assert "data.train is not set: pass --data LOCATION" in said
+
+
+def test_evaluating_on_data_of_other_classes(
+    finished: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    data, words = with_fewer_val_classes(digits, tmp_path)
+    assert words in complaint(capsys, "evaluate", finished, "--data", data)
+
+
+@pytest.mark.parametrize("action", ["index", "show"])
+def test_data_commands_on_nothing(action: str, tmp_path: Path, capsys: Capture) -> None:
+    said = complaint(capsys, "data", action, tmp_path / "none")
+    assert "none: no such file or folder" in said
+    said = complaint(capsys, "data", action, tmp_path)
+    assert "no images found; expected one folder per class" in said
+
+
+def test_digits_into_a_folder_of_something_else(tmp_path: Path, capsys: Capture) -> None:
+    said = complaint(capsys, "data", "prepare", "digits", tmp_path)
+    assert "holds 0 and 0 digits instead of 1433 and 364; remove the folder" in said
+
+
+# --- wrong run directories and checkpoints ---
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, to be damaged."""
+    return Path(shutil.copytree(finished, tmp_path / "copy", symlinks=True))
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])
+@pytest.mark.parametrize("name", ["model.safetensors", "training.pt", "manifest.json"])
+def test_a_damaged_checkpoint_is_refused(
+    name: str,
+    damage: Callable[[Path], None],
+    copied: Path,
+    digits: Path,
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    damage(newest(copied) / name)
+    train = ("train", "debug", *SHORT, "--data", digits, "--run")
+    for arguments in (
+        ("evaluate", copied),
+        (*train, copied),
+        (*train, tmp_path / "new", "--run.resume", newest(copied)),
+    ):
+        said = complaint(capsys, *arguments)
+        assert name.partition(".")[0] in said
+        assert "step-00000002" in said
+        assert "taking the one before it" not in said  # there is none
+
+
+@pytest.mark.parametrize("content", ["", "[]", "null", "{}", "\0"])
+def test_a_manifest_of_nonsense(content: str, copied: Path, capsys: Capture) -> None:
+    (newest(copied) / "manifest.json").write_text(content)
+    assert "manifest.json is unreadable" in complaint(capsys, "evaluate", copied)
+
+
+def test_checkpoints_that_are_none(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    nothing = "neither a run directory nor a checkpoint"
+    assert nothing in complaint(capsys, "evaluate", tmp_path)
+    assert nothing in complaint(capsys, "evaluate", tmp_path / "none")
+    (tmp_path / "checkpoints").mkdir()
+    assert "has no checkpoint yet" in complaint(capsys, "evaluate", tmp_path)
+    where = ("--data", digits, "--run", tmp_path / "new")
+    said = complaint(capsys, "train", "debug", *where, "--run.resume", tmp_path / "none")
+    assert "none" in said
+    assert "no such checkpoint" in said
+
+
+def test_a_run_directory_of_another_recipe(finished: Path, digits: Path, capsys: Capture) -> None:
+    train = ("train", "debug", "--data", digits, "--run", finished, *SHORT)
+    said = complaint(capsys, *train, "--optim.lr", "0.5", "--augment.flip", "0.25")
+    assert f"{finished} holds a run of another recipe" in said
+    assert "optim.lr: 0.004 -> 0.5" in said
+    assert "augment.flip: 0.0 -> 0.25" in said
+    assert "--run" in said
+
+
+def test_a_run_directory_of_other_data(
+    finished: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    data = copy_of(digits, tmp_path)
+    next((data / "val" / "5").iterdir()).unlink()
+    said = complaint(capsys, "train", "debug", "--data", data, "--run", finished, *SHORT)
+    assert f"the val data is not what the run in {finished} began with" in said
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[]"])
+def test_a_run_directory_without_its_data_s_fingerprint(
+    content: str | None, copied: Path, digits: Path, capsys: Capture
+) -> None:
+    if content is None:
+        (copied / "environment.json").unlink()
+    else:
+        (copied / "environment.json").write_text(content)
+    said = complaint(capsys, "train", "debug", "--data", digits, "--run", copied, *SHORT)
+    assert "environment.json cannot be read" in said
+
+
+def test_a_damaged_recipe_in_a_run_directory(copied: Path, digits: Path, capsys: Capture) -> None:
+    truncate(copied / "recipe.toml")
+    said = complaint(capsys, "train", "debug", "--data", digits, "--run", copied, *SHORT)
+    assert str(copied) in said
+
+
+def test_a_run_directory_that_cannot_be_one(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/run")):
+        said = complaint(capsys, "train", "debug", "--data", digits, "--run", folder, *SHORT)
+        assert f"{folder} cannot be a run directory" in said
+        assert "choose another with --run" in said
+
+
+def test_a_run_directory_that_is_read_only(
+    digits: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The tests may run as root, whom no mode keeps from writing.
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    said = complaint(capsys, "train", "debug", "--data", digits, "--run", tmp_path, *SHORT)
+    assert f"{tmp_path} cannot be a run directory (it is not writable)" in said

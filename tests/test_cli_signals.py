@@ -1,0 +1,155 @@
+"""Signals end a run after a checkpoint, and nothing is left of it."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Capture, newest, run
+from trainyard.train.checkpoint import find_problem
+
+ENDINGS = [
+    (signal.SIGINT, 130),
+    (signal.SIGTERM, 130),
+    (signal.SIGUSR1, 75),
+    (signal.SIGUSR2, 75),
+]
+LONG = (  # a run that reports at once and would never end
+    *("--run.length", "1000000 steps", "--run.log_every", "1 steps"),
+    *("--run.eval_every", "0 steps", "--run.save_every", "0 steps", "--data.threads", "1"),
+)
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+def has_begun(folder: Path) -> bool:
+    return (folder / "metrics.jsonl").exists()
+
+
+def check_stopped_run(folder: Path) -> None:
+    """The newest checkpoint is whole and that of the last step that was reported."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    progress = json.loads((newest(folder) / "progress.json").read_text())
+    assert progress["step"] == json.loads(lines[-1])["step"] > 0
+    assert find_problem(newest(folder)) is None
+
+
+@pytest.mark.parametrize(("number", "code"), ENDINGS)
+def test_train_stops_after_a_checkpoint(
+    number: signal.Signals, code: int, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "run"
+
+    def stop() -> None:
+        wait_for(lambda: has_begun(folder), "the first report")
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=stop).start()
+    before = signal.getsignal(number)
+    assert run("train", "debug", "--data", digits, "--run", folder, *LONG) == code
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert "the same command goes on from there" in said.out
+    assert signal.getsignal(number) == before
+    check_stopped_run(folder)
+
+
+@dataclasses.dataclass
+class Started:
+    """A command with all processes that come of it, told by a variable in their environment."""
+
+    process: subprocess.Popen[str]
+    token: str
+
+    def members(self) -> list[int]:
+        return [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/environ")
+            if self.token.encode() in _content(path)
+        ]
+
+    def shared_memory(self) -> set[str]:
+        """Names in /dev/shm that any of the processes has mapped."""
+        maps = [_content(Path(f"/proc/{pid}/maps")).decode() for pid in self.members()]
+        words = {word for text in maps for word in text.split()}
+        return {word for word in words if word.startswith("/dev/shm/")}
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # the process has ended
+        return b""
+
+
+def start(tmp_path: Path, *arguments: object) -> Started:
+    token = f"TRAINYARD_TEST={tmp_path}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainyard", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | dict([token.split("=")]),
+        start_new_session=True,
+    )
+    return Started(process, token)
+
+
+def check_ending(
+    started: Started, number: signal.Signals, folder: Path, num_processes: int
+) -> tuple[int, str, str]:
+    """Signal a command once it trains: exit code and output, and that nothing is left of it."""
+    wait_for(lambda: has_begun(folder), "the first report")
+    assert len(started.members()) == num_processes
+    named = started.shared_memory()
+    started.process.send_signal(number)
+    out, err = started.process.communicate(timeout=60)
+    wait_for(lambda: not started.members(), "the last process to end", timeout_s=10)
+    assert not [name for name in named if os.path.exists(name)]
+    return started.process.returncode, out, err
+
+
+def test_nothing_is_left_of_train(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    started = start(tmp_path, "train", "debug", "--data", digits, "--run", folder, *LONG)
+    code, out, err = check_ending(started, signal.SIGTERM, folder, num_processes=2)
+    assert (code, err) == (130, "")
+    assert "the same command goes on from there" in out
+    check_stopped_run(folder)
+
+
+@pytest.mark.parametrize(("number", "code"), ENDINGS)
+def test_launch_stops_after_a_checkpoint(
+    number: signal.Signals, code: int, digits: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    where = ("--data", digits, "--run", folder, "--ranks", "2")
+    started = start(tmp_path, "launch", "local", "debug", *where, *LONG)
+    ended, out, err = check_ending(started, number, folder, num_processes=5)
+    assert (ended, err) == (code, "")
+    assert out.count("the same command goes on from there") == 1
+    check_stopped_run(folder)
+
+
+def test_launch_says_what_is_wrong_once(digits: Path, tmp_path: Path) -> None:
+    where = ("--data", digits, "--run", tmp_path / "run", "--ranks", "2")
+    started = start(tmp_path, "launch", "local", "debug", *where, "--batch.size", "1")
+    out, err = started.process.communicate(timeout=60)
+    assert started.process.returncode == 2
+    assert err.startswith("trainyard: batch.size = 1 is smaller than the number of replicas (2)")
+    assert err.count("\n") == 1
+    assert out == ""
+    assert started.members() == []
