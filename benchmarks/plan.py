@@ -1,6 +1,6 @@
 """How long the order of samples takes, and what it weighs beside a shuffled list.
 
-    python benchmarks/plan.py
+python benchmarks/plan.py
 """
 
 import resource
@@ -33,7 +33,7 @@ def shuffle_seconds(num_samples: int) -> float:
 
 
 def main() -> None:
-    print(f"{'samples':>12} {'µs per id (min, median, max)':>32} {'shuffled list':>24}")
+    print(f"{'samples':>12} {'us per id: min, median, max':>32} {'shuffled list':>24}")
     for num_samples in (1_281_167, 14_197_122):
         times = microseconds_per_id(ShuffledPlan(num_samples, BATCH, seed=0))
         spread = f"{min(times):.3f}  {statistics.median(times):.3f}  {max(times):.3f}"

@@ -17,7 +17,7 @@ from tests.command_line import SHORT, Capture, complaint, newest
     ("arguments", "words"),
     [
         ("train digit", ["'digit'", "did you mean 'digits'?"]),
-        ("train imagenet", ["'imagenet'", "there are debug, digits"]),
+        ("train zzzz", ["'zzzz'", "there are ", "digits"]),
         ("train ./none.toml", ["./none.toml: no such recipe file"]),
         ("train debug --optim.lrr 1", ["'optim.lrr'", "did you mean 'optim.lr'?"]),
         ("train debug --batch.momentum=1", ["'batch.momentum'", "did you mean 'optim.momentum'?"]),

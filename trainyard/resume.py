@@ -118,6 +118,8 @@ def resume(
     if path is not None:
         with together(world):
             checkpoint.load_checkpoint(state, path)
+            if world.is_first:
+                checkpoint.point_best(folder.checkpoints, state)
         replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"
         message = f"going on from {path} at step {state.step:,} with {replicas}"
         place = {"world_size": world.size, "host": socket.gethostname()}
@@ -128,21 +130,19 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     """The checkpoint to load, and what is wrong with those that were passed over."""
     passed_over: list[str] = []
     newest = checkpoint.newest_good(folder.checkpoints, passed_over.append)
-    if asked == "auto":
-        if newest is None and passed_over:
-            raise CheckpointError(
-                f"no checkpoint of the run can be read: {'; '.join(passed_over)}. To begin anew, "
-                "choose another directory with --run"
-            )
-        return newest, passed_over
-    if newest is not None:
+    if newest is None and passed_over:
         raise CheckpointError(
-            f"{folder.path} already has checkpoints, and with run.resume = {asked!r} the run would "
+            f"no checkpoint of the run can be read: {'; '.join(passed_over)}. To begin anew, "
+            "choose another directory with --run"
+        )
+    if newest is not None and asked == "never":
+        raise CheckpointError(
+            f"{folder.path} already has checkpoints, and with run.resume = 'never' the run would "
             "not go on from them: choose another directory with --run"
         )
-    if asked == "never":
-        return None, []
-    path = Path(asked)
+    if newest is not None or asked in ("auto", "never"):
+        return newest, passed_over
+    path = Path(asked)  # to begin from; once the run has saved, it goes on from its own
     problem = checkpoint.find_problem(path)
     if problem is not None:
         raise CheckpointError(f"run.resume = {asked!r}: {problem}")

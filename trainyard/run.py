@@ -18,7 +18,7 @@ from trainyard.config import RunConfig
 from trainyard.data.datasets import Datasets, Feeds, open_datasets, open_split
 from trainyard.data.feed import Batch, Feed
 from trainyard.data.index import Index, check_same_classes
-from trainyard.errors import RecipeError, Stopped
+from trainyard.errors import DataError, RecipeError, Stopped
 from trainyard.files import RunDirectory
 from trainyard.model import build_model
 from trainyard.monitor.clock import Clock
@@ -119,7 +119,7 @@ def _train_in(
     optimizer = build_optimizer(model, config.optim)
     state = TrainState(model, optimizer, averager, Clock(), list(data.train.classes))
     report = partial(_report, sinks, state, quarantine, epoch_samples=len(data.train))
-    watch = partial(_watch, quarantine=quarantine, sinks=sinks, num_samples=len(data.val))
+    watch = partial(_watch, quarantine=quarantine, sinks=sinks, total=len(data.val))
     resume(config.run.resume, folder, state, world=world, report=report)
     num_steps = scale.steps("100%")
     with StopSignal(world) as stop, feeds.train(data.train, state.step, num_steps) as feed:
@@ -159,16 +159,16 @@ def evaluate_checkpoint(
                 checkpoint.check(path)
         with together(world):
             classes = checkpoint.read_progress(path)["classes"]
-            check_same_classes(
-                classes, index.classes, config.data.val or "", has_names=index.has_names
-            )
+            check_same_classes(classes, index.classes, str(index.root), has_names=index.has_names)
             model = _model(config, len(classes))
             checkpoint.put_weights(model, checkpoint.load_weights(path), path)
         feeds = _feeds(config, world, device)
         with counter(console, "evaluating", len(index)) as show:
-            return _evaluate(
-                config, feeds, index, model.to(device), on_batch=lambda batch, count: show(count)
-            )
+            found = _evaluate(config, feeds, index, model.to(device), on_batch=lambda _, n: show(n))
+        with together(world):
+            if not found.samples:
+                raise DataError(f"{index.root}: none of its {found.bad:,} images can be read")
+        return found
 
 
 # --- parts ---
@@ -269,11 +269,9 @@ def _evaluate(
         )
 
 
-def _watch(
-    batch: Batch, count: int, *, quarantine: Quarantine, sinks: Sinks, num_samples: int
-) -> None:
+def _watch(batch: Batch, count: int, *, quarantine: Quarantine, sinks: Sinks, total: int) -> None:
     quarantine.note("val", batch.bad)
-    sinks.show_evaluation(count, num_samples)
+    sinks.show_evaluation(count, total)
 
 
 def _save(world: World, folder: Path, state: TrainState, is_best: bool, *, keep: int) -> None:

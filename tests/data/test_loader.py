@@ -51,8 +51,13 @@ def spec(**changes: Any) -> LoaderSpec:
 
 
 def copied(batch: HostBatch) -> HostBatch:
-    arrays = (batch.images_BHWC, batch.labels, batch.ids, batch.weights)
-    return HostBatch(*(array.copy() for array in arrays), batch.bad)
+    return HostBatch(
+        images_BHWC=batch.images_BHWC.copy(),
+        labels=batch.labels.copy(),
+        ids=batch.ids.copy(),
+        weights=batch.weights.copy(),
+        bad=batch.bad,
+    )
 
 
 def all_batches(index: Index, config: LoaderSpec) -> list[HostBatch]:

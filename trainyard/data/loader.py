@@ -9,10 +9,12 @@ import dataclasses
 import json
 import multiprocessing.connection as mpc
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
@@ -31,6 +33,7 @@ from trainyard.section import Section
 _COMMAND = (sys.executable, "-m", "trainyard.data.loader_process")
 _NUM_SLOTS = 3  # one with the trainer, one ready, one being filled
 _CHECK_S = 0.5  # how often a waiting trainer looks whether the loader process still lives
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 Std = Annotated[float, Field(gt=0)]
@@ -104,12 +107,13 @@ class Loader:
         memory = os.memfd_create("trainyard-batches", os.MFD_CLOEXEC)
         try:
             self._ring = Ring(memory, **shape)
-            self._process = subprocess.Popen(
-                [*_COMMAND, str(theirs.fileno()), str(memory)],
-                pass_fds=(theirs.fileno(), memory),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # out of reach of Ctrl-C and of a launcher's killpg
-            )
+            with _signals_blocked():
+                self._process = subprocess.Popen(
+                    [*_COMMAND, str(theirs.fileno()), str(memory)],
+                    pass_fds=(theirs.fileno(), memory),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # out of reach of Ctrl-C and of a launcher's killpg
+                )
         finally:
             os.close(memory)
             theirs.close()
@@ -182,3 +186,16 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A process started inside never gets the signals that end a run, not even while it starts.
+
+    The trainer decides when to end: a signal to all processes must not cut its last steps.
+    """
+    mine = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mine)

@@ -8,7 +8,6 @@ import json
 import multiprocessing.connection as mpc
 import os
 import queue
-import signal
 import sys
 import threading
 import traceback
@@ -45,9 +44,6 @@ class Pending:
 
 
 def main(channel_fd: int, memory_fd: int) -> None:
-    # The trainer decides when to end: a signal to the whole group must not cut its last steps.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
     warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
     Image.init()  # here, not in threads: one would pass over the formats another is registering
     channel = mpc.Connection(channel_fd)
@@ -94,7 +90,7 @@ def _deliver(channel: "Channel", pending: "queue.SimpleQueue[Pending]") -> None:
             bad = [row for part in batch.slices for row in part.result()]
         except Exception:
             _send(channel, {"error": traceback.format_exc()})
-            return
+            os._exit(1)
         _send(channel, {"slot": batch.slot, "count": batch.count, "bad": bad})
 
 

@@ -18,18 +18,20 @@ def counter(
 ) -> Iterator[Callable[[int], None]]:
     """A function to be called with the count so far; drawn once two seconds have passed."""
     started = drawn = time.monotonic()
-    with console.status("") as status:
-        status.stop()
+    status = console.status("")
 
-        def show(count: int) -> None:
-            nonlocal drawn
-            now = time.monotonic()
-            if now - started > _PATIENCE_S and now - drawn > _REDRAW_S:
-                drawn = now
-                status.start()
-                status.update(escape(_text(what, count, total, now - started)))
+    def show(count: int) -> None:
+        nonlocal drawn
+        now = time.monotonic()
+        if now - started > _PATIENCE_S and now - drawn > _REDRAW_S:
+            drawn = now
+            status.start()
+            status.update(escape(_text(what, count, total, now - started)))
 
+    try:
         yield show
+    finally:
+        status.stop()
 
 
 def _text(what: str, count: int, total: int | None, seconds: float) -> str:

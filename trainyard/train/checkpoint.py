@@ -57,13 +57,15 @@ def save_checkpoint(state: TrainState, folder: Path, *, keep: int) -> Path:
     part = folder / f".{final.name}.{secrets.token_hex(4)}.part"
     try:
         _write(state, part)
-        if final.exists():  # a damaged one that was passed over on resuming
-            _remove(final)
+        # One of this step is there if it was damaged, or if its evaluation is being made up for.
+        old = _hide(final) if final.exists() else None
         os.replace(part, final)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
     fsync_folder(folder)
+    if old is not None:
+        shutil.rmtree(old)
     point(folder / "latest", final)
     _prune(folder, keep)
     return final
@@ -74,7 +76,7 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
     progress = read_progress(path)
     put_weights(state.model, load_weights(path), path)
     training = _load_training(path)
-    state.optimizer.load_state_dict(training["optimizer"])
+    _put_optimizer(state.optimizer, training, path)
     state.averager.load_state_dict(training["averager"])
     state.clock.load_state_dict(progress["clock"])
     state.step, state.samples_seen = progress["step"], progress["samples_seen"]
@@ -87,6 +89,20 @@ def load_weights(path: Path) -> dict[str, torch.Tensor]:
         return load_file(path / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def _put_optimizer(optimizer: torch.optim.Optimizer, training: dict[str, Any], path: Path) -> None:
+    """Moments and counts come from the checkpoint; rates and decays stay as the recipe says."""
+    kind = type(optimizer).__name__
+    if training["optimizer_kind"] != kind:
+        raise CheckpointError(f"{path}: is of {training['optimizer_kind']}, the recipe says {kind}")
+    groups = [{**group} for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(training["optimizer"])
+    except ValueError as error:
+        raise CheckpointError(f"{path}: does not fit the model: {error}") from None
+    for group, own in zip(optimizer.param_groups, groups, strict=True):
+        group |= own
 
 
 def _load_training(path: Path) -> dict[str, Any]:
@@ -119,7 +135,8 @@ def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) 
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"{path}: its weights do not fit the model: {error}") from None
+        first = str(error).splitlines()[1].strip()[:200]  # of what may be a line per weight
+        raise CheckpointError(f"{path}: its weights do not fit the model: {first}") from None
 
 
 def find_problem(path: Path) -> str | None:
@@ -155,6 +172,13 @@ def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
     return None
 
 
+def point_best(folder: Path, state: TrainState) -> None:
+    """Make `best` what `state` knows to be the best; a kill may have come between the two."""
+    best = folder / f"step-{state.best.get('step', 0):08d}"
+    if best.is_dir() and (folder / "best").resolve() != best.resolve():
+        point(folder / "best", best)
+
+
 def point(link: Path, target: Path) -> None:
     """Make `link` a relative symbolic link to a sibling, in one step."""
     part = link.with_name(f".{link.name}.{secrets.token_hex(4)}.part")
@@ -171,6 +195,7 @@ def _write(state: TrainState, folder: Path) -> None:
     }
     save_file(weights, folder / "model.safetensors")
     training = {
+        "optimizer_kind": type(state.optimizer).__name__,
         "optimizer": state.optimizer.state_dict(),
         "averager": state.averager.state_dict(),
     }
@@ -196,14 +221,14 @@ def _prune(folder: Path, keep: int) -> None:
     pointed = {(folder / name).resolve() for name in ("latest", "best")}
     for path in sorted(folder.glob("step-*"))[:-keep]:
         if path.resolve() not in pointed:
-            _remove(path)
+            shutil.rmtree(_hide(path))
 
 
-def _remove(path: Path) -> None:
-    """Out of sight first: there is never half a checkpoint under a checkpoint's name."""
+def _hide(path: Path) -> Path:
+    """A doomed checkpoint's new name: there is never half a one under a checkpoint's name."""
     doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     os.replace(path, doomed)
-    shutil.rmtree(doomed)
+    return doomed
 
 
 def _remove_leftovers(folder: Path) -> None:

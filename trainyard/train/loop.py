@@ -62,8 +62,8 @@ def train(run: Training) -> type[Stopped] | None:
     between a step and its save, so the batch after a checkpoint is always that of its step.
     """
     state = run.state
-    if evaluation_is_due(run) and evaluate(run):
-        save(run, is_best=True)
+    if evaluation_is_due(run):
+        save(run, is_best=evaluate(run))
     while state.step < run.num_steps:
         with run.phase("data"):
             batch = next(run.feed)
@@ -105,5 +105,6 @@ def evaluate(run: Training) -> bool:
 
 
 def save(run: Training, *, is_best: bool) -> None:
+    run.quarantine.exchange()  # going on from here, they would not be met again in this epoch
     with run.phase("save"), run.state.averager.consensus():
         run.save(is_best)

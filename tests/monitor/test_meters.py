@@ -1,0 +1,119 @@
+"""Means and rates over a stretch of training."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.spawn import spawn
+from trainyard.monitor.clock import Clock
+from trainyard.monitor.meters import Meter
+from trainyard.world import World
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Stats:
+    loss_sum: Tensor
+    correct: Tensor
+    count: Tensor
+    grad_norm: Tensor
+
+
+def stats(loss_sum: float, correct: float, count: float, grad_norm: float = 0) -> Stats:
+    return Stats(*(torch.tensor(float(value)) for value in (loss_sum, correct, count, grad_norm)))
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_means_and_rates(now: list[float]) -> None:
+    clock = Clock()
+    meter = Meter(World(), CPU, clock)
+    now[0] += 3
+    meter.add(stats(20, 4, 10, grad_norm=7))
+    with clock.phase("data"):
+        now[0] += 1
+    meter.add(stats(10, 2, 5, grad_norm=8))
+    report = meter.report()
+    assert report == {
+        "loss": 2.0,
+        "top1": 0.4,
+        "grad_norm": 8.0,  # of the last step
+        "images_per_s": 15 / 4,
+        "data_wait": 1 / 4,
+    }
+
+
+def test_evaluations_and_checkpoints_are_not_training_time(now: list[float]) -> None:
+    clock = Clock()
+    meter = Meter(World(), CPU, clock)
+    for phase in ("eval", "save"):
+        with clock.phase(phase):
+            now[0] += 1000
+    now[0] += 2
+    meter.add(stats(1, 1, 10))
+    assert meter.report()["images_per_s"] == 5
+
+
+def test_a_report_begins_afresh(now: list[float]) -> None:
+    meter = Meter(World(), CPU, Clock())
+    now[0] += 1
+    meter.add(stats(1000, 1000, 1000))
+    meter.report()
+    now[0] += 2
+    meter.add(stats(3, 0, 2))
+    report = meter.report()
+    assert (report["loss"], report["top1"], report["images_per_s"]) == (1.5, 0, 1)
+
+
+def test_a_clock_that_a_checkpoint_set_does_not_count(now: list[float]) -> None:
+    """The meter is made after the clock was loaded: what earlier runs took is not this one's."""
+    clock = Clock()
+    clock.load_state_dict({"total": 5000.0, "data": 1000.0, "eval": 2000.0})
+    meter = Meter(World(), CPU, clock)
+    now[0] += 4
+    with clock.phase("data"):
+        now[0] += 1
+    meter.add(stats(1, 0, 10))
+    report = meter.report()
+    assert (report["images_per_s"], report["data_wait"]) == (2, 0.2)
+
+
+def test_only_bad_samples(now: list[float]) -> None:
+    meter = Meter(World(), CPU, Clock())
+    now[0] += 1
+    meter.add(stats(0, 0, 0))
+    report = meter.report()
+    assert (report["loss"], report["top1"], report["images_per_s"]) == (0, 0, 0)
+
+
+def test_sums_are_exact_over_millions() -> None:
+    meter = Meter(World(), CPU, Clock())
+    meter.add(stats(2**25, 2**24, 2**24))
+    for _ in range(3):
+        meter.add(stats(1, 1, 1))  # float32 would lose each
+    report = meter.report()
+    assert report["loss"] == (2**25 + 3) / (2**24 + 3)
+    assert report["top1"] == 1
+
+
+def _report(world: World) -> dict[str, float]:
+    meter = Meter(world, CPU, Clock())
+    if world.rank == 0:
+        meter.add(stats(30, 1, 3))
+    else:
+        meter.add(stats(10, 1, 1))
+    return meter.report()
+
+
+def test_ranks_add_up() -> None:
+    for report in spawn(_report, 2):
+        assert (report["loss"], report["top1"]) == (10, 0.5)  # weighted by the counts

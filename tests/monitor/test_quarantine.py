@@ -1,0 +1,136 @@
+"""Bad samples are written down once, whoever meets them and however often."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spawn import spawn
+from trainyard.errors import DataError
+from trainyard.monitor.quarantine import Quarantine
+from trainyard.world import World
+
+SIZES = {"train": 100, "val": 10}
+
+
+def quarantine(path: Path, max_bad: float = 1, world: World = World()) -> Quarantine:  # noqa: B008
+    return Quarantine(path, world=world, max_bad=max_bad, num_samples=SIZES)
+
+
+def bad(sample: int) -> tuple[int, str, int, str]:
+    return (sample, f"cat/{sample}.jpg", 10 * sample, "not an image")
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def ids(path: Path) -> list[tuple[str, int]]:
+    return [(line["split"], line["id"]) for line in lines(path)]
+
+
+def test_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    kept = quarantine(path)
+    kept.note("train", [bad(3)])
+    assert not path.exists()  # not before all ranks have been told
+    kept.exchange()
+    assert lines(path) == [
+        {
+            "split": "train",
+            "id": 3,
+            "file": "cat/3.jpg",
+            "offset": 30,
+            "reason": "not an image",
+        }
+    ]
+
+
+def test_each_once_however_often_it_is_met(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    kept = quarantine(path)
+    for _ in range(2):
+        kept.note("train", [bad(3), bad(1), bad(3)])
+        kept.note("val", [bad(3)])  # another image, of the same number
+        kept.exchange()
+    assert ids(path) == [("train", 1), ("train", 3), ("val", 3)]
+    assert (kept.count("train"), kept.count("val")) == (2, 1)
+
+
+def test_a_restart_knows_those_of_before(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    first = quarantine(path)
+    first.note("train", [bad(1), bad(2)])
+    first.exchange()
+    second = quarantine(path)
+    assert second.count("train") == 2
+    second.note("train", [bad(2), bad(5)])
+    second.exchange()
+    assert ids(path) == [("train", 1), ("train", 2), ("train", 5)]
+
+
+def test_a_restart_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    first = quarantine(path)
+    first.note("train", [bad(1), bad(2)])
+    first.exchange()
+    path.write_bytes(path.read_bytes()[:-10])
+    second = quarantine(path)
+    assert second.count("train") == 1
+    second.note("train", [bad(2)])
+    second.exchange()
+    assert ids(path) == [("train", 1), ("train", 2)]
+
+
+@pytest.mark.parametrize(("split", "allowed"), [("train", 5), ("val", 0)])
+def test_more_than_max_bad(split: str, allowed: int, tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    kept = quarantine(path, max_bad=0.05)
+    kept.note(split, [bad(sample) for sample in range(allowed)])
+    kept.exchange()
+    kept.note(split, [bad(99)])
+    with pytest.raises(DataError) as stopped:
+        kept.exchange()
+    said = str(stopped.value)
+    assert said.startswith(f"{allowed + 1} of {SIZES[split]} {split} samples cannot be read")
+    assert "data.max_bad = 0.05" in said
+    assert str(path) in said
+    assert len(lines(path)) == allowed + 1  # the message sends people there
+
+
+def test_none_is_allowed(tmp_path: Path) -> None:
+    kept = quarantine(tmp_path / "quarantine.jsonl", max_bad=0)
+    kept.exchange()
+    kept.note("train", [bad(0)])
+    with pytest.raises(DataError):
+        kept.exchange()
+
+
+def test_all_are_allowed(tmp_path: Path) -> None:
+    kept = quarantine(tmp_path / "quarantine.jsonl", max_bad=1)
+    kept.note("val", [bad(sample) for sample in range(10)])
+    kept.exchange()
+    assert kept.count("val") == 10
+
+
+def _meet(world: World, path: Path) -> tuple[int, str]:
+    kept = quarantine(path, max_bad=0.05, world=world)
+    kept.note("train", [bad(world.rank), bad(7)])  # 7 is met by all
+    kept.exchange()
+    count = kept.count("train")
+    kept.note("train", [bad(10 + n) for n in range(5)] if world.rank == 1 else [])
+    try:
+        kept.exchange()
+    except DataError as error:
+        return count, str(error) if error.is_shared else "every rank would print it"
+    return count, "went on"
+
+
+def test_ranks_tell_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    results = spawn(_meet, 3, path)
+    assert [count for count, _ in results] == [4, 4, 4]
+    for _, said in results:
+        assert said.startswith("9 of 100 train samples cannot be read")
+    assert ids(path) == [("train", n) for n in (0, 1, 2, 7, 10, 11, 12, 13, 14)]

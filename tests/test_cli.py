@@ -1,0 +1,165 @@
+"""The commands: what they print when all is well."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import SHORT, Capture, newest, shown
+from trainyard.__main__ import main, split_overrides
+from trainyard.config import all_keys, builtin_recipes, load_recipe
+
+
+def test_overrides_are_taken_out_of_the_words() -> None:
+    words = ["train", "debug", "--optim.lr", "1", "--run", "x", "--run.length=2 steps", "--json"]
+    rest, overrides = split_overrides(words)
+    assert rest == ["train", "debug", "--run", "x", "--json"]
+    assert overrides == {"optim.lr": "1", "run.length": "2 steps"}
+
+
+def test_an_override_may_be_negative_or_empty() -> None:
+    assert split_overrides(["--optim.lr", "-1", "--data.val="])[1] == {
+        "optim.lr": "-1",
+        "data.val": "",
+    }
+
+
+def test_train_prints_where_the_run_is(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    train = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *SHORT)
+    last_line = shown(capsys, *train).splitlines()[-1]
+    assert last_line.startswith("top-1 ")
+    assert last_line.endswith(f"the run is in {tmp_path / 'run'}")
+    # The same command again has nothing left to do, and says the same.
+    again = shown(capsys, *train).splitlines()
+    assert again[0].startswith("going on from")
+    assert again[-1].split(" in ")[0] == last_line.split(" in ")[0]
+
+
+def test_train_as_json(finished: Path, digits: Path, capsys: Capture) -> None:
+    train = ("train", "debug", "--data", digits, "--run", finished, *SHORT, "--json")
+    result = json.loads(shown(capsys, *train))
+    assert result["run"] == str(finished)
+    assert result["step"] == 2
+    assert result["stopped"] is None
+    assert 0 <= result["last"]["top1"] <= result["best"]["top1"] <= 1
+
+
+def test_evaluate(finished: Path, digits: Path, capsys: Capture) -> None:
+    result = json.loads(shown(capsys, "evaluate", finished, "--json"))
+    assert {"samples", "top1", "top5", "loss"} <= set(result)
+    assert result["samples"] == 364
+    assert 0 <= result["top1"] <= result["top5"] <= 1
+    # The checkpoint says the same as the run, and as the run said of itself.
+    assert json.loads(shown(capsys, "evaluate", newest(finished), "--json")) == result
+    lines = (finished / "metrics.jsonl").read_text().splitlines()
+    said = [json.loads(line) for line in lines if '"val"' in line][-1]
+    assert {key: said[key] for key in ("top1", "top5", "loss")} == {
+        key: result[key] for key in ("top1", "top5", "loss")
+    }
+    table = shown(capsys, "evaluate", finished)
+    assert f"{result['top1']:.2%}" in table
+    # Other data: that of a data set's val, or a folder of classes.
+    assert json.loads(shown(capsys, "evaluate", finished, "--data", digits, "--json")) == result
+    other = shown(capsys, "evaluate", finished, "--data", digits / "train", "--json")
+    assert json.loads(other)["samples"] == 1433
+
+
+def test_data_show(digits: Path, capsys: Capture) -> None:
+    both = json.loads(shown(capsys, "data", "show", digits, "--json"))
+    assert list(both) == ["train", "val"]
+    val = json.loads(shown(capsys, "data", "show", digits / "val", "--json"))
+    assert val == both["val"]
+    assert val["format"] == "folder"
+    assert val["samples"] == 364
+    assert val["bytes"] == sum(path.stat().st_size for path in digits.glob("val/*/*.png"))
+    assert val["classes"] == [str(digit) for digit in range(10)]
+    counts = {path.name: len(list(path.iterdir())) for path in digits.glob("val/?")}
+    assert val["per_class"] == counts
+    table = shown(capsys, "data", "show", digits)
+    assert "1,433" in table
+    assert "364" in table
+
+
+def test_class_names_are_shown_as_they_are(tmp_path: Path, capsys: Capture, digits: Path) -> None:
+    image = next(digits.glob("train/0/*.png"))
+    for name in ("[bold]", "[/nothing]"):
+        folder = tmp_path / name.replace("/", "-")
+        folder.mkdir()
+        shutil.copy(image, folder)
+    table = shown(capsys, "data", "show", tmp_path)
+    assert "[bold]" in table
+    assert "[-nothing]" in table
+
+
+def test_data_index(digits: Path, capsys: Capture) -> None:
+    found = json.loads(shown(capsys, "data", "index", digits / "val", "--json"))["data"]
+    assert found["samples"] == 364
+    assert Path(found["index"]).is_file()
+    assert len(found["fingerprint"]) == 64
+    assert "data: 364 samples, index in" in shown(capsys, "data", "index", digits / "val")
+
+
+def test_data_prepare(tmp_path: Path, capsys: Capture) -> None:
+    for _ in range(2):  # what is there is left as it is
+        said = shown(capsys, "data", "prepare", "digits", tmp_path / "digits")
+        assert said == f"{tmp_path / 'digits'}: 1,433 images to train, 364 to validate\n"
+
+
+def test_recipes(capsys: Capture, tmp_path: Path) -> None:
+    table = shown(capsys, "recipes")
+    rows = json.loads(shown(capsys, "recipes", "--json"))
+    assert [row["recipe"] for row in rows] == list(builtin_recipes())
+    for name in builtin_recipes():
+        assert name in table
+        # A printed recipe is a recipe.
+        (tmp_path / "printed.toml").write_text(shown(capsys, "recipes", name))
+        assert load_recipe(str(tmp_path / "printed.toml")) == load_recipe(name)
+        tree = json.loads(shown(capsys, "recipes", name, "--json"))
+        assert tree["model"]["name"] == load_recipe(name).model.name
+
+
+def test_recipe_keys(capsys: Capture) -> None:
+    table = shown(capsys, "recipes", "--keys")
+    rows = json.loads(shown(capsys, "recipes", "--keys", "--json"))
+    assert [row["key"] for row in rows] == list(all_keys())
+    assert all(row["key"] in table and row["meaning"] for row in rows)
+
+
+def test_launch_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
+    options = ("--ranks", "3", "--run", tmp_path / "a run", "--dry-run", "--run.length", "2 steps")
+    line = shown(capsys, "launch", "local", "debug", "--data", digits, *options)
+    ranks, times, *command = shlex.split(line)
+    assert (ranks, times) == ("3", "x")
+    assert command[:4] == [sys.executable, "-m", "trainyard", "train"]
+    assert command[4:] == [
+        *("debug", "--run", str(tmp_path / "a run"), "--data", str(digits)),
+        "--run.length=2 steps",
+    ]
+    assert not (tmp_path / "a run").exists()
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """This is what keeps `--help` under half a second."""
+    code = (
+        "import sys; from trainyard.__main__ import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'numpy', 'pydantic', 'rich', 'timm', 'PIL'} & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.startswith("usage: trainyard")
+    assert result.stdout.endswith("\n[]\n")
+
+
+@pytest.mark.parametrize(
+    "command", ["", "train", "launch local", "evaluate", "recipes", "data show"]
+)
+def test_every_command_explains_itself(command: str, capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--help"])
+    assert ended.value.code == 0
+    assert f"usage: trainyard {command}".rstrip() in capsys.readouterr().out

@@ -1,0 +1,290 @@
+"""Recipes: read, inherited, overridden, checked strictly, compared, written back."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainyard.config import (
+    PRACTICAL,
+    RunConfig,
+    all_keys,
+    builtin_recipes,
+    check,
+    differences,
+    load_recipe,
+    to_toml,
+)
+from trainyard.errors import RecipeError
+from trainyard.run import _model
+
+BUILTIN = sorted(builtin_recipes())
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> "RecipeWriter":
+    return RecipeWriter(tmp_path)
+
+
+class RecipeWriter:
+    """Writes TOML files side by side and gives their paths."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, name: str, text: str) -> str:
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+
+# --- values ---
+
+
+def test_an_empty_recipe_is_all_defaults(recipe: RecipeWriter) -> None:
+    assert load_recipe(recipe("empty.toml", "")) == RunConfig()
+
+
+def test_toml_values(recipe: RecipeWriter) -> None:
+    config = load_recipe(
+        recipe("mine.toml", "[optim]\nlr = 1\nbetas = [0.8, 0.9]\n[data]\nmean = [0, 0.5, 1]\n")
+    )
+    assert config.optim.lr == 1.0
+    assert config.optim.betas == (0.8, 0.9)
+    assert config.data.mean == (0.0, 0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("optim.lr", "1e-3", 0.001),
+        ("optim.lr", "2", 2.0),
+        ("optim.betas", "0.8,0.9", (0.8, 0.9)),
+        ("optim.betas", "[0.8, 0.9]", (0.8, 0.9)),
+        ("optim.nesterov", "true", True),
+        ("optim.name", "adamw", "adamw"),
+        ("optim.name", '"adamw"', "adamw"),
+        ("batch.micro", "auto", "auto"),
+        ("batch.micro", "8", 8),
+        ("batch.size", "1_024", 1024),
+        ("run.length", "3 epochs", "3 epochs"),
+        ("run.resume", "auto", "auto"),
+        # A key that takes text takes it as it stands, whatever it looks like.
+        ("data.train", "shards/{000..012}.tar", "shards/{000..012}.tar"),
+        ("data.train", "1", "1"),
+        ("data.train", "true", "true"),
+        ("data.train", 'a "quoted" folder', 'a "quoted" folder'),
+        ("model.name", "123", "123"),
+        ("run.resume", "7", "7"),
+    ],
+)
+def test_overrides(key: str, text: str, value: object) -> None:
+    section, name = key.split(".")
+    assert getattr(getattr(load_recipe("debug", {key: text}), section), name) == value
+
+
+def test_an_override_beats_the_recipe_and_leaves_the_rest() -> None:
+    changed = load_recipe("debug", {"optim.lr": "1"})
+    assert differences(load_recipe("debug"), changed) == ["optim.lr: 0.004 -> 1.0"]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"batch": {"size": "64"}},
+        {"batch": {"size": True}},
+        {"batch": {"size": 64.0}},
+        {"batch": {"size": None}},
+        {"batch": {"micro": True}},
+        {"optim": {"lr": "0.1"}},
+        {"optim": {"lr": True}},
+        {"optim": {"lr": float("nan")}},
+        {"optim": {"lr": float("inf")}},
+        {"optim": {"nesterov": 1}},
+        {"optim": {"nesterov": "true"}},
+        {"optim": {"betas": [0.9]}},
+        {"optim": {"betas": [0.9, 0.9, 0.9]}},
+        {"optim": {"betas": 0.9}},
+        {"optim": {"name": "Adamw"}},
+        {"optim": {"nesterov": True, "momentum": 0.0}},
+        {"model": {"name": 50}},
+        {"model": []},
+        {"model": {"drop_path": 1}},
+        {"run": {"length": 90}},
+        {"run": {"seed": -1}},
+        {"run": {"seed": 2**31}},
+        {"run": {"keep": 0}},
+        {"data": {"std": [1, 1, 0]}},
+        {"data": {"max_bad": 1.5}},
+        {"augment": {"scale": [0.5, 0.1]}},
+        {"augment": {"ratio": [0, 1]}},
+        {"nothing": {}},
+        {"model": {"nothing": 1}},
+    ],
+    ids=repr,
+)
+def test_what_is_not_exactly_right_is_refused(tree: dict[str, object]) -> None:
+    with pytest.raises(RecipeError):
+        check(tree)
+
+
+@pytest.mark.parametrize(
+    "duration", ["5 epochs", "1 epoch", "5epochs", "0.5 epochs", "10%", "300 steps", "7 samples"]
+)
+def test_durations(duration: str) -> None:
+    assert check({"schedule": {"warmup": duration}}).schedule.warmup == duration
+
+
+@pytest.mark.parametrize(
+    "duration", ["5", "epochs", "-1 epochs", "1e3 steps", "5 years", "", "5 %%"]
+)
+def test_what_is_no_duration(duration: str) -> None:
+    with pytest.raises(RecipeError, match=r"schedule\.warmup = .*: write a number and a unit"):
+        check({"schedule": {"warmup": duration}})
+
+
+# --- near misses ---
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("optim.learning_rate", None),
+        ("optim.lrr", "optim.lr"),
+        ("optim.weight_decy", "optim.weight_decay"),
+        ("data.sizes", None),
+        ("schedule.lr", "optim.lr"),
+        ("optmi.lr", "optim"),
+        ("augmentation.flip", "augment"),
+        ("lr", "optim.lr"),
+        ("seed", "run.seed"),
+    ],
+)
+def test_near_misses(key: str, meant: str | None) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe("debug", {key: "1"})
+    assert repr(key) in str(refused.value) or repr(key.split(".")[0]) in str(refused.value)
+    if meant is not None:
+        assert f"did you mean {meant!r}?" in str(refused.value)
+
+
+# --- extends ---
+
+
+def test_extends_a_builtin_recipe_key_by_key(recipe: RecipeWriter) -> None:
+    config = load_recipe(recipe("mine.toml", 'extends = "debug"\n[optim]\nlr = 0.5\n'))
+    assert differences(load_recipe("debug"), config) == ["optim.lr: 0.004 -> 0.5"]
+
+
+def test_extends_a_file_beside_it(recipe: RecipeWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe("base.toml", 'extends = "digits"\n[optim]\nlr = 0.5\nmomentum = 0.5\n')
+    child = recipe("child.toml", 'extends = "base.toml"\n[optim]\nlr = 0.25\n')
+    monkeypatch.chdir("/")
+    config = load_recipe(child)
+    assert (config.optim.lr, config.optim.momentum) == (0.25, 0.5)
+    assert config.model.name == load_recipe("digits").model.name
+
+
+def test_a_file_may_extend_the_builtin_recipe_of_its_name(recipe: RecipeWriter) -> None:
+    path = recipe("debug.toml", 'extends = "debug"\n[optim]\nlr = 0.5\n')
+    assert load_recipe(path).optim.lr == 0.5
+
+
+def test_recipes_that_extend_each_other(recipe: RecipeWriter) -> None:
+    recipe("a.toml", 'extends = "b.toml"\n')
+    with pytest.raises(RecipeError, match=r"b\.toml: extends itself by way of a\.toml"):
+        load_recipe(recipe("b.toml", 'extends = "a.toml"\n'))
+
+
+def test_a_file_does_not_hide_the_builtin_recipe_of_its_name(
+    recipe: RecipeWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe("digits", "[optim]\nlr = 0.5\n")
+    monkeypatch.chdir(recipe.folder)
+    assert load_recipe("digits").optim.lr != 0.5
+    assert load_recipe("./digits").optim.lr == 0.5
+
+
+# --- writing and comparing ---
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_a_builtin_recipe_survives_writing(name: str, recipe: RecipeWriter) -> None:
+    config = load_recipe(name)
+    assert load_recipe(recipe("written.toml", to_toml(config))) == config
+
+
+def test_odd_values_survive_writing(recipe: RecipeWriter) -> None:
+    overrides = {
+        "data.train": 'C:\\a "b"/\u00fc {0..9}\t#.tar',
+        "optim.lr": "1e-300",
+        "optim.eps": "1e-8",
+        "optim.clip_norm": "1",
+        "batch.micro": "7",
+        "model.drop_path": "0.1",
+    }
+    config = load_recipe("debug", overrides)
+    assert load_recipe(recipe("written.toml", to_toml(config))) == config
+
+
+def test_every_key_that_matters_is_compared() -> None:
+    """Each key, changed alone, is named; only those in PRACTICAL are not."""
+    other = {
+        "model.name": "resnet18",
+        "optim.name": "sgd",
+        "schedule.name": "constant",
+        "batch.precision": "bf16",
+        "data.interpolation": "bilinear",
+        "optim.nesterov": "true",
+        "model.channels_last": "false",
+        "data.mean": "0.1,0.2,0.3",
+        "data.std": "0.1,0.2,0.3",
+        "augment.scale": "0.125,0.875",
+        "augment.ratio": "0.125,0.875",
+        "optim.betas": "0.125,0.875",
+    }
+    only_one_value = {"average.name"}
+    for key, field in all_keys().items():
+        if key in only_one_value:
+            continue
+        is_duration = key.startswith("run.") and key.endswith(("_every", "length"))
+        text = "7 steps" if is_duration or key == "schedule.warmup" else "0.125"
+        whole = field.annotation in (int, int | None) or key == "batch.micro"
+        changed = load_recipe("debug", {key: other.get(key, "7" if whole else text)})
+        named = [line.partition(":")[0] for line in differences(load_recipe("debug"), changed)]
+        assert named == ([] if key in PRACTICAL else [key])
+
+
+def test_what_may_change_when_a_run_goes_on() -> None:
+    """Where the data lies, what is bearable, and how often to speak: nothing that learns."""
+    data = {"data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"}
+    run = {"run.keep", "run.log_every", "run.save_every", "run.resume"}
+    assert data | run == PRACTICAL
+
+
+def test_equal_recipes_do_not_differ() -> None:
+    assert differences(load_recipe("debug"), load_recipe("debug")) == []
+
+
+def test_every_key_is_explained() -> None:
+    assert {key for key, field in all_keys().items() if not field.description} == set()
+
+
+# --- built-in recipes ---
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_a_builtin_recipe_builds_its_model(name: str) -> None:
+    config = load_recipe(name)
+    model = _model(config, 10).eval()
+    size = config.data.eval_size or config.data.image_size
+    with torch.no_grad():
+        assert model(torch.zeros(1, 3, size, size)).shape == (1, 10)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_a_builtin_recipe_opens_with_what_a_user_asks(name: str) -> None:
+    comment = builtin_recipes()[name].read_text().split("\n\n")[0]
+    for word in (f"trainyard train {name}", "Hardware", "Time", "Top-1"):
+        assert word in comment.replace(f"launch local {name}", f"train {name}")

@@ -1,0 +1,159 @@
+"""Files that are complete or absent, lines that survive a kill, and where the cache is."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.files import JsonLines, RunDirectory, atomic_write, cache_folder, sha256, write_text
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_appears_only_when_complete(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with atomic_write(path) as file:
+        file.write(b"one")
+        file.flush()
+        assert not path.exists()
+    assert path.read_bytes() == b"one"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with atomic_write(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_failure_leaves_the_old_file_and_nothing_else(
+    error: type[BaseException], tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with pytest.raises(error), atomic_write(path) as file:
+        file.write(b"half")
+        raise error
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_rename_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+
+    def refuse(source: Path, target: Path) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(OSError, match="no space left"):
+        write_text(path, "new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_content_is_on_disk_before_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def watched_fsync(fd: int) -> None:
+        done.append("fsync " + Path(os.readlink(f"/proc/self/fd/{fd}")).suffix)
+        fsync(fd)
+
+    def watched_replace(source: Path, target: Path) -> None:
+        done.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    write_text(tmp_path / "file", "text")
+    assert done == ["fsync .part", "rename", "fsync "]  # the last: the folder
+
+
+def test_text_is_utf8(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "größe")
+    assert (tmp_path / "file").read_bytes() == "größe".encode()
+
+
+def test_sha256(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 10_000  # longer than any buffer
+    (tmp_path / "file").write_bytes(content)
+    assert sha256(tmp_path / "file") == hashlib.sha256(content).hexdigest()
+
+
+# --- JSON lines ---
+
+
+def read(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_lines_are_appended(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    JsonLines(path)
+    assert not path.exists()  # nothing to say yet
+    JsonLines(path).append({"a": 1})
+    lines = JsonLines(path)
+    lines.append({"b": "ü\n"})
+    assert read(path) == [{"a": 1}, {"b": "ü\n"}]
+    lines.append({"c": [1.5, None]})
+    assert read(path) == [{"a": 1}, {"b": "ü\n"}, {"c": [1.5, None]}]
+
+
+@pytest.mark.parametrize(
+    ("found", "kept"),
+    [
+        ('{"a": 1}\n{"b": ', [{"a": 1}]),
+        ('{"a": 1}\n', [{"a": 1}]),
+        ('{"a"', []),
+        ("", []),
+    ],
+)
+def test_a_line_that_a_kill_cut_short_is_dropped(
+    found: str, kept: list[Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text(found)
+    JsonLines(path).append({"new": 2})
+    assert read(path) == [*kept, {"new": 2}]
+
+
+# --- places ---
+
+
+def test_the_cache_is_where_the_environment_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("TRAINYARD_CACHE", raising=False)
+    assert cache_folder() == Path("/home/someone/.cache/trainyard")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/scratch/cache")
+    assert cache_folder() == Path("/scratch/cache/trainyard")
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+
+
+def test_the_files_of_a_run_are_as_promised() -> None:
+    run = RunDirectory(Path("runs/x"))
+    assert [str(path) for path in (run.recipe, run.environment, run.metrics, run.quarantine)] == [
+        "runs/x/recipe.toml",
+        "runs/x/environment.json",
+        "runs/x/metrics.jsonl",
+        "runs/x/quarantine.jsonl",
+    ]
+    assert str(run.checkpoints) == "runs/x/checkpoints"
