@@ -9,6 +9,7 @@ setup: .venv/.ready
 # Pinned versions first, then Trainyard itself, editable. A changed pin or project file re-installs.
 .venv/.ready: pyproject.toml requirements.lock
 	@command -v $(PYTHON) >/dev/null || { echo "python3 not found: install Python 3.11 or newer"; exit 1; }
+	@echo "installing the pinned versions into .venv: 2 minutes, 6 GB with CUDA"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
