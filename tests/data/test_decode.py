@@ -15,7 +15,7 @@ from sklearn.datasets import load_sample_images
 
 from trainyard.data import decode
 from trainyard.data.augment import Crops
-from trainyard.data.decode import Interpolation, decode_batch
+from trainyard.data.decode import BadImageError, Interpolation, decode_batch, reference_image
 
 # As in the loader process: what Pillow finds odd about an image is no error.
 pytestmark = [
@@ -310,3 +310,11 @@ def test_a_bomb_is_refused_before_it_takes_memory(bomb: bytes) -> None:
 def test_a_size_of_zero_is_refused() -> None:
     bad = decode_batch([jpeg_of_size(0, 10)], whole(), np.empty((1, 8, 8, 3), np.uint8), "bilinear")
     assert list(bad) == [0]
+
+
+def test_a_program_is_not_an_image() -> None:
+    """EPS is PostScript: Pillow would hand it to Ghostscript, which runs it."""
+    eps = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(eps, "EPS")
+    with pytest.raises(BadImageError, match="not an image"):
+        reference_image(eps.getvalue())

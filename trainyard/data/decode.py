@@ -18,6 +18,9 @@ from trainyard.data.augment import Crops
 Interpolation = Literal["bilinear", "bicubic"]
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
+# What image data sets are made of.
+_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+
 MAX_PIXELS = 178_956_970  # Pillow's own limit: more is a decompression bomb, not a photograph
 
 
@@ -67,9 +70,14 @@ def _image_sizes(encoded: Sequence[bytes]) -> tuple[NDArray[np.int64], dict[int,
 def reference_image(content: bytes) -> Image.Image:
     """The whole image as RGB, by Pillow: grey, palette, CMYK and alpha are converted."""
     try:
-        return Image.open(io.BytesIO(content)).convert("RGB")
+        return _open(content).convert("RGB")
     except Exception as error:  # Pillow's plugins raise almost anything on damaged input
         raise BadImageError(_reason(content, error)) from None
+
+
+def _open(content: bytes) -> Image.Image:
+    # By name, not whatever Pillow knows: it would hand an EPS to Ghostscript to run.
+    return Image.open(io.BytesIO(content), formats=_FORMATS)
 
 
 def _fast_image(content: bytes) -> Image.Image | None:
@@ -110,7 +118,7 @@ def _resize(
 
 def _size(content: bytes) -> tuple[int, int]:
     try:
-        width, height = _fast_size(content) or Image.open(io.BytesIO(content)).size
+        width, height = _fast_size(content) or _open(content).size
     except Exception as error:
         raise BadImageError(_reason(content, error)) from None
     if not 0 < width * height <= MAX_PIXELS:
