@@ -51,6 +51,20 @@ def last_drawn(text: str) -> str:
 # --- on a terminal ---
 
 
+def test_steps_of_before_a_resumption_are_not_speed() -> None:
+    now = 0.0  # seconds
+    sink = ConsoleSink(100, Console(file=StringIO(), force_terminal=True, width=120))
+    sink._bar.get_time = lambda: now
+    sink.write(EVENT | {"step": 1})  # the bar has been there for a while
+    now = 1.0
+    sink.write(EVENT)
+    for step in (21, 22, 23):
+        now += 1
+        sink.write(TRAIN | {"step": step})
+    sink.close()
+    assert sink._bar.tasks[0].speed == pytest.approx(1.0, rel=0.5)  # steps per second
+
+
 def test_the_bar_has_all_one_wants_to_know() -> None:
     bar = last_drawn(written(TRAIN, terminal=True))
     assert bar.startswith("epoch 0.5 ")

@@ -81,6 +81,8 @@ class ConsoleSink:
         self._console.print(row, highlight=False, soft_wrap=True)
 
     def _on_event(self, report: Report) -> None:
+        if report["event"] == "resumed":  # else the steps of before would count as speed
+            self._bar.reset(self._task, completed=report["step"])
         style = {"warning": "yellow"}.get(report.get("level", ""), "cyan")
         self._console.print(
             report["message"], style=style, markup=False, highlight=False, soft_wrap=True
