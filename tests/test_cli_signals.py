@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -95,37 +96,45 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def start(tmp_path: Path, *arguments: object) -> Started:
-    token = f"TRAINYARD_TEST={tmp_path}"
-    process = subprocess.Popen(
+@contextmanager
+def started(tmp_path: Path, *arguments: object) -> Iterator[Started]:
+    """A command under way; nothing of it is left when a test fails either."""
+    variable, value = "TRAINYARD_TEST", str(tmp_path)
+    with subprocess.Popen(
         [sys.executable, "-m", "trainyard", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | dict([token.split("=")]),
+        env=os.environ | {variable: value},
         start_new_session=True,
-    )
-    return Started(process, token)
+    ) as process:
+        command = Started(process, f"{variable}={value}\0")
+        try:
+            yield command
+        finally:
+            for pid in command.members():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def check_ending(
-    started: Started, number: signal.Signals, folder: Path, num_processes: int
+    command: Started, number: signal.Signals, folder: Path, num_processes: int
 ) -> tuple[int, str, str]:
     """Signal a command once it trains: exit code and output, and that nothing is left of it."""
     wait_for(lambda: has_begun(folder), "the first report")
-    assert len(started.members()) == num_processes
-    named = started.shared_memory()
-    started.process.send_signal(number)
-    out, err = started.process.communicate(timeout=60)
-    wait_for(lambda: not started.members(), "the last process to end", timeout_s=10)
+    assert len(command.members()) == num_processes
+    named = command.shared_memory()
+    command.process.send_signal(number)
+    out, err = command.process.communicate(timeout=60)
+    wait_for(lambda: not command.members(), "the last process to end", timeout_s=10)
     assert not [name for name in named if os.path.exists(name)]
-    return started.process.returncode, out, err
+    return command.process.returncode, out, err
 
 
 def test_nothing_is_left_of_train(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    started = start(tmp_path, "train", "debug", "--data", digits, "--run", folder, *LONG)
-    code, out, err = check_ending(started, signal.SIGTERM, folder, num_processes=2)
+    with started(tmp_path, "train", "debug", "--data", digits, "--run", folder, *LONG) as command:
+        code, out, err = check_ending(command, signal.SIGTERM, folder, num_processes=2)
     assert (code, err) == (130, "")
     assert "the same command goes on from there" in out
     check_stopped_run(folder)
@@ -137,8 +146,8 @@ def test_launch_stops_after_a_checkpoint(
 ) -> None:
     folder = tmp_path / "run"
     where = ("--data", digits, "--run", folder, "--ranks", "2")
-    started = start(tmp_path, "launch", "local", "debug", *where, *LONG)
-    ended, out, err = check_ending(started, number, folder, num_processes=5)
+    with started(tmp_path, "launch", "local", "debug", *where, *LONG) as command:
+        ended, out, err = check_ending(command, number, folder, num_processes=5)
     assert (ended, err) == (code, "")
     assert out.count("the same command goes on from there") == 1
     check_stopped_run(folder)
@@ -146,10 +155,10 @@ def test_launch_stops_after_a_checkpoint(
 
 def test_launch_says_what_is_wrong_once(digits: Path, tmp_path: Path) -> None:
     where = ("--data", digits, "--run", tmp_path / "run", "--ranks", "2")
-    started = start(tmp_path, "launch", "local", "debug", *where, "--batch.size", "1")
-    out, err = started.process.communicate(timeout=60)
-    assert started.process.returncode == 2
+    with started(tmp_path, "launch", "local", "debug", *where, "--batch.size", "1") as command:
+        out, err = command.process.communicate(timeout=60)
+        assert command.members() == []
+    assert command.process.returncode == 2
     assert err.startswith("trainyard: batch.size = 1 is smaller than the number of replicas (2)")
     assert err.count("\n") == 1
     assert out == ""
-    assert started.members() == []
