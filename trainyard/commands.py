@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,10 @@ _MAX_CLASSES = 25  # rows of a class table; more is for machines
 def train(options: argparse.Namespace) -> int:
     config, folder = _config(options), _run_folder(options)
     world = discover()
+    if world.size > 1:
+        # Until training begins, Ctrl-C kills as SIGTERM does: Python's own handler would wait for
+        # torch to come back from a rendezvous that the other ranks have already left.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from rich.console import Console
 
     from trainyard import run
