@@ -17,7 +17,8 @@ from sklearn.datasets import load_digits, load_sample_images
 
 from tests.command_line import Capture, complaint, run, shown
 from trainyard.data.augment import CentralCrop
-from trainyard.data.index import Index, open_index
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
 from trainyard.data.loader import Loader, LoaderSpec
 from trainyard.data.plan import OnePassPlan
 from trainyard.train import checkpoint
@@ -187,7 +188,7 @@ def test_files_that_go_away_or_change_while_training(
     data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_index(str(data / "train"))
-    monkeypatch.setattr("trainyard.data.index._is_stale", lambda index: False)  # not yet
+    monkeypatch.setattr("trainyard.data.indexing._is_stale", lambda index: False)  # not yet
     (data / "train" / "digit" / "00.png").unlink()
     os.truncate(data / "train" / "digit" / "01.png", 20)
     folder = tmp_path / "run"
@@ -218,7 +219,7 @@ def loaded(index: Index) -> dict[str, tuple[np.ndarray[Any, Any], float]]:
     with Loader(index, spec) as loader:
         for batch in loader:
             for position, sample in enumerate(batch.ids.tolist()):
-                name = index.locate(sample)[0].name
+                name = Path(index.locate(sample)[0]).name
                 pixels = batch.images_BHWC[position].copy()
                 found[name] = pixels, float(batch.weights[position])
     return found

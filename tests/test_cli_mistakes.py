@@ -191,7 +191,7 @@ def test_wrong_data(
 def test_an_empty_location_is_none(capsys: Capture, tmp_path: Path) -> None:
     """As from `--data $UNSET`: not to be taken for the recipe's own data."""
     said = complaint(capsys, "train", "debug", "--data", "", "--run", tmp_path / "run")
-    assert "has no train and no val data" in said
+    assert "an empty location" in said
 
 
 def test_data_that_no_option_named(tmp_path: Path, capsys: Capture) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig, load_recipe
-    from trainyard.data.index import Index, open_index
+    from trainyard.data.index import Index
+    from trainyard.data.indexing import open_index
     from trainyard.data.loader import Loader, LoaderSpec
     from trainyard.data.plan import OnePassPlan, ShuffledPlan
     from trainyard.run import evaluate_checkpoint, train
@@ -31,7 +32,8 @@ __all__ = [
 
 _HOMES = {
     "trainyard.config": ("RunConfig", "load_recipe"),
-    "trainyard.data.index": ("Index", "open_index"),
+    "trainyard.data.index": ("Index",),
+    "trainyard.data.indexing": ("open_index",),
     "trainyard.data.loader": ("Loader", "LoaderSpec"),
     "trainyard.data.plan": ("OnePassPlan", "ShuffledPlan"),
     "trainyard.run": ("evaluate_checkpoint", "train"),

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trainyard import commands
+from trainyard.commands import data, evaluate, launch, recipes, train
 from trainyard.errors import InputError, Stopped, TrainyardError
 
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
@@ -90,70 +90,16 @@ def _parser() -> argparse.ArgumentParser:
         epilog="First steps: trainyard data prepare digits data/digits; trainyard train digits",
     )
     parser.set_defaults(takes_overrides=False)
-    add = parser.add_subparsers(dest="command", required=True, metavar="COMMAND").add_parser
-    _add_train(add("train", help="train a recipe, or go on with a run"))
-    _add_launch(add("launch", help="train a recipe on several replicas"))
-    _add_evaluate(add("evaluate", help="accuracy of a run or checkpoint on validation data"))
-    _add_recipes(add("recipes", help="list the recipes, or print one"))
-    _add_data(add("data", help="prepare, index and look at data sets"))
-    return parser
-
-
-def _add_train(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
-    parser.add_argument("--data", metavar="LOCATION", help="a data set with train and val data")
-    parser.add_argument("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.epilog = (
-        "Any recipe key can be given as --SECTION.KEY VALUE, --optim.lr 0.1 say; "
-        "`trainyard recipes --keys` lists them."
-    )
-    parser.set_defaults(run_command=commands.train, takes_overrides=True)
-
-
-def _add_launch(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_subparsers(dest="launcher", required=True, metavar="LAUNCHER").add_parser
-    local = add("local", help="several ranks on this machine")
-    _add_train(local)
-    local.add_argument("--ranks", type=_positive, metavar="N", help="processes (one per GPU, or 1)")
-    local.add_argument("--dry-run", action="store_true", help="print what would be started")
-    local.set_defaults(run_command=commands.launch_local)
-
-
-def _add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="of a run, its best checkpoint")
-    parser.add_argument("--data", metavar="LOCATION", help="other validation data")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(run_command=commands.evaluate)
-
-
-def _add_recipes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe, resolved")
-    parser.add_argument("--keys", action="store_true", help="list every recipe key")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-    parser.set_defaults(run_command=commands.recipes)
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_subparsers(dest="action", required=True, metavar="ACTION").add_parser
-    prepare = add("prepare", help="make a data set ready for training")
-    prepare.add_argument("dataset", choices=("digits",), help="which one")
-    prepare.add_argument("destination", metavar="DESTINATION", help="folder to make")
-    prepare.set_defaults(run_command=commands.data_prepare)
-    for action, help_text, run in (
-        ("index", "scan a data set anew and save its index", commands.data_index),
-        ("show", "samples, bytes and classes of a data set", commands.data_show),
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module, about in (
+        ("train", train, "train a recipe, or go on with a run"),
+        ("launch", launch, "train a recipe on several replicas"),
+        ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
+        ("recipes", recipes, "list the recipes, or print one"),
+        ("data", data, "prepare, index and look at data sets"),
     ):
-        look = add(action, help=help_text)
-        look.add_argument("location", metavar="LOCATION", help="a folder, shards or a brace list")
-        look.add_argument("--json", action="store_true", help="print as JSON")
-        look.set_defaults(run_command=run)
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
+        module.add(subparsers.add_parser(name, help=about))
+    return parser
 
 
 if __name__ == "__main__":

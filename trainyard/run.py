@@ -159,7 +159,7 @@ def evaluate_checkpoint(
                 checkpoint.check(path)
         with together(world):
             classes = checkpoint.read_progress(path)["classes"]
-            check_same_classes(classes, index.classes, str(index.root), has_names=index.has_names)
+            check_same_classes(classes, index.classes, index.root, has_names=index.has_names)
             model = _model(config, len(classes))
             checkpoint.put_weights(model, checkpoint.load_weights(path), path)
         feeds = _feeds(config, world, device)

@@ -5,6 +5,7 @@ return at once, without torch.distributed, in a world of one.
 """
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -96,6 +97,9 @@ def member(world: World) -> Iterator[None]:
     import torch
     import torch.distributed as dist
 
+    # Ctrl-C kills, as SIGTERM does, until training takes the signals: Python's own handler would
+    # wait for torch to come back from a rendezvous that the other ranks have already left.
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(backend, rank=world.rank, world_size=world.size)
     try:
@@ -106,6 +110,7 @@ def member(world: World) -> Iterator[None]:
         raise
     finally:
         dist.destroy_process_group()
+        signal.signal(signal.SIGINT, on_interrupt)
 
 
 def gather(world: World, value: T) -> list[T]:

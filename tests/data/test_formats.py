@@ -4,6 +4,7 @@ import re
 import string
 import tarfile
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,8 @@ from torchvision.datasets import ImageFolder
 
 from trainyard.data import formats
 from trainyard.data.formats.tar import Member, members
+from trainyard.data.location import find_place
+from trainyard.data.source import open_source
 from trainyard.errors import DataError
 
 TAR_FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
@@ -23,10 +26,10 @@ Row = tuple[bytes, int]  # the stored bytes and the label
 
 def read_rows(location: str | Path) -> list[Row]:
     """Every sample of a location, its bytes read from where the scan says they are."""
-    scan = formats.scan(str(location))
+    scan = formats.scan(find_place(str(location)))
     rows = []
     for file in scan.rows:
-        content = (scan.root / file.path).read_bytes()
+        content = Path(scan.place.path(file.path)).read_bytes()
         for offset, size, label in zip(file.offsets, file.sizes, file.labels, strict=True):
             rows.append((content[offset : offset + size], label))
     return rows
@@ -55,11 +58,11 @@ def write_files(folder: Path, *names: str) -> None:
 
 def assert_equal_to_image_folder(folder: Path) -> None:
     expected = ImageFolder(str(folder))
-    scan = formats.scan(str(folder))
+    scan = formats.scan(find_place(str(folder)))
     rows = list(scan.rows)
 
     assert scan.format == "folder"
-    assert scan.classes == tuple(expected.classes)
+    assert scan.classes == expected.classes
     assert [(str(folder / row.path), *row.labels) for row in rows] == expected.samples
     assert all(row.offsets == [0] for row in rows)
     assert [row.sizes for row in rows] == [[(folder / row.path).stat().st_size] for row in rows]
@@ -98,7 +101,7 @@ def test_a_folder_of_images_is_no_image(tmp_path: Path) -> None:
 def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
     write_files(tmp_path, "cat/1.jpg", ".ipynb_checkpoints/2.jpg", ".git/3.jpg")
 
-    assert formats.scan(str(tmp_path)).classes == ("cat",)
+    assert formats.scan(find_place(str(tmp_path))).classes == ["cat"]
     assert read_rows(tmp_path) == [(b"the content of cat/1.jpg", 0)]
 
 
@@ -113,7 +116,7 @@ def test_an_empty_class_keeps_its_number(tmp_path: Path) -> None:
     write_files(tmp_path, "a/1.jpg", "c/3.jpg")
     (tmp_path / "b").mkdir()
 
-    assert formats.scan(str(tmp_path)).classes == ("a", "b", "c")
+    assert formats.scan(find_place(str(tmp_path))).classes == ["a", "b", "c"]
     assert [label for _, label in read_rows(tmp_path)] == [0, 2]
 
 
@@ -123,13 +126,14 @@ def test_an_empty_class_keeps_its_number(tmp_path: Path) -> None:
 def test_recognise(tmp_path: Path) -> None:
     write_files(tmp_path, "folder/cat/1.jpg")
     (tmp_path / "shards").mkdir()
-    write_tar(tmp_path / "shards/0.tar", [])
+    for number in range(4):
+        write_tar(tmp_path / f"shards/{number}.tar", [])
 
-    assert formats.recognise(f"{tmp_path}/folder") == "folder"
-    assert formats.recognise(f"{tmp_path}/shards") == "webdataset"
-    assert formats.recognise(f"{tmp_path}/shards/0.tar") == "webdataset"
-    assert formats.recognise(f"{tmp_path}/shards/*.tar") == "webdataset"
-    assert formats.recognise(f"{tmp_path}/shards/{{0..3}}.tar") == "webdataset"
+    assert formats.recognise(find_place(f"{tmp_path}/folder")) == "folder"
+    assert formats.recognise(find_place(f"{tmp_path}/shards")) == "webdataset"
+    assert formats.recognise(find_place(f"{tmp_path}/shards/0.tar")) == "webdataset"
+    assert formats.recognise(find_place(f"{tmp_path}/shards/*.tar")) == "webdataset"
+    assert formats.recognise(find_place(f"{tmp_path}/shards/{{0..3}}.tar")) == "webdataset"
 
 
 def test_what_is_not_recognised_is_an_error_that_names_it(tmp_path: Path) -> None:
@@ -137,7 +141,7 @@ def test_what_is_not_recognised_is_an_error_that_names_it(tmp_path: Path) -> Non
 
     for name, word in [("flat", "no images"), ("notes.txt", "format"), ("absent", "no such file")]:
         with pytest.raises(DataError, match=re.escape(f"{tmp_path}/{name}: ") + f".*({word})"):
-            formats.recognise(f"{tmp_path}/{name}")
+            formats.recognise(find_place(f"{tmp_path}/{name}"))
 
 
 # --- WebDataset shards ---
@@ -155,9 +159,9 @@ def test_a_shard_gives_its_samples_in_stored_order(
         members += pair if number % 2 else pair[::-1]
     write_tar(tmp_path / "0.tar", members, tar_format)
 
-    scan = formats.scan(str(tmp_path))
+    scan = formats.scan(find_place(str(tmp_path)))
 
-    assert (scan.format, scan.classes, scan.num_files) == ("webdataset", None, 1)
+    assert (scan.format, scan.classes) == ("webdataset", None)
     assert read_rows(tmp_path) == samples
 
 
@@ -287,8 +291,8 @@ def regular_files(path: Path) -> list[tuple[str, int, int]]:
 
 
 def walked(path: Path) -> list[Member]:
-    with open(path, "rb") as file:
-        return list(members(file.fileno(), str(path)))
+    with closing(open_source(str(path))) as tar:
+        return list(members(tar))
 
 
 def random_info(rng: random.Random, tar_format: int) -> tarfile.TarInfo:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
-from trainyard.data.index import Index, open_index
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
 from trainyard.data.loader import HostBatch, Loader, LoaderSpec
 from trainyard.data.plan import OnePassPlan, ShuffledPlan
 from trainyard.errors import LoaderError
@@ -135,7 +136,7 @@ def test_two_loaders_at_once(index: Index) -> None:
 def test_bad_samples_weigh_nothing_and_are_described(tmp_path: Path, digits: Path) -> None:
     shutil.copytree(digits / "val" / "0", tmp_path / "0")
     index = open_index(str(tmp_path))
-    gone, changed, broken, *_ = (index.locate(sample)[0] for sample in range(len(index)))
+    gone, changed, broken, *_ = (Path(index.locate(sample)[0]) for sample in range(len(index)))
     gone.unlink()
     changed.write_bytes(changed.read_bytes() + b"more")
     broken.write_bytes(bytes(broken.stat().st_size))

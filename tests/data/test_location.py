@@ -3,15 +3,18 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.data.location import (
-    expand_braces,
-    find_splits,
-    is_file_list,
-    list_files,
-    location_root,
-    train_and_val,
-)
+from trainyard.data.location import expand_braces, find_place
+from trainyard.data.splits import find_splits, train_and_val
 from trainyard.errors import DataError
+
+
+def files(location: str) -> list[Path]:
+    place = find_place(location)
+    return [Path(place.path(name)) for name in place.names]
+
+
+def root(location: str) -> str:
+    return find_place(location).root
 
 
 def touch(folder: Path, *names: str) -> None:
@@ -44,78 +47,68 @@ def test_expand_braces_of_a_large_data_set() -> None:
     assert names[-1] == "imagenet-train-001281.tar"
 
 
-def test_list_files_of_a_brace_list_keeps_its_order(tmp_path: Path) -> None:
+def test_files_of_a_brace_list_keeps_its_order(tmp_path: Path) -> None:
     touch(tmp_path, "9.tar", "10.tar", "11.tar", "12.tar")
 
-    files = list_files(f"{tmp_path}/{{9..11}}.tar")
+    found = files(f"{tmp_path}/{{9..11}}.tar")
 
-    assert files == [tmp_path / "9.tar", tmp_path / "10.tar", tmp_path / "11.tar"]
+    assert found == [tmp_path / "9.tar", tmp_path / "10.tar", tmp_path / "11.tar"]
 
 
-def test_list_files_of_a_glob_is_sorted(tmp_path: Path) -> None:
+def test_files_of_a_glob_is_sorted(tmp_path: Path) -> None:
     touch(tmp_path, *(f"train-{number}.tar" for number in (3, 1, 0, 2)), "val-0.tar", "notes.txt")
 
-    files = list_files(f"{tmp_path}/train-*.tar")
+    found = files(f"{tmp_path}/train-*.tar")
 
-    assert files == [tmp_path / f"train-{number}.tar" for number in range(4)]
+    assert found == [tmp_path / f"train-{number}.tar" for number in range(4)]
 
 
-def test_list_files_takes_a_real_name_that_looks_like_a_glob(tmp_path: Path) -> None:
+def test_files_takes_a_real_name_that_looks_like_a_glob(tmp_path: Path) -> None:
     touch(tmp_path, "run[1].tar", "run1.tar")
 
-    assert list_files(f"{tmp_path}/run[1].tar") == [tmp_path / "run[1].tar"]
+    assert files(f"{tmp_path}/run[1].tar") == [tmp_path / "run[1].tar"]
 
 
-def test_list_files_names_the_first_missing_file_and_counts_them(tmp_path: Path) -> None:
+def test_files_names_the_first_missing_file_and_counts_them(tmp_path: Path) -> None:
     touch(tmp_path, "0.tar", "2.tar")
 
     with pytest.raises(DataError, match=re.escape(f"{tmp_path}/1.tar: no such file")) as error:
-        list_files(f"{tmp_path}/{{0..3}}.tar")
+        files(f"{tmp_path}/{{0..3}}.tar")
 
     assert "2 of 4" in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["absent.tar", "absent-*.tar", "{3..1}.tar"])
-def test_list_files_of_nothing_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+def test_files_of_nothing_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
     touch(tmp_path, "1.tar", "2.tar", "3.tar")
 
     with pytest.raises(DataError, match=re.escape(f"{tmp_path}/{name}")):
-        list_files(f"{tmp_path}/{name}")
+        files(f"{tmp_path}/{name}")
 
 
-def test_list_files_does_not_take_a_folder_for_a_file(tmp_path: Path) -> None:
+def test_files_does_not_take_a_folder_for_a_file(tmp_path: Path) -> None:
     (tmp_path / "0.tar").mkdir()
 
     with pytest.raises(DataError, match=re.escape(f"{tmp_path}/0.tar")):
-        list_files(f"{tmp_path}/{{0..0}}.tar")
-
-
-def test_is_file_list(tmp_path: Path) -> None:
-    touch(tmp_path, "a.tar")
-
-    assert is_file_list(f"{tmp_path}/a.tar")
-    assert is_file_list(f"{tmp_path}/{{0..9}}.tar")
-    assert is_file_list(f"{tmp_path}/*.tar")
-    assert not is_file_list(str(tmp_path))
-    assert not is_file_list(f"{tmp_path}/absent.tar")
+        files(f"{tmp_path}/{{0..0}}.tar")
 
 
 def test_location_root(tmp_path: Path) -> None:
     touch(tmp_path, "a/0.tar", "a/1.tar", "b/0.tar")
 
-    assert location_root(f"{tmp_path}/a") == tmp_path / "a"
-    assert location_root(f"{tmp_path}/a/") == tmp_path / "a"
-    assert location_root(f"{tmp_path}/a/0.tar") == tmp_path / "a"
-    assert location_root(f"{tmp_path}/a/{{0..1}}.tar") == tmp_path / "a"
-    assert location_root(f"{tmp_path}/*/0.tar") == tmp_path
+    assert root(f"{tmp_path}/a") == f"{tmp_path}/a"
+    assert root(f"{tmp_path}/a/") == f"{tmp_path}/a/"
+    assert root(f"{tmp_path}/a/0.tar") == f"{tmp_path}/a"
+    assert root(f"{tmp_path}/a/{{0..1}}.tar") == f"{tmp_path}/a"
+    assert root(f"{tmp_path}/*/0.tar") == str(tmp_path)
 
 
 def test_location_root_of_a_relative_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touch(tmp_path, "0.tar", "a/1.tar")
     monkeypatch.chdir(tmp_path)
 
-    assert location_root("0.tar") == Path()
-    assert location_root("a/*.tar") == Path("a")
+    assert root("0.tar") == "."
+    assert root("a/*.tar") == "a"
 
 
 def test_find_splits_of_folders(tmp_path: Path) -> None:
@@ -130,7 +123,7 @@ def test_find_splits_of_shards(tmp_path: Path) -> None:
 
     splits = find_splits(str(folder))
 
-    assert {split: list_files(location) for split, location in splits.items()} == {
+    assert {split: files(location) for split, location in splits.items()} == {
         "train": [folder / "x-train-0.tar", folder / "x-train-1.tar"],
         "val": [folder / "x-validation-0.tar"],
     }

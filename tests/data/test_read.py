@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from trainyard.data import read
-from trainyard.data.index import Index, open_index
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
 from trainyard.data.read import Reader
 
 

@@ -14,7 +14,8 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from tests.spawn import spawn
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.datasets import Feeds
-from trainyard.data.index import Index, open_index
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
 from trainyard.train.evaluate import Evaluation, evaluate
 from trainyard.world import World
 

@@ -8,7 +8,8 @@ import torch
 
 from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
 from trainyard.data.feed import Feed
-from trainyard.data.index import Index, Progress, check_same_classes, load_index, open_index
+from trainyard.data.index import Index, check_same_classes, load_index
+from trainyard.data.indexing import Progress, open_index
 from trainyard.data.loader import DataConfig, Loader, LoaderSpec
 from trainyard.data.plan import OnePassPlan, ShuffledPlan
 from trainyard.errors import DataError, RecipeError

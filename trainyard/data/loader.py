@@ -27,7 +27,7 @@ from trainyard.data.decode import Interpolation
 from trainyard.data.index import Index
 from trainyard.data.plan import OnePassPlan, ShuffledPlan
 from trainyard.data.ring import Ring
-from trainyard.errors import LoaderError
+from trainyard.errors import DataError, LoaderError
 from trainyard.section import Section
 
 _COMMAND = (sys.executable, "-m", "trainyard.data.loader_process")
@@ -135,10 +135,12 @@ class Loader:
         return self
 
     def __next__(self) -> HostBatch:
-        """The next batch. LoaderError with the loader's own traceback if it failed or died."""
+        """The next batch. DataError if the data is gone, LoaderError if the loader failed."""
         if self._steps_left == 0:
             raise StopIteration
         message = self._exchange()
+        if "data_error" in message:
+            raise DataError(message["data_error"])
         if "error" in message:
             raise LoaderError(f"the loader process failed:\n{message['error']}")
         self._steps_left -= 1

@@ -27,6 +27,7 @@ from trainyard.data.loader import LoaderSpec
 from trainyard.data.plan import Ids, OnePassPlan, ShuffledPlan
 from trainyard.data.read import Reader
 from trainyard.data.ring import Ring, Slot
+from trainyard.errors import DataError
 
 if TYPE_CHECKING:
     Channel = mpc.Connection[Any, Any]
@@ -52,6 +53,8 @@ def main(channel_fd: int, memory_fd: int) -> None:
         _serve(channel, memory_fd, spec)
     except EOFError:
         pass  # the trainer closed the channel or died
+    except DataError as error:
+        _send(channel, {"data_error": str(error)})
     except Exception:
         _send(channel, {"error": traceback.format_exc()})
     finally:
@@ -88,6 +91,9 @@ def _deliver(channel: "Channel", pending: "queue.SimpleQueue[Pending]") -> None:
         batch = pending.get()
         try:
             bad = [row for part in batch.slices for row in part.result()]
+        except DataError as error:  # no single sample, but the data set: a server that is gone
+            _send(channel, {"data_error": str(error)})
+            os._exit(1)
         except Exception:
             _send(channel, {"error": traceback.format_exc()})
             os._exit(1)
@@ -135,7 +141,7 @@ class SliceFiller:
 
     def _describe(self, sample: int, reason: str) -> tuple[int, str, int, str]:
         path, offset, _ = self._index.locate(sample)
-        return sample, str(path), offset, reason
+        return sample, path, offset, reason
 
 
 def _slices(count: int, threads: int) -> list[slice]:

@@ -1,11 +1,10 @@
 """The stored bytes of samples, by offset, from any thread."""
 
-import os
 import threading
 from collections import OrderedDict
-from pathlib import Path
 
 from trainyard.data.index import Index
+from trainyard.data.source import is_remote, open_source
 
 _MAX_OPEN = 256  # shards held open; far below the usual limit of 1024 descriptors
 
@@ -16,30 +15,29 @@ class Reader:
     def __init__(self, index: Index) -> None:
         self._index = index
         self._shared = len(index.file_names) < len(index)  # several samples to a file
-        self._open: OrderedDict[Path, _OpenFile] = OrderedDict()
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def read(self, sample: int) -> bytes:
-        """The encoded image; OSError if it cannot be read whole."""
-        path, offset, size = self._index.locate(sample)
-        if not self._shared and not offset:
-            return _whole(path, size)
-        file = self._acquire(path)
+        """The encoded image. OSError if it cannot be read whole, DataError if no file can."""
+        name, offset, size = self._index.locate(sample)
+        if not self._shared and not offset and not is_remote(name):
+            return _whole(name, size)
+        file = self._acquire(name)
         try:
-            content = os.pread(file.fd, size, offset)
+            return file.source.read(offset, size)
         finally:
             self._release(file)
-        return _checked(content, size, path)
 
-    def _acquire(self, path: Path) -> "_OpenFile":
+    def _acquire(self, name: str) -> "_OpenFile":
         with self._lock:
-            file = self._open.pop(path, None) or _OpenFile(path)
+            file = self._open.pop(name, None) or _OpenFile(name)
             file.users += 1
-            self._open[path] = file
+            self._open[name] = file
             if len(self._open) > _MAX_OPEN:
                 oldest = next(iter(self._open.values()))
                 oldest.evicted = True
-                del self._open[oldest.path]
+                del self._open[oldest.name]
                 oldest.close_if_unused()
             return file
 
@@ -50,23 +48,20 @@ class Reader:
 
 
 class _OpenFile:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.source = open_source(name)
         self.users = 0
         self.evicted = False
 
     def close_if_unused(self) -> None:
         if self.evicted and not self.users:
-            os.close(self.fd)
+            self.source.close()
 
 
-def _whole(path: Path, size: int) -> bytes:
-    with open(path, "rb") as file:
-        return _checked(file.read(), size, path)
-
-
-def _checked(content: bytes, size: int, path: Path) -> bytes:
+def _whole(name: str, size: int) -> bytes:
+    with open(name, "rb") as file:
+        content = file.read()
     if len(content) != size:
-        raise OSError(f"{path} has changed since it was indexed: run `trainyard data index`")
+        raise OSError(f"{name} has changed since it was indexed: run `trainyard data index`")
     return content

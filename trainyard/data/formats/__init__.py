@@ -1,32 +1,41 @@
-"""One small reader per container: each finds the samples of a location and their bytes."""
+"""One small reader per container: each finds the samples of a place and their bytes.
 
-import os
+A reader is a module with `recognises(place) -> bool` and `scan(place) -> Scan`, and, if one file
+may hold several splits, `splits_inside(place) -> tuple of their names`.
+"""
+
 from types import ModuleType
 
 from trainyard.data.formats import folder, webdataset
 from trainyard.data.formats.scan import Scan
+from trainyard.data.location import Place
 from trainyard.errors import DataError
 
-# Asked in this order; a format recognises a location by what lies there, not by its name.
+# Asked in this order; a format recognises a place by what lies there, not by its name.
 FORMATS: dict[str, ModuleType] = {"webdataset": webdataset, "folder": folder}
 
 
-def recognise(location: str) -> str:
-    """The name of the format of a location."""
+def recognise(place: Place) -> str:
+    """The name of the format of a place."""
     for name, reader in FORMATS.items():
-        if reader.recognises(location):
+        if reader.recognises(place):
             return name
-    if os.path.isdir(location):
+    if place.is_folder:
         raise DataError(
-            f"{location}: no images found; expected one folder per class (CLASS/*.jpg) "
+            f"{place.location}: no images found; expected one folder per class (CLASS/*.jpg) "
             "or WebDataset shards (*.tar)"
         )
-    if os.path.exists(location):
-        raise DataError(f"{location}: not a known format; expected a folder or .tar shards")
-    raise DataError(f"{location}: no such file or folder")
+    raise DataError(f"{place.location}: not a known format; expected a folder or .tar shards")
 
 
-def scan(location: str) -> Scan:
-    """The samples of a location, whatever its format."""
-    result: Scan = FORMATS[recognise(location)].scan(location)
+def scan(place: Place) -> Scan:
+    """The samples of a place, whatever its format."""
+    result: Scan = FORMATS[recognise(place)].scan(place)
     return result
+
+
+def splits_inside(place: Place) -> tuple[str, ...]:
+    """The splits that a single file holds, as far as its format can hold several."""
+    reader = FORMATS[recognise(place)]
+    found: tuple[str, ...] = reader.splits_inside(place) if hasattr(reader, "splits_inside") else ()
+    return found

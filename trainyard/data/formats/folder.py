@@ -7,28 +7,27 @@ numbers and ids agree with every tool that reads this layout.
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan
+from trainyard.data.location import Place
 
 # Sizes are one stat per file: many at once hide the latency of a network file system.
 _STAT_THREADS = 16
 
 
-def recognises(location: str) -> bool:
-    return os.path.isdir(location) and bool(_class_names(location))
+def recognises(place: Place) -> bool:
+    return place.is_folder and bool(_class_names(place.root))
 
 
-def scan(location: str) -> Scan:
-    classes = _class_names(location)
-    folders = [_subfolders(location, name) for name in classes]
+def scan(place: Place) -> Scan:
+    classes = _class_names(place.root)
+    folders = [_subfolders(place.root, name) for name in classes]
     return Scan(
-        root=Path(location),
+        place=place,
         format="folder",
-        classes=tuple(classes),
+        classes=classes,
         watched=(".", *(path for paths in folders for path in paths)),
-        num_files=None,
-        rows=_rows(location, folders),
+        rows=_rows(place.root, folders),
     )
 
 

@@ -1,9 +1,10 @@
 """What every format's reader gives: the rows of the index, file by file."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
+
+from trainyard.data.location import Place
 
 # Lower case; what Pillow opens among the image types that data sets are made of.
 IMAGE_SUFFIXES = frozenset(
@@ -12,22 +13,24 @@ IMAGE_SUFFIXES = frozenset(
 
 
 class FileRows(NamedTuple):
-    """The samples of one file, in stored order."""
+    """Samples of one file, in stored order; a large file comes in several of these."""
 
-    path: str  # relative to the root of the location
-    offsets: list[int]  # bytes
-    sizes: list[int]  # bytes
-    labels: list[int]
+    path: str  # relative to the root of the place
+    offsets: Sequence[int]  # bytes
+    sizes: Sequence[int]  # bytes
+    labels: Sequence[int]
+    split: str = ""  # which one, of a file that holds several
 
 
 @dataclass(frozen=True)
 class Scan:
-    root: Path
+    place: Place
     format: str
-    classes: tuple[str, ...] | None
-    """None where the container stores class numbers without names."""
+    classes: Sequence[str] | None
+    """Names by label, whole once the rows are exhausted; None where only numbers are stored.
+
+    In any order: the index numbers classes by their sorted names.
+    """
     watched: tuple[str, ...]
     """Files and folders, relative to the root, whose change makes the index out of date."""
-    num_files: int | None
-    """How many `rows` there will be, where that is known beforehand."""
     rows: Iterator[FileRows]

@@ -4,66 +4,54 @@ A key is the member's path up to the first dot of its base name. Read are the im
 as ASCII digits (webdataset's writer) or 8 little-endian bytes; other members are ignored.
 """
 
-import glob
-import os
+from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan
 from trainyard.data.formats.tar import Member, members
-from trainyard.data.location import is_file_list, list_files, location_root
+from trainyard.data.location import Place
+from trainyard.data.source import open_source
 from trainyard.errors import DataError
 
 _SCAN_THREADS = 8
 _MAX_LABEL = 2**24  # more classes than any data set has; a larger number is damage
 
 
-def recognises(location: str) -> bool:
-    if os.path.isdir(location):
-        return any(Path(location).glob("*.tar"))
-    return location.endswith(".tar") and is_file_list(location)
+def recognises(place: Place) -> bool:
+    return bool(place.files(".tar"))
 
 
-def scan(location: str) -> Scan:
-    root = location_root(location)
-    in_folder = os.path.isdir(location)
-    shards = sorted(root.glob("*.tar")) if in_folder else list_files(location)
-    names = [str(shard.relative_to(root)) for shard in shards]
-    # Shards that a folder or a glob gains belong to it; a brace list names all it has.
-    can_gain = in_folder or glob.has_magic(location)
-    folders = {str(above) for name in names for above in Path(name).parents} if can_gain else ()
+def scan(place: Place) -> Scan:
+    names = place.files(".tar")
     return Scan(
-        root=root,
+        place=place,
         format="webdataset",
         classes=None,
-        watched=(*sorted(folders), *names),
-        num_files=len(names),
-        rows=_rows(root, names),
+        watched=place.watched(names),
+        rows=_rows(place, names),
     )
 
 
-def _rows(root: Path, names: list[str]) -> Iterator[FileRows]:
+def _rows(place: Place, names: tuple[str, ...]) -> Iterator[FileRows]:
     with ThreadPoolExecutor(_SCAN_THREADS) as pool:
-        yield from pool.map(partial(_shard_rows, root), names)
+        yield from pool.map(partial(_shard_rows, place), names)
 
 
-def _shard_rows(root: Path, name: str) -> FileRows:
-    path = str(root / name)
-    rows = FileRows(name, [], [], [])
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = (m for m in members(fd, path) if _is_image(m.name) or _is_label(m.name))
+def _shard_rows(place: Place, name: str) -> FileRows:
+    offsets, sizes, labels = array("q"), array("q"), array("i")
+    path = place.path(name)
+    with closing(open_source(path)) as tar:
+        parts = (m for m in members(tar) if _is_image(m.name) or _is_label(m.name))
         for key, group in groupby(parts, key=lambda member: _key(member.name)):
             image, label = _sample(list(group), f"{path}: sample {key!r}")
-            rows.offsets.append(image.offset)
-            rows.sizes.append(image.size)
-            rows.labels.append(_label(os.pread(fd, min(label.size, 32), label.offset), path, key))
-    finally:
-        os.close(fd)
-    return rows
+            offsets.append(image.offset)
+            sizes.append(image.size)
+            labels.append(_label(tar.read(label.offset, min(label.size, 32)), path, key))
+    return FileRows(name, offsets, sizes, labels)
 
 
 def _key(name: str) -> str:

@@ -1,0 +1,43 @@
+"""`trainyard launch`: one recipe on several replicas."""
+
+import argparse
+import shlex
+import sys
+
+from trainyard.commands.train import add_training_options, config_of, run_folder
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    subparsers = parser.add_subparsers(dest="launcher", required=True, metavar="LAUNCHER")
+    local = subparsers.add_parser("local", help="several ranks on this machine")
+    add_training_options(local)
+    local.add_argument("--ranks", type=_positive, metavar="N", help="processes (one per GPU, or 1)")
+    local.add_argument("--dry-run", action="store_true", help="print what would be started")
+    local.set_defaults(run_command=launch_local)
+
+
+def launch_local(options: argparse.Namespace) -> int:
+    config_of(options)  # a mistake is told once, before anything starts
+    arguments = ["train", options.recipe, "--run", str(run_folder(options))]
+    arguments += ["--data", options.data] if options.data is not None else []
+    arguments += ["--json"] if options.json else []
+    arguments += [f"--{key}={text}" for key, text in options.overrides.items()]
+    if options.dry_run:
+        ranks = options.ranks or "(one per GPU, or 1)"
+        print(f"{ranks} x {shlex.join([sys.executable, '-m', 'trainyard', *arguments])}")
+        return 0
+    from trainyard.launch.local import launch_local as launch
+
+    return launch(arguments, ranks=options.ranks or _num_devices())
+
+
+def _num_devices() -> int:
+    import torch
+
+    return max(torch.cuda.device_count(), 1)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)

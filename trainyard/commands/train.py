@@ -1,0 +1,59 @@
+"""`trainyard train`, and what every command that trains has in common with it."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainyard.world import discover
+
+if TYPE_CHECKING:
+    from trainyard.config import RunConfig
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_training_options(parser)
+    parser.set_defaults(run_command=train)
+
+
+def add_training_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
+    parser.add_argument("--data", metavar="LOCATION", help="a data set with train and val data")
+    parser.add_argument("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.epilog = (
+        "Any recipe key can be given as --SECTION.KEY VALUE, --optim.lr 0.1 say; "
+        "`trainyard recipes --keys` lists them."
+    )
+    parser.set_defaults(takes_overrides=True)
+
+
+def train(options: argparse.Namespace) -> int:
+    config, folder = config_of(options), run_folder(options)
+    world = discover()
+    from rich.console import Console
+
+    from trainyard import run
+
+    console = Console(quiet=options.json or not world.is_first)
+    outcome = run.train(config, folder, world=world, console=console)
+    if world.is_first:
+        print(json.dumps(outcome.as_dict()) if options.json else outcome.sentence())
+    return outcome.stopped.exit_code if outcome.stopped else 0
+
+
+def config_of(options: argparse.Namespace) -> "RunConfig":
+    """The recipe with the command line's overrides."""
+    from trainyard.config import load_recipe
+    from trainyard.data.splits import train_and_val
+
+    overrides = dict(options.overrides)
+    if options.data is not None:
+        overrides |= {
+            f"data.{split}": place for split, place in train_and_val(options.data).items()
+        }
+    return load_recipe(options.recipe, overrides)
+
+
+def run_folder(options: argparse.Namespace) -> Path:
+    return Path(options.run or Path("runs") / Path(options.recipe).stem)

@@ -1,0 +1,228 @@
+"""From a location to its index: the saved one if it still holds, else a scan of the data."""
+
+import hashlib
+import os
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data import formats
+from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.index import Columns, Index, load_index, save_index
+from trainyard.data.location import Place, find_place
+from trainyard.data.manifest import manifest_of
+from trainyard.data.source import Stamp, is_remote, open_source
+from trainyard.errors import DataError
+from trainyard.files import cache_folder
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of samples found so far."""
+Header = dict[str, Any]
+
+
+def open_index(location: str, progress: Progress = lambda _: None) -> Index:
+    """The index of a location: the saved one if the data has not changed since, else a new one."""
+    for path in _saved_paths(find_place(location)):
+        index = load_index(path)
+        if index is not None and not _is_stale(index):
+            return index
+    return build_index(location, progress)
+
+
+def build_index(location: str, progress: Progress = lambda _: None) -> Index:
+    """Scan a location and save its index beside the data, or in the cache if that is read-only.
+
+    Of a file that holds several splits all are saved, since they are found in one scan.
+    """
+    place = find_place(location)
+    headers, tables = _collect(formats.scan(place), progress)
+    paths = {
+        split: _save(replace(place, split=split or None), headers[split], table)
+        for split, table in tables.items()
+    }
+    return _loaded(paths[place.split or ""])
+
+
+def index_scan(scan: Scan, path: Path, progress: Progress = lambda _: None) -> Index:
+    """The index of a scan that no format makes by itself, saved in a file of the caller's."""
+    headers, tables = _collect(scan, progress)
+    split = scan.place.split or ""
+    save_index(path, headers[split] | {"root": scan.place.root}, tables[split].columns())
+    return _loaded(path)
+
+
+def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[str, "_Table"]]:
+    """The header and the table of each split in a scan, of which the place's own is one."""
+    # Before the rows: a change while scanning must make this index stale, not pass unseen.
+    stamps = {name: _stamp(scan.place.root, name) for name in scan.watched}
+    tables = _tables(scan, progress)
+    if (scan.place.split or "") not in tables:
+        raise DataError(_wrong_split(scan.place, [split for split in tables if split]))
+    classes = _name_classes(scan, tables)
+    common = {"format": scan.format, "has_names": classes is not None, "stamps": stamps}
+    headers = {
+        split: common | {"classes": classes or table.numbers()} for split, table in tables.items()
+    }
+    return headers, tables
+
+
+def _loaded(path: Path) -> Index:
+    index = load_index(path)
+    assert index is not None
+    return index
+
+
+def _wrong_split(place: Place, found: list[str]) -> str:
+    if not found and place.split:
+        return f"{place.location}: holds no splits; leave #{place.split} away"
+    if not found:
+        return f"{place.location}: no images found in it"
+    choices = " or ".join(f"{place.location}#{split}" for split in found)
+    return f"{place.location}: holds {len(found)} splits; write {choices}"
+
+
+# --- the rows, as they are found ---
+
+
+class _Table:
+    """The columns of an index that is being built."""
+
+    def __init__(self) -> None:
+        self.file, self.offset, self.size = array("i"), array("q"), array("q")
+        self.label = array("i")
+        self.names, self.ends = bytearray(), array("q")
+        self._last: str | None = None
+
+    def add(self, rows: FileRows) -> None:
+        if rows.path != self._last:
+            self.names += os.fsencode(rows.path)
+            self.ends.append(len(self.names))
+            self._last = rows.path
+        self.file.extend([len(self.ends) - 1] * len(rows.labels))
+        self.offset.extend(rows.offsets)
+        self.size.extend(rows.sizes)
+        self.label.extend(rows.labels)
+
+    def numbers(self) -> list[str]:
+        return [str(number) for number in range(max(self.label) + 1)]
+
+    def relabel(self, numbers: NDArray[np.int32]) -> None:
+        labels = np.frombuffer(self.label, "<i4")
+        labels[:] = numbers[labels]
+
+    def columns(self) -> Columns:
+        return {
+            "file": np.frombuffer(self.file, "<i4"),
+            "offset": np.frombuffer(self.offset, "<i8"),
+            "size": np.frombuffer(self.size, "<i8"),
+            "label": np.frombuffer(self.label, "<i4"),
+            "file_name_text": np.frombuffer(self.names, "u1"),
+            "file_name_ends": np.frombuffer(self.ends, "<i8"),
+        }
+
+
+def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
+    """A table for each split; under "" where the files hold no splits."""
+    tables: dict[str, _Table] = {}
+    count = 0
+    for rows in scan.rows:
+        tables.setdefault(rows.split, _Table()).add(rows)
+        count += len(rows.labels)
+        progress(count)
+    return {split: table for split, table in tables.items() if table.label}
+
+
+def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
+    """The names of the classes, if they are known, and labels that number them in sorted order."""
+    if scan.classes is None:
+        manifest = manifest_of(scan.place.root, scan.place.names)
+        known = manifest and manifest.classes
+        highest = max((max(table.label) for table in tables.values()), default=0)
+        if known and highest >= len(known):
+            raise DataError(
+                f"{scan.place.location}: holds label {highest}, but the manifest beside it names "
+                f"{len(known)} classes only"
+            )
+        return list(known) if known else None
+    classes = sorted(scan.classes)
+    if classes != list(scan.classes):
+        place_of = {name: number for number, name in enumerate(classes)}
+        numbers = np.array([place_of[name] for name in scan.classes], "<i4")
+        for table in tables.values():
+            table.relabel(numbers)
+    return classes
+
+
+# --- has the data changed? ---
+
+
+def _stamp(root: str, name: str) -> Stamp | None:
+    """What changes when a watched file or folder does; None if it is gone."""
+    path = os.path.join(root, name)
+    if is_remote(path):
+        return _remote_stamp(path)
+    if name == ".":  # by its names: its time changes when the index is saved in it
+        names = sorted(entry for entry in os.listdir(root) if not entry.startswith("."))
+        return [hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()]
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return [stat.st_mtime_ns, stat.st_size]
+
+
+def _remote_stamp(url: str) -> Stamp | None:
+    try:
+        source = open_source(url)
+    except OSError:
+        return None
+    source.close()
+    return source.stamp
+
+
+def _is_stale(index: Index) -> bool:
+    return any(_stamp(index.root, name) != stamp for name, stamp in index.stamps.items())
+
+
+# --- where an index is saved ---
+
+
+def _saved_paths(place: Place) -> list[Path]:
+    """Where the index of a place may lie: beside the data, else in the cache."""
+    location = f"{place.location}#{place.split}" if place.split else place.location
+    if is_remote(location):
+        return [cache_folder() / f"index-{_short_hash(location)}"]
+    pattern = os.path.relpath(location, place.root)
+    name = "index" if pattern == "." else f"index-{_short_hash(pattern)}"
+    cached = cache_folder() / f"index-{_short_hash(os.path.realpath(location))}"
+    return [Path(place.root) / f".trainyard-{name}", cached]
+
+
+def _save(place: Place, header: Header, table: _Table) -> Path:
+    columns = table.columns()
+    *beside, cached = _saved_paths(place)
+    try:
+        for path in beside:
+            save_index(path, header | {"root": ""}, columns)  # moves with the data
+            return path
+    except OSError:  # read-only or full
+        pass
+    root = place.root if is_remote(place.root) else os.path.realpath(place.root)
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        save_index(cached, header | {"root": root}, columns)
+        return cached
+    except OSError as error:
+        raise DataError(
+            f"{place.location}: its index can be written neither beside it nor to {cached} "
+            f"({error.strerror}); set TRAINYARD_CACHE to a writable folder"
+        ) from None
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]

@@ -1,0 +1,64 @@
+"""A file to read by offset, wherever it lies: on a disk, behind HTTP, in an object store."""
+
+import os
+from typing import Protocol
+
+from trainyard.errors import DataError
+
+Stamp = list[int | str]
+"""What changes when a file does: time and size, or a server's own tag; plain JSON."""
+
+
+class Source(Protocol):
+    """An open file. Safe to read from many threads at once."""
+
+    name: str  # path or URL
+    size: int  # bytes
+    stamp: Stamp
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes. OSError if they cannot be had, DataError if never again."""
+
+    def close(self) -> None: ...
+
+
+class LocalFile:
+    """A file of this machine or of a mounted file system."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        stat = os.fstat(self._fd)
+        self.size = stat.st_size
+        self.stamp: Stamp = [stat.st_mtime_ns, stat.st_size]
+
+    def read(self, offset: int, size: int) -> bytes:
+        content = os.pread(self._fd, size, offset)
+        if len(content) == size:
+            return content
+        return content + self._rest(offset + len(content), size - len(content))
+
+    def _rest(self, offset: int, size: int) -> bytes:
+        """What a signal, or a read of over 2 GiB, left unread."""
+        content = b""
+        while len(content) < size:
+            part = os.pread(self._fd, size - len(content), offset + len(content))
+            if not part:
+                raise OSError(f"{self.name} is cut short or has changed since it was indexed")
+            content += part
+        return content
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def open_source(name: str) -> Source:
+    """Open a path or URL. OSError if it is not there, DataError if the scheme is unknown."""
+    if not is_remote(name):
+        return LocalFile(name)
+    scheme = name.partition("://")[0]
+    raise DataError(f"{name}: files over {scheme}:// cannot be read")
+
+
+def is_remote(name: str) -> bool:
+    return "://" in name
