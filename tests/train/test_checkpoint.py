@@ -311,6 +311,14 @@ def test_latest_is_kept_even_when_it_is_not_the_highest(tmp_path: Path) -> None:
     checkpoint.check(tmp_path / "latest")
 
 
+def test_a_copy_that_someone_set_aside_is_no_checkpoint(tmp_path: Path) -> None:
+    shutil.copytree(save(tmp_path, 7), tmp_path / "step-00000007.bak")
+    save(tmp_path, 8, 9, keep=2)
+    assert (tmp_path / "step-00000007.bak").is_dir()
+    assert names(tmp_path) == ["latest", "step-00000007.bak", "step-00000008", "step-00000009"]
+    assert checkpoint.newest_good(tmp_path, print) == tmp_path / "step-00000009"
+
+
 def test_links_are_relative(tmp_path: Path) -> None:
     """So that a run directory may be moved."""
     folder = tmp_path / "checkpoints"

@@ -164,7 +164,7 @@ def check(path: Path) -> None:
 
 def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
     """The newest checkpoint without a problem; `report` is told of each that is passed over."""
-    for path in sorted(folder.glob("step-*"), reverse=True):
+    for path in reversed(_checkpoints(folder)):
         problem = find_problem(path)
         if problem is None:
             return path
@@ -219,9 +219,15 @@ def _write(state: TrainState, folder: Path) -> None:
 
 def _prune(folder: Path, keep: int) -> None:
     pointed = {(folder / name).resolve() for name in ("latest", "best")}
-    for path in sorted(folder.glob("step-*"))[:-keep]:
+    for path in _checkpoints(folder)[:-keep]:
         if path.resolve() not in pointed:
             shutil.rmtree(_hide(path))
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """Those of a run, oldest first; a copy that someone set aside, step-00000100.bak, is none."""
+    paths = [path for path in folder.glob("step-*") if path.name[5:].isdigit()]
+    return sorted(paths, key=lambda path: int(path.name[5:]))
 
 
 def _hide(path: Path) -> Path:
