@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -162,3 +163,30 @@ def test_launch_says_what_is_wrong_once(digits: Path, tmp_path: Path) -> None:
     assert err.startswith("trainyard: batch.size = 1 is smaller than the number of replicas (2)")
     assert err.count("\n") == 1
     assert out == ""
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_ctrl_c_ends_a_rank_that_waits_for_an_absent_one(
+    command: str, digits: Path, finished: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    what = ["debug", "--run", tmp_path] if command == "train" else [finished]
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainyard", command, *map(str, what), "--data", str(digits)],
+        env=os.environ | place,
+    )
+    try:
+        wait_for(lambda: is_listening(port), "the rendezvous")
+        time.sleep(0.2)  # from listening to waiting
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == -signal.SIGINT
+    finally:
+        process.kill()
