@@ -6,13 +6,19 @@ may hold several splits, `splits_inside(place) -> tuple of their names`.
 
 from types import ModuleType
 
-from trainyard.data.formats import folder, webdataset
+from trainyard.data.formats import class_tar, folder, hdf5, tfrecord, webdataset
 from trainyard.data.formats.scan import Scan
 from trainyard.data.location import Place
 from trainyard.errors import DataError
 
 # Asked in this order; a format recognises a place by what lies there, not by its name.
-FORMATS: dict[str, ModuleType] = {"webdataset": webdataset, "folder": folder}
+FORMATS: dict[str, ModuleType] = {
+    "webdataset": webdataset,
+    "tfrecord": tfrecord,
+    "hdf5": hdf5,
+    "folder": folder,
+    "tar": class_tar,
+}
 
 
 def recognise(place: Place) -> str:

@@ -10,6 +10,7 @@ from trainyard.data.location import Place
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 )
+MAX_LABEL = 2**24  # more classes than any data set has; a larger number is damage
 
 
 class FileRows(NamedTuple):
@@ -27,7 +28,7 @@ class Scan:
     place: Place
     format: str
     classes: Sequence[str] | None
-    """Names by label, whole once the rows are exhausted; None where only numbers are stored.
+    """Names by label once the rows are exhausted; None or empty where only numbers are stored.
 
     In any order: the index numbers classes by their sorted names.
     """

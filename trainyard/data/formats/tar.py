@@ -1,20 +1,43 @@
 """The members of a tar by header alone: POSIX ustar and pax, GNU long names and sizes.
 
-Fifteen times the speed of the standard library's tarfile, which matters at 11.6 million members;
-it reads nothing but headers and trusts none of them.
+Eight times the speed of the standard library's tarfile, which matters at 11.6 million members; it
+reads nothing but headers and trusts none of them. Links, devices, pipes and folders are no members,
+but one that is named like an image is an error: it would be missed.
 """
 
+import struct
 from collections.abc import Iterator
 from typing import NamedTuple
+from zlib import adler32
 
-from trainyard.data.source import Source
+from trainyard.data.formats.scan import IMAGE_SUFFIXES
+from trainyard.data.source import Source, Stamp
 from trainyard.errors import DataError
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
-_REGULAR = (b"0", b"\0", b"7")
-_WITHOUT_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")  # links, devices, folders, pipes
+_AHEAD = 1 << 18  # bytes; time to read so much of a disk is about that of finding another place
+_PAGE = 1 << 12  # bytes; what a disk reads at least
+_PROBES = 128  # places: a split of one per cent of the tar is met
 _MAX_METADATA = 1 << 20  # bytes of a long name or pax header; real ones are under 10 kB
+
+# name, size, checksum, kind, magic, prefix
+_HEADER = struct.Struct("100s24x12s12x8sc100x8s80x155s12x")
+_REGULAR = b"0\0007"
+_WITHOUT_CONTENT = {
+    b"1": "a hard link",
+    b"2": "a symbolic link",
+    b"3": "a device",
+    b"4": "a device",
+    b"5": "a folder",
+    b"6": "a pipe",
+}
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gunzip",
+    b"BZh": "bunzip2",
+    b"\xfd7zXZ": "unxz",
+    b"\x28\xb5\x2f\xfd": "unzstd",
+}
 
 
 class Member(NamedTuple):
@@ -23,88 +46,185 @@ class Member(NamedTuple):
     size: int  # bytes
 
 
+class _Broken(Exception):
+    """What is wrong with a header; `members` knows where it is."""
+
+
+class ReadAhead:
+    """A source for one thread that goes through it from front to back.
+
+    Small steps share one large read; large ones are jumped over.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.name, self.size = source.name, source.size
+        self.stamp: Stamp = source.stamp
+        self._content = b""
+        self._start = -_AHEAD  # so that the first read, which may be the only one, is small
+
+    def read(self, offset: int, size: int) -> bytes:
+        begin = offset - self._start
+        if begin < 0 or begin + size > len(self._content):
+            is_near = 0 <= begin < len(self._content) + _AHEAD
+            ahead = min(_AHEAD if is_near else _PAGE, self.size - offset)
+            self._content = self._source.read(offset, max(size, ahead))
+            self._start, begin = offset, 0
+        return self._content[begin : begin + size]
+
+    def close(self) -> None:
+        self._source.close()
+
+
 def members(tar: Source, start: int = 0, end: int | None = None) -> Iterator[Member]:
     """The regular files of a tar, or of one that lies inside another from byte `start` to `end`."""
     end = tar.size if end is None else end
+    tar = tar if isinstance(tar, ReadAhead) else ReadAhead(tar)
     position = start
     override: dict[str, str] = {}  # path and size that a pax or GNU header sets for the next member
     while position + _BLOCK <= end:
-        header = tar.read(position, _BLOCK)
-        if header == _ZEROS:
+        block = tar.read(position, _BLOCK)
+        if block == _ZEROS:
             return
-        where = f"{tar.name}, byte {position}"
-        kind, size = header[156:157], _checked_size(header, where)
-        content = position + _BLOCK
-        if kind in _REGULAR:
-            size = _decimal(override.get("size", str(size)), where)
-        if content + size > end:
-            raise DataError(f"{where}: the archive is truncated inside a member of {size:,} bytes")
-        if kind in _REGULAR:
-            name = override.get("path") or _name(header)
-            if not name.endswith("/"):  # how tars older than POSIX mark a folder
-                yield Member(name, content, size)
-            override = {}
-        elif kind in (b"x", b"L"):
-            override |= _metadata(_small(tar, content, size, where), kind, where)
-        else:  # a folder or a link: the override was its own
-            override = {}
-        position = content + -(-size // _BLOCK) * _BLOCK
+        try:
+            name, kind, size = _parse(block, override)
+            member = Member(name, position + _BLOCK, size)
+            if member.offset + size > end:
+                raise _Broken(f"the archive is truncated inside a member of {size:,} bytes")
+            is_file = kind in _REGULAR
+            override = {} if is_file else _override(tar, member, kind, override)
+        except _Broken as error:
+            raise DataError(f"{tar.name}, byte {position}: {error}") from None
+        if is_file and name[-1:] != "/":  # so tars older than POSIX mark a folder
+            yield member
+        position = member.offset + -(-size // _BLOCK) * _BLOCK
     raise DataError(
         f"{tar.name}: the archive is truncated: it ends at byte {end} without its end mark"
     )
 
 
-def _checked_size(header: bytes, where: str) -> int:
-    total = sum(header) - sum(header[148:156]) + 8 * ord(" ")
-    if _octal(header[148:156]) != total:
-        raise DataError(f"{where}: not a tar header (its checksum does not match)")
-    if header[156:157] in _WITHOUT_CONTENT:
-        return 0
-    field = header[124:136]
+def some_names(tar: Source) -> Iterator[str]:
+    """Names of members from all over a tar, of a large one by a few reads; long ones cut short."""
+    step = max(tar.size // _PROBES // _BLOCK * _BLOCK, _AHEAD)
+    for start in range(0, tar.size, step):
+        content = tar.read(start, min(_AHEAD, tar.size - start))
+        for position in range(0, len(content) - _BLOCK + 1, _BLOCK):
+            block = content[position : position + _BLOCK]
+            if block[156:157] in _REGULAR and block != _ZEROS:  # else surely no file's header
+                try:
+                    yield _parse(block, {})[0]
+                except _Broken:  # content of a file
+                    continue
+
+
+def is_image(name: str) -> bool:
+    """Whether a member is an image by its name; what macOS calls `._NAME` beside a file is none."""
+    dot = name.rfind(".")
+    return name[dot:].lower() in IMAGE_SUFFIXES and name[name.rfind("/") + 1] != "."
+
+
+def _parse(block: bytes, override: dict[str, str]) -> tuple[str, bytes, int]:
+    """Name, kind and size in bytes."""
+    name_field, size_field, checksum, kind, magic, prefix = _HEADER.unpack(block)
+    # The low half of Adler-32 is the sum of the bytes, and one, modulo 65521: all that a checksum
+    # is, at C's speed. The field itself counts as eight spaces.
+    total = (adler32(block) & 0xFFFF) - (adler32(checksum) & 0xFFFF) + 8 * ord(" ")
+    stored = _octal(checksum)
+    if stored is None or (total - stored) % 65521:
+        raise _Broken(_not_a_header(block))
+    if override and kind in _REGULAR and "size" in override:
+        size = _decimal(override["size"])
+    else:
+        size = 0 if kind in _WITHOUT_CONTENT else _size(size_field)
+    if "path" in override:
+        name = override["path"]
+    else:
+        raw = name_field.partition(b"\0")[0]
+        if prefix[0] and magic.startswith(b"ustar\0"):
+            raw = prefix.partition(b"\0")[0] + b"/" + raw
+        name = raw.decode("utf-8", "surrogateescape")
+    if name.startswith("/") or (".." in name and ".." in name.split("/")):
+        raise _Broken(f"the member {name[:200]!r} points out of the archive; do not use this file")
+    return name, kind, size
+
+
+def _not_a_header(block: bytes) -> str:
+    for magic, tool in _COMPRESSIONS.items():
+        if block.startswith(magic):
+            return f"the archive is compressed; samples are read by offset: decompress it ({tool})"
+    return "not a tar header (its checksum does not match)"
+
+
+def _size(field: bytes) -> int:
     if field[0] == 0x80:  # GNU: big-endian binary, for sizes of 8 GiB and more
         return int.from_bytes(field[1:], "big")
     size = _octal(field)
     if size is None:
-        raise DataError(f"{where}: the member's size {field!r} is no octal number")
+        raise _Broken(f"the member's size {field!r} is no octal number")
     return size
 
 
 def _octal(field: bytes) -> int | None:
     digits = field.strip(b" \0") or b"0"
-    if not digits.isdigit() or b"8" in digits or b"9" in digits:
-        return None  # int() would also take signs and underscores
-    return int(digits, 8)
+    if not digits.isdigit():  # int() would also take signs and underscores
+        return None
+    try:
+        return int(digits, 8)
+    except ValueError:  # 8 or 9
+        return None
 
 
-def _name(header: bytes) -> str:
-    name = header[:100].split(b"\0", 1)[0]
-    if header[257:263] == b"ustar\0" and header[345]:
-        name = header[345:500].split(b"\0", 1)[0] + b"/" + name
-    return name.decode("utf-8", "surrogateescape")
+def _override(tar: Source, member: Member, kind: bytes, override: dict[str, str]) -> dict[str, str]:
+    """What the headers so far set for the next member; `member` is no file."""
+    if kind in b"xXLg":
+        if member.size > _MAX_METADATA:
+            raise _Broken(f"a name or pax header of {member.size:,} bytes is not believable")
+        text = tar.read(member.offset, member.size)
+        if kind == b"L":
+            return override | {"path": _text(text.partition(b"\0")[0])}
+        found = _pax_records(text)
+        if found and kind == b"g":
+            raise _Broken("a pax header gives all members one name or size")
+        return override | found
+    if kind == b"S":
+        raise _Broken(_SPARSE)
+    if kind in _WITHOUT_CONTENT and kind != b"5" and is_image(member.name):
+        raise _Broken(
+            f"{member.name!r} is {_WITHOUT_CONTENT[kind]}, not an image; "
+            "write the archive with tar --dereference --hard-dereference"
+        )
+    return {}
 
 
-def _small(tar: Source, offset: int, size: int, where: str) -> bytes:
-    if size > _MAX_METADATA:
-        raise DataError(f"{where}: a name or pax header of {size:,} bytes is not believable")
-    return tar.read(offset, size)
+_SPARSE = "a file with holes is not stored in one piece; write the archive without tar --sparse"
 
 
-def _metadata(content: bytes, kind: bytes, where: str) -> dict[str, str]:
-    if kind == b"L":
-        return {"path": content.rstrip(b"\0").decode("utf-8", "surrogateescape")}
+def _pax_records(content: bytes) -> dict[str, str]:
+    """Path and size among records of "LENGTH KEY=VALUE\n", LENGTH counting itself."""
     found = {}
-    while content.strip(b"\0"):  # records of "LENGTH KEY=VALUE\n", LENGTH counting itself
-        length = _decimal(content.split(b" ", 1)[0].decode("ascii", "replace"), where)
-        key, equals, value = content[:length].partition(b" ")[2].partition(b"=")
-        if not equals or length > len(content):
-            raise DataError(f"{where}: broken pax header")
+    position = 0
+    while position < len(content) and content[position]:
+        space = content.find(b" ", position, position + 20)
+        length = _decimal(_text(content[position : max(space, position)]))
+        record = content[space + 1 : position + length]
+        key, equals, value = record.partition(b"=")
+        if not equals or position + length > len(content):
+            raise _Broken("broken pax header")
+        if key.startswith(b"GNU.sparse."):
+            raise _Broken(_SPARSE)
         if key in (b"path", b"size"):
-            found[key.decode()] = value.removesuffix(b"\n").decode("utf-8", "surrogateescape")
-        content = content[length:]
+            found[key.decode()] = _text(value.removesuffix(b"\n"))
+        position += length
+    if "\0" in found.get("path", ""):
+        raise _Broken("broken pax header: a name with a zero byte")
     return found
 
 
-def _decimal(text: str, where: str) -> int:
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def _decimal(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or not 0 < len(text) < 20:
-        raise DataError(f"{where}: broken tar header: {text[:20]!r} is no number")
+        raise _Broken(f"broken tar header: {text[:20]!r} is no number")
     return int(text)

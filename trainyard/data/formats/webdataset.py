@@ -1,28 +1,45 @@
 """WebDataset shards: tars in which consecutive members of one key are one sample.
 
-A key is the member's path up to the first dot of its base name. Read are the image and `.cls`,
-as ASCII digits (webdataset's writer) or 8 little-endian bytes; other members are ignored.
+A key is the member's path up to the first dot of its base name. Read are the image and its label:
+`.cls`, as ASCII digits (webdataset's writer) or 8 little-endian bytes, or else the whole number
+"label" of a `.json`. Other members are ignored.
 """
 
+import json
+import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from itertools import groupby
+from itertools import groupby, islice
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple
+from zlib import adler32
 
-from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan
-from trainyard.data.formats.tar import Member, members
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_LABEL, FileRows, Scan
+from trainyard.data.formats.tar import Member, ReadAhead, members
 from trainyard.data.location import Place
 from trainyard.data.source import open_source
 from trainyard.errors import DataError
 
 _SCAN_THREADS = 8
-_MAX_LABEL = 2**24  # more classes than any data set has; a larger number is damage
+_MAX_JSON = 1 << 20  # bytes; more is no label
+_PEEKED = 64  # members: some samples, and what may stand before the first
+_RESERVED = re.compile(r"__[^/]*__($|/)")  # webdataset's own, for data about the shard
 
 
 def recognises(place: Place) -> bool:
-    return bool(place.files(".tar"))
+    """Whether the first members of the first tar that has any are images with labels beside."""
+    names = place.files(".tar")
+    for name in names:
+        with closing(ReadAhead(open_source(place.path(name)))) as tar:
+            found = list(islice(members(tar), _PEEKED))
+        if found:
+            return _are_samples(found)
+    return bool(names)
 
 
 def scan(place: Place) -> Scan:
@@ -36,6 +53,23 @@ def scan(place: Place) -> Scan:
     )
 
 
+class _Part(NamedTuple):
+    """An image or a label."""
+
+    key: str
+    field: str
+    member: Member
+    content: bytes  # of a label
+
+
+def _are_samples(found: list[Member]) -> bool:
+    fields: dict[str, set[str]] = {}
+    for member in found:
+        key, field = _split(member.name)
+        fields.setdefault(key, set()).add(field)
+    return any(".cls" in f or (".json" in f and f & IMAGE_SUFFIXES) for f in fields.values())
+
+
 def _rows(place: Place, names: tuple[str, ...]) -> Iterator[FileRows]:
     with ThreadPoolExecutor(_SCAN_THREADS) as pool:
         yield from pool.map(partial(_shard_rows, place), names)
@@ -44,56 +78,118 @@ def _rows(place: Place, names: tuple[str, ...]) -> Iterator[FileRows]:
 def _shard_rows(place: Place, name: str) -> FileRows:
     offsets, sizes, labels = array("q"), array("q"), array("i")
     path = place.path(name)
-    with closing(open_source(path)) as tar:
-        parts = (m for m in members(tar) if _is_image(m.name) or _is_label(m.name))
-        for key, group in groupby(parts, key=lambda member: _key(member.name)):
-            image, label = _sample(list(group), f"{path}: sample {key!r}")
+    with closing(ReadAhead(open_source(path))) as tar:
+        for key, parts in groupby(_parts(tar), key=attrgetter("key")):
+            image, label = _sample(list(parts), f"{path}: sample {key!r}")
             offsets.append(image.offset)
             sizes.append(image.size)
-            labels.append(_label(tar.read(label.offset, min(label.size, 32)), path, key))
+            labels.append(label)
     return FileRows(name, offsets, sizes, labels)
 
 
-def _key(name: str) -> str:
-    folder, slash, base = name.rpartition("/")
-    return folder + slash + base.split(".", 1)[0]
+def _parts(tar: ReadAhead) -> Iterator[_Part]:
+    for member in members(tar):
+        key, field = _split(member.name)
+        if field in IMAGE_SUFFIXES:
+            yield _Part(key, field, member, b"")
+        elif field == ".cls":
+            content = tar.read(member.offset, min(member.size, 32))
+            yield _Part(key, field, member, content)
+        elif field == ".json" and member.size <= _MAX_JSON:
+            content = tar.read(member.offset, member.size)
+            if b'"label"' in content:
+                yield _Part(key, field, member, content)
 
 
-def _is_image(name: str) -> bool:
-    return _field(name) in IMAGE_SUFFIXES
+def _split(name: str) -> tuple[str, str]:
+    """The key, and all after it in lower case: ".jpg" is the image, ".seg.png" something else.
 
-
-def _is_label(name: str) -> bool:
-    return _field(name) == ".cls"
-
-
-def _field(name: str) -> str:
-    """All after the key, in lower case: ".jpg" is the image, ".seg.png" is something else.
-
-    Empty for a name without a key, such as the `._name` that macOS adds to tars.
+    The second is empty for a name without a key, such as the `._name` that macOS adds to tars.
     """
-    key, dot, field = name.rpartition("/")[2].partition(".")
-    return dot + field.lower() if key else ""
+    dot = name.find(".", name.rfind("/") + 1)
+    if dot < 1 or name[dot - 1] == "/" or (name.startswith("__") and _RESERVED.match(name)):
+        return name, ""
+    return name[:dot], name[dot:].lower()
 
 
-def _sample(group: list[Member], where: str) -> tuple[Member, Member]:
-    """The image and the label among the members of one key."""
-    images = [member for member in group if _is_image(member.name)]
-    labels = [member for member in group if _is_label(member.name)]
+def _sample(parts: list[_Part], where: str) -> tuple[Member, int]:
+    """The image and the label among the parts of one key."""
+    images = [part.member for part in parts if part.field in IMAGE_SUFFIXES]
+    labels = [part for part in parts if part.field == ".cls"]
+    labels = labels or [part for part in parts if part.field == ".json"]
     if len(images) != 1 or len(labels) != 1:
-        found = ", ".join(member.name for member in group)
-        raise DataError(f"{where}: expected one image and one .cls, found {found}")
-    return images[0], labels[0]
+        found = ", ".join(part.member.name for part in parts)
+        raise DataError(
+            f'{where}: expected one image and one label (.cls, or .json with "label"), '
+            f"found {found}"
+        )
+    read_label = _ascii_or_binary if labels[0].field == ".cls" else _from_json
+    label = read_label(labels[0].content)
+    if not 0 <= label <= MAX_LABEL:
+        shown = labels[0].content[:60]
+        raise DataError(f"{where}: {shown!r} in {labels[0].field} is no class number")
+    return images[0], label
 
 
-def _label(content: bytes, path: str, key: str) -> int:
+def _ascii_or_binary(content: bytes) -> int:
     digits = content.strip()
     if digits.isdigit():
-        label = int(digits)
-    elif len(content) == 8:
-        label = int.from_bytes(content, "little", signed=True)
-    else:
-        label = -1
-    if not 0 <= label <= _MAX_LABEL:
-        raise DataError(f"{path}: sample {key!r}: {content[:20]!r} in .cls is no class number")
-    return label
+        return int(digits)
+    return int.from_bytes(content, "little", signed=True) if len(content) == 8 else -1
+
+
+def _from_json(content: bytes) -> int:
+    """The number that timm's shards and others have under "label"; -1 if there is none."""
+    try:
+        tree = json.loads(content)
+    except (ValueError, RecursionError):
+        return -1
+    label = tree.get("label") if isinstance(tree, dict) else None
+    return label if type(label) is int else -1
+
+
+# --- writing ---
+
+_BLOCK = 512  # bytes
+_RECORD = 20 * _BLOCK  # what tar pads an archive to
+_BUFFER = 1 << 17  # bytes; of 1 MiB, fresh pages cost the kernel up to four times as much
+# All of a header but name, size and checksum, whose field counts as spaces: a file that all may
+# read, of user 0, from 1970.
+_HEADER = (
+    b"%b"
+    + b"0000444\0" + b"0000000\0" * 2 + b"%011o\0" + b"00000000000\0" + b"        " + b"0"
+    + bytes(100) + b"ustar\00000" + b"trainyard".ljust(32, b"\0") * 2
+    + bytes(8 + 8 + 155 + 12)
+)  # fmt: skip
+
+
+def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
+    """A shard with `KEY.cls` and then the image of each sample; equal samples give equal bytes.
+
+    The names of the classes lie beside the shards, in `dataset.json`.
+    """
+    size = 0
+    with open(path, "wb", buffering=_BUFFER) as file:
+        for image, suffix, label, key in samples:
+            digits = b"%d" % label
+            before = (
+                _header(f"{key}.cls", len(digits))
+                + digits.ljust(_BLOCK, b"\0")
+                + _header(key + suffix, len(image))
+            )
+            padding = bytes(-len(image) % _BLOCK)
+            file.write(before)
+            file.write(image)
+            file.write(padding)
+            size += len(before) + len(image) + len(padding)
+        end = size + 2 * _BLOCK
+        file.write(bytes(end - size + -end % _RECORD))
+
+
+def _header(name: str, size: int) -> bytes:
+    raw = name.encode("utf-8", "surrogateescape")
+    if len(raw) > 100:
+        raise DataError(f"{name}: a name in a WebDataset shard has at most 100 bytes")
+    header = _HEADER % (raw.ljust(100, b"\0"), size)
+    checksum = (adler32(header) & 0xFFFF) - 1  # the sum of the bytes, here below 65521
+    return b"%b%06o\0 %b" % (header[:148], checksum, header[156:])

@@ -1,0 +1,378 @@
+"""Tars whose layout says the class: folders in a tar, a tar of tars, a tar for each class."""
+
+import gzip
+import random
+import re
+import subprocess
+import tarfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from torchvision.datasets import ImageFolder
+
+from tests.data.tars import TAR_FORMATS, read_rows, sealed, write_tar
+from trainyard.data import formats
+from trainyard.data.formats import class_tar
+from trainyard.data.formats.scan import Scan
+from trainyard.data.formats.tar import is_image
+from trainyard.data.indexing import build_index, open_index
+from trainyard.data.location import Place, find_place
+from trainyard.data.splits import find_splits
+from trainyard.errors import DataError
+
+Named = list[tuple[str, bytes]]  # the class and the stored bytes of each sample
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+
+
+def indexed(location: str | Path) -> Named:
+    """What the index says, in its order."""
+    index = build_index(str(location))
+    found = []
+    for sample in range(len(index)):
+        path, offset, size = index.locate(sample)
+        content = Path(path).read_bytes()[offset : offset + size]
+        found.append((index.classes[index.label[sample]], content))
+    return found
+
+
+def assert_refused(location: str | Path, words: str, file: str | Path = "") -> None:
+    with pytest.raises(DataError, match=re.escape(str(file or location)) + f".*{words}"):
+        build_index(str(location))
+
+
+def images(*names: str) -> Named:
+    return [(name, f"the content of {name}".encode()) for name in names]
+
+
+def inner_tar(folder: Path, *names: str) -> bytes:
+    return write_tar(folder / "inner", images(*names)).read_bytes()
+
+
+# --- a folder for each class ---
+
+
+@pytest.mark.parametrize("tar_format", TAR_FORMATS)
+@pytest.mark.parametrize("above", ["", "./", "data/", f"{'x' * 90}/{'y' * 40}/"])
+def test_the_class_is_the_parent_folder(tmp_path: Path, tar_format: int, above: str) -> None:
+    names = ["zebra/2.JPEG", "zebra/1.jpg", "ant/1.png", "Zebra/1.webp", "zebra/0.jpg"]
+    other = ["ant/notes.txt", "README", "ant/._1.jpg"]
+    content = images(*(above + name for name in names + other))
+    path = write_tar(tmp_path / "0.tar", content, tar_format)
+
+    assert formats.scan(find_place(str(path))).format == "tar"
+    assert indexed(path) == [
+        (name.split("/")[0], f"the content of {above}{name}".encode()) for name in names
+    ]
+    assert open_index(str(path)).classes == ("Zebra", "ant", "zebra")
+
+
+def test_a_tarred_image_folder_has_the_classes_and_samples_of_image_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "pets"
+    for name, content in images("dog/1.jpg", "dog/2.jpg", "Cat/1.png", "été/1.jpg", "n1/1.jpg"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    subprocess.run(["tar", "-cf", tmp_path / "0.tar", "-C", tmp_path, "pets"], check=True)
+
+    expected = ImageFolder(str(folder))
+
+    assert list(open_index(f"{tmp_path}/0.tar").classes) == expected.classes
+    assert sorted(indexed(tmp_path / "0.tar")) == sorted(
+        (expected.classes[label], Path(path).read_bytes()) for path, label in expected.samples
+    )
+
+
+def test_a_large_tar_comes_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(class_tar, "_CHUNK", 3)
+    path = write_tar(tmp_path / "0.tar", images(*(f"{n // 4}/{n}.jpg" for n in range(20))))
+
+    scan = formats.scan(find_place(str(path)))
+
+    assert [len(rows.labels) for rows in scan.rows] == [3] * 6 + [2]
+    assert indexed(path) == [(str(n // 4), f"the content of {n // 4}/{n}.jpg".encode())
+                             for n in range(20)]  # fmt: skip
+
+
+IMAGENET_21K_P = [
+    *("small_classes/n03/1.JPEG", "small_classes/n01/2.JPEG"),
+    *("imagenet21k_train/n02/3.JPEG", "imagenet21k_train/n01/4.JPEG"),
+    *("imagenet21k_val/n01/5.JPEG", "imagenet21k_train/n04/6.JPEG"),
+    *("imagenet21k_val/n02/7.JPEG", "1.JPEG"),
+]
+
+
+def test_one_scan_gives_all_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tar(
+        tmp_path / "all.tar", images(*(f"imagenet21k_resized/{n}" for n in IMAGENET_21K_P))
+    )
+    scans: list[str] = []
+    real_scan = formats.scan
+
+    def scan(place: Place) -> Scan:
+        scans.append(place.location)
+        return real_scan(place)
+
+    monkeypatch.setattr(formats, "scan", scan)
+
+    assert find_splits(str(path)) == {"train": f"{path}#train", "val": f"{path}#val"}
+    train, val = open_index(f"{path}#train"), open_index(f"{path}#val")
+
+    assert len(scans) == 1
+    assert train.classes == val.classes == ("n01", "n02", "n04")  # no small classes
+    assert train.label.tolist() == [1, 0, 2]
+    assert val.label.tolist() == [0, 1]
+    with open(path, "rb") as file:
+        content = file.read()
+    for index, names in ((train, ["n02/3", "n01/4", "n04/6"]), (val, ["n01/5", "n02/7"])):
+        for sample, name in enumerate(names):
+            _, offset, size = index.locate(sample)
+            assert content[offset : offset + size].decode().endswith(f"/{name}.JPEG")
+    assert_refused(path, "holds 2 splits; write .*#train or .*#val")
+    assert_refused(f"{path}#test", "write .*#train or .*#val", path)
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [
+        ("train/n01/1.jpg", "train"),
+        ("Training/n01/1.jpg", "train"),
+        ("ILSVRC2012_img_val/n01/1.jpg", "val"),
+        ("trainyard/validation/n01/1.jpg", "val"),  # the innermost
+        ("val/trainval/n01/1.jpg", "val"),
+        ("a/train/b/n01/1.jpg", "train"),
+        ("train/1.jpg", ""),
+        ("trainval/n01/1.jpg", ""),
+        ("n01/train.jpg", ""),
+    ],
+)
+def test_which_folder_is_a_split(tmp_path: Path, name: str, split: str) -> None:
+    path = write_tar(tmp_path / "0.tar", images(name))
+    place = find_place(str(path))
+
+    assert formats.splits_inside(place) == ((split,) if split else ())
+    if split:
+        assert [rows.split for rows in formats.scan(place).rows] == [split]
+
+
+def test_a_split_that_comes_late_in_a_large_tar_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "0.tar"
+    with open(path, "wb") as file:  # sparse: takes no room
+        for number in range(1000):
+            split = "small" if number < 300 else "train" if number < 980 else "val"
+            info = tarfile.TarInfo(f"{split}/class{number % 7}/{number}.jpg")
+            info.size = 300_000
+            file.write(info.tobuf(tarfile.USTAR_FORMAT))
+            file.seek(300_032, 1)
+        file.write(bytes(1024))
+
+    assert formats.splits_inside(find_place(str(path))) == ("train", "val")
+    sizes = Counter[str]()
+    for rows in formats.scan(find_place(str(path))).rows:
+        sizes[rows.split] += len(rows.labels)
+    assert sizes == {"train": 680, "val": 20}
+
+
+def test_a_split_that_only_the_scan_finds_is_not_mixed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tar(tmp_path / "0.tar", images("a/1.jpg", "b/1.jpg", "val/a/1.jpg"))
+    monkeypatch.setattr(class_tar, "some_names", lambda tar: iter(["a/1.jpg"]))
+
+    assert_refused(path, "'val/a/1.jpg' lies in a folder of val data")
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["a/1.jpg", "2.jpg"], "'2.jpg' lies in no folder, but 'a/1.jpg' in a folder of its class"),
+        (["a/1.jpg", "b.tar"], "'b.tar' lies in a tar inside, but 'a/1.jpg'"),
+        (["dogs/1.jpg", "dogs/pug/1.jpg"], "dogs and in dogs/pug: which of them is the class"),
+        (["dogs/pug/1.jpg", "dogs/pug/big/small/1.jpg"], "dogs/pug and in dogs/pug/big/small"),
+        (["train/1.jpg", "val/2.jpg"], "no labels: they lie directly in train and val"),
+        (["n01/train/1.jpg", "n01/test/2.jpg"], "no labels: they lie directly in test and train"),
+        (["1.jpg"], "no labels: no .cls or .json beside '1.jpg'.*'0' does not look like a class"),
+        (["ILSVRC2012_val_00000001.JPEG"], "no labels.*trainyard data prepare"),
+        (["a.txt", "b/c.txt"], "no images found"),
+    ],
+)
+def test_a_tar_that_does_not_say_the_class_is_an_error(
+    tmp_path: Path, names: list[str], words: str
+) -> None:
+    assert_refused(write_tar(tmp_path / "0.tar", images(*names)), words)
+
+
+@pytest.mark.parametrize("suffix", ["tar.gz", "tgz"])
+def test_a_compressed_tar_is_an_error_that_says_what_to_do(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"imagenet21k_resized.{suffix}"
+    path.write_bytes(gzip.compress(write_tar(tmp_path / "0", images("a/1.jpg")).read_bytes()))
+
+    assert_refused(path, "decompress it")
+    with pytest.raises(DataError, match="decompress it"):
+        open_index(f"{path}#train")
+
+
+# --- tars inside a tar ---
+
+
+def test_a_tar_of_tars_is_read_in_place(tmp_path: Path) -> None:
+    inner = {
+        "n02.tar": ["n02_1.JPEG", "n02_2.JPEG"],
+        "deep/n01.tar": ["n01_7.JPEG", "n01_notes.txt", "._n01_7.JPEG"],
+        "n03.tar": ["./n03/n03_1.JPEG", "n03/n03_2.JPEG", "./n03_3.JPEG"],
+        "n00.tar": [],
+        "cat.tar": ["1.jpg"],  # no number, so no part of something
+    }
+    content = [(name, inner_tar(tmp_path, *names)) for name, names in inner.items()]
+    path = write_tar(tmp_path / "fall11_whole.tar", [("README", b"about"), *content])
+
+    assert formats.scan(find_place(str(path))).format == "tar"
+    assert formats.splits_inside(find_place(str(path))) == ()
+    assert indexed(path) == [
+        (Path(tar).stem, f"the content of {name}".encode())
+        for tar, names in inner.items()
+        for name in names
+        if is_image(name)
+    ]
+
+
+def test_several_tars_of_tars_and_their_splits(tmp_path: Path) -> None:
+    for number in range(2):
+        content = [
+            (f"{split}/n0{number}.tar", inner_tar(tmp_path, f"n0{number}_{split}.jpg"))
+            for split in ("train", "val")
+        ]
+        write_tar(tmp_path / f"{number}.tar", content)
+    (tmp_path / "inner").unlink()
+
+    assert find_splits(f"{tmp_path}/?.tar") == {
+        split: f"{tmp_path}/?.tar#{split}" for split in ("train", "val")
+    }
+    assert indexed(f"{tmp_path}/?.tar#val") == [
+        ("n00", b"the content of n00_val.jpg"),
+        ("n01", b"the content of n01_val.jpg"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("inner", "names", "words"),
+    [
+        ("n01.tar", ["a.tar"], "'n01.tar' inside holds 'a.tar'"),
+        ("train-000000.tar", ["0.jpg", "0.cls"], "'train-000000' does not look like a class"),
+        ("train.tar", ["0.cls", "0.jpg"], "'train.tar' inside holds '0.cls'"),
+        ("part1.tar", ["cat1.jpg"], "'part1' does not look like a class"),
+        ("n01.tar", ["n02/1.jpg"], "'n02/1.jpg' of the tar 'n01.tar' inside: is its class 'n01'"),
+        ("...tar", ["1.jpg"], "no images found"),
+        ("._n01.tar", ["n01_1.jpg"], "no images found"),
+        ("n01.tar", ["../1.jpg"], "byte 512: .*points out of the archive"),
+    ],
+)
+def test_a_tar_inside_that_is_no_class_is_an_error(
+    tmp_path: Path, inner: str, names: list[str], words: str
+) -> None:
+    path = write_tar(tmp_path / "0.tar", [(inner, inner_tar(tmp_path, *names))])
+
+    assert_refused(path, words)
+
+
+def test_a_tar_inside_that_is_cut_is_an_error(tmp_path: Path) -> None:
+    inner = inner_tar(tmp_path, "n01_1.jpg")
+    later = ("n02.tar", inner_tar(tmp_path, "n02_1.jpg"))
+    path = write_tar(tmp_path / "0.tar", [("n01.tar", inner[:530]), later])
+
+    assert_refused(path, "byte 512: .*truncated inside a member")
+
+
+# --- a tar for each class ---
+
+
+def write_classes(folder: Path, tars: dict[str, list[str]]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, names in tars.items():
+        write_tar(folder / name, images(*names))
+
+
+def test_a_folder_of_a_tar_for_each_class(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    tars = {f"n0{n}.tar": [f"n0{n}_{i}.JPEG" for i in range(n)] for n in range(1, 5)}
+    write_classes(folder, {**tars, "n00.tar": []})
+
+    expected = [
+        (Path(tar).stem, f"the content of {name}".encode())
+        for tar, names in tars.items()
+        for name in names
+    ]
+    assert indexed(folder) == expected
+    assert indexed(f"{folder}/*.tar") == expected
+    assert indexed(f"{folder}/n0{{2..3}}.tar") == expected[1:6]
+    assert indexed(f"{folder}/n02.tar") == expected[1:3]
+
+
+@pytest.mark.parametrize("name", [".tar", "..tar", "...tar"])
+def test_dots_are_no_class(tmp_path: Path, name: str) -> None:
+    write_tar(tmp_path / name, images("_1.jpg", "._1.jpg", ".._1.jpg"))
+
+    assert_refused(tmp_path / name, "no labels")
+
+
+@pytest.mark.parametrize("folders", [False, True])
+def test_names_without_a_number_are_classes(tmp_path: Path, folders: bool) -> None:
+    folder = tmp_path / "data"
+    above = ("cat/", "dog/") if folders else ("./", "")
+    write_classes(folder, {"cat.tar": [f"{above[0]}1.jpg"], "dog.tar": [f"{above[1]}1.jpg"]})
+
+    assert [name for name, _ in indexed(folder)] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("tars", "words"),
+    [
+        ({"train-000000.tar": ["1.jpg"], "train-000001.tar": ["2.jpg"]}, "no labels"),
+        ({"n01.tar": ["n01_1.jpg"], "n02.tar": ["n01_1.jpg"]}, "n02.tar: .*no labels"),
+        ({"train.tar": ["1.jpg"], "val.tar": ["1.jpg"]}, "no labels: .* directly in train and val"),
+        ({"0.tar": ["0001.jpg"], "1.tar": ["1001.jpg"]}, "'0' does not look like a class"),
+        ({"cat.tar": ["1.jpg"]}, "no labels"),
+        ({"cat.tar": ["1.jpg"], "dog.tar": ["dog/1.jpg"]}, "which says the class"),
+    ],
+)
+def test_tars_that_may_be_no_classes_are_an_error(
+    tmp_path: Path, tars: dict[str, list[str]], words: str
+) -> None:
+    folder = tmp_path / "data"
+    write_classes(folder, tars)
+
+    assert_refused(folder, words)
+
+
+def test_a_folder_of_class_folders_is_one_whatever_tar_lies_there(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    write_classes(folder, {"n01.tar": ["n01_1.jpg"]})
+    (folder / "n01").mkdir()
+    (folder / "n01/n01_1.jpg").write_bytes(b"unpacked")
+    (folder / "backup.tar.gz").write_bytes(b"?")
+
+    assert read_rows(folder) == [(b"unpacked", 0)]
+
+
+def test_noise_is_never_more_than_an_error(tmp_path: Path) -> None:
+    folders = write_tar(tmp_path / "a", images("train/n01/1.jpg", "val/n01/2.jpg")).read_bytes()
+    nested = [(f"n0{n}.tar", inner_tar(tmp_path, f"n0{n}_1.jpg")) for n in range(2)]
+    whole = [folders, write_tar(tmp_path / "b", nested).read_bytes()]
+    path, rng = tmp_path / "0.tar", random.Random(0)
+    for _ in range(300):
+        content = bytearray(rng.choice(whole))
+        header = rng.randrange(len(content) // 512) * 512
+        for place in (rng.randrange(12), rng.randrange(124, 136), rng.choice([156, 257, 345])):
+            content[header + place] = rng.choice(b"\0 -./0179LSxg\x80\xff")
+        content[header : header + 512] = sealed(bytes(content[header : header + 512]))
+        path.write_bytes(content)
+        try:
+            rows = list(formats.scan(find_place(str(path))).rows)
+        except DataError as error:
+            assert str(path) in str(error)
+        else:
+            ends = [o + s for row in rows for o, s in zip(row.offsets, row.sizes, strict=True)]
+            assert all(512 < end <= len(content) for end in ends)

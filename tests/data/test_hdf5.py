@@ -1,0 +1,623 @@
+import io
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.indexed import Stored, stored
+from trainyard.data import formats
+from trainyard.data.formats import hdf5, hdf5_layout
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.indexing import build_index
+from trainyard.data.location import find_place
+from trainyard.data.splits import find_splits
+from trainyard.errors import DataError
+
+# From ImageNet's devkit: the class that each of these ILSVRC2012_IDs stands for.
+ILSVRC2012_IDS = {1: "n02119789", 2: "n02100735", 3: "n02110185", 1000: "n03255030"}
+BYTES = h5py.vlen_dtype(np.uint8)
+
+# Around what a heap collection holds (4096 bytes), a buffer of HDF5's (64 KiB), and padding to 8.
+SIZES = (0, 1, 7, 8, 9, 100, 4048, 4064, 4080, 4096, 5000, 65_535, 65_536, 70_000, 300_001)
+
+
+def jpeg(size: int) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(size).integers(0, 256, (size, size, 3), np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+def some_images() -> list[bytes]:
+    random = np.random.default_rng(5)
+    sizes = [*SIZES, *random.integers(0, 60, 300), *random.integers(0, 9000, 60)]
+    return [jpeg(8), jpeg(120), *(random.bytes(int(size)) for size in random.permutation(sizes))]
+
+
+def as_array(image: bytes) -> Any:
+    return np.frombuffer(image, np.uint8)
+
+
+def write_one_by_one(file: h5py.File, images: list[bytes], **options: Any) -> None:
+    dataset = file.create_dataset("encoded_images", (len(images),), BYTES, **options)
+    for row, image in enumerate(images):
+        dataset[row] = as_array(image)
+
+
+def write_plain(path: Path, images: list[bytes], **options: Any) -> Path:
+    with h5py.File(path, "w") as file:
+        write_one_by_one(file, images, **options)
+        file["targets"] = np.arange(len(images)) % 2
+    return path
+
+
+# --- every way to lay out a file: the bytes at the offsets are those that h5py reads ---
+
+
+def contiguous(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w") as file:
+        write_one_by_one(file, images)
+
+
+def chunked(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w") as file:
+        write_one_by_one(file, images, chunks=(7,))
+
+
+def resized(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("encoded_images", (0,), BYTES, maxshape=(None,))
+        for image in images:
+            dataset.resize((len(dataset) + 1,))
+            dataset[-1] = as_array(image)
+        dataset.resize((len(dataset) + 5000,))
+        dataset.resize((len(images) - 3,))
+
+
+def userblock(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w", userblock_size=4096) as file:
+        write_one_by_one(file, images)
+    with open(path, "r+b") as raw:
+        raw.write(b"a user's block")
+
+
+def userblock_chunked(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w", userblock_size=512) as file:
+        write_one_by_one(file, images, chunks=(100,))
+
+
+def prepended(path: Path, images: list[bytes]) -> None:
+    contiguous(path, images)
+    path.write_bytes(b"#" * 1024 + path.read_bytes())
+
+
+def latest(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w", libver="latest") as file:
+        write_one_by_one(file, images)
+
+
+def latest_chunked(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w", libver="latest", userblock_size=1024) as file:
+        write_one_by_one(file, images, chunks=(64,), maxshape=(None,))
+
+
+def paged(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w", fs_strategy="page", fs_page_size=8192) as file:
+        write_one_by_one(file, images)
+
+
+def backwards(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("encoded_images", (len(images),), BYTES)
+        for row in reversed(range(len(images))):
+            dataset[row] = as_array(images[row])
+
+
+def overwritten(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w") as file:
+        write_one_by_one(file, images)
+    with h5py.File(path, "r+") as file:
+        for row in range(0, len(images), 3):
+            file["encoded_images"][row] = as_array(images[-row] + b"more")
+
+
+def beside_others(path: Path, images: list[bytes]) -> None:
+    """The heap holds other datasets' elements too."""
+    with h5py.File(path, "w") as file:
+        write_one_by_one(file, images[:1])
+        del file["encoded_images"]
+        dataset = file.create_dataset("encoded_images", (len(images),), BYTES)
+        words = file.create_dataset("words", (len(images),), h5py.string_dtype())
+        for row, image in enumerate(images):
+            words[row] = f"{row}"
+            dataset[row] = as_array(image)
+
+
+def barely_written(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("encoded_images", (1000,), BYTES, chunks=(10,))
+        dataset[555] = as_array(images[0])
+
+
+def never_written(path: Path, images: list[bytes]) -> None:
+    with h5py.File(path, "w") as file:
+        file.create_dataset("encoded_images", (len(images),), BYTES)
+
+
+BUILDERS = (
+    *(contiguous, chunked, resized, userblock, userblock_chunked, prepended, latest),
+    *(latest_chunked, paged, backwards, overwritten, beside_others, barely_written, never_written),
+)
+
+
+@pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
+def test_the_bytes_are_those_that_h5py_reads(
+    tmp_path: Path, build: Callable[[Path, list[bytes]], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hdf5, "_SCAN_ROWS", 100)
+    path = tmp_path / "images.h5"
+    build(path, some_images())
+    with h5py.File(path, "r+") as file:
+        count = len(file["encoded_images"])
+        file["targets"] = np.arange(count, dtype=np.int32) % 7
+    with h5py.File(path) as file:
+        expected = [(str(n % 7), file["encoded_images"][n].tobytes()) for n in range(count)]
+
+    assert count > 300
+    assert stored(path) == expected
+
+
+# --- fuel's layout ---
+
+
+def split_array(splits: dict[str, dict[str, tuple[Any, ...]]], *, nested: bool) -> Any:
+    """The table as fuel's H5PYDataset makes it; numpy has read its dtype in two ways."""
+    one = (1,) if nested else ()
+    kind = np.dtype(
+        [
+            ("split", "S5"),
+            ("source", "S14"),
+            ("start", np.int64, one),
+            ("stop", np.int64, one),
+            ("indices", h5py.special_dtype(ref=h5py.Reference)),
+            ("available", bool, one),
+            ("comment", "S1"),
+        ]
+    )
+    sources = sorted({source for split in splits.values() for source in split})
+    table = np.empty(len(splits) * len(sources), kind)
+    for line, (split, source) in zip(table, product(splits, sources), strict=True):
+        found = splits[split].get(source)
+        start, stop, *indices = found or (0, 0)
+        reference = indices[0] if indices else h5py.Reference()
+        values = (split.encode(), source.encode(), start, stop, reference, found is not None, b".")
+        for name, value in zip(kind.names or (), values, strict=True):
+            line[name] = value
+    return table
+
+
+def write_fuel(
+    path: Path, rows: dict[str, list[tuple[bytes, int, str]]], *, nested: bool = False
+) -> Path:
+    """Rows of image, ILSVRC2012_ID - 1 and file name, as fuel's converter stores them."""
+    everything = [row for split in rows.values() for row in split]
+    labelled = len(everything) - len(rows.get("test", ()))
+    splits: dict[str, dict[str, tuple[Any, ...]]] = {}
+    start = 0
+    for split, part in rows.items():
+        span = (start, start + len(part))
+        sources = ("encoded_images", "filenames", "targets")
+        splits[split] = {s: span for s in sources if s != "targets" or split != "test"}
+        start = span[1]
+    with h5py.File(path, "w") as file:
+        file.attrs["split"] = split_array(splits, nested=nested)
+        file.create_dataset("encoded_images", (len(everything),), BYTES)
+        file.create_dataset("targets", (labelled, 1), np.int16)
+        file.create_dataset("filenames", (len(everything), 1), "S32")
+        file["targets"][:, 0] = [label for _, label, _ in everything[:labelled]]
+        file["filenames"][:, 0] = [name.encode("ascii") for _, _, name in everything]
+        for row, (image, _, _) in enumerate(everything):
+            file["encoded_images"][row] = as_array(image)
+    return path
+
+
+def mini_rows(wnids: list[str], *, names: bool) -> dict[str, list[tuple[bytes, int, str]]]:
+    """Two training images a class and one to validate with, in permuted order."""
+    order = np.random.default_rng(1).permutation(2 * len(wnids)) % len(wnids)
+    train = [
+        (f"train {n} {wnids[c]}".encode(), int(c), f"{wnids[c]}_{n}.JPEG" if names else f"{n}.jpg")
+        for n, c in enumerate(order)
+    ]
+    val = [
+        (f"val {wnid}".encode(), c, f"ILSVRC2012_val_{c:08d}.JPEG") for c, wnid in enumerate(wnids)
+    ]
+    test = [(jpeg(9), 0, f"ILSVRC2012_test_{n:08d}.JPEG") for n in range(3)]
+    return {"train": train, "valid": val, "test": test}
+
+
+def test_ids_of_the_class_list_are_those_of_the_devkit() -> None:
+    wnids = ilsvrc2012()
+    assert len(set(wnids)) == 1000
+    assert {number: wnids[number - 1] for number in ILSVRC2012_IDS} == ILSVRC2012_IDS
+
+
+def ilsvrc2012() -> list[str]:
+    return (Path(hdf5_layout.__file__).parent.parent / "ilsvrc2012.txt").read_text().split()
+
+
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("names", [True, False])
+def test_fuels_labels_become_positions_among_the_sorted_wnids(
+    tmp_path: Path, names: bool, nested: bool
+) -> None:
+    wnids = ilsvrc2012()
+    rows = mini_rows(wnids, names=names)
+    path = write_fuel(tmp_path / "ilsvrc2012.hdf5", rows, nested=nested)
+
+    assert find_splits(str(path)) == {"train": f"{path}#train", "val": f"{path}#val"}
+    for split, ours in (("train", "train"), ("valid", "val")):
+        index = build_index(f"{path}#{ours}")
+        assert index.classes == tuple(sorted(wnids)) and index.format == "hdf5"
+        assert index.label.tolist() == [index.classes.index(wnids[c]) for _, c, _ in rows[split]]
+        assert stored(f"{path}#{ours}") == [(wnids[c], image) for image, c, _ in rows[split]]
+        # Each image says in its content which class it is of.
+        assert all(image.endswith(name.encode()) for name, image in stored(f"{path}#{ours}"))
+
+
+def test_a_subset_in_fuels_layout_is_named_by_its_file_names(tmp_path: Path) -> None:
+    wnids = ["n02119789", "n02100735", "n02110185", "n02096294"]
+    path = write_fuel(tmp_path / "few.hdf5", mini_rows(wnids, names=True))
+    found = stored(f"{path}#val")
+    assert found == [(wnid, f"val {wnid}".encode()) for wnid in wnids]
+    assert build_index(f"{path}#val").classes == tuple(sorted(wnids))
+
+
+def test_a_subset_in_fuels_layout_without_names_is_refused(tmp_path: Path) -> None:
+    path = write_fuel(tmp_path / "few.hdf5", mini_rows(ilsvrc2012()[:4], names=False))
+    assert "what its 4 class numbers mean, and fuel's" in complaint(f"{path}#train")
+    with h5py.File(path, "r+") as file:
+        file["class_names"] = [wnid.encode() for wnid in ilsvrc2012()[:4]]
+    assert build_index(f"{path}#train").classes == tuple(sorted(ilsvrc2012()[:4]))
+
+
+def test_ilsvrc2010_is_not_taken_for_ilsvrc2012(tmp_path: Path) -> None:
+    """It has 1000 classes too, other ones; but its test images have labels."""
+    rows = mini_rows(ilsvrc2012(), names=False)
+    rows = {"train": rows["train"], "valid": rows["valid"]}
+    path = write_fuel(tmp_path / "ilsvrc2010.hdf5", rows)
+    assert "add a dataset class_names" in complaint(f"{path}#train")
+
+
+@pytest.mark.parametrize("wrong", ["one label of two names", "one name of two labels"])
+def test_file_names_that_contradict_the_labels_name_nothing(tmp_path: Path, wrong: str) -> None:
+    rows = mini_rows(ilsvrc2012()[:3], names=True)
+    image, label, name = rows["train"][0]
+    other = rows["train"][1][2]
+    assert other[:9] != name[:9]
+    rows["train"][0] = (image, label, other) if "names" in wrong else (image, 3, name)
+    path = write_fuel(tmp_path / "few.hdf5", rows)
+    assert "class numbers mean" in complaint(f"{path}#train")
+
+
+def test_rows_of_a_file_without_its_table_of_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the second reader of this file knows them: by their number alone."""
+    rows = mini_rows(ilsvrc2012(), names=False)
+    path = write_fuel(tmp_path / "ilsvrc2012.hdf5", rows)
+    with h5py.File(path, "r+") as file:
+        del file.attrs["split"]
+    assert complaint(path).endswith("it has 3,003 images, but 3,000 targets")
+
+    for name, count in (("_TRAIN", 2000), ("_VAL", 1000), ("_TEST", 3)):
+        monkeypatch.setattr(hdf5_layout, name, count)
+    monkeypatch.setattr(hdf5_layout, "_FUEL_ROWS", (3003, 3000))
+    for split, ours in (("train", "train"), ("valid", "val")):
+        found = stored(f"{path}#{ours}")
+        assert found == [(ilsvrc2012()[c], image) for image, c, _ in rows[split]]
+    assert "no labels" in complaint(f"{path}#test")
+
+
+def test_images_without_labels_cannot_be_asked_for(tmp_path: Path) -> None:
+    path = write_fuel(tmp_path / "few.hdf5", mini_rows(ilsvrc2012()[:4], names=True))
+    assert complaint(f"{path}#test") == f"{path}#test: these images have no labels"
+    message = f"{path}: holds 2 splits; write {path}#train or {path}#val"
+    for location in (path, f"{path}#tset"):
+        with pytest.raises(DataError) as error:
+            build_index(str(location))
+        assert str(error.value) == message
+
+
+def test_a_split_may_list_its_rows(tmp_path: Path) -> None:
+    path = write_plain(tmp_path / "a.h5", [str(n).encode() for n in range(100)])
+    with h5py.File(path, "r+") as file:
+        del file["targets"]
+        file["targets"] = np.arange(100) % 50
+        file["class_names"] = [f"{n:02d}".encode() for n in range(50)]
+        chosen = {"train": [5, 99, 0, 42], "valid": [7]}
+        table = {}
+        for split, rows in chosen.items():
+            file[f"rows of {split}"] = rows
+            line = (0, 0, file[f"rows of {split}"].ref)
+            table[split] = {"encoded_images": line, "targets": line}
+        file.attrs["split"] = split_array(table, nested=False)
+    for split, rows in chosen.items():
+        location = f"{path}#{'val' if split == 'valid' else split}"
+        assert stored(location) == [(f"{n % 50:02d}", str(n).encode()) for n in rows]
+
+
+# --- our own layout ---
+
+
+def samples() -> list[Encoded]:
+    images = some_images()
+    return [Encoded(image, ".jpg", n * 7 % 5, str(n)) for n, image in enumerate(images)]
+
+
+CLASSES = ("ape", "bee", "cat", "dog", "été")
+ODD = ("", " ", "\n", b"\xff".decode(errors="surrogateescape"), "x" * 5000)
+
+
+def test_h5py_reads_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "images.h5"
+    hdf5.write(path, iter(samples()), CLASSES)
+    with h5py.File(path) as file:
+        assert list(file["class_names"].asstr()) == list(CLASSES)
+        assert file["targets"][...].tolist() == [sample.label for sample in samples()]
+        assert file["targets"].dtype == np.int32
+        images = [image.tobytes() for image in file["encoded_images"]]
+    assert images == [sample.image for sample in samples()]
+
+
+@pytest.mark.parametrize("classes", [CLASSES, ODD, None], ids=["names", "odd names", "none"])
+def test_what_is_written_is_read_back(tmp_path: Path, classes: tuple[str, ...] | None) -> None:
+    path = tmp_path / "images.h5"
+    hdf5.write(path, samples(), classes)
+    names = classes or [str(n) for n in range(5)]
+    assert stored(path) == [(names[sample.label], sample.image) for sample in samples()]
+
+
+def test_equal_samples_give_equal_bytes(tmp_path: Path) -> None:
+    hdf5.write(tmp_path / "a.h5", samples(), CLASSES)
+    time.sleep(1.1)  # lest a time of day go unnoticed
+    hdf5.write(tmp_path / "b.h5", iter(samples()), CLASSES)
+    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+
+
+def test_no_more_than_a_batch_of_images_is_held(tmp_path: Path) -> None:
+    alive, highest = 0, 0
+
+    class Counted(bytes):
+        def __new__(cls, content: bytes) -> "Counted":
+            nonlocal alive, highest
+            alive += 1
+            highest = max(highest, alive)
+            return super().__new__(cls, content)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    def many() -> Iterator[Encoded]:
+        for n in range(1000):
+            yield Encoded(Counted(bytes(n)), ".jpg", 0, str(n))
+
+    hdf5.write(tmp_path / "a.h5", many(), None)
+    assert highest <= 2 * 64 + 1
+
+
+def test_shards_are_read_as_one(tmp_path: Path) -> None:
+    parts = [samples()[:100], samples()[100:], []]
+    for n, part in enumerate(parts):
+        hdf5.write(tmp_path / f"mini-train-{n}.h5", part, CLASSES)
+    expected = [(CLASSES[sample.label], sample.image) for sample in samples()]
+    assert stored(tmp_path) == expected
+    assert stored(find_splits(str(tmp_path))["train"]) == expected
+
+    hdf5.write(tmp_path / "mini-train-1.h5", parts[1], (*CLASSES, "more"))
+    assert "mini-train-1.h5: its classes differ from those of mini-train-0.h5" in complaint(
+        tmp_path
+    )
+
+
+# --- files that cannot be read ---
+
+
+def complaint(location: str | Path) -> str:
+    with pytest.raises(DataError) as error:
+        list(formats.scan(find_place(str(location))).rows)
+    message = str(error.value)
+    assert message.startswith(str(location).partition("#")[0]) and "\n" not in message
+    return message
+
+
+IMAGES = [b"one", b"two", b"three"]
+
+
+def test_filters_of_the_references_are_named(tmp_path: Path) -> None:
+    path = write_plain(tmp_path / "a.h5", IMAGES, compression="gzip")
+    expected = "/encoded_images has the filter deflate; rewrite it: `h5repack -f NONE"
+    assert expected in complaint(path)
+
+
+def test_data_in_other_files(tmp_path: Path) -> None:
+    write_plain(tmp_path / "a.h5", IMAGES)
+    layout = h5py.VirtualLayout(shape=(3,), dtype=BYTES)
+    layout[:] = h5py.VirtualSource(tmp_path / "a.h5", "encoded_images", shape=(3,), dtype=BYTES)
+    path = tmp_path / "virtual.h5"
+    with h5py.File(path, "w") as file:
+        file.create_virtual_dataset("encoded_images", layout)
+        file["targets"] = np.zeros(3)
+    assert "keeps its data in other files" in complaint(path)
+
+
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (((3, 8, 8, 3), np.uint8), "of shape (3, 8, 8, 3) is no row of variable-length bytes"),
+        (((3,), h5py.string_dtype()), "of shape (3,) is no row of variable-length bytes"),
+        (((3,), h5py.vlen_dtype(np.int32)), "of shape (3,) is no row of variable-length bytes"),
+        (((3, 1), BYTES), "of shape (3, 1) is no row of variable-length bytes"),
+        (None, "has no dataset encoded_images"),
+    ],
+)
+def test_other_datasets(tmp_path: Path, images: Any, expected: str) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        if images is None:
+            file.create_group("encoded_images")
+        else:
+            shape, dtype = images
+            file.create_dataset("encoded_images", shape, dtype)
+        file["targets"] = [0, 1, 2]
+    assert expected in complaint(path)
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        ([0, 1], "it has 3 images, but 2 targets"),
+        ([0, -1, 1], "targets row 1 is -1, no class number"),
+        ([0, 1, 2], "targets row 2 is 2, no class number among 2 classes"),
+        ([0, 2**40, 0], f"targets row 1 is {2**40}, no class number"),
+        ([0.0, 1.0, 0.5], "targets are float64, expected integers"),
+    ],
+)
+def test_targets_that_do_not_fit(tmp_path: Path, targets: list[Any], expected: str) -> None:
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    with h5py.File(path, "r+") as file:
+        del file["targets"]
+        file["targets"] = targets
+        file["class_names"] = ["a", "b"]
+    assert expected in complaint(path)
+
+
+def test_a_split_that_lists_rows_that_are_not_there(tmp_path: Path) -> None:
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    with h5py.File(path, "r+") as file:
+        file["rows"] = [2, 3]
+        line = {"encoded_images": (0, 0, file["rows"].ref), "targets": (0, 2)}
+        file.attrs["split"] = split_array({"train": line}, nested=False)
+    assert "split train names rows of encoded_images that are not" in complaint(f"{path}#train")
+
+
+def test_other_attributes_called_split(tmp_path: Path) -> None:
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    with h5py.File(path, "r+") as file:
+        file.attrs["split"] = "train"
+    assert "its attribute `split` is not fuel's" in complaint(path)
+    with h5py.File(path, "r+") as file:
+        file.attrs["split"] = split_array({"train": {"targets": (0, 3)}}, nested=False)
+    assert "names no rows of encoded_images" in complaint(path)
+
+
+def test_names_that_are_there_twice(tmp_path: Path) -> None:
+    hdf5.write(tmp_path / "a.h5", samples(), ("a", "b", "b", "c", "d"))
+    assert "class_names has a name twice" in complaint(tmp_path / "a.h5")
+
+
+@pytest.mark.parametrize("span", [(0, 4), (0, 2**62), (-1, 2), (2, 1)])
+def test_a_split_of_rows_that_are_not_there(tmp_path: Path, span: tuple[int, int]) -> None:
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    with h5py.File(path, "r+") as file:
+        line = {"encoded_images": span, "targets": span}
+        file.attrs["split"] = split_array({"train": line}, nested=False)
+        file["class_names"] = ["a", "b"]
+    assert "split train names rows of encoded_images that are not" in complaint(f"{path}#train")
+
+
+DAMAGE: dict[str, tuple[Callable[[bytearray, int], None], str]] = {
+    "another signature": (
+        lambda content, at: content.__setitem__(slice(at, at + 4), b"XXXX"),
+        "is no global heap collection",
+    ),
+    "a gigantic collection": (
+        lambda content, at: content.__setitem__(slice(at + 8, at + 16), b"\xff" * 8),
+        "the file is truncated in the collection",
+    ),
+    "an empty collection": (
+        lambda content, at: content.__setitem__(slice(at + 8, at + 16), bytes(8)),
+        "row 0: is not in the collection",
+    ),
+    "a gigantic object": (
+        lambda content, at: content.__setitem__(slice(at + 24, at + 32), b"\xff" * 8),
+        "an object reaches past its collection",
+    ),
+    "an object of another size": (
+        lambda content, at: content.__setitem__(at + 24, 2),
+        "row 0: has 3 bytes, but 2 are stored",
+    ),
+    "a missing object": (
+        lambda content, at: content.__setitem__(slice(at + 16, at + 18), bytes(2)),
+        "row 0: is not in the collection",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_heap_is_named(tmp_path: Path, case: str) -> None:
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    damage, expected = DAMAGE[case]
+    content = bytearray(path.read_bytes())
+    damage(content, content.index(b"GCOL"))
+    path.write_bytes(content)
+    assert expected in complaint(path)
+
+
+def test_a_reference_past_the_end_of_the_file(tmp_path: Path) -> None:
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    with h5py.File(path) as file:
+        offset = file["encoded_images"].id.get_offset()
+    with open(path, "r+b") as raw:
+        raw.seek(offset + 16 + 4)
+        raw.write((2**62).to_bytes(8, "little"))
+    assert f"row 1: lies at byte {2**62:,}, past the end of the file" in complaint(path)
+
+
+def test_a_file_cut_short_anywhere(tmp_path: Path) -> None:
+    path = write_plain(tmp_path / "a.h5", [jpeg(30), *IMAGES])
+    content = path.read_bytes()
+    for length in range(600, len(content), 997):
+        path.write_bytes(content[:length])
+        assert "not a readable HDF5 file" in complaint(path)
+
+
+def test_damage_anywhere_is_a_data_error_or_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    hdf5.write(path, [Encoded(bytes(300), ".jpg", n % 3, "") for n in range(9)], CLASSES)
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
+    failed = 0
+    used = np.flatnonzero(as_array(content))
+    for place in random.choice(used[used >= 8], 150, replace=False):
+        damaged = bytearray(content)
+        damaged[place] = random.integers(256)
+        path.write_bytes(damaged)
+        try:
+            list(hdf5.scan(find_place(str(path))).rows)
+        except DataError as error:
+            assert "\n" not in str(error)
+            failed += 1
+    assert 20 < failed < 150
+
+
+def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "a.h5").write_text("no HDF5")
+    assert not hdf5.recognises(find_place(str(tmp_path / "a.h5")))
+    expected: Stored = [("0", b"one"), ("1", b"two"), ("0", b"three")]
+    assert stored(write_plain(tmp_path / "images.data", IMAGES)) == expected
+
+
+def test_h5py_is_asked_for_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    for use in (lambda: formats.scan(find_place(str(path))), lambda: hdf5.write(path, [], None)):
+        with pytest.raises(DataError, match=r"HDF5 needs h5py: pip install 'trainyard\[hdf5\]'"):
+            use()

@@ -1,0 +1,412 @@
+"""Walking tars, against the standard library's reader and against damage and malice."""
+
+import bz2
+import gzip
+import io
+import lzma
+import random
+import re
+import string
+import subprocess
+import tarfile
+from contextlib import closing
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+import pytest
+
+from tests.data.tars import TAR_FORMATS, read_rows, sealed, write_tar
+from trainyard.data.formats.tar import Member, ReadAhead, members, some_names
+from trainyard.data.source import open_source
+from trainyard.errors import DataError
+
+
+def regular_files(path: Path) -> list[tuple[str, int, int]]:
+    with tarfile.open(path) as tar:
+        return [(m.name, m.offset_data, m.size) for m in tar if m.isreg()]
+
+
+def walked(path: Path) -> list[Member]:
+    with closing(open_source(str(path))) as tar:
+        return list(members(tar))
+
+
+def random_info(rng: random.Random, tar_format: int) -> tarfile.TarInfo:
+    in_ustar = tar_format == tarfile.USTAR_FORMAT  # whose header is all the room a name has
+    lengths = [rng.choice([1, 8, 45 if in_ustar else 99]) for _ in range(rng.randint(1, 4))]
+    letters = f"{string.ascii_letters}._- =%\n" + ("" if in_ustar else "é日😀")
+    parts = ["".join(rng.choices(letters, k=length)) + "x" for length in lengths]
+    info = tarfile.TarInfo("/".join(parts) + rng.choice(["", "\n"]))
+    kinds = [tarfile.REGTYPE] * 6 + [tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE]
+    # The pre-POSIX kind in ustar alone: tarfile takes it for a folder where a long name is cut
+    # just after a slash.
+    kinds += [tarfile.FIFOTYPE, tarfile.CONTTYPE, *([tarfile.AREGTYPE] if in_ustar else [])]
+    info.type = rng.choice(kinds)
+    if info.isreg():
+        info.size = rng.choice([0, 1, 511, 512, 513, rng.randint(0, 5000)])
+    if info.issym() or info.islnk():
+        info.linkname = "x" * rng.choice([5, 100 if in_ustar else 300])
+    if tar_format == tarfile.PAX_FORMAT and rng.random() < 0.3:
+        info.pax_headers = {"comment": "path=wrong\n12 size=7\n" * rng.randint(1, 60)}
+    return info
+
+
+@pytest.mark.parametrize("tar_format", TAR_FORMATS)
+def test_random_archives_walk_like_tarfile(tmp_path: Path, tar_format: int) -> None:
+    path = tmp_path / "random.tar"
+    for seed in range(60):
+        rng = random.Random(seed)
+        pax = {"comment": "of all members"} if tar_format == tarfile.PAX_FORMAT else None
+        with tarfile.open(path, "w", format=tar_format, pax_headers=pax) as tar:
+            for _ in range(rng.randint(1, 30)):
+                info = random_info(rng, tar_format)
+                tar.addfile(info, io.BytesIO(rng.randbytes(info.size)))
+
+        assert walked(path) == regular_files(path), seed
+
+
+def test_an_empty_archive_has_no_members(tmp_path: Path) -> None:
+    assert walked(write_tar(tmp_path / "0.tar", [])) == []
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_members_of_8_gib_and_more(tmp_path: Path, tar_format: Literal[1, 2]) -> None:
+    path, huge, small = tmp_path / "huge.tar", tarfile.TarInfo("huge"), tarfile.TarInfo("small")
+    huge.size, small.size = (8 << 30) + 5, 7
+    with open(path, "wb") as file:  # sparse: takes no room
+        file.write(huge.tobuf(tar_format))
+        file.seek(8 << 30, 1)
+        file.seek(512, 1)
+        file.write(small.tobuf(tar_format))
+        file.write(bytes(512 * 3))
+
+    assert walked(path) == regular_files(path)
+    assert [(name, size) for name, _, size in walked(path)] == [("huge", huge.size), ("small", 7)]
+
+
+def test_the_size_of_a_link_is_not_stored_content(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("link")
+    link.type, link.linkname, link.size = tarfile.LNKTYPE, "0.jpg", 5000
+    path = write_tar(tmp_path / "0.tar", [("1.jpg", b"image")])
+    path.write_bytes(link.tobuf(tarfile.USTAR_FORMAT) + path.read_bytes())
+
+    assert walked(path) == regular_files(path) == [("1.jpg", 1024, 5)]
+
+
+def test_old_tars_mark_folders_by_a_slash(tmp_path: Path) -> None:
+    folder = tarfile.TarInfo("folder/")
+    folder.type = tarfile.AREGTYPE
+    path = write_tar(tmp_path / "0.tar", [("folder/1.jpg", b"image")])
+    path.write_bytes(folder.tobuf(tarfile.USTAR_FORMAT) + path.read_bytes())
+
+    assert walked(path) == regular_files(path) == [("folder/1.jpg", 1024, 5)]
+
+
+def test_the_times_in_a_gnu_header_are_no_part_of_the_name(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "0.tar", [("1.jpg", b"image")], tarfile.GNU_FORMAT)
+    content = path.read_bytes()
+    path.write_bytes(sealed(content[:345] + b"14012345670\0" + content[357:512]) + content[512:])
+
+    assert walked(path) == [("1.jpg", 512, 5)]
+
+
+# --- broken shards ---
+
+
+def good_shard(path: Path) -> Path:
+    images = [(f"{n}.{suffix}", b"1" * 700) for n in range(3) for suffix in ("jpg", "txt")]
+    labels = [(f"{n}.cls", b"1") for n in range(3)]
+    return write_tar(path, sorted(images + labels))
+
+
+def assert_broken(shard: Path, word: str) -> None:
+    with pytest.raises(DataError, match=re.escape(str(shard)) + f".*({word})"):
+        read_rows(shard)
+
+
+@pytest.mark.parametrize("length", [0, 1, 511, 513, 1023, 1024, 1500, 2300, 2559, 2560])
+def test_an_archive_cut_in_a_header_or_in_padding_is_an_error(tmp_path: Path, length: int) -> None:
+    shard = good_shard(tmp_path / "0.tar")
+    shard.write_bytes(shard.read_bytes()[:length])
+
+    assert_broken(shard, f"truncated: it ends at byte {length}")
+
+
+@pytest.mark.parametrize("length", [1536, 1537, 2047, 2048, 2235])
+def test_an_archive_cut_in_a_member_is_an_error(tmp_path: Path, length: int) -> None:
+    shard = good_shard(tmp_path / "0.tar")
+    shard.write_bytes(shard.read_bytes()[:length])
+
+    assert_broken(shard, "byte 1024: .*truncated inside a member of 700 bytes")
+
+
+@pytest.mark.parametrize(
+    "checksum", [b"0000000\0", b"99999999", b"xxxxxxxx", bytes(8), b"-0001\0 "]
+)
+def test_a_wrong_checksum_is_an_error(tmp_path: Path, checksum: bytes) -> None:
+    shard = good_shard(tmp_path / "0.tar")
+    content = shard.read_bytes()
+    shard.write_bytes(content[:148] + checksum + content[156:])
+
+    assert_broken(shard, "checksum")
+
+
+def test_a_flipped_bit_in_a_later_header_is_an_error(tmp_path: Path) -> None:
+    shard = good_shard(tmp_path / "0.tar")
+    content = bytearray(shard.read_bytes())
+    assert content[1024:1029] == b"0.jpg"
+    content[1024 + 3] ^= 1
+    shard.write_bytes(content)
+
+    assert_broken(shard, "byte 1024: .*checksum")
+
+
+def test_what_is_no_tar_is_an_error(tmp_path: Path) -> None:
+    shard = tmp_path / "0.tar"
+    shard.write_bytes(b"\xff\xd8\xff\xe0 a JPEG " * 1000)
+
+    assert_broken(shard, "not a tar header")
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        b"77777777777\0",  # 8 GiB less one byte
+        b"\x80" + b"\x7f" * 11,  # some 10**26 bytes
+        b"-0000000512\0",
+        b"+0000000512\0",
+        b"0_0000_0001\0",
+        b"00000000009\0",
+        b"\xff" * 12,  # -1 in binary
+        b"size, please",
+    ],
+)
+def test_an_absurd_size_is_an_error(tmp_path: Path, size: bytes) -> None:
+    shard = good_shard(tmp_path / "0.tar")
+    content = shard.read_bytes()
+    header = sealed(content[:124] + size + content[136:512])
+    shard.write_bytes(header + content[512:])
+
+    assert_broken(shard, "size|number|truncated")
+
+
+@pytest.mark.parametrize("size", ["-512", "", "7e2", "9" * 30, "8589934592"])
+def test_an_absurd_size_in_a_pax_header_is_an_error(tmp_path: Path, size: str) -> None:
+    shard = good_shard(tmp_path / "0.tar")
+    info = tarfile.TarInfo("0.jpg")
+    info.pax_headers = {"size": size}
+    shard.write_bytes(info.tobuf(tarfile.PAX_FORMAT) + shard.read_bytes())
+
+    assert_broken(shard, "number|truncated")
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_a_huge_name_is_an_error(tmp_path: Path, tar_format: int) -> None:
+    shard = write_tar(tmp_path / "0.tar", [("n" * (2 << 20) + ".jpg", b"image")], tar_format)
+
+    assert_broken(shard, "not believable")
+
+
+@pytest.mark.parametrize(
+    "record", [b"path=no length\n", b"0 path=x\n", b"99 path=x\n", b"12 no equals\n", b"\xff 1=2\n"]
+)
+def test_a_broken_pax_header_is_an_error(tmp_path: Path, record: bytes) -> None:
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = tarfile.XHDTYPE, len(record)
+    shard = good_shard(tmp_path / "0.tar")
+    header = info.tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0")
+    shard.write_bytes(header + shard.read_bytes())
+
+    assert_broken(shard, "broken")
+
+
+def test_noise_is_never_more_than_an_error(tmp_path: Path) -> None:
+    content = good_shard(tmp_path / "good.tar").read_bytes()
+    shard, rng = tmp_path / "0.tar", np.random.default_rng(0)
+    for _ in range(300):
+        noisy = bytearray(content)
+        for place in rng.integers(0, 512, 3):  # the first header, then a checksum to get past
+            noisy[place] = rng.choice([0, 32, 45, 55, 57, 95, 103, 120, 128, 255])
+        shard.write_bytes(sealed(bytes(noisy[:512])) + noisy[512:])
+        try:
+            read_rows(shard)
+        except DataError as error:
+            assert str(shard) in str(error)
+
+
+# --- GNU tar, and reading ahead ---
+
+
+@pytest.mark.parametrize("tar_format", ["v7", "oldgnu", "gnu", "ustar", "posix"])
+def test_archives_of_gnu_tar(tmp_path: Path, tar_format: str) -> None:
+    for number, length in enumerate((1, 50, 80 if tar_format in ("v7", "ustar") else 220)):
+        folder = tmp_path / "data" / str(number)
+        folder.mkdir(parents=True)
+        (folder / ("n" * length + ".jpg")).write_bytes(b"x" * number * 511)
+    (tmp_path / "data/empty").mkdir()
+    (tmp_path / "data/link").symlink_to("elsewhere")
+    path = tmp_path / "0.tar"
+    subprocess.run(
+        ["tar", f"--format={tar_format}", "-cf", path, "-C", tmp_path, "data"], check=True
+    )
+
+    assert sorted(walked(path)) == sorted(regular_files(path))
+    assert len(walked(path)) == 3
+
+
+def test_reading_ahead_gives_the_bytes_that_are_there(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    content = rng.randbytes(3 << 20)
+    (tmp_path / "file").write_bytes(content)
+    with closing(ReadAhead(open_source(str(tmp_path / "file")))) as source:
+        offset = 0
+        for _ in range(2000):
+            size = rng.choice([0, 1, 512, 5000, 300_000])
+            jump = rng.choice([0, 512, 5000, 100_000, 270_000, 600_000, -1000, -400_000])
+            offset = (offset + jump) % len(content)
+            size = min(size, len(content) - offset)
+            assert source.read(offset, size) == content[offset : offset + size]
+            offset += size
+
+
+def test_names_are_found_all_over_a_large_tar(tmp_path: Path) -> None:
+    path = tmp_path / "0.tar"
+    with open(path, "wb") as file:  # sparse: takes no room
+        for number in range(1000):
+            info = tarfile.TarInfo(f"{'val' if number > 980 else 'train'}/class/{number}.jpg")
+            info.size = 300_000
+            file.write(info.tobuf(tarfile.USTAR_FORMAT))
+            file.seek(300_032, 1)
+        file.write(bytes(1024))
+
+    with closing(open_source(str(path))) as tar:
+        found = list(some_names(tar))
+
+    assert {name.split("/")[0] for name in found} == {"train", "val"}
+    assert set(found) < {name for name, _, _ in walked(path)}  # by far not all are read
+    assert len(found) < 300
+
+
+# --- archives that mean harm ---
+
+
+def with_first(path: Path, info: tarfile.TarInfo, tar_format: Literal[0, 1, 2] = 0) -> Path:
+    """A good shard after a member without content."""
+    good_shard(path)
+    path.write_bytes(info.tobuf(tar_format) + path.read_bytes())
+    return path
+
+
+POINTING_OUT = ["../1.jpg", "/etc/cron.d/1.jpg", "a/../../1.jpg", "..", "a/..", f"{'n' * 200}/../1"]
+
+
+@pytest.mark.parametrize("name", POINTING_OUT)
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE])
+def test_a_name_that_points_out_of_the_archive_is_an_error(
+    tmp_path: Path, name: str, tar_format: Literal[1, 2], kind: bytes
+) -> None:
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    shard = with_first(tmp_path / "0.tar", info, tar_format)
+
+    assert_broken(shard, r"byte \d+: .*points out of the archive")
+
+
+@pytest.mark.parametrize("name", ["..1.jpg", "a..b/1.jpg", ".../1.jpg", "a./.b", "./1.jpg"])
+def test_other_dots_are_names(tmp_path: Path, name: str) -> None:
+    path = write_tar(tmp_path / "0.tar", [(name, b"image")])
+
+    assert walked(path) == regular_files(path) == [(name, 512, 5)]
+
+
+KINDS = [
+    (tarfile.LNKTYPE, "hard link"),
+    (tarfile.SYMTYPE, "symbolic link"),
+    (tarfile.CHRTYPE, "device"),
+    (tarfile.BLKTYPE, "device"),
+    (tarfile.FIFOTYPE, "pipe"),
+]
+
+
+@pytest.mark.parametrize(("kind", "word"), KINDS)
+def test_what_is_no_file_is_skipped_but_not_in_the_place_of_an_image(
+    tmp_path: Path, kind: bytes, word: str
+) -> None:
+    info = tarfile.TarInfo("README")
+    info.type, info.linkname = kind, "/etc/passwd"
+    skipped = with_first(tmp_path / "0.tar", info)
+    info.name = "a/1.JPEG"
+    refused = with_first(tmp_path / "1.tar", info)
+
+    assert [label for _, label in read_rows(skipped)] == [1, 1, 1]
+    assert_broken(refused, f"byte 0: 'a/1.JPEG' is a {word}, not an image")
+
+
+@pytest.mark.parametrize("record", [b"14 path=1.jpg\n", b"10 size=7\n"])
+def test_one_name_or_size_for_all_members_is_an_error(tmp_path: Path, record: bytes) -> None:
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = tarfile.XGLTYPE, len(record)
+    shard = good_shard(tmp_path / "0.tar")
+    header = info.tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0")
+    shard.write_bytes(header + shard.read_bytes())
+
+    assert_broken(shard, "byte 0: .*all members")
+
+
+def test_a_zero_byte_in_a_name_is_an_error(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("1.jpg")
+    info.pax_headers = {"path": "1.jpg\0/../2.jpg"}
+    shard = with_first(tmp_path / "0.tar", info, tarfile.PAX_FORMAT)
+
+    assert_broken(shard, "byte 0: .*zero byte")
+
+
+def test_a_great_many_headers_for_one_member_cost_no_more_than_they_weigh(tmp_path: Path) -> None:
+    info = tarfile.TarInfo("pax")
+    info.type, records = tarfile.XHDTYPE, b"6 a=b\n" * 170_000 + b"14 path=1.jpg\n"
+    info.size = len(records)
+    padded = records + bytes(-len(records) % 512)
+    path = write_tar(tmp_path / "0.tar", [("other", b"image")])
+    path.write_bytes((info.tobuf(tarfile.USTAR_FORMAT) + padded) * 3 + path.read_bytes())
+
+    assert [(name, size) for name, _, size in walked(path)] == [("1.jpg", 5)]
+
+
+@pytest.mark.parametrize("option", ["gnu", "posix", "0.0", "0.1", "1.0"])
+def test_a_file_with_holes_is_an_error(tmp_path: Path, option: str) -> None:
+    with open(tmp_path / "1.jpg", "wb") as file:
+        for position in range(0, 1 << 20, 1 << 15):  # more holes than a header lists
+            file.seek(position)
+            file.write(b"x")
+    path = tmp_path / "0.tar"
+    chosen = f"--sparse-version={option}" if option[0] in "01" else f"--format={option}"
+    options = ["--sparse", "--format=posix", chosen]
+    subprocess.run(["tar", *options, "-cf", path, "-C", tmp_path, "1.jpg"], check=True)
+
+    with pytest.raises(DataError, match=re.escape(str(path)) + ", byte 0: .*--sparse"):
+        walked(path)
+
+
+@pytest.mark.parametrize(("module", "tool"), [(gzip, "gunzip"), (bz2, "bunzip2"), (lzma, "unxz")])
+def test_a_compressed_archive_by_the_name_of_a_tar_is_an_error(
+    tmp_path: Path, module: ModuleType, tool: str
+) -> None:
+    shard = write_tar(tmp_path / "0.tar", [(f"{n}.txt", random.randbytes(900)) for n in range(5)])
+    shard.write_bytes(module.compress(shard.read_bytes()))
+
+    assert_broken(shard, f"byte 0: .*compressed.*{tool}")
+
+
+def test_an_archive_inside_another_ends_where_its_member_ends(tmp_path: Path) -> None:
+    inner = write_tar(tmp_path / "inner", [("1.jpg", b"x" * 700)]).read_bytes()[: 512 + 700]
+    path = write_tar(tmp_path / "0.tar", [("a.tar", inner), ("secret.jpg", b"y" * 700)])
+
+    with closing(open_source(str(path))) as tar:
+        (_, offset, size), _ = members(tar)
+        with pytest.raises(DataError, match="truncated"):
+            list(members(tar, offset, offset + size))
+        with pytest.raises(DataError, match=r"byte 512: .*inside a member of 700 bytes"):
+            list(members(tar, offset, offset + size - 1))

@@ -1,0 +1,493 @@
+import gzip
+import io
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import closing, suppress
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from PIL import Image
+from tfrecord import example_pb2
+from tfrecord.reader import tfrecord_loader
+from tfrecord.writer import TFRecordWriter
+
+from tests.indexed import stored
+from trainyard.data import formats
+from trainyard.data.formats import tfrecord
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.indexing import build_index
+from trainyard.data.location import find_place
+from trainyard.data.source import LocalFile
+from trainyard.data.splits import find_splits
+from trainyard.errors import DataError
+
+WNIDS = ("n01440764", "n02119789", "n02510455")
+SHARD = "train-00000-of-00001"
+
+
+def jpeg(size: int) -> bytes:
+    file = io.BytesIO()
+    pixels = np.random.default_rng(size).integers(0, 256, (size, size, 3), np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG")
+    return file.getvalue()
+
+
+def some_images() -> list[bytes]:
+    """Real ones, and lengths around the borders of what protobuf and reading ahead count in."""
+    sizes = (1, 127, 128, 1000, 1024, 16_383, 16_384, 110_000, 2_100_000)
+    random = np.random.default_rng(3)
+    return [jpeg(8), jpeg(100), b"", *(random.bytes(size) for size in sizes)]
+
+
+# --- an encoder of protobuf that knows no schema ---
+
+
+def number(value: int) -> bytes:
+    encoded = b""
+    while value > 127:
+        encoded += bytes([value % 128 + 128])
+        value //= 128
+    return encoded + bytes([value])
+
+
+def block(field: int, content: bytes) -> bytes:
+    return number(field << 3 | 2) + number(len(content)) + content
+
+
+def feature(name: bytes, content: bytes) -> bytes:
+    return block(1, block(1, name) + block(2, content))
+
+
+def bytes_feature(name: bytes, *values: bytes) -> bytes:
+    return feature(name, block(1, b"".join(block(1, value) for value in values)))
+
+
+def int_feature(name: bytes, *values: int, packed: bool = True) -> bytes:
+    if packed:
+        return feature(name, block(3, block(1, b"".join(map(number, values)))))
+    return feature(name, block(3, b"".join(b"\x08" + number(value) for value in values)))
+
+
+def example(*features: bytes) -> bytes:
+    return block(1, b"".join(features))
+
+
+def masked(content: bytes) -> bytes:
+    checksum = crc32c(content)
+    rotated = ((checksum >> 15) | (checksum << 17)) % 2**32
+    return struct.pack("<I", (rotated + 0xA282EAD8) % 2**32)
+
+
+def record(content: bytes, length: int | None = None) -> bytes:
+    head = struct.pack("<Q", len(content) if length is None else length)
+    return head + masked(head) + content + masked(content)
+
+
+def write_records(path: Path, contents: Iterable[bytes]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(map(record, contents)))
+    return path
+
+
+IMAGE = bytes_feature(b"image/encoded", b"the image")
+LABEL = int_feature(b"image/class/label", 3)
+
+
+# --- files of others ---
+
+
+def test_reads_what_the_tfrecord_package_writes(tmp_path: Path) -> None:
+    images = some_images()
+    writer = TFRecordWriter(str(tmp_path / SHARD))
+    for n, image in enumerate(images):
+        writer.write({"image/encoded": (image, "byte"), "image/class/label": (n % 3 + 1, "int")})
+    writer.close()
+
+    assert stored(tmp_path) == [(str(n % 3), image) for n, image in enumerate(images)]
+    assert build_index(str(tmp_path)).format == "tfrecord"
+
+
+def test_reads_all_features_of_the_script_that_made_imagenet_in_any_order(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    images, contents = some_images(), []
+    for n, image in enumerate(images):
+        message = example_pb2.Example()
+        features: dict[str, Any] = {
+            "image/height": example_pb2.Int64List(value=[500]),
+            "image/colorspace": example_pb2.BytesList(value=[b"RGB"]),
+            "image/class/label": example_pb2.Int64List(value=[n % 3 + 1]),
+            "image/class/synset": example_pb2.BytesList(value=[WNIDS[n % 3].encode()]),
+            "image/class/text": example_pb2.BytesList(value=["Fuchs, é".encode() * 100]),
+            "image/object/bbox/xmin": example_pb2.FloatList(value=random.random(40)),
+            "image/object/bbox/label": example_pb2.Int64List(value=[2**63 - 1, -1] * 30),
+            "image/object/bbox/ymin": example_pb2.FloatList(),
+            "image/filename": example_pb2.BytesList(value=[b"a", b"b"]),
+            "image/encoded": example_pb2.BytesList(value=[image]),
+        }
+        for name in random.permutation(list(features)):
+            kind = {"Int": "int64_list", "Byt": "bytes_list", "Flo": "float_list"}
+            target = message.features.feature[name]
+            getattr(target, kind[type(features[name]).__name__[:3]]).CopyFrom(features[name])
+        contents.append(message.SerializeToString())
+    path = write_records(tmp_path / "data.tfrecord", contents)
+
+    assert stored(path) == [(WNIDS[n % 3], image) for n, image in enumerate(images)]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_reads_features_in_every_order_beside_unknown_ones(tmp_path: Path, packed: bool) -> None:
+    image = jpeg(40)
+    parts = (
+        bytes_feature(b"image/encoded", image),
+        int_feature(b"image/class/label", 2, packed=packed),
+        bytes_feature(b"image/class/synset", b"n2"),
+        feature(b"x" * 300, block(2, bytes(2000))),
+        # What a later version might add: other fields of every wire type at every level.
+        number(5 << 3) + number(7) + number(6 << 3 | 1) + bytes(8) + number(9 << 3 | 5) + bytes(4),
+    )
+    contents = [example(*order) for order in permutations(parts)]
+    path = write_records(tmp_path / "a.tfrecords", contents)
+
+    assert stored(path) == [("1", image)] * 120  # of class 0 there is no name
+
+
+def test_a_value_may_come_before_its_name_and_a_later_one_replaces_it(tmp_path: Path) -> None:
+    backwards = block(1, block(2, block(1, block(1, b"new"))) + block(1, b"image/encoded"))
+    path = write_records(tmp_path / SHARD, [example(IMAGE, LABEL, backwards)])
+    assert stored(path) == [("2", b"new")]
+
+    in_two_parts = [example(IMAGE) + example(LABEL)]
+    assert stored(write_records(tmp_path / "b" / SHARD, in_two_parts)) == [("2", b"the image")]
+
+
+def test_labels_of_tfds_count_from_0(tmp_path: Path) -> None:
+    images = some_images()
+    contents = [
+        example(
+            bytes_feature(b"file_name", b"n01440764_1.JPEG"),
+            bytes_feature(b"image", image),
+            int_feature(b"label", n % 2),
+        )
+        for n, image in enumerate(images)
+    ]
+    for split in ("train", "validation"):
+        write_records(tmp_path / f"imagenet2012-{split}.tfrecord-00000-of-00001", contents)
+
+    splits = find_splits(str(tmp_path))
+    assert sorted(splits) == ["train", "val"]
+    for location in splits.values():
+        assert stored(location) == [(str(n % 2), image) for n, image in enumerate(images)]
+
+
+def test_index_files_and_folders_are_no_shards(tmp_path: Path) -> None:
+    for split, label in (("train", 1), ("validation", 2)):
+        for shard in range(3):
+            name = f"{split}-{shard:05d}-of-00003"
+            image = bytes_feature(b"image/encoded", f"{split} {shard}".encode())
+            contents = [example(image, int_feature(b"image/class/label", label))]
+            path = write_records(tmp_path / split / name, contents)
+            tfrecord.write_index(path, path.with_name(f"{name}.idx"))
+        (tmp_path / split / "idx_files").mkdir()
+        (tmp_path / split / "idx_files" / name).write_text("0 99\n")
+
+    splits = find_splits(str(tmp_path))
+    assert stored(splits["train"]) == [("0", f"train {n}".encode()) for n in range(3)]
+    assert stored(splits["val"]) == [("1", f"validation {n}".encode()) for n in range(3)]
+    assert len(stored(tmp_path / "train" / "train-{00000..00001}-of-00003")) == 2
+
+
+@pytest.mark.parametrize("image_comes_first", [True, False])
+def test_a_scan_reads_little_of_each_image(
+    tmp_path: Path, image_comes_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = bytes_feature(b"image/encoded", bytes(110_000))
+    parts = (image, LABEL) if image_comes_first else (LABEL, image)
+    path = write_records(tmp_path / SHARD, [example(*parts)] * 20)
+    reads: list[int] = []
+
+    class Counted(LocalFile):
+        def read(self, offset: int, size: int) -> bytes:
+            reads.append(size)
+            return super().read(offset, size)
+
+    monkeypatch.setattr(tfrecord, "open_source", Counted)
+    place = find_place(str(path))
+    assert [len(rows.labels) for rows in tfrecord.scan(place).rows] == [20]
+    assert sum(reads) <= 22 * 1024 and len(reads) <= 24  # one or so per record
+
+
+# --- the names of the classes ---
+
+
+def named(label: int, synset: str | None) -> bytes:
+    label_feature = int_feature(b"image/class/label", label)
+    if synset is None:
+        return example(label_feature, IMAGE)
+    return example(label_feature, bytes_feature(b"image/class/synset", synset.encode()), IMAGE)
+
+
+def classes_of(folder: Path, *shards: list[bytes]) -> tuple[tuple[str, ...], list[int]]:
+    for n, contents in enumerate(shards):
+        write_records(folder / f"train-{n:05d}-of-{len(shards):05d}", contents)
+    index = build_index(str(folder))
+    assert index.has_names is any(name.isalpha() for name in index.classes)
+    return index.classes, index.label.tolist()
+
+
+def test_classes_are_numbered_by_their_sorted_names(tmp_path: Path) -> None:
+    shards = [named(3, "ant"), named(1, "cow")], [named(2, "bee"), named(1, "cow")]
+    assert classes_of(tmp_path, *shards) == (("ant", "bee", "cow"), [0, 2, 1, 2])
+
+
+def test_classes_are_bare_numbers_if_one_record_has_no_name(tmp_path: Path) -> None:
+    shards = [named(2, "ant"), named(1, "bee")], [named(1, None)]
+    assert classes_of(tmp_path, *shards) == (("0", "1"), [1, 0, 0])
+
+
+def test_classes_are_bare_numbers_if_one_class_has_no_record(tmp_path: Path) -> None:
+    assert classes_of(tmp_path, [named(3, "ant"), named(1, "bee")]) == (("0", "1", "2"), [2, 0])
+
+
+@pytest.mark.parametrize("in_one_shard", [True, False])
+def test_names_that_contradict_each_other(tmp_path: Path, in_one_shard: bool) -> None:
+    one, two = [named(1, "ant")], [named(1, "bee")]
+    with pytest.raises(DataError, match="label 1 is 'bee' here, 'ant' "):
+        classes_of(tmp_path, *([one + two] if in_one_shard else [one, two]))
+
+
+def test_two_labels_of_one_name(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="one image/class/synset two labels"):
+        classes_of(tmp_path, [named(1, "ant"), named(2, "ant")])
+
+
+# --- damage ---
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(DataError) as error:
+        list(formats.scan(find_place(str(path))).rows)
+    message = str(error.value)
+    assert message.startswith(f"{path}: ") and "\n" not in message
+    return message
+
+
+BAD = {
+    "no label": (example(IMAGE), "found image/encoded"),
+    "no image": (example(LABEL), "found image/class/label"),
+    "mixed": (example(IMAGE, int_feature(b"label", 1)), "found image/encoded and label"),
+    "empty": (b"", "found none of these"),
+    "label 0": (
+        example(IMAGE, int_feature(b"image/class/label", 0)),
+        "image/class/label is 0, which that layout leaves unused, since it counts from 1",
+    ),
+    "label -1": (example(IMAGE, int_feature(b"image/class/label", 2**64 - 1)), "is -1, which is"),
+    "label 2**40": (example(IMAGE, int_feature(b"image/class/label", 2**40)), "no class number"),
+    "no value": (
+        example(IMAGE, int_feature(b"image/class/label")),
+        "image/class/label has no value instead of one",
+    ),
+    "two labels": (example(IMAGE, int_feature(b"image/class/label", 1, 2)), "has several values"),
+    "two images": (example(LABEL, bytes_feature(b"image/encoded", b"", b"")), "has several values"),
+    "label as text": (example(IMAGE, bytes_feature(b"image/class/label", b"1")), "list of bytes"),
+    "image as numbers": (example(LABEL, int_feature(b"image/encoded", 1)), "list of int64"),
+    "no list": (example(LABEL, feature(b"image/encoded", b"")), "image/encoded is an empty list"),
+    "wire type 0 for a message": (number(1 << 3) + number(5), "wire type 0 instead of 2"),
+    "wire type 1 for an image": (
+        example(LABEL, feature(b"image/encoded", block(1, b"\x09" + bytes(8)))),
+        "wire type 1 instead of 2",
+    ),
+    "wire type 1 for a label": (
+        example(IMAGE, feature(b"image/class/label", block(3, b"\x09" + bytes(8)))),
+        "something else",
+    ),
+    "wire type 3": (example(IMAGE, LABEL, b"\x0b"), "unknown wire type 3"),
+    "gigantic field": (b"\x0a" + number(2**62), f"{2**62:,} bytes reaches past its message"),
+    "gigantic image": (
+        example(LABEL, feature(b"image/encoded", b"\x0a" + number(2**40))),
+        "reaches past its message",
+    ),
+    "endless number": (b"\x0a" + b"\xff" * 30, "a number that does not end"),
+    "cut number": (
+        example(IMAGE, feature(b"image/class/label", block(3, block(1, b"\x80")))),
+        "end",
+    ),
+    "gigantic name": (
+        example(IMAGE, LABEL, bytes_feature(b"image/class/synset", bytes(5000))),
+        "image/class/synset has a text of 5,000 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_record_is_named(tmp_path: Path, case: str) -> None:
+    content, expected = BAD[case]
+    good = example(IMAGE, LABEL)
+    path = write_records(tmp_path / SHARD, [good, content, good])
+    message = complaint(path)
+    assert f": record 2, byte {len(record(good))}: " in message and expected in message
+
+
+def three_records() -> list[bytes]:
+    return [record(named(n, synset)) for n, synset in ((1, "ant"), (2, "bee"), (2, None))]
+
+
+def test_a_wrong_checksum_of_a_length_is_found_by_the_scan(tmp_path: Path) -> None:
+    content = bytearray(b"".join(three_records()))
+    start = len(three_records()[0])
+    content[start + 9] ^= 1
+    (tmp_path / SHARD).write_bytes(content)
+    expected = f"record 2, byte {start}: the checksum of the length does not match"
+    assert expected in complaint(tmp_path / SHARD)
+
+
+def test_a_wrong_byte_of_an_image_is_found_by_the_check(tmp_path: Path) -> None:
+    images = [bytes(10_000_000), b"small", jpeg(50)]
+    tfrecord.write(tmp_path / SHARD, (Encoded(i, ".jpg", 0, "") for i in images), None)
+    content = bytearray((tmp_path / SHARD).read_bytes())
+    check(tmp_path / SHARD)
+    content[9_000_000] ^= 0x80
+    (tmp_path / SHARD).write_bytes(content)
+
+    assert len(stored(tmp_path)) == 3
+    with pytest.raises(DataError, match=r"of-00001: record 1, byte 0: its checksum does not"):
+        check(tmp_path / SHARD)
+
+
+def check(path: Path) -> None:
+    with closing(LocalFile(str(path))) as source:
+        tfrecord.check_shard(source)
+
+
+def test_every_wrong_bit_is_found_by_the_check(tmp_path: Path) -> None:
+    whole = b"".join(three_records())
+    path = tmp_path / SHARD
+    for place in range(len(whole)):
+        content = bytearray(whole)
+        content[place] ^= 1 << place % 8
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="byte"):
+            check(path)
+        with suppress(DataError):  # whatever the scan finds, nothing else may come of it
+            list(tfrecord.scan(find_place(str(path))).rows)
+
+
+def test_a_file_cut_short_anywhere_but_between_records_is_truncated(tmp_path: Path) -> None:
+    records = three_records()
+    borders = {0, len(records[0]), len(records[0] + records[1])}
+    path = tmp_path / SHARD
+    for length in range(1, len(b"".join(records))):
+        path.write_bytes(b"".join(records)[:length])
+        rows = tfrecord.scan(find_place(str(path))).rows
+        if length in borders:
+            assert sum(len(part.labels) for part in rows) == sorted(borders).index(length)
+            continue
+        with pytest.raises(DataError, match="truncated"):
+            list(rows)
+
+
+@pytest.mark.parametrize("length", [2**63 - 1, 2**64 - 1, 2**40])
+def test_a_gigantic_record_is_a_truncated_file(tmp_path: Path, length: int) -> None:
+    path = tmp_path / SHARD
+    path.write_bytes(record(b"", length))
+    assert f"byte 0: the file is truncated inside a record of {length:,}" in complaint(path)
+
+
+def test_a_compressed_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / SHARD
+    path.write_bytes(gzip.compress(record(named(1, "ant"))))
+    assert "compressed; unpack it with gunzip" in complaint(path)
+
+
+def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "a.tfrecord").write_text("neither a checksum nor a record")
+    (tmp_path / "b.tfrecord").write_text("short")
+    for name in ("a.tfrecord", "b.tfrecord"):
+        assert not tfrecord.recognises(find_place(str(tmp_path / name)))
+    odd = write_records(tmp_path / "records.bin", [named(1, "ant")])
+    assert stored(odd) == [("ant", b"the image")]
+
+
+# --- files of ours ---
+
+
+def samples() -> list[Encoded]:
+    images = some_images()
+    return [Encoded(image, ".jpg", n * 97 % 1000, str(n)) for n, image in enumerate(images)]
+
+
+def test_the_tfrecord_package_reads_what_is_written(tmp_path: Path) -> None:
+    path = tmp_path / SHARD
+    tfrecord.write(path, samples(), [f"n{n:08d}" for n in range(1000)])
+    kinds = {"image/encoded": "byte", "image/class/label": "int", "image/class/synset": "byte"}
+    found = list(tfrecord_loader(str(path), None, kinds))
+
+    assert [bytes(each["image/encoded"]) for each in found] == [s.image for s in samples()]
+    assert [int(each["image/class/label"][0]) - 1 for each in found] == [s.label for s in samples()]
+    assert [bytes(each["image/class/synset"]).decode() for each in found] == [
+        f"n{s.label:08d}" for s in samples()
+    ]
+    check(path)
+
+
+def test_what_is_written_is_what_the_tfrecord_package_writes(tmp_path: Path) -> None:
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for classes in (None, [f"class {n}" for n in range(1000)]):
+        tfrecord.write(ours, samples(), classes)
+        writer = TFRecordWriter(str(theirs))
+        for sample in samples():
+            features: dict[str, Any] = {"image/class/label": (sample.label + 1, "int")}
+            if classes is not None:
+                features["image/class/synset"] = (classes[sample.label].encode(), "byte")
+            writer.write(features | {"image/encoded": (sample.image, "byte")})
+        writer.close()
+        parsed = [
+            [example_pb2.Example.FromString(bytes(content)) for content in contents(path)]
+            for path in (ours, theirs)
+        ]
+        assert parsed[0] == parsed[1] and ours.stat().st_size == theirs.stat().st_size
+
+
+def contents(path: Path) -> list[bytes]:
+    found, whole = [], path.read_bytes()
+    while whole:
+        (length,) = struct.unpack_from("<Q", whole)
+        found.append(whole[12 : 12 + length])
+        whole = whole[16 + length :]
+    return found
+
+
+def test_names_of_any_bytes_are_read_back(tmp_path: Path) -> None:
+    classes = ["", "été", b"\xff\xfe".decode(errors="surrogateescape")]
+    tfrecord.write(tmp_path / SHARD, [Encoded(b"", ".jpg", n, "") for n in range(3)], classes)
+    assert stored(tmp_path) == [(name, b"") for name in classes]
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    tfrecord.write(tmp_path / SHARD, samples(), None)
+    assert stored(tmp_path) == [(str(s.label), s.image) for s in samples()]
+    first = (tmp_path / SHARD).read_bytes()
+    tfrecord.write(tmp_path / SHARD, iter(samples()), None)
+    assert (tmp_path / SHARD).read_bytes() == first
+
+
+@pytest.mark.parametrize("count", [0, 1, 12])
+def test_the_index_file_is_that_of_dali(tmp_path: Path, count: int) -> None:
+    shard, ours, theirs = (tmp_path / name for name in (SHARD, "ours.idx", "theirs.idx"))
+    tfrecord.write(shard, samples()[:count], None)
+    tfrecord.write_index(shard, ours)
+
+    sizes = [len(content) + 16 for content in contents(shard)]
+    starts = [sum(sizes[:n]) for n in range(count)]
+    lines = [f"{start} {size}\n" for start, size in zip(starts, sizes, strict=True)]
+    assert ours.read_text() == "".join(lines)
+
+    script = Path(sys.executable).with_name("tfrecord2idx")  # of nvidia-dali
+    if script.exists():
+        subprocess.run([sys.executable, script, shard, theirs], check=True)
+        assert ours.read_bytes() == theirs.read_bytes()

@@ -1,0 +1,372 @@
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import webdataset
+
+from tests.data.tars import TAR_FORMATS, read_rows, write_tar
+from trainyard.data import formats
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.webdataset import write
+from trainyard.data.location import find_place
+from trainyard.errors import DataError
+from trainyard.files import sha256
+
+
+@pytest.mark.parametrize("tar_format", TAR_FORMATS)
+@pytest.mark.parametrize("folder", ["", "a/", f"{'long/' * 25}", f"{'x' * 99}/{'y' * 50}/"])
+def test_a_shard_gives_its_samples_in_stored_order(
+    tmp_path: Path, tar_format: int, folder: str
+) -> None:
+    samples = [(f"image {number}".encode() * 97, number % 3 + 9) for number in (4, 2, 9, 0)]
+    members = []
+    for number, (image, label) in enumerate(samples):
+        pair = [(f"{folder}{number}.jpg", image), (f"{folder}{number}.cls", b"%d" % label)]
+        members += pair if number % 2 else pair[::-1]
+    write_tar(tmp_path / "0.tar", members, tar_format)
+
+    scan = formats.scan(find_place(str(tmp_path)))
+
+    assert (scan.format, scan.classes) == ("webdataset", None)
+    assert read_rows(tmp_path) == samples
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_names_longer_than_a_header_tell_samples_apart(tmp_path: Path, tar_format: int) -> None:
+    members = []
+    for number in range(3):  # equal in the first 300 bytes, all that ustar can hold and more
+        name = f"{'é' * 100}/{'n' * 100}{number}"
+        members += [(f"{name}.png", b"image %d" % number), (f"{name}.cls", b"%d" % number)]
+    write_tar(tmp_path / "0.tar", members, tar_format)
+
+    assert read_rows(tmp_path) == [(b"image 0", 0), (b"image 1", 1), (b"image 2", 2)]
+
+
+def test_shards_of_the_webdataset_package(tmp_path: Path) -> None:
+    samples = [(bytes([number]) * (500 + number), number * 7) for number in range(10)]
+    pattern = f"{tmp_path}/train-%06d.tar"
+    with webdataset.ShardWriter(pattern, maxcount=4, verbose=0) as writer:
+        for number, (image, label) in enumerate(samples):
+            extra = {"json": {"number": number}, "txt": "a caption"}
+            writer.write({"__key__": f"sample{number:04d}", "jpg": image, "cls": label, **extra})
+
+    assert read_rows(tmp_path) == samples
+    assert read_rows(f"{tmp_path}/train-*.tar") == samples
+    assert read_rows(f"{tmp_path}/train-{{000000..000002}}.tar") == samples
+    assert read_rows(f"{tmp_path}/train-{{000001..000002}}.tar") == samples[4:]
+    assert read_rows(f"{tmp_path}/train-000001.tar") == samples[4:8]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "png", "webp"])
+def test_image_suffixes_in_any_case(tmp_path: Path, suffix: str) -> None:
+    shard = write_tar(tmp_path / "0.tar", [(f"0.{suffix}", b"image"), ("0.CLS", b"1")])
+
+    assert read_rows(shard) == [(b"image", 1)]
+
+
+@pytest.mark.parametrize(
+    ("content", "label"),
+    [
+        (b"0", 0),
+        (b"999", 999),
+        (b" 21840\n", 21840),
+        (b"00000007", 7),  # eight bytes, but digits
+        *((number.to_bytes(8, "little"), number) for number in (0, 1, 48, 999, 2611, 21840)),
+    ],
+)
+def test_labels(tmp_path: Path, content: bytes, label: int) -> None:
+    shard = write_tar(tmp_path / "0.tar", [("0.jpg", b"image"), ("0.cls", content)])
+
+    assert read_rows(shard) == [(b"image", label)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"cat", b"-1", b"1.5", b"\x01\0\0\0", b"9" * 40, b"2147483648", b"\xff" * 8],
+)
+def test_what_is_no_label_is_an_error(tmp_path: Path, content: bytes) -> None:
+    shard = write_tar(tmp_path / "0.tar", [("0.jpg", b"image"), ("0.cls", content)])
+
+    with pytest.raises(DataError, match=re.escape(f"{shard}: sample '0'")):
+        read_rows(shard)
+
+
+def test_other_members_are_ignored(tmp_path: Path) -> None:
+    shard = write_tar(
+        tmp_path / "0.tar",
+        [
+            ("README", b"no suffix at all"),
+            ("classes.txt", b"a sample of neither image nor label"),
+            ("__meta__", b"reserved"),
+            ("0.jpg", b"zero"),
+            ("0.cls", b"0"),
+            ("0.json", b"{}"),
+            ("0.seg.png", b"an image that is not the image"),
+            ("__info__", b"reserved, between two samples"),
+            ("1.txt", b"caption"),
+            ("1.cls", b"1"),
+            ("1.jpg", b"one"),
+            ("._2.jpg", b"what macOS puts beside a file"),
+            ("2.jpg", b"two"),
+            ("._2.cls", b"likewise"),
+            ("2.cls", b"2"),
+        ],
+    )
+
+    assert read_rows(shard) == [(b"zero", 0), (b"one", 1), (b"two", 2)]
+
+
+def test_equal_names_in_different_folders_are_different_samples(tmp_path: Path) -> None:
+    shard = write_tar(
+        tmp_path / "0.tar",
+        [("a.b/0.jpg", b"a"), ("a.b/0.cls", b"1"), ("a.c/0.jpg", b"b"), ("a.c/0.cls", b"2")],
+    )
+
+    assert read_rows(shard) == [(b"a", 1), (b"b", 2)]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["0.jpg"],
+        ["0.cls"],
+        ["0.jpg", "0.txt"],
+        ["0.jpg", "1.jpg", "0.cls", "1.cls"],  # not consecutive
+        ["0.jpg", "0.png", "0.cls"],
+        ["0.jpg", "0.cls", "0.cls"],
+    ],
+)
+def test_a_sample_that_is_not_one_image_and_one_label_is_an_error(
+    tmp_path: Path, names: list[str]
+) -> None:
+    whole = [("good.jpg", b"image"), ("good.cls", b"0")]
+    shard = write_tar(tmp_path / "0.tar", whole + [(name, b"1") for name in names])
+
+    with pytest.raises(DataError, match=re.escape(f"{shard}: sample '0'")) as error:
+        read_rows(shard)
+
+    assert names[0] in str(error.value)
+
+
+# --- labels in .json ---
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"filename": "n01440764/n01440764_10026.JPEG", "width": 500, "label": 7, "height": 375},
+        {"label": 7},
+        {"class": "label", "label": 7, "other": {"label": 8}},
+    ],
+)
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_label_in_json(tmp_path: Path, extra: dict[str, object], is_first: bool) -> None:
+    label, image = ("0.json", json.dumps(extra).encode()), ("0.jpg", b"image")
+    shard = write_tar(tmp_path / "0.tar", [label, image] if is_first else [image, label])
+
+    assert read_rows(shard) == [(b"image", 7)]
+
+
+def test_cls_goes_before_json(tmp_path: Path) -> None:
+    json_label = b'{"label": 2, "about": "of another label space"}'
+    members = [("0.jpg", b"image"), ("0.json", json_label), ("0.cls", b"1")]
+
+    assert read_rows(write_tar(tmp_path / "0.tar", members)) == [(b"image", 1)]
+    assert read_rows(write_tar(tmp_path / "1.tar", members[::-1])) == [(b"image", 1)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"label": "n01440764"}',
+        b'{"label": true}',
+        b'{"label": 1.0}',
+        b'{"label": [3]}',
+        b'{"label": -1}',
+        b'{"label": 99999999999999999999}',
+        b'{"cls": 3}',
+        b"3",
+        b'["label"]',
+        b'{"label": 3',
+        b'"label"',
+        b'{"label":' + b"[" * 100_000,
+        b'{"label": ' + b"9" * 5000 + b"}",
+        b'\xff\xfe{"label": 3}',
+        b'{"label": 3, "filler": "' + b" " * (1 << 20) + b'"}',
+    ],
+)
+def test_json_without_a_label_is_an_error(tmp_path: Path, content: bytes) -> None:
+    shard = write_tar(tmp_path / "0.tar", [("0.jpg", b"image"), ("0.json", content)])
+
+    with pytest.raises(DataError, match=re.escape(f"{shard}: sample '0'") + ".*json"):
+        read_rows(shard)
+
+
+def test_json_of_the_webdataset_package(tmp_path: Path) -> None:
+    with webdataset.TarWriter(f"{tmp_path}/0.tar") as writer:
+        for number in range(3):
+            sample = {"png": b"image %d" % number, "json": {"label": number, "id": "x"}}
+            writer.write({"__key__": f"{number:03d}", **sample})
+
+    assert read_rows(tmp_path) == [(b"image %d" % number, number) for number in range(3)]
+
+
+# --- against webdataset's and DALI's readers ---
+
+
+def read_by_webdataset(shard: Path) -> list[dict[str, Any]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves the file to the collector
+        return list(webdataset.WebDataset(str(shard), shardshuffle=False, empty_check=False))
+
+
+def messy_shard(path: Path) -> Path:
+    """What is allowed in a shard, as far as the other readers agree on it."""
+    return write_tar(
+        path,
+        [
+            ("__meta__/0.jpg", b"not a sample"),
+            ("__meta__/0.cls", b"7"),
+            ("a.b/0.txt", b"caption"),
+            *(("a.b/0.jpg", b"zero"), ("a.b/0.cls", b"0")),
+            *(("a.b/1.CLS", b"1"), ("a.b/1.seg.png", b"a mask"), ("a.b/1.JPG", b"one")),
+            *(("2.cls", b"2"), ("2.jpg", b"")),
+            *(("./3.cls", b"3"), ("./3.jpg", b"three" * 999)),
+        ],
+    )
+
+
+def test_samples_are_those_of_the_webdataset_package(tmp_path: Path) -> None:
+    shard = messy_shard(tmp_path / "0.tar")
+
+    samples = read_by_webdataset(shard)
+
+    assert read_rows(shard) == [(sample["jpg"], int(sample["cls"])) for sample in samples]
+    assert len(read_rows(shard)) == 4
+
+
+def test_offsets_are_those_of_dali(tmp_path: Path) -> None:
+    shard = tmp_path / "0.tar"
+    write(shard, encoded(20), None)
+    script = Path(sys.executable).parent / "wds2idx"
+    command = [sys.executable, str(script), str(shard), str(tmp_path / "0.idx")]
+    subprocess.run(command, check=True, capture_output=True)
+
+    version, *lines = (tmp_path / "0.idx").read_text().splitlines()
+    expected = [line.split()[5:7] for line in lines]  # EXTENSION OFFSET SIZE NAME, .cls first
+    (rows,) = formats.scan(find_place(str(shard))).rows
+
+    assert version == "v1.2 20"
+    assert [[str(o), str(s)] for o, s in zip(rows.offsets, rows.sizes, strict=True)] == expected
+
+
+# --- what is recognised ---
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["0.jpg", "0.cls"], "webdataset"),
+        (["0.jpg", "0.json"], "webdataset"),  # whose label, or the lack of it, is seen later
+        (["README", "__info__", "a/0.jpg", "a/0.txt", "a/0.cls"], "webdataset"),
+        (["0.cls"], "webdataset"),
+        (["a/0.jpg", "a/1.jpg", "a/about.json"], "tar"),
+        (["a.tar", "b.tar"], "tar"),
+        (["0.jpg", "0.txt"], "tar"),
+    ],
+)
+def test_shards_are_told_from_other_tars(tmp_path: Path, names: list[str], found: str) -> None:
+    write_tar(tmp_path / "0.tar", [])
+    write_tar(tmp_path / "1.tar", [(name, b"{}") for name in names])
+
+    assert formats.recognise(find_place(str(tmp_path))) == found
+
+
+# --- writing ---
+
+
+def encoded(count: int) -> list[Encoded]:
+    sizes = [0, 1, 511, 512, 513, 5000]
+    return [
+        Encoded(
+            image=bytes([number]) * sizes[number % len(sizes)],
+            suffix=[".jpg", ".png", ".webp"][number % 3],
+            label=number * 1100,
+            key=f"n01440764_{number}",
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 20])
+def test_a_written_shard_is_read_by_the_webdataset_package(tmp_path: Path, count: int) -> None:
+    shard = tmp_path / "0.tar"
+    write(shard, encoded(count), None)
+
+    found = [
+        (sample[suffix], f".{suffix}", int(sample["cls"]), sample["__key__"])
+        for sample in read_by_webdataset(shard)
+        for suffix in sorted({*sample} & {"jpg", "png", "webp"})
+    ]
+
+    assert found == [tuple(sample) for sample in encoded(count)]
+    assert read_rows(shard) == [(sample.image, sample.label) for sample in encoded(count)]
+
+
+def test_a_written_shard_is_what_tarfile_writes(tmp_path: Path) -> None:
+    samples = encoded(20)
+    ours, theirs = tmp_path / "ours.tar", tmp_path / "theirs.tar"
+    write(ours, iter(samples), None)
+    with tarfile.open(theirs, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for sample in samples:
+            for suffix, content in ((".cls", b"%d" % sample.label), (sample.suffix, sample.image)):
+                info = tarfile.TarInfo(sample.key + suffix)
+                info.size, info.mode = len(content), 0o444
+                info.uname = info.gname = "trainyard"
+                tar.addfile(info, io.BytesIO(content))
+
+    assert ours.stat().st_size == theirs.stat().st_size
+    assert attributes(ours) == attributes(theirs)
+    listing = subprocess.run(["tar", "-tf", ours], check=True, capture_output=True, text=True)
+    assert listing.stderr == ""
+    assert len(listing.stdout.splitlines()) == 2 * len(samples)
+
+
+def attributes(path: Path) -> list[dict[str, object]]:
+    """All but the checksum: versions of tarfile differ in the fields for devices."""
+    with tarfile.open(path) as tar:
+        return [
+            {**member.get_info(), "chksum": 0, "at": member.offset_data, "content": content.read()}
+            for member in tar
+            if (content := tar.extractfile(member))
+        ]
+
+
+def test_equal_samples_give_equal_bytes(tmp_path: Path) -> None:
+    write(tmp_path / "0.tar", encoded(9), None)
+    write(tmp_path / "1.tar", iter(encoded(9)), [str(number) for number in range(9000)])
+
+    assert (tmp_path / "0.tar").read_bytes() == (tmp_path / "1.tar").read_bytes()
+    # Of any machine, day and version: a change here changes the checksums of packed data sets.
+    assert sha256(tmp_path / "0.tar") == (
+        "39405e2e6d7889beb7cf335a7b61d9da47d1e480dc98c3b64de8a492f3a46794"
+    )
+
+
+def test_keys_of_any_letters_up_to_what_a_header_holds(tmp_path: Path) -> None:
+    samples = [Encoded(b"image", ".jpg", 1, "é日😀 %d"), Encoded(b"other", ".jpg", 2, "k" * 96)]
+    write(tmp_path / "0.tar", samples, None)
+
+    assert read_rows(tmp_path / "0.tar") == [(b"image", 1), (b"other", 2)]
+    with tarfile.open(tmp_path / "0.tar") as tar:
+        assert tar.getnames()[1::2] == ["é日😀 %d.jpg", "k" * 96 + ".jpg"]
+
+    with pytest.raises(DataError, match="at most 100 bytes"):
+        write(tmp_path / "1.tar", [Encoded(b"image", ".jpg", 1, "k" * 97)], None)

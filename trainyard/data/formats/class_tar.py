@@ -1,0 +1,241 @@
+"""Tars whose layout says the class: a folder in the tar, or a tar of its own, for each class.
+
+- `imagenet21k_resized/imagenet21k_train/CLASS/x.JPEG`: the class is the parent folder. A folder
+  above it with "train" or "val" in its name is a split; what lies in no split is then left out.
+- A tar of tars `CLASS.tar`, such as `fall11_whole.tar`: images are found inside by offset.
+- Several tars `CLASS.tar`, in a folder or listed.
+
+Nothing is guessed: where the layout leaves a choice, an error says what is missing.
+"""
+
+import os
+import re
+import threading
+from array import array
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import NamedTuple
+
+from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.formats.tar import Member, ReadAhead, is_image, members, some_names
+from trainyard.data.location import Place
+from trainyard.data.source import open_source
+from trainyard.errors import DataError
+
+_SPLITS = ("train", "val")
+_SPLIT_NAME = re.compile(r"(.*[^a-z])?(train(ing)?|val(idation)?|test(ing)?)([^a-z].*)?", re.I)
+_CHUNK = 10_000  # samples; a tar may hold ten million
+_SCAN_THREADS = 8
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
+
+# What a layout is called in an error.
+_FOLDERS, _INNER_TARS, _LOOSE = "in a folder of its class", "in a tar inside", "in no folder"
+
+
+def recognises(place: Place) -> bool:
+    return bool(place.files(".tar", *_COMPRESSED))
+
+
+def scan(place: Place) -> Scan:
+    names = place.files(".tar")
+    if not names:
+        raise DataError(
+            f"{place.path(place.files(*_COMPRESSED)[0])}: samples are read by their offset in a "
+            "tar, which a compressed one does not have: decompress it to .tar"
+        )
+    labels = _Labels(is_alone=len(names) == 1, has_splits=bool(splits_inside(place)))
+    return Scan(
+        place=place,
+        format="tar",
+        classes=labels.classes,
+        watched=place.watched(names),
+        rows=_rows(place, names, labels),
+    )
+
+
+def splits_inside(place: Place) -> tuple[str, ...]:
+    """The splits that the first tar holds, as far as a look at some members shows."""
+    names = place.files(".tar")
+    if not names:
+        return ()
+    with closing(ReadAhead(open_source(place.path(names[0])))) as tar:
+        first = next(members(tar), None)
+        if first and _is_tar(first.name):
+            seen: Iterator[str] = (m.name for m in members(tar) if _is_tar(m.name))
+        else:
+            seen = filter(is_image, some_names(tar))
+        above = {tuple(name.split("/")[: -2 if is_image(name) else -1]) for name in seen}
+    found = {_split_of(folders) for folders in above}
+    return tuple(split for split in _SPLITS if split in found)
+
+
+class _Home(NamedTuple):
+    """Where a folder's or a tar's images belong."""
+
+    split: str
+    label: int
+
+
+class _Labels:
+    """Numbers the classes as they are met, by several threads, and refuses what is ambiguous."""
+
+    def __init__(self, *, is_alone: bool, has_splits: bool) -> None:
+        self.classes: list[str] = []
+        self._is_alone = is_alone
+        self._has_splits = has_splits
+        self._numbers: dict[str, int] = {}
+        self._folders: set[tuple[str, ...]] = set()
+        self._layout: tuple[str, str] | None = None  # and the first member seen in it
+        self._lock = threading.Lock()
+
+    def of_folder(self, path: str, name: str) -> _Home | None:
+        """Of the images beside the member `name` of a tar; None if they belong to no split."""
+        parts = tuple(part for part in name.split("/")[:-1] if part not in ("", "."))
+        if not parts:
+            self._expect(_LOOSE, path, name)
+            _check_is_class(path, _stem(path), os.path.basename(name), alone=self._is_alone)
+            return _Home("", self._number(_stem(path)))
+        self._expect(_FOLDERS, path, name)
+        split = self._split(path, name, parts[:-1])
+        if split is None:
+            return None
+        with self._lock:
+            self._folders.add(parts)
+        return _Home(split, self._number(parts[-1]))
+
+    def of_inner_tar(self, path: str, name: str) -> _Home | None:
+        self._expect(_INNER_TARS, path, name)
+        split = self._split(path, name, tuple(name.split("/")[:-1]))
+        return None if split is None else _Home(split, self._number(_stem(name)))
+
+    def check(self, location: str) -> None:
+        """Once all are met: DataError if a class is inside another or the splits are classes."""
+        for folder in self._folders:
+            for end in range(1, len(folder)):
+                if folder[:end] in self._folders:
+                    raise DataError(
+                        f"{location}: there are images in {'/'.join(folder[:end])} and in "
+                        f"{'/'.join(folder)}: which of them is the class?"
+                    )
+        if self.classes and all(map(_SPLIT_NAME.fullmatch, self.classes)):
+            raise DataError(
+                f"{location}: holds images but no labels: they lie directly in "
+                f"{' and '.join(sorted(self.classes))}, without a folder or a tar per class"
+            )
+
+    def _number(self, class_name: str) -> int:
+        with self._lock:
+            number = self._numbers.setdefault(class_name, len(self.classes))
+            if number == len(self.classes):
+                self.classes.append(class_name)
+            return number
+
+    def _expect(self, layout: str, path: str, name: str) -> None:
+        with self._lock:
+            self._layout = self._layout or (layout, name)
+            known, first = self._layout
+        if known != layout:
+            raise DataError(
+                f"{path}: {name!r} lies {layout}, but {first!r} {known}: which says the class?"
+            )
+
+    def _split(self, path: str, name: str, folders: tuple[str, ...]) -> str | None:
+        split = _split_of(folders)
+        if split and not self._has_splits:
+            raise DataError(
+                f"{path}: {name!r} lies in a folder of {split} data, but most of the tar lies in "
+                "none; name the folders train and val, or give each split a tar of its own"
+            )
+        return None if self._has_splits and not split else split
+
+
+def _check_is_class(path: str, stem: str, name: str, *, alone: bool = False) -> None:
+    """DataError unless a tar of loose images, of which `name` is one, is a class for certain."""
+    is_imagenets_way = name.startswith(stem) and not name[len(stem) : len(stem) + 1].isalnum()
+    if stem.strip(".") and (is_imagenets_way or not (alone or stem[-1].isdigit())):
+        return
+    raise DataError(
+        f"{path}: holds images but no labels: no .cls or .json beside {name!r}, no folder per "
+        f"class around it, and {stem!r} does not look like a class (its images would be named "
+        f"'{stem}_…'); ImageNet's own archives go through `trainyard data prepare`"
+    )
+
+
+def _split_of(folders: tuple[str, ...]) -> str:
+    """The split that the innermost folder with such a name is; "" if there is none."""
+    for folder in reversed(folders):
+        found = [split for split in _SPLITS if split in folder.lower()]
+        if len(found) == 1:  # not "trainval"
+            return found[0]
+    return ""
+
+
+def _stem(name: str) -> str:
+    return os.path.basename(name).removesuffix(".tar")
+
+
+def _is_tar(name: str) -> bool:
+    return name.endswith(".tar") and name[name.rfind("/") + 1] != "."
+
+
+def _rows(place: Place, names: tuple[str, ...], labels: _Labels) -> Iterator[FileRows]:
+    if len(names) == 1:
+        yield from _tar_rows(place, names[0], labels)
+    else:
+        with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+            for rows in pool.map(lambda name: list(_tar_rows(place, name, labels)), names):
+                yield from rows
+    labels.check(place.location)
+
+
+def _tar_rows(place: Place, name: str, labels: _Labels) -> Iterator[FileRows]:
+    with closing(ReadAhead(open_source(place.path(name)))) as tar:
+        for split, images in groupby(_images(tar, labels), key=itemgetter(3)):
+            while chunk := list(islice(images, _CHUNK)):
+                offsets, sizes, numbers, _ = zip(*chunk, strict=True)
+                yield FileRows(
+                    name, array("q", offsets), array("q", sizes), array("i", numbers), split
+                )
+
+
+def _images(tar: ReadAhead, labels: _Labels) -> Iterator[tuple[int, int, int, str]]:
+    """Offset, size, label and split of each image."""
+    folder: str | None = None
+    home: _Home | None = None
+    for member in members(tar):
+        if _is_tar(member.name):
+            home = labels.of_inner_tar(tar.name, member.name)
+            if home is not None:
+                for image in _flat_images(tar, member):
+                    yield image.offset, image.size, home.label, home.split
+        elif is_image(member.name):
+            parent = member.name.rpartition("/")[0]
+            if parent != folder:
+                folder, home = parent, labels.of_folder(tar.name, member.name)
+            if home is not None:
+                yield member.offset, member.size, home.label, home.split
+
+
+def _flat_images(tar: ReadAhead, inner: Member) -> Iterator[Member]:
+    """The images of a tar inside a tar, none of which says another class than its name."""
+    stem, is_class = _stem(inner.name), False
+    for member in members(tar, inner.offset, inner.offset + inner.size):
+        folder, _, base = member.name.rpartition("/")
+        if base.endswith((".tar", ".cls")):
+            raise DataError(
+                f"{tar.name}: the tar {inner.name!r} inside holds {base!r}, but images of one "
+                "class were expected; unpack the outer tar and name the inner ones"
+            )
+        if is_image(base):
+            if folder not in ("", ".", stem, f"./{stem}"):
+                raise DataError(
+                    f"{tar.name}: the image {member.name!r} of the tar {inner.name!r} inside: "
+                    f"is its class {stem!r} or its folder?"
+                )
+            if not is_class:
+                _check_is_class(tar.name, stem, base)
+                is_class = True
+            yield member

@@ -1,0 +1,172 @@
+"""TensorFlow's `Example`, a protobuf message, read without touching the image inside it.
+
+An Example is a map from names to lists: `1: {1: {1: name, 2: {1: bytes | 2: floats | 3: int64s}}}`.
+ValueError says what is wrong with one; nothing that it declares about itself is trusted.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+
+from trainyard.data.source import Source
+
+_READ_AHEAD = 1024  # bytes; the features around an image and the next record's head fit in it
+_HEAD = 20  # bytes: a tag and a length of ten bytes each, the longest there are
+_MAX_TEXT = 4096  # bytes; a class name
+_KINDS = {1: "bytes", 2: "floats", 3: "int64"}
+
+Span = tuple[int, int]
+"""First byte and the byte after the last, in the file."""
+
+
+class Ahead:
+    """A file read in small pieces that lie close together: one system call for many of them.
+
+    Two stretches are kept, so that going from one side of an image to the other costs nothing.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.name = source.name
+        self.size = source.size
+        self._source = source
+        self._block, self._start = b"", 0
+        self._other = self._block, self._start
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes that must lie inside the file."""
+        first = offset - self._start
+        if first < 0 or first + size > len(self._block):
+            first = self._turn_to(offset, size)
+        return self._block[first : first + size]
+
+    def head(self, offset: int) -> bytes:
+        """The bytes of a tag and a length, and whatever else follows, as far as the file goes."""
+        first = offset - self._start
+        if first < 0 or first + _HEAD > len(self._block):
+            first = self._turn_to(offset, min(_HEAD, self.size - offset))
+        return self._block[first : first + _HEAD]
+
+    def _turn_to(self, offset: int, size: int) -> int:
+        """Make a stretch with these bytes the current one; where in it they begin."""
+        self._other, (self._block, self._start) = (self._block, self._start), self._other
+        first = offset - self._start
+        if first >= 0 and first + size <= len(self._block):
+            return first
+        wanted = min(max(size, _READ_AHEAD), self.size - offset)
+        self._block, self._start = self._source.read(offset, wanted), offset
+        return 0
+
+
+Field = tuple[int, int, int, int]
+"""Number, wire type (0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes), start, end."""
+
+
+def find_features(data: Ahead, span: Span, names: frozenset[bytes]) -> dict[bytes, Span]:
+    """Where in an Example the lists of some names lie."""
+    longest = max(map(len, names))
+    found = {}
+    for features in _messages(data, span, 1):
+        for entry in _messages(data, features, 1):
+            name, value = b"", None
+            for field in _fields(data, entry):
+                if field[0] == 1:
+                    start, end = _bytes_of(field)
+                    name = data.read(start, end - start) if end - start <= longest else b""
+                elif field[0] == 2:
+                    value = _bytes_of(field)
+            if name in names and value is not None:
+                found[name] = value
+    return found
+
+
+def one_bytes(data: Ahead, feature: Span) -> Span:
+    """Where the only element of a list of bytes lies."""
+    elements = list(islice(_messages(data, _list_of(data, feature, 1), 1), 2))
+    if len(elements) != 1:
+        raise ValueError(f"has {'several values' if elements else 'no value'} instead of one")
+    return elements[0]
+
+
+def one_text(data: Ahead, feature: Span) -> str:
+    start, end = one_bytes(data, feature)
+    if end - start > _MAX_TEXT:
+        raise ValueError(f"has a text of {end - start:,} bytes")
+    return data.read(start, end - start).decode(errors="surrogateescape")
+
+
+def one_int(data: Ahead, feature: Span) -> int:
+    """The only element of a list of int64, packed or not."""
+    values: list[int] = []
+    for number, wire, position, end in _fields(data, _list_of(data, feature, 3)):
+        if number != 1 or wire not in (0, 2):
+            raise ValueError("has a list of int64 that holds something else")
+        while position < end and len(values) < 2:
+            value, length = _varint(data.head(position), 0)
+            values.append(value - (1 << 64) if value >> 63 else value)
+            position += length
+            if position > end:
+                raise ValueError("has a number that does not end")
+    if len(values) != 1:
+        raise ValueError(f"has {'several values' if values else 'no value'} instead of one")
+    return values[0]
+
+
+def _list_of(data: Ahead, feature: Span, kind: int) -> Span:
+    last = None
+    for field in _fields(data, feature):
+        last = field  # of alternatives the last one counts
+    if last is None:
+        raise ValueError("is an empty list")
+    if last[0] != kind:
+        found = _KINDS.get(last[0], "something unknown")
+        raise ValueError(f"is a list of {found} instead of {_KINDS[kind]}")
+    return _bytes_of(last)
+
+
+def _messages(data: Ahead, span: Span, number: int) -> Iterator[Span]:
+    """The messages or byte strings under one field number; others are left to newer software."""
+    for field in _fields(data, span):
+        if field[0] == number:
+            yield _bytes_of(field)
+
+
+def _bytes_of(field: Field) -> Span:
+    number, wire, start, end = field
+    if wire != 2:
+        raise ValueError(f"field {number} has wire type {wire} instead of 2")
+    return start, end
+
+
+def _fields(data: Ahead, span: Span) -> Iterator[Field]:
+    position, end = span
+    while position < end:
+        head = data.head(position)
+        tag, at = _varint(head, 0)
+        wire = tag & 7
+        if wire == 2:
+            length, at = _varint(head, at)
+        elif wire == 0:
+            length = _varint(head, at)[1] - at
+        elif wire in (1, 5):
+            length = 8 if wire == 1 else 4
+        else:
+            raise ValueError(f"field {tag >> 3} has the unknown wire type {wire}")
+        start = position + at
+        position = start + length
+        if position > end:
+            raise ValueError(f"field {tag >> 3} of {length:,} bytes reaches past its message")
+        yield tag >> 3, wire, start, position
+
+
+def _varint(head: bytes, at: int) -> tuple[int, int]:
+    """An unsigned number and where it ends."""
+    byte = head[at] if at < len(head) else 0x80
+    if byte < 0x80:  # nearly all are
+        return byte, at + 1
+    value = shift = 0
+    for place in range(at, min(at + 10, len(head))):
+        byte = head[place]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, place + 1
+        shift += 7
+    raise ValueError("has a number that does not end")

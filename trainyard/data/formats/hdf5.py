@@ -1,0 +1,214 @@
+"""HDF5 files of encoded images: fuel's `ilsvrc2012.hdf5`, and a plain layout of our own.
+
+    encoded_images  (n,) variable-length bytes      the files' content
+    targets         (n,) or (n, 1) integers         fuel has none for the test rows, which come last
+    class_names     strings by target               ours; fuel's order is the ILSVRC2012_ID less 1
+    split           attribute of the root           fuel's table of the rows of each split
+
+Images are read by their offset in the file; h5py is needed for the scan only.
+"""
+
+import io
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.formats.hdf5_layout import (
+    IMAGES,
+    NAMES,
+    TARGETS,
+    Rows,
+    Split,
+    find_classes,
+    find_splits,
+    read_targets,
+)
+from trainyard.data.formats.heap import check_readable_by_offset, find_elements
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.location import Place
+from trainyard.data.source import Source, open_source
+from trainyard.errors import DataError
+
+# What h5py raises over damage, depending on where it lies.
+_DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SCAN_THREADS = 8
+_SCAN_ROWS = 1 << 16  # looked up and given at a time
+_WRITE_IMAGES, _WRITE_BYTES = 64, 1 << 24  # written at a time
+_CHUNK = 1024  # rows
+
+
+def recognises(place: Place) -> bool:
+    names = _hdf5_files(place)
+    if not names:
+        return False
+    with closing(open_source(place.path(names[0]))) as source:
+        starts = [0, *(512 << n for n in range(16))]  # after the user block, if there is one
+        return any(
+            source.read(start, 8) == _SIGNATURE for start in starts if start + 8 <= source.size
+        )
+
+
+def scan(place: Place) -> Scan:
+    names = _hdf5_files(place)
+    with _open(place.path(names[0])) as (file, source):
+        classes = find_classes(file, source.name)
+        for split in find_splits(file, source.name):
+            if split.name == place.split and split.labels is None:
+                raise DataError(f"{place.location}#{split.name}: these images have no labels")
+    return Scan(
+        place=place,
+        format="hdf5",
+        classes=classes,
+        watched=place.watched(names),
+        rows=_rows(place, names, classes),
+    )
+
+
+def splits_inside(place: Place) -> tuple[str, ...]:
+    names = _hdf5_files(place)
+    if len(names) > 1:
+        return ()
+    with _open(place.path(names[0])) as (file, source):
+        splits = find_splits(file, source.name)
+    return tuple(split.name for split in splits if split.name and split.labels is not None)
+
+
+def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
+    """Write one file in the plain layout; equal samples give equal bytes."""
+    h5py = _h5py()
+    with h5py.File(path, "w", track_order=False) as file:
+        if classes is not None:
+            names = [name.encode(errors="surrogateescape") for name in classes]
+            longest = max(1, *map(len, names))  # of fixed length: no heap that could be damaged
+            file.create_dataset(NAMES, data=names, dtype=h5py.string_dtype(length=longest))
+        kind = h5py.vlen_dtype(np.uint8)
+        growing = {"shape": (0,), "maxshape": (None,), "chunks": (_CHUNK,)}
+        images = file.create_dataset(IMAGES, dtype=kind, **growing)
+        targets = file.create_dataset(TARGETS, dtype="<i4", **growing)
+        kind = h5py.h5t.py_create(kind)
+        for batch in _batches(samples):
+            start, stop = len(images), len(images) + len(batch)
+            images.resize((stop,))
+            targets.resize((stop,))
+            targets[start:] = [sample.label for sample in batch]
+            content = np.empty(len(batch), object)
+            for row, sample in enumerate(batch):
+                content[row] = np.frombuffer(sample.image, np.uint8)
+            # The call that indexing makes too, but without its copy of the images.
+            space = images.id.get_space()
+            space.select_hyperslab((start,), (len(batch),))
+            images.id.write(h5py.h5s.create_simple((len(batch),)), space, content, kind)
+
+
+def _batches(samples: Iterable[Encoded]) -> Iterator[list[Encoded]]:
+    batch: list[Encoded] = []
+    size = 0
+    for sample in samples:
+        batch.append(sample)
+        size += len(sample.image)
+        if len(batch) == _WRITE_IMAGES or size >= _WRITE_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+# --- opening ---
+
+
+def _hdf5_files(place: Place) -> tuple[str, ...]:
+    return place.files(".h5", ".hdf5") or (() if place.is_folder else place.names)
+
+
+@contextmanager
+def _open(name: str) -> Iterator[tuple[Any, Source]]:
+    """The file as h5py sees it and the file itself; DataError if it is not in a known layout."""
+    h5py = _h5py()
+    with closing(open_source(name)) as source:
+        try:
+            # By way of Source: any location, and none of HDF5's locks, which some servers lack.
+            with h5py.File(_Stream(source), "r") as file:
+                _check(file, name)
+                yield file, source
+        except _DAMAGE as error:
+            raise DataError(f"{name}: not a readable HDF5 file ({error})") from None
+
+
+def _check(file: Any, name: str) -> None:
+    kind = _h5py().Dataset
+    missing = [key for key in (IMAGES, TARGETS) if not isinstance(file.get(key), kind)]
+    if missing:
+        raise DataError(f"{name}: has no dataset {missing[0]}; expected {IMAGES} and {TARGETS}")
+    check_readable_by_offset(file[IMAGES], name)
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise DataError("HDF5 needs h5py: pip install 'trainyard[hdf5]'") from None
+    return h5py
+
+
+class _Stream(io.RawIOBase):
+    """A source in the form that h5py takes."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._position = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}
+        self._position = starts[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        size = min(len(buffer), max(0, self._source.size - self._position))
+        if size:  # a damaged file may send it anywhere
+            buffer[:size] = self._source.read(self._position, size)
+        self._position += size
+        return size
+
+
+# --- reading ---
+
+
+def _rows(
+    place: Place, names: tuple[str, ...], classes: Sequence[str] | None
+) -> Iterator[FileRows]:
+    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+        for name in names:
+            with _open(place.path(name)) as (file, source):
+                if name != names[0] and find_classes(file, source.name) != classes:
+                    raise DataError(f"{source.name}: its classes differ from those of {names[0]}")
+                targets = read_targets(file, classes, source.name)
+                for split, images, labels in _parts(find_splits(file, source.name)):
+                    offsets, sizes = find_elements(file[IMAGES], images, source, pool)
+                    numbers = targets[labels].astype("<i4")
+                    yield FileRows(
+                        name, _array("q", offsets), _array("q", sizes), _array("i", numbers), split
+                    )
+
+
+def _parts(splits: list[Split]) -> Iterator[tuple[str, Rows, Rows]]:
+    """The rows of images and labels of each labelled split, some at a time."""
+    for name, images, labels in splits:
+        if labels is not None:
+            for start in range(0, len(images), _SCAN_ROWS):
+                part = slice(start, start + _SCAN_ROWS)
+                yield name, images[part], labels[part]
+
+
+def _array(kind: str, values: NDArray[Any]) -> "array[int]":
+    return array(kind, values.tobytes())

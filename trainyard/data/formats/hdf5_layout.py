@@ -1,0 +1,152 @@
+"""What the rows of an HDF5 file of images are: which split each is of, what class numbers mean."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.formats.scan import MAX_LABEL
+from trainyard.errors import DataError
+
+IMAGES, TARGETS, NAMES = "encoded_images", "targets", "class_names"
+_FILES = "filenames"
+
+# Rows of ILSVRC2012 in fuel's file, for copies that have lost the table of splits.
+_TRAIN, _VAL, _TEST, _CLASSES = 1_281_167, 50_000, 100_000, 1000
+_FUEL_ROWS = (_TRAIN + _VAL + _TEST, _TRAIN + _VAL)  # of images and targets
+_SPLIT_NAMES = {"valid": "val"}  # fuel's word and ours
+
+Rows = NDArray[np.int64]
+
+
+class Split(NamedTuple):
+    name: str
+    images: Rows
+    labels: Rows | None
+
+
+def read_targets(file: Any, classes: Sequence[str] | None, where: str) -> Rows:
+    stored = file[TARGETS]
+    if stored.dtype.kind not in "iu":
+        raise DataError(f"{where}: {TARGETS} are {stored.dtype}, expected integers")
+    targets: Rows = stored[...].astype(np.int64).reshape(-1)
+    limit = MAX_LABEL if classes is None else len(classes)
+    wrong = np.flatnonzero((targets < 0) | (targets >= limit))
+    if len(wrong):
+        count = "" if classes is None else f" among {limit} classes"
+        raise DataError(
+            f"{where}: {TARGETS} row {wrong[0]} is {targets[wrong[0]]}, no class number{count}"
+        )
+    return targets
+
+
+def find_splits(file: Any, where: str) -> list[Split]:
+    """The splits of a file in stored order; one without a name where the file has no splits."""
+    images, labels = len(file[IMAGES]), len(file[TARGETS])
+    if "split" in file.attrs:
+        splits = _table_of_splits(file, where)
+    elif (images, labels) in (_FUEL_ROWS, (_TRAIN + _VAL, _TRAIN + _VAL)):
+        train, val, test = np.split(np.arange(images), [_TRAIN, _TRAIN + _VAL])
+        splits = [Split("train", train, train), Split("val", val, val)]
+        splits += [Split("test", test, None)] if len(test) else []
+    else:
+        splits = [Split("", np.arange(images), np.arange(labels))]
+    for split in splits:
+        if split.labels is not None and len(split.labels) != len(split.images):
+            raise DataError(
+                f"{where}: {split.name or 'it'} has {len(split.images):,} images, "
+                f"but {len(split.labels):,} {TARGETS}"
+            )
+    return splits
+
+
+def _table_of_splits(file: Any, where: str) -> list[Split]:
+    """The splits that fuel's table lists, a line for each of the datasets of each split."""
+    table = np.ravel(file.attrs["split"])
+    if not {"split", "source", "start", "stop", "available"} <= set(table.dtype.names or ()):
+        raise DataError(f"{where}: its attribute `split` is not fuel's table of splits")
+    found: dict[str, dict[str, Rows]] = {}
+    for line in table:
+        name, source = _text(line["split"]), _text(line["source"])
+        if source in (IMAGES, TARGETS) and np.ravel(line["available"])[0]:
+            rows = _rows_of(line, file, len(file[source]))
+            if rows is None:
+                raise DataError(f"{where}: split {name} names rows of {source} that are not there")
+            found.setdefault(_SPLIT_NAMES.get(name, name), {})[source] = rows
+    splits = [
+        Split(name, rows[IMAGES], rows.get(TARGETS))
+        for name, rows in found.items()
+        if IMAGES in rows
+    ]
+    if not splits:
+        raise DataError(f"{where}: its table of splits names no rows of {IMAGES}")
+    return splits
+
+
+def _rows_of(line: Any, file: Any, count: int) -> Rows | None:
+    """The rows that a line of fuel's table names; None if they are not among `count`."""
+    chosen = line["indices"] if "indices" in line.dtype.names else None
+    if chosen:
+        rows: Rows = file[chosen][...].astype(np.int64).reshape(-1)
+        return rows if ((rows >= 0) & (rows < count)).all() else None
+    start, stop = (int(np.ravel(line[key])[0]) for key in ("start", "stop"))
+    return np.arange(start, stop) if 0 <= start <= stop <= count else None
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+# --- what the class numbers mean ---
+
+
+def find_classes(file: Any, where: str) -> list[str] | None:
+    """Names by number, None for a plain file without any. DataError if fuel's order is unknown."""
+    if NAMES in file:
+        names = [_text(name) for name in file[NAMES][...].reshape(-1)]
+        if len(set(names)) < len(names):
+            raise DataError(f"{where}: {NAMES} has a name twice")
+        return names
+    splits = find_splits(file, where)
+    if not splits[0].name:
+        return None
+    targets = read_targets(file, None, where)
+    found = _names_in_files(file, targets)
+    if found is None and _is_ilsvrc2012(splits, targets):
+        found = (files("trainyard.data") / "ilsvrc2012.txt").read_text().split()
+    if found is None:
+        raise DataError(
+            f"{where}: nothing in it says what its {targets.max(initial=-1) + 1} class numbers "
+            f"mean, and fuel's are in no common order; add a dataset {NAMES} of their names"
+        )
+    return found
+
+
+def _names_in_files(file: Any, targets: Rows) -> list[str] | None:
+    """The WordNet ids that ImageNet's training files are named after, as n01440764_10026.JPEG.
+
+    They tell ILSVRC2012 from ILSVRC2010 and name a subset. None unless every class has one.
+    """
+    if _FILES not in file or file[_FILES].dtype.kind != "S" or file[_FILES].dtype.itemsize < 10:
+        return None
+    stored = file[_FILES][: len(targets)].reshape(-1)
+    letters = stored.astype("S10").view(np.uint8).reshape(-1, 10)
+    digits = letters[:, 1:9].astype(np.int64) - ord("0")
+    is_wnid = (letters[:, 0] == ord("n")) & (letters[:, 9] == ord("_"))
+    is_wnid &= ((digits >= 0) & (digits <= 9)).all(axis=1)
+    wnids = digits @ 10 ** np.arange(7, -1, -1)
+    pairs = np.unique(targets[is_wnid] * 10**8 + wnids[is_wnid])
+    labels, wnids = pairs // 10**8, pairs % 10**8
+    is_named = np.array_equal(labels, np.arange(targets.max(initial=-1) + 1))
+    if not is_named or len(np.unique(wnids)) < len(wnids):
+        return None
+    return [f"n{wnid:08d}" for wnid in wnids]
+
+
+def _is_ilsvrc2012(splits: list[Split], targets: Rows) -> bool:
+    """Whether it is the one data set of 1000 classes whose test images fuel has no labels for."""
+    unlabelled = {split.name for split in splits if split.labels is None}
+    is_whole = unlabelled == {"test"} or len(targets) == _TRAIN + _VAL
+    return is_whole and len(np.unique(targets)) == _CLASSES == targets.max() + 1

@@ -1,0 +1,270 @@
+"""TFRecord files of images, as the ImageNet scripts of TensorFlow write them, and those of TFDS.
+
+A record is its length (8 bytes), a checksum of that, an `Example`, and a checksum of this. Read
+are the features
+
+    image/encoded, image/class/label, image/class/synset    labels count from 1, 0 is unused
+    image, label                                             TFDS: labels count from 0
+
+where `synset`, the class's name, may be left out; other features are ignored.
+"""
+
+import re
+import struct
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from crc32c import crc32c
+
+from trainyard.data.formats.example import Ahead, Span, find_features, one_bytes, one_int, one_text
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan
+from trainyard.data.location import Place
+from trainyard.data.source import LocalFile, Source, open_source
+from trainyard.errors import DataError
+
+_SCAN_THREADS = 8
+_NAME = re.compile(r"-\d+-of-\d+(\.tfrecords?)?$|\.tfrecords?$")
+_HEAD, _TAIL = 12, 4  # bytes of a record before and after its data
+_GZIP = b"\x1f\x8b"
+_PIECE = 1 << 22  # bytes whose checksum is computed at once
+
+_IMAGE, _LABEL, _SYNSET = b"image/encoded", b"image/class/label", b"image/class/synset"
+_TFDS_IMAGE, _TFDS_LABEL = b"image", b"label"
+_FEATURES = frozenset((_IMAGE, _LABEL, _SYNSET, _TFDS_IMAGE, _TFDS_LABEL))
+
+
+def recognises(place: Place) -> bool:
+    names = _shards(place)
+    if not names:
+        return False
+    with closing(open_source(place.path(names[0]))) as source:
+        if source.size < _HEAD + _TAIL:
+            return False
+        head = source.read(0, _HEAD)
+    is_compressed = head.startswith(_GZIP) and _NAME.search(names[0]) is not None
+    return _length_is_sound(head) or is_compressed  # to say so, rather than not to know it
+
+
+def scan(place: Place) -> Scan:
+    names = _shards(place)
+    classes: list[str] = []
+    return Scan(
+        place=place,
+        format="tfrecord",
+        classes=classes,
+        watched=place.watched(names),
+        rows=_rows(place, names, classes),
+    )
+
+
+def check_shard(source: Source) -> None:
+    """Compare the checksum of every record. DataError if one does not match its data."""
+    for record in _records(Ahead(source)):
+        checksum, (position, end) = 0, record.data
+        while position < end:
+            piece = source.read(position, min(_PIECE, end - position))
+            checksum = crc32c(piece, checksum)
+            position += len(piece)
+        if source.read(end, _TAIL) != _masked(checksum):
+            raise DataError(f"{record.where(source)}: its checksum does not match its data")
+
+
+def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
+    """Write one shard; equal samples give equal bytes.
+
+    The class's name goes with each image, which readers of named features never see: so a shard
+    that is copied away from its `dataset.json` still says what its labels mean.
+    """
+    with open(path, "wb") as file:
+        for sample in samples:
+            name = None if classes is None else classes[sample.label]
+            head = _example_head(len(sample.image), sample.label, name)
+            length = struct.pack("<Q", len(head) + len(sample.image))
+            checksum = crc32c(sample.image, crc32c(head))
+            file.writelines(
+                (length, _masked(crc32c(length)), head, sample.image, _masked(checksum))
+            )
+
+
+def write_index(path: Path, idx_path: Path) -> None:
+    """Write where each record begins and its length in bytes, as DALI's tfrecord2idx does."""
+    with closing(LocalFile(str(path))) as source, open(idx_path, "w") as file:
+        for record in _records(Ahead(source)):
+            file.write(f"{record.start} {record.data[1] + _TAIL - record.start}\n")
+
+
+# --- reading ---
+
+
+class _Record(NamedTuple):
+    number: int  # from 1
+    start: int  # byte of the length
+    data: Span
+
+    def where(self, file: Source | Ahead) -> str:
+        return f"{file.name}: record {self.number}, byte {self.start}"
+
+
+def _shards(place: Place) -> tuple[str, ...]:
+    named = tuple(name for name in place.names if _NAME.search(name))
+    return named or (() if place.is_folder else place.names)
+
+
+def _rows(place: Place, names: tuple[str, ...], classes: list[str]) -> Iterator[FileRows]:
+    """The samples; once all are given, `classes` has the names if every record had one."""
+    known: dict[int, str] | None = {}
+    highest = -1
+    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+        for rows, found in pool.map(partial(_shard_rows, place), names):
+            known = None if known is None or found is None else _united(known, found, rows.path)
+            highest = max(highest, *rows.labels, -1)
+            yield rows
+    if known and len(known) == highest + 1:
+        classes.extend(known[label] for label in range(len(known)))
+
+
+def _united(known: dict[int, str], found: dict[int, str], name: str) -> dict[int, str]:
+    """Class names by label. DataError if shards give one label two names or the reverse."""
+    united = known | found
+    for label, synset in known.items():
+        if united[label] != synset:
+            raise DataError(
+                f"{name}: label {label + 1} is {united[label]!r} here, {synset!r} elsewhere"
+            )
+    if len(set(united.values())) < len(united):
+        raise DataError(f"{name}: gives one image/class/synset two labels")
+    return united
+
+
+def _shard_rows(place: Place, name: str) -> tuple[FileRows, dict[int, str] | None]:
+    """The rows of a shard, and its class names by label if every record has one."""
+    offsets, sizes, labels = array("q"), array("q"), array("i")
+    synsets: dict[int, str] | None = {}
+    with closing(open_source(place.path(name))) as source:
+        data = Ahead(source)
+        for record in _records(data):
+            try:
+                (start, end), label, synset = _sample(data, record.data)
+                if synset is None:
+                    synsets = None
+                elif synsets is not None and synsets.setdefault(label, synset) != synset:
+                    raise ValueError(
+                        f"label {label + 1} is {synset!r} here, {synsets[label]!r} before"
+                    )
+            except ValueError as error:
+                raise DataError(f"{record.where(data)}: {error}") from None
+            offsets.append(start)
+            sizes.append(end - start)
+            labels.append(label)
+    return FileRows(name, offsets, sizes, labels), synsets
+
+
+def _records(data: Ahead) -> Iterator[_Record]:
+    """Where the records of a file lie, by their lengths alone."""
+    position, number = 0, 1
+    while position < data.size:
+        record = _Record(number, position, (position + _HEAD, position + _HEAD))
+        if position + _HEAD + _TAIL > data.size:
+            raise DataError(f"{record.where(data)}: the file is truncated")
+        head = data.read(position, _HEAD)
+        if not _length_is_sound(head):
+            is_compressed = not position and head.startswith(_GZIP)
+            hint = "the file is compressed; unpack it with gunzip" if is_compressed else "damaged"
+            raise DataError(
+                f"{record.where(data)}: the checksum of the length does not match ({hint})"
+            )
+        length = int.from_bytes(head[:8], "little")
+        end = position + _HEAD + length
+        if end + _TAIL > data.size:
+            raise DataError(
+                f"{record.where(data)}: the file is truncated inside a record of {length:,} bytes"
+            )
+        yield record._replace(data=(position + _HEAD, end))
+        position, number = end + _TAIL, number + 1
+
+
+def _length_is_sound(head: bytes) -> bool:
+    return _masked(crc32c(head[:8])) == head[8:]
+
+
+def _masked(checksum: int) -> bytes:
+    """A CRC32C as TFRecord stores it: rotated and offset, lest it be part of checksummed data."""
+    rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
+    return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _sample(data: Ahead, span: Span) -> tuple[Span, int, str | None]:
+    """Where the image lies, the label from 0, and the class's name if it is there."""
+    found = find_features(data, span, _FEATURES)
+    if _IMAGE in found and _LABEL in found:
+        image, label_name = _IMAGE, _LABEL
+    elif _TFDS_IMAGE in found and _TFDS_LABEL in found:
+        image, label_name = _TFDS_IMAGE, _TFDS_LABEL
+    else:
+        names = " and ".join(sorted(name.decode() for name in found)) or "none of these"
+        raise ValueError(
+            "expected the features image/encoded and image/class/label, or image and label; "
+            f"found {names}"
+        )
+    stored = _read(one_int, data, found, label_name)
+    if stored == 0 and label_name == _LABEL:
+        raise ValueError(
+            "image/class/label is 0, which that layout leaves unused, since it counts from 1; "
+            "store labels that count from 0 as the features image and label"
+        )
+    if not 0 <= stored <= MAX_LABEL:
+        raise ValueError(f"{label_name.decode()} is {stored}, which is no class number")
+    where = _read(one_bytes, data, found, image)
+    if label_name == _TFDS_LABEL:
+        return where, stored, None
+    return where, stored - 1, _read(one_text, data, found, _SYNSET) if _SYNSET in found else None
+
+
+_Value = TypeVar("_Value")
+
+
+def _read(
+    read: Callable[[Ahead, Span], _Value], data: Ahead, found: dict[bytes, Span], name: bytes
+) -> _Value:
+    try:
+        return read(data, found[name])
+    except ValueError as error:
+        raise ValueError(f"{name.decode()} {error}") from None
+
+
+# --- writing ---
+
+
+def _example_head(size: int, label: int, synset: str | None) -> bytes:
+    """An Example up to its image of `size` bytes, which comes last so that scans end before it."""
+    label_list = _field(b"\x1a", _field(b"\x0a", _varint(label + 1)))
+    entries = _entry(_LABEL, label_list)
+    if synset is not None:
+        entries += _entry(
+            _SYNSET, _field(b"\x0a", _field(b"\x0a", synset.encode(errors="surrogateescape")))
+        )
+    image_list = _field(b"\x0a", _field(b"\x0a", b"", size), size)
+    return _field(b"\x0a", entries + _entry(_IMAGE, image_list, size), size)
+
+
+def _entry(name: bytes, feature: bytes, more: int = 0) -> bytes:
+    return _field(b"\x0a", _field(b"\x0a", name) + _field(b"\x12", feature, more), more)
+
+
+def _field(tag: bytes, content: bytes, more: int = 0) -> bytes:
+    """A field of `content` and of `more` bytes that the caller adds."""
+    return tag + _varint(len(content) + more) + content
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes((*encoded, value))
