@@ -75,6 +75,13 @@ def test_toml_values(recipe: RecipeWriter) -> None:
         ("data.train", "1", "1"),
         ("data.train", "true", "true"),
         ("data.train", 'a "quoted" folder', 'a "quoted" folder'),
+        ("data.train", "[ab]*/{0..9}.tar", "[ab]*/{0..9}.tar"),
+        ("data.train", "a,b", "a,b"),
+        # Unless it is a list of texts.
+        ("data.train", "['a','b,c']", ("a", "b,c")),
+        ("data.val", '["a"]', ("a",)),
+        ("data.weights", "2,0.5", (2.0, 0.5)),
+        ("data.weights", "[3]", (3.0,)),
         ("model.name", "123", "123"),
         ("run.resume", "7", "7"),
     ],
@@ -236,6 +243,8 @@ def test_every_key_that_matters_is_compared() -> None:
         "schedule.name": "constant",
         "batch.precision": "bf16",
         "data.interpolation": "bilinear",
+        "data.order": "resample",
+        "data.weights": "2,0.5",
         "optim.nesterov": "true",
         "model.channels_last": "false",
         "data.mean": "0.1,0.2,0.3",
@@ -259,8 +268,9 @@ def test_every_key_that_matters_is_compared() -> None:
 def test_what_may_change_when_a_run_goes_on() -> None:
     """Where the data lies, what is bearable, and how often to speak: nothing that learns."""
     data = {"data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"}
+    stage = {"data.stage", "data.stage_gb"}
     run = {"run.keep", "run.log_every", "run.save_every", "run.resume"}
-    assert data | run == PRACTICAL
+    assert data | stage | run == PRACTICAL
 
 
 def test_equal_recipes_do_not_differ() -> None:

@@ -7,7 +7,7 @@ place, so a mistake in a file and a mistake in an option read alike.
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from trainyard.averaging.base import AverageConfig
 from trainyard.data.augment import AugmentConfig
-from trainyard.data.loader import DataConfig
+from trainyard.data.loader import DataConfig, Locations
 from trainyard.errors import RecipeError
 from trainyard.model import ModelConfig
 from trainyard.optim.optimizers import OptimConfig
@@ -68,6 +68,7 @@ class RunConfig(Section):
 PRACTICAL = frozenset(
     (
         *("data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"),
+        *("data.stage", "data.stage_gb"),
         *("run.keep", "run.log_every", "run.save_every", "run.resume"),
     )
 )
@@ -79,8 +80,13 @@ def builtin_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def load_recipe(recipe: str, overrides: Mapping[str, str] | None = None) -> RunConfig:
-    """The recipe of a built-in name or a TOML file, with "section.key" -> text overrides."""
+def load_recipe(
+    recipe: str, overrides: Mapping[str, str | Sequence[str]] | None = None
+) -> RunConfig:
+    """The recipe of a built-in name or a TOML file, with "section.key" overrides.
+
+    A text is read as on the command line; a list of texts stands as it is.
+    """
     tree = _load_tree(find_recipe(recipe), seen=())
     for key, text in (overrides or {}).items():
         section, _, name = key.partition(".")
@@ -88,7 +94,7 @@ def load_recipe(recipe: str, overrides: Mapping[str, str] | None = None) -> RunC
             raise RecipeError(_explain_unknown(key, text))
         values = tree.setdefault(section, {})
         if isinstance(values, dict):  # else the check below says so
-            values[name] = _value(key, text)
+            values[name] = _value(key, text) if isinstance(text, str) else list(text)
     return check(tree)
 
 
@@ -175,13 +181,17 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 def _value(key: str, text: str) -> Any:
     """An option's text as a TOML value where it is one; where the key takes text, as it stands."""
     field = all_keys().get(key)
-    if field is not None and field.annotation in (str, str | None):
+    annotation = None if field is None else field.annotation
+    if annotation in (str, str | None):
         return text
-    for attempt in (text, f"[{text}]"):
+    is_location = annotation == Locations | None
+    for attempt in (text, f"[{text}]")[: 1 if is_location else 2]:
         try:
-            return tomllib.loads(f"value = {attempt}")["value"]
+            value = tomllib.loads(f"value = {attempt}")["value"]
         except tomllib.TOMLDecodeError:
             continue
+        if not is_location or isinstance(value, list):
+            return value
     return text
 
 

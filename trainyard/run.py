@@ -2,11 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -15,15 +12,24 @@ from torch import nn
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
-from trainyard.data.datasets import Datasets, Feeds, open_datasets, open_split
+from trainyard.data.datasets import (
+    Datasets,
+    Feeds,
+    description,
+    open_datasets,
+    open_validation,
+)
 from trainyard.data.feed import Batch, Feed
-from trainyard.data.index import Index, check_same_classes
-from trainyard.errors import DataError, RecipeError, Stopped
+from trainyard.data.index import Index
+from trainyard.data.order import training_plan
+from trainyard.data.plan import EndlessPlan
+from trainyard.errors import DataError, RecipeError
 from trainyard.files import RunDirectory
 from trainyard.model import build_model
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.meters import Meter
+from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.progress import counter
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
@@ -41,32 +47,6 @@ from trainyard.world import World, member, pick_device, together
 
 AVERAGERS: dict[str, Callable[[World], Averager]] = {"allreduce": AllReduce}
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run came to."""
-
-    run: str
-    step: int
-    seconds: float  # of the whole run, all restarts together
-    last: dict[str, Any]  # the newest evaluation
-    best: dict[str, Any]  # the one with the highest top1
-    stopped: type[Stopped] | None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"stopped": self.stopped.__name__ if self.stopped else None}
-
-    def sentence(self) -> str:
-        time = timedelta(seconds=round(self.seconds))
-        if self.stopped:
-            return (
-                f"stopped at step {self.step:,} after {time}; the same command goes on from there"
-            )
-        return (
-            f"top-1 {self.last['top1']:.2%} (best {self.best['top1']:.2%} at step "
-            f"{self.best['step']:,}) in {time}; the run is in {self.run}"
-        )
 
 
 def train(
@@ -91,13 +71,18 @@ def _train(config: RunConfig, folder: RunDirectory, world: World, console: Conso
         data = open_datasets(config.data, world, progress)
     with together(world):
         _check_batch(config, world)
+        plan = training_plan(
+            config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
+        )
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = _model(config, len(data.train.classes)).to(device)
         if world.is_first:  # only now: a recipe that cannot be built leaves no directory behind
             claim(folder, config, data.fingerprints)
-    scale = _scale(config, len(data.train))
+    scale = _scale(config, plan.epoch_samples)
     with exclusive(folder, world), closing(_sinks(folder, scale, world, console)) as sinks:
-        return _train_in(folder, config, data, model, world=world, sinks=sinks, scale=scale)
+        return _train_in(
+            folder, config, data, model, plan=plan, world=world, sinks=sinks, scale=scale
+        )
 
 
 def _train_in(
@@ -106,6 +91,7 @@ def _train_in(
     data: Datasets,
     model: nn.Module,
     *,
+    plan: EndlessPlan,
     world: World,
     sinks: Sinks,
     scale: Scale,
@@ -118,11 +104,14 @@ def _train_in(
     wrapped = averager.wrap(model.train())
     optimizer = build_optimizer(model, config.optim)
     state = TrainState(model, optimizer, averager, Clock(), list(data.train.classes))
-    report = partial(_report, sinks, state, quarantine, epoch_samples=len(data.train))
+    report = partial(_report, sinks, state, quarantine, epoch_samples=plan.epoch_samples)
     watch = partial(_watch, quarantine=quarantine, sinks=sinks, total=len(data.val))
     resume(config.run.resume, folder, state, world=world, report=report)
     num_steps = scale.steps("100%")
-    with StopSignal(world) as stop, feeds.train(data.train, state.step, num_steps) as feed:
+    with (
+        StopSignal(world) as stop,
+        feeds.train(data.train, plan, state.step, num_steps) as feed,
+    ):
         stopped = train_loop(
             Training(
                 state=state,
@@ -152,14 +141,14 @@ def evaluate_checkpoint(
     """Evaluate a checkpoint on `config.data.val`, every image once, on any number of ranks."""
     with member(world):
         device = pick_device(world)
-        with counter(console, "indexing samples") as progress:
-            index = open_split(config.data.val, "data.val", world, progress)
         with together(world):
             if world.is_first:
                 checkpoint.check(path)
         with together(world):
             classes = checkpoint.read_progress(path)["classes"]
-            check_same_classes(classes, index.classes, index.root, has_names=index.has_names)
+        with counter(console, "indexing samples") as progress:
+            index = open_validation(config.data, classes, world, progress)
+        with together(world):
             model = _model(config, len(classes))
             checkpoint.put_weights(model, checkpoint.load_weights(path), path)
         feeds = _feeds(config, world, device)
@@ -167,7 +156,9 @@ def evaluate_checkpoint(
             found = _evaluate(config, feeds, index, model.to(device), on_batch=lambda _, n: show(n))
         with together(world):
             if not found.samples:
-                raise DataError(f"{index.root}: none of its {found.bad:,} images can be read")
+                raise DataError(
+                    f"{description(config.data.val)}: none of its {found.bad:,} images can be read"
+                )
         return found
 
 
@@ -182,9 +173,9 @@ def _check_batch(config: RunConfig, world: World) -> None:
         )
 
 
-def _scale(config: RunConfig, num_samples: int) -> Scale:
-    num_steps = Scale(num_samples, config.batch.size).steps(config.run.length)
-    return Scale(num_samples, config.batch.size, run=num_steps * config.batch.size)
+def _scale(config: RunConfig, epoch_samples: int) -> Scale:
+    num_steps = Scale(epoch_samples, config.batch.size).steps(config.run.length)
+    return Scale(epoch_samples, config.batch.size, run=num_steps * config.batch.size)
 
 
 def _every(duration: str, scale: Scale) -> Every:

@@ -1,11 +1,40 @@
+import dataclasses
+import pickle
 import tracemalloc
+from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
 
-from trainyard.data.plan import OnePassPlan, Plan, ShuffledPlan
+from trainyard.data.plan import (
+    EndlessPlan,
+    Ids,
+    OnePassPlan,
+    Plan,
+    ResampledPlan,
+    ShuffledPlan,
+    WeightedPlan,
+)
 
 IMAGENET_1K, IMAGENET_21K = 1_281_167, 14_197_122
+
+SHARDS = np.array([0, 300, 310, 600, 700, 1000])  # the last two are a part of their own
+ENDLESS: dict[str, EndlessPlan] = {
+    "shuffled": ShuffledPlan(1000, 48, seed=0),
+    "local": ShuffledPlan(1000, 48, seed=0, locality=100),
+    "weighted": WeightedPlan((600, 400), (1200, 100), 48, seed=0),
+    "weighted and local": WeightedPlan((600, 400), (1200, 100), 48, seed=0, locality=100),
+    "resampled": ResampledPlan((600, 400), (1200, 100), SHARDS, 10, 48, seed=0),
+}
+
+
+def stream(plan: EndlessPlan, count: int, start: int = 0) -> tuple[Ids, Ids]:
+    """The ids and the visits at positions of the stream."""
+    whole = dataclasses.replace(plan, global_batch=start + count)  # type: ignore[type-var]
+    return whole.batch(0)[start:], whole.epochs(0)[start:]
 
 
 @pytest.mark.parametrize(
@@ -64,15 +93,51 @@ def test_the_stream_does_not_depend_on_the_size_of_the_batch() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ENDLESS)
+def test_every_stream_can_be_cut_anywhere(name: str) -> None:
+    """Any step of any batch size is found by itself: that is what makes a resumption exact."""
+    ids, visits = stream(ENDLESS[name], 4200)
+    for global_batch in (1, 7, 60, 4200):
+        plan = dataclasses.replace(ENDLESS[name], global_batch=global_batch)  # type: ignore[type-var]
+        for step in {0, 1, 4200 // global_batch // 2, 4200 // global_batch - 1}:
+            place = slice(step * global_batch, (step + 1) * global_batch)
+            if place.stop <= 4200:
+                assert np.array_equal(plan.batch(step), ids[place])
+                assert np.array_equal(plan.epochs(step), visits[place])
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_no_two_visits_to_a_sample_are_alike(name: str) -> None:
+    ids, visits = stream(ENDLESS[name], 10_000)
+    pairs = Counter(zip(ids.tolist(), visits.tolist(), strict=True))
+    assert len(ids) > len(set(ids.tolist()))
+    assert max(pairs.values()) == 1
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_seeds_differ(name: str) -> None:
+    ids = [
+        stream(dataclasses.replace(ENDLESS[name], seed=seed), 3000)[0]  # type: ignore[type-var]
+        for seed in (0, 1)
+    ]
+    assert np.mean(ids[0] == ids[1]) < 0.01
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_plans_travel_to_the_loader_process(name: str) -> None:
+    plan = pickle.loads(pickle.dumps(ENDLESS[name]))
+    assert np.array_equal(plan.batch(7), ENDLESS[name].batch(7))
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
 @pytest.mark.parametrize("global_batch", [48, 50])
 @pytest.mark.parametrize("step", [0, 20, 10**9])
 def test_ranks_see_slices_of_the_global_batch(size: int, global_batch: int, step: int) -> None:
     plans: list[Plan] = [
-        ShuffledPlan(1000, global_batch, seed=0),
-        OnePassPlan(1000, global_batch),
+        dataclasses.replace(plan, global_batch=global_batch)  # type: ignore[type-var]
+        for plan in ENDLESS.values()
     ]
-    for plan in plans:
+    for plan in [*plans, OnePassPlan(1000, global_batch)]:
         batch, epochs = plan.batch(step), plan.epochs(step)
         interleaved = np.full_like(batch, -1)
         for rank in range(size):
@@ -133,3 +198,236 @@ def test_one_pass_keeps_the_stored_order_and_ends_short() -> None:
     assert [plan.batch(step).tolist() for step in range(4)] == [[0, 1, 2], [3, 4, 5], [6], []]
     assert plan.epochs(1).tolist() == [0, 0, 0]
     assert plan.batch(2, rank=1, size=2).tolist() == []  # a rank may have nothing left
+
+
+# --- locality ---
+
+
+def block_of(locality: int) -> int:
+    return max(1, locality // 16)
+
+
+def window_of(locality: int) -> int:
+    return locality // block_of(locality) * block_of(locality)
+
+
+def num_runs(ids: Ids, num_samples: int) -> int:
+    """How many stretches of neighbours a set of ids is, the last id being next to the first."""
+    present = np.zeros(num_samples, bool)
+    present[ids] = True
+    return int(np.sum(present & ~np.roll(present, 1)))
+
+
+def test_no_locality_is_the_plain_order() -> None:
+    assert ShuffledPlan(1000, 48, 0).batch(5).tolist() == (
+        ShuffledPlan(1000, 48, 0, locality=0).batch(5).tolist()
+    )
+
+
+@pytest.mark.parametrize("num_samples", range(1, 60))
+def test_every_local_epoch_is_a_permutation(num_samples: int) -> None:
+    for locality in [*range(1, 40), 63, 64, 65, 1000]:
+        ids, epochs = stream(ShuffledPlan(num_samples, 1, seed=locality, locality=locality), 150)
+        for epoch in range(150 // num_samples):
+            assert sorted(ids[epochs == epoch].tolist()) == list(range(num_samples))
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    num_samples=st.integers(1, 20_000),
+    locality=st.integers(1, 30_000),
+    seed=st.integers(0, 2**31 - 1),
+    first=st.integers(0, 10**6),
+)
+def test_any_local_epoch_reads_every_sample_once_and_in_blocks(
+    num_samples: int, locality: int, seed: int, first: int
+) -> None:
+    plan = ShuffledPlan(num_samples, num_samples, seed, locality)
+    ids = plan.batch(first)
+    assert np.array_equal(np.sort(ids), np.arange(num_samples))
+    block, window = block_of(locality), window_of(locality)
+    for start in range(0, num_samples, max(window, num_samples // 20 // window * window)):
+        read = ids[start : start + window]
+        assert len(read) <= locality
+        assert num_runs(read, num_samples) <= -(-len(read) // block) + 1
+
+
+def test_a_local_epoch_of_imagenet_is_a_permutation() -> None:
+    ids, _ = stream(ShuffledPlan(IMAGENET_1K, 1, seed=0, locality=10_000), IMAGENET_1K)
+    assert np.array_equal(np.sort(ids), np.arange(IMAGENET_1K))
+
+
+def test_a_window_reads_few_places() -> None:
+    """16 blocks, one more where the ring of ids is cut: not 10,000 places."""
+    ids, _ = stream(ShuffledPlan(IMAGENET_1K, 1, seed=0, locality=10_000), 100_000)
+    runs = [num_runs(ids[start : start + 10_000], IMAGENET_1K) for start in range(0, 10**5, 10_000)]
+    assert max(runs) <= 17
+    assert min(runs) > 10  # and not one place either: windows are of many blocks
+
+
+def test_neighbours_are_separated() -> None:
+    """The mean distance of two that are shuffled in a window is a third of it."""
+    ids, _ = stream(ShuffledPlan(100_000, 1, seed=0, locality=1600), 100_000)
+    place = np.empty(100_000, int)
+    place[ids] = np.arange(100_000)
+    distance = np.abs(np.diff(place))
+    same_window = distance < 1600
+    assert np.mean(same_window) > 0.95
+    assert np.mean(distance[same_window]) == pytest.approx(1600 / 3, rel=0.03)
+    # Two neighbours meet in a batch of 64 as rarely as any two samples of a window do.
+    assert np.mean(np.diff(place // 64) == 0) == pytest.approx(64 / 1600, rel=0.1)
+
+
+@pytest.mark.parametrize("locality", [1, 7, 48, 200, 1000])
+def test_no_sample_has_a_place_of_its_own(locality: int) -> None:
+    """Over epochs the first and last draws, and the places of three ids, are uniform."""
+    num_samples, epochs = 203, 4000
+    ids, _ = stream(ShuffledPlan(num_samples, 1, 5, locality), num_samples * epochs)
+    table = ids.reshape(epochs, num_samples)
+    place = np.argsort(table, axis=1)
+    for column in (table[:, 0], table[:, 101], table[:, -1], place[:, 0], place[:, 202]):
+        assert chisquare(np.bincount(column, minlength=num_samples)).pvalue > 1e-4
+
+
+def test_blocks_meet_others_in_every_epoch() -> None:
+    """Of the samples that share a window with sample 0, few do so again in the next epoch."""
+    plan = ShuffledPlan(16_000, 16_000, seed=0, locality=800)
+    company = []
+    for epoch in range(2):
+        ids = plan.batch(epoch)
+        start = int(np.flatnonzero(ids == 0)[0]) // 800 * 800
+        company.append(set(ids[start : start + 800].tolist()))
+    assert len(company[0] & company[1]) < 250  # two blocks of 50 by itself, the rest by chance
+
+
+# --- weights ---
+
+
+@pytest.mark.parametrize("locality", [0, 40])
+@pytest.mark.parametrize(
+    ("sizes", "draws"),
+    [((100,), (100,)), ((100, 7, 33), (200, 4, 50)), ((1, 60), (90, 30)), ((50, 50), (25, 100))],
+)
+def test_each_part_is_seen_pass_by_pass(
+    sizes: tuple[int, ...], draws: tuple[int, ...], locality: int
+) -> None:
+    total, epochs = sum(draws), 12
+    plan = WeightedPlan(sizes, draws, total, 0, locality)
+    assert plan.epoch_samples == total
+    ids, visits = stream(plan, total * epochs)
+    part = np.searchsorted(np.cumsum(sizes), ids, side="right")
+    for epoch in range(epochs):
+        inside = part[epoch * total : (epoch + 1) * total]
+        assert np.bincount(inside, minlength=len(sizes)).tolist() == list(draws)
+    first = 0
+    for number, (size, count) in enumerate(zip(sizes, draws, strict=True)):
+        seen = Counter(visits[part == number].tolist())
+        whole, rest = divmod(count * epochs, size)
+        assert [seen[visit] for visit in range(whole)] == [size] * whole
+        assert seen[whole] == rest
+        for visit in range(whole):
+            of_pass = ids[(part == number) & (visits == visit)]
+            assert sorted(of_pass.tolist()) == list(range(first, first + size))
+        first += size
+
+
+def test_passes_of_a_part_differ_and_parts_are_mixed() -> None:
+    plan = WeightedPlan((500, 500), (500, 1500), 2000, seed=0)
+    ids, visits = stream(plan, 4000)
+    orders = [ids[(ids >= 500) & (visits == visit)].tolist() for visit in range(6)]
+    assert len({tuple(order) for order in orders}) == 6
+    of_first_part = ids[:2000] < 500
+    # A quarter of every stretch of 200: 50, give or take five standard deviations.
+    assert np.all(np.abs(of_first_part.reshape(10, 200).sum(axis=1) - 50) < 5 * 6.1)
+
+
+def test_weights_of_one_part_keep_neighbours_together() -> None:
+    """With a locality a window of a weighted order too reads few places."""
+    plan = WeightedPlan((20_000, 30_000), (20_000, 15_000), 1, seed=0, locality=1600)
+    ids, _ = stream(plan, 35_000)
+    for start in range(0, 35_000, 1600):
+        # 16 blocks of draws, each of up to two blocks of 100 samples, or three at a border.
+        assert num_runs(ids[start : start + 1600], 50_000) <= 3 * 16
+
+
+# --- resampling ---
+
+
+def test_every_sample_is_drawn_alike() -> None:
+    """Also where shards are of unequal length, 10 to 300, and in shares of the parts."""
+    count = 1_300_000
+    ids, _ = stream(ENDLESS["resampled"], count)
+    share = np.bincount(ids, minlength=1000) / count
+    assert share[:600].sum() == pytest.approx(12 / 13, rel=0.01)
+    # Draws come in runs of 10, so their number scatters as that of runs does.
+    for part in (slice(0, 600), slice(600, 1000)):
+        runs = np.bincount(ids, minlength=1000)[part] / 10
+        z = (runs - runs.mean()) / np.sqrt(runs.mean())
+        assert np.abs(z).max() < 5
+        assert np.mean(z**2) < 1.5
+
+
+def test_draws_are_with_replacement() -> None:
+    """In an epoch of single draws a share of 1/e of the samples is missed."""
+    plan = ResampledPlan((20_000,), (20_000,), np.array([0, 20_000]), 1, 20_000, seed=0)
+    counts = np.bincount(plan.batch(0), minlength=20_000)
+    assert np.mean(counts == 0) == pytest.approx(np.exp(-1), rel=0.03)
+    assert np.mean(counts == 2) == pytest.approx(np.exp(-1) / 2, rel=0.05)
+    assert counts.tolist() != np.bincount(plan.batch(1), minlength=20_000).tolist()
+
+
+def test_a_window_is_runs_of_neighbours_inside_shards() -> None:
+    shards = np.array([0, 100, 900, 1700, 10**6])
+    plan = ResampledPlan((10**6,), (10**6,), shards, 64, 5120, seed=0)
+    for window in range(20):
+        ids = plan.batch(window)
+        assert num_runs(ids, 10**6) <= 80 + 3  # a run may go on at its shard's beginning
+        shard = np.searchsorted(shards, ids, side="right")
+        assert all(count % 64 == 0 for count in np.bincount(shard))
+        assert np.mean(np.abs(np.diff(ids)) == 1) < 0.02  # shuffled
+
+
+def test_a_shard_is_drawn_in_proportion_to_its_samples() -> None:
+    shards = np.array([0, 100, 1000, 2000])
+    plan = ResampledPlan((2000,), (2000,), shards, 100, 5100, seed=0)
+    ids = np.concatenate([plan.batch(step) for step in range(400)])
+    runs = np.bincount(np.searchsorted(shards, ids, side="right") - 1) / 100
+    expected = np.diff(shards) / 2000 * runs.sum()
+    assert chisquare(runs, expected).pvalue > 1e-3
+
+
+# Pinned on purpose, as `test_the_order_never_changes`.
+def test_the_other_orders_never_change() -> None:
+    assert {name: plan.batch(30)[:6].tolist() for name, plan in ENDLESS.items()} == {
+        "shuffled": [399, 388, 652, 224, 79, 484],
+        "local": [663, 39, 44, 928, 409, 125],
+        "weighted": [360, 729, 378, 327, 383, 127],
+        "weighted and local": [582, 595, 514, 243, 218, 118],
+        "resampled": [384, 916, 275, 267, 119, 186],
+    }
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ShuffledPlan(IMAGENET_21K, 4096, seed=0, locality=100_000),
+        WeightedPlan((IMAGENET_21K, IMAGENET_1K), (IMAGENET_21K, 10**7), 4096, seed=0),
+        ResampledPlan(
+            (IMAGENET_21K,),
+            (IMAGENET_21K,),
+            np.linspace(0, IMAGENET_21K, 14_198, dtype=int),
+            64,
+            global_batch=4096,
+            seed=0,
+        ),
+    ],
+)
+def test_no_order_allocates_anything_of_the_size_of_the_data_set(plan: EndlessPlan) -> None:
+    tracemalloc.start()
+    try:
+        plan.batch(123_456_789)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 4_000_000

@@ -285,7 +285,7 @@ def test_a_broken_last_line_is_dropped(
 
 
 def train_on(
-    world: World, digits: Path, folder: Path, die_at: int | None
+    world: World, config: RunConfig, folder: Path, die_at: int | None
 ) -> list[tuple[int, list[int]]]:
     """The ids that this rank updated with, step by step; they are written down as they come."""
     update = TrainStep.__call__
@@ -301,7 +301,7 @@ def train_on(
         return update(self, batch, step, lr)
 
     TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
-    trainyard_run._train(recipe(digits), RunDirectory(folder), world, Console(quiet=True))
+    trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
     return seen
 
 
@@ -332,7 +332,7 @@ def noted(folder: Path) -> dict[int, list[int]]:
 def two_ranks(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an uninterrupted run of two ranks and what they saw."""
     folder = tmp_path_factory.mktemp("two-ranks")
-    spawn(train_on, 2, digits, folder / "run", None)
+    spawn(train_on, 2, recipe(digits), folder / "run", None)
     return folder
 
 
@@ -341,7 +341,7 @@ def two_killed(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, killed in step 14, after the checkpoint of step 10."""
     folder = tmp_path_factory.mktemp("two-killed")
     with pytest.raises(AssertionError):
-        spawn(train_on, 2, digits, folder / "run", 13)
+        spawn(train_on, 2, recipe(digits), folder / "run", 13)
     return folder
 
 
@@ -350,7 +350,7 @@ def test_two_ranks_go_on_as_another_number(
     size: int, two_ranks: Path, two_killed: Path, digits: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(two_killed / "run", tmp_path / "run", symlinks=True)
-    resumed = interleaved(spawn(train_on, size, digits, tmp_path / "run", None))
+    resumed = interleaved(spawn(train_on, size, recipe(digits), tmp_path / "run", None))
     before = noted(two_killed)
     assert list(before) == list(range(13))
     assert list(resumed) == list(range(10, NUM_STEPS))

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="of a run, its best checkpoint")
-    parser.add_argument("--data", metavar="LOCATION", help="other validation data")
+    parser.add_argument(
+        "--data", metavar="LOCATION", action="append", help="other validation data, also several"
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(run_command=evaluate)
 
@@ -25,6 +27,8 @@ def evaluate(options: argparse.Namespace) -> int:
 
     run_folder, checkpoint = _find_checkpoint(Path(options.target))
     config = load_recipe(str(run_folder / "recipe.toml"))
+    here = config.data.model_copy(update={"stage": None})  # that was a folder of other nodes
+    config = config.model_copy(update={"data": here})
     if options.data is not None:
         config = _with_validation_data(config, options.data)
     world = discover()
@@ -43,10 +47,11 @@ def evaluate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _with_validation_data(config: "RunConfig", location: str) -> "RunConfig":
-    from trainyard.data.splits import find_splits
+def _with_validation_data(config: "RunConfig", locations: list[str]) -> "RunConfig":
+    from trainyard.data.merge import validation_splits
 
-    val = {"val": find_splits(location).get("val", location)}
+    found = validation_splits(locations)
+    val = {"val": found[0] if len(found) == 1 else tuple(found)}
     return config.model_copy(update={"data": config.data.model_copy(update=val)})
 
 

@@ -19,7 +19,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def launch_local(options: argparse.Namespace) -> int:
     config_of(options)  # a mistake is told once, before anything starts
     arguments = ["train", options.recipe, "--run", str(run_folder(options))]
-    arguments += ["--data", options.data] if options.data is not None else []
+    arguments += [word for location in options.data or () for word in ("--data", location)]
     arguments += ["--json"] if options.json else []
     arguments += [f"--{key}={text}" for key, text in options.overrides.items()]
     if options.dry_run:

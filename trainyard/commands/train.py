@@ -18,7 +18,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
-    parser.add_argument("--data", metavar="LOCATION", help="a data set with train and val data")
+    parser.add_argument(
+        "--data",
+        metavar="LOCATION",
+        action="append",
+        help="a data set with train and val data; of several, given one by one, train data is "
+        "enough for all but one",
+    )
     parser.add_argument("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.epilog = (
@@ -45,12 +51,12 @@ def train(options: argparse.Namespace) -> int:
 def config_of(options: argparse.Namespace) -> "RunConfig":
     """The recipe with the command line's overrides."""
     from trainyard.config import load_recipe
-    from trainyard.data.splits import train_and_val
+    from trainyard.data.merge import merged_splits
 
     overrides = dict(options.overrides)
     if options.data is not None:
         overrides |= {
-            f"data.{split}": place for split, place in train_and_val(options.data).items()
+            f"data.{split}": place for split, place in merged_splits(options.data).items()
         }
     return load_recipe(options.recipe, overrides)
 

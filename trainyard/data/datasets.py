@@ -1,6 +1,7 @@
 """From the [data] and [augment] sections of a recipe to feeds of batches."""
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
 from trainyard.data.feed import Feed
 from trainyard.data.index import Index, check_same_classes, load_index
-from trainyard.data.indexing import Progress, open_index
-from trainyard.data.loader import DataConfig, Loader, LoaderSpec
-from trainyard.data.plan import OnePassPlan, ShuffledPlan
+from trainyard.data.indexing import Progress
+from trainyard.data.loader import DataConfig, Loader, LoaderSpec, Locations
+from trainyard.data.merge import open_merged
+from trainyard.data.plan import OnePassPlan, Plan
 from trainyard.errors import DataError, RecipeError
 from trainyard.world import World, cores_per_rank, gather, in_turns, together
 
@@ -28,28 +30,52 @@ class Datasets:
 
 def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datasets:
     """The indices of the recipe's data, whose classes are the same."""
-    data = Datasets(
-        open_split(config.train, "data.train", world, progress),
-        open_split(config.val, "data.val", world, progress),
-    )
+    train = open_split(config.train, "data.train", world, progress)
+    return Datasets(train, open_validation(config, train.classes, world, progress))
+
+
+def open_validation(
+    config: DataConfig, classes: Sequence[str], world: World, progress: Progress
+) -> Index:
+    """The index of the validation data, of the same classes as the training data.
+
+    Where that was merged, the parts with validation data may lack classes of the others.
+    """
+    known = None if isinstance(config.train, str | None) else classes
+    val = open_split(config.val, "data.val", world, progress, known=known)
     with together(world):
-        check_same_classes(
-            data.train.classes, data.val.classes, config.val or "", has_names=data.val.has_names
-        )
-    return data
+        check_same_classes(classes, val.classes, description(config.val), has_names=val.has_names)
+    return val
 
 
-def open_split(location: str | None, key: str, world: World, progress: Progress) -> Index:
+def description(locations: Locations | None) -> str:
+    return " and ".join(_listed(locations or ()))
+
+
+def _listed(locations: Locations) -> tuple[str, ...]:
+    return (locations,) if isinstance(locations, str) else locations
+
+
+def open_split(
+    locations: Locations | None,
+    key: str,
+    world: World,
+    progress: Progress,
+    *,
+    known: Sequence[str] | None = None,
+) -> Index:
     """The index of a location on every rank; the first rank makes it, or checks the saved one.
+
+    Several locations are merged; for `known` see `open_merged`.
 
     The others take the first one's word for it: a thousand ranks that look whether a thousand
     folders have changed are a load on a file server. Only where they cannot see its file, in a
     cache on another node, do they make their own.
     """
-    if location is None:
+    if locations is None:
         raise RecipeError(f"{key} is not set: pass --data LOCATION, or --{key} LOCATION")
     with together(world):
-        first = open_index(location, progress) if world.is_first else None
+        first = open_merged(_listed(locations), known, progress) if world.is_first else None
     found = gather(world, None if first is None else (first.path, first.fingerprint))[0]
     assert found is not None
     path, fingerprint = found
@@ -57,11 +83,11 @@ def open_split(location: str | None, key: str, world: World, progress: Progress)
     def same_index() -> Index:
         index = first or load_index(path)
         if index is None or index.fingerprint != fingerprint:
-            index = open_index(location, progress)
+            index = open_merged(_listed(locations), known, progress)
         if index.fingerprint != fingerprint:
             raise DataError(
-                f"{location}: {socket.gethostname()} holds other data there than the first rank's "
-                "node (other files, sizes or classes)"
+                f"{description(locations)}: {socket.gethostname()} holds other data there than "
+                "the first rank's node (other files, sizes or classes)"
             )
         return index
 
@@ -80,11 +106,11 @@ class Feeds:
     world: World
     device: torch.device
 
-    def train(self, index: Index, start: int, stop: int) -> Feed:
-        """Shuffled and augmented, from one step to another."""
+    def train(self, index: Index, plan: Plan, start: int, stop: int) -> Feed:
+        """Augmented, in the order of a plan, from one step to another."""
         augment = self.augment
         spec = LoaderSpec(
-            plan=ShuffledPlan(len(index), self.global_batch, self.seed),
+            plan=plan,
             crop=RandomResizedCrop(self.seed, augment.scale, augment.ratio, augment.flip),
             image_size=self.data.image_size,
             start=start,
@@ -113,6 +139,8 @@ class Feeds:
             "rank": self.world.rank,
             "size": self.world.size,
             "threads": self.data.threads or cores_per_rank(self.world),
+            "stage": self.data.stage,
+            "stage_gb": self.data.stage_gb,
         }
 
     def _feed(self, index: Index, spec: LoaderSpec) -> Feed:

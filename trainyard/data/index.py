@@ -7,10 +7,10 @@ fourteen million, and all ranks of a node share the pages.
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,12 +24,20 @@ _ALIGN = 64  # bytes
 Columns = dict[str, NDArray[Any]]
 
 
+class Chunks(NamedTuple):
+    """A column that is written piece by piece."""
+
+    dtype: np.dtype[Any]
+    rows: int
+    pieces: Iterable[NDArray[Any]]
+
+
 @dataclass(frozen=True)
 class Index:
     """A data set as a table. `len` is its number of samples; ids are row numbers."""
 
     root: str
-    """The folder, or URL of one, that the file names are relative to."""
+    """The folder, or URL of one, that the file names are relative to; "" if they are absolute."""
     format: str
     classes: tuple[str, ...]
     """Names by number; the numbers themselves where the data stores no names."""
@@ -46,6 +54,8 @@ class Index:
     size: NDArray[np.int64]
     label: NDArray[np.int32]
     file_names: "StringColumn"
+    parts: tuple[int, ...] = ()
+    """Samples of each data set, lying one after another, if several have been merged."""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -109,7 +119,7 @@ def load_index(path: Path) -> Index | None:
         columns[name] = table[first + start : first + stop].view(dtype)
     names = StringColumn(columns.pop("file_name_text"), columns.pop("file_name_ends"))
     return Index(
-        root=header["root"] or str(path.parent),
+        root="" if header["root"] is None else header["root"] or str(path.parent),
         format=header["format"],
         classes=tuple(header["classes"]),
         has_names=header["has_names"],
@@ -117,6 +127,7 @@ def load_index(path: Path) -> Index | None:
         stamps=header["stamps"],
         fingerprint=header["fingerprint"],
         file_names=names,
+        parts=tuple(header.get("parts", ())),
         **columns,
     )
 
@@ -133,17 +144,23 @@ def _read_header(table: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
 def save_index(path: Path, header: dict[str, Any], columns: Columns) -> None:
     """Write an index; the header has root, format, classes, has_names and stamps."""
     header = header | {"fingerprint": _fingerprint(header["classes"], columns)}
+    write_index(path, header, {n: Chunks(c.dtype, len(c), [c]) for n, c in columns.items()})
+
+
+def write_index(path: Path, header: dict[str, Any], columns: dict[str, Chunks]) -> None:
+    """As `save_index`, without ever holding a whole column; the header has a fingerprint too."""
     layout, end = {}, 0
     for name, column in columns.items():
         start = _aligned(end)
-        end = start + column.nbytes
+        end = start + column.dtype.itemsize * column.rows
         layout[name] = (column.dtype.str, start, end)
     text = json.dumps(header | {"columns": layout}).encode()
     with atomic_write(path) as file:
         file.write(_MAGIC + len(text).to_bytes(8, "little") + text)
         for name, column in columns.items():
             file.seek(_aligned(16 + len(text)) + layout[name][1])
-            file.write(column.tobytes())
+            for piece in column.pieces:
+                file.write(piece.tobytes())
 
 
 def _aligned(offset: int) -> int:

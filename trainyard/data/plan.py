@@ -4,49 +4,194 @@ Nothing here knows ranks beyond a slice of positions, so the stream of ids is th
 world size, and the position of a run is one integer.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.keyed import fold, permute
+from trainyard.data.keyed import UInt64s, fold, mix, permute
 
 Ids = NDArray[np.int64]
 
+# Keep these uses of a seed independent of each other and of the crops, which are stream 1.
+_WINDOW_STREAM, _PASS_STREAM, _START_STREAM = 2, 3, 4
+_BLOCKS_PER_WINDOW = 16
+_RESAMPLING_WINDOW = 5120  # samples; about the shuffle buffer usual with WebDataset
+
 
 class Plan(Protocol):
-    """What the loader needs of an order."""
+    """What the loader needs of an order; plain data."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
 
     def batch(self, step: int, rank: int = 0, size: int = 1) -> Ids:
         """The ids that `rank` of `size` sees at `step`: element `rank::size` of the batch."""
 
     def epochs(self, step: int, rank: int = 0, size: int = 1) -> Ids:
-        """The epoch that each of those ids belongs to."""
+        """Which visit to its sample each of those is: no two visits have the same number."""
+
+
+class EndlessPlan(ABC):
+    """A stream of epochs cut into equal batches.
+
+    Batches run on across epoch borders, so none is short and no sample is dropped or repeated.
+    """
+
+    global_batch: int
+
+    @property
+    @abstractmethod
+    def epoch_samples(self) -> int:
+        """The length of an epoch in samples."""
+
+    @abstractmethod
+    def _ids(self, positions: Ids) -> Ids:
+        """The ids at places of the stream."""
+
+    @abstractmethod
+    def _visits(self, positions: Ids) -> Ids: ...
+
+    def batch(self, step: int, rank: int = 0, size: int = 1) -> Ids:
+        return self._ids(self._positions(step, rank, size))
+
+    def epochs(self, step: int, rank: int = 0, size: int = 1) -> Ids:
+        return self._visits(self._positions(step, rank, size))
+
+    def _positions(self, step: int, rank: int, size: int) -> Ids:
+        start = step * self.global_batch
+        return np.arange(start + rank, start + self.global_batch, size, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class ShuffledPlan:
-    """An endless stream of epochs, each a permutation of its own, cut into equal batches.
+class ShuffledPlan(EndlessPlan):
+    """Every sample once an epoch, and every epoch a permutation of its own.
 
-    Batches run on across epoch borders, so none is short and no sample is dropped or repeated.
+    With a locality of N samples it is one of blocks of neighbours, shuffled N samples at a time,
+    so that a stretch of training reads few places; without, one of all samples.
     """
 
     num_samples: int
     global_batch: int
     seed: int
+    locality: int = 0
 
-    def batch(self, step: int, rank: int = 0, size: int = 1) -> Ids:
-        positions = self._positions(step, rank, size)
-        keys = fold(self.seed, positions // self.num_samples)
-        return permute(positions % self.num_samples, keys, self.num_samples)
+    @property
+    def epoch_samples(self) -> int:
+        return self.num_samples
 
-    def epochs(self, step: int, rank: int = 0, size: int = 1) -> Ids:
-        return self._positions(step, rank, size) // self.num_samples
+    def _ids(self, positions: Ids) -> Ids:
+        epochs = self._visits(positions)
+        within = positions % self.num_samples
+        return _shuffled(within, epochs, self.num_samples, seed=self.seed, locality=self.locality)
 
-    def _positions(self, step: int, rank: int, size: int) -> Ids:
-        start = step * self.global_batch
-        return np.arange(start + rank, start + self.global_batch, size, dtype=np.int64)
+    def _visits(self, positions: Ids) -> Ids:
+        return positions // self.num_samples
+
+
+@dataclass(frozen=True)
+class WeightedPlan(EndlessPlan):
+    """Parts of a data set, lying one after another, each seen more or less often.
+
+    An epoch has a fixed number of draws of each part. The draws of a part, counted over all
+    epochs, go through it pass by pass, each a permutation of its own: within a pass every sample
+    of the part comes once.
+    """
+
+    sizes: tuple[int, ...]
+    """Samples of each part."""
+    draws: tuple[int, ...]
+    """How many samples of each part an epoch has."""
+    global_batch: int
+    seed: int
+    locality: int = 0
+
+    @property
+    def epoch_samples(self) -> int:
+        return sum(self.draws)
+
+    def _ids(self, positions: Ids) -> Ids:
+        part, draw = self._draws(positions)
+        ids = np.empty_like(positions)
+        first = 0
+        for number, size in enumerate(self.sizes):
+            mine = np.flatnonzero(part == number)
+            passes = draw[mine] // size
+            keys = _keys(self.seed, _PASS_STREAM, np.full_like(passes, number), passes)
+            within = draw[mine] % size
+            if self.locality:
+                ids[mine] = first + _permute_blocks(within, keys, size, _block(self.locality))
+            else:
+                ids[mine] = first + permute(within, keys, size)
+            first += size
+        return ids
+
+    def _visits(self, positions: Ids) -> Ids:
+        part, draw = self._draws(positions)
+        sizes: Ids = np.array(self.sizes)
+        return draw // sizes[part]
+
+    def _draws(self, positions: Ids) -> tuple[Ids, Ids]:
+        """The part at each position, and which of its draws that is, of all epochs."""
+        total = self.epoch_samples
+        epochs = positions // total
+        within = _shuffled(positions % total, epochs, total, seed=self.seed, locality=self.locality)
+        ends = np.cumsum(self.draws)
+        part = np.searchsorted(ends, within, side="right")
+        draws = np.array(self.draws)[part]
+        return part, epochs * draws + within - (ends[part] - draws)
+
+
+@dataclass(frozen=True, eq=False)
+class ResampledPlan(EndlessPlan):
+    """Runs of neighbours out of shards drawn with replacement, shuffled in windows of many runs.
+
+    What WebDataset's ResampledShards and a shuffle buffer do, but replayable. A shard is drawn in
+    proportion to its samples: by one of them, at which the run begins; at the shard's end it goes
+    on at its beginning. So every draw is uniform over the samples of its part.
+    """
+
+    sizes: tuple[int, ...]
+    """Samples of each part; see WeightedPlan."""
+    draws: tuple[int, ...]
+    """How many draws of an epoch are of each part, on average."""
+    shards: Ids
+    """The first id of each shard, and the number of samples."""
+    run: int
+    """Samples taken of a drawn shard; none has fewer."""
+    global_batch: int
+    seed: int
+
+    @property
+    def epoch_samples(self) -> int:
+        return sum(self.draws)
+
+    def _ids(self, positions: Ids) -> Ids:
+        length = _RESAMPLING_WINDOW // self.run * self.run
+        windows = positions // length
+        keys = _keys(self.seed, _WINDOW_STREAM, windows)
+        runs, step = np.divmod(
+            windows * length + permute(positions % length, keys, length), self.run
+        )
+        start = self._starts(runs)
+        shard = np.searchsorted(self.shards, start, side="right")
+        first, end = self.shards[shard - 1], self.shards[shard]
+        return first + (start - first + step) % (end - first)
+
+    def _visits(self, positions: Ids) -> Ids:
+        return positions  # one sample may come twice in an epoch, even in a batch
+
+    def _starts(self, runs: Ids) -> Ids:
+        """The id at which each run begins."""
+        keys = _keys(self.seed, _START_STREAM, runs)
+        draw = _remainder(keys, self.epoch_samples)
+        part = np.searchsorted(np.cumsum(self.draws), draw, side="right")
+        sizes: Ids = np.array(self.sizes)
+        first = np.cumsum(sizes) - sizes
+        return first[part] + _remainder(mix(keys), sizes[part])
 
 
 @dataclass(frozen=True)
@@ -67,3 +212,46 @@ class OnePassPlan:
 
     def epochs(self, step: int, rank: int = 0, size: int = 1) -> Ids:
         return np.zeros_like(self.batch(step, rank, size))
+
+
+# --- permutations of range(size) ---
+
+
+def _shuffled(positions: Ids, epochs: Ids, size: int, *, seed: int, locality: int) -> Ids:
+    """Where an epoch's permutation sends positions; see ShuffledPlan for the locality."""
+    keys = fold(seed, epochs)
+    if not locality:
+        return permute(positions, keys, size)
+    block = _block(locality)
+    length = locality // block * block  # of a window; of the last one, what is left
+    windows = positions // length
+    window_keys = _keys(seed, _WINDOW_STREAM, epochs, windows)
+    within = positions % length
+    is_last = windows == size // length
+    for some, length_here in ((~is_last, length), (is_last, size % length)):
+        within[some] = permute(within[some], window_keys[some], length_here)
+    return _permute_blocks(windows * length + within, keys, size, block)
+
+
+def _block(locality: int) -> int:
+    return max(1, locality // _BLOCKS_PER_WINDOW)
+
+
+def _permute_blocks(positions: Ids, keys: UInt64s, size: int, block: int) -> Ids:
+    """Permute blocks of neighbours as wholes, then turn range(size), as a ring, by any amount.
+
+    The short block at the end stays there; because of the turn it is another one under each key.
+    """
+    number, within = np.divmod(positions, block)
+    whole = np.flatnonzero(number < size // block)
+    number[whole] = permute(number[whole], keys[whole], size // block)
+    return (number * block + within + _remainder(mix(keys), size)) % size
+
+
+def _keys(seed: int, stream: int, *parts: Ids) -> UInt64s:
+    return fold(seed, np.full_like(parts[0], stream), *parts)
+
+
+def _remainder(words: UInt64s, size: int | Ids) -> Ids:
+    """Uniform numbers below `size`, which is far below 2**64."""
+    return (words % np.asarray(size, np.uint64)).astype(np.int64)

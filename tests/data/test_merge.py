@@ -1,0 +1,349 @@
+"""Several data sets as one."""
+
+import dataclasses
+import json
+import os
+import shutil
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.command_line import SHORT, Capture, complaint, run, shown
+from tests.data.test_order import write_shards
+from trainyard.data import merge
+from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.index import Index, load_index
+from trainyard.data.indexing import index_scan, open_index
+from trainyard.data.location import find_place
+from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
+from trainyard.data.merge import merged_splits, open_merged
+from trainyard.data.read import Reader
+from trainyard.errors import DataError
+
+Files = dict[str, bytes]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("TRAINYARD_CACHE", str(folder))
+    return folder
+
+
+def write(folder: Path, files: Files) -> str:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return str(folder)
+
+
+@pytest.fixture
+def pets(tmp_path: Path) -> str:
+    return write(tmp_path / "pets", {"dog/1.jpg": b"d1", "cat/ä.jpg": b"c1", "cat/2.jpg": b"c22"})
+
+
+@pytest.fixture
+def farm(tmp_path: Path) -> str:
+    return write(
+        tmp_path / "a" / "farm", {"cow/1.png": b"w1", "cat/1.png": b"f111", "ant/x.jpg": b"a"}
+    )
+
+
+def samples(index: Index) -> list[tuple[str, bytes]]:
+    """(class, content) of every sample, by id."""
+    reader = Reader(index)
+    return [(index.classes[index.label[n]], reader.read(n)) for n in range(len(index))]
+
+
+def named_shards(folder: Path, counts: list[int], names: tuple[str, ...]) -> str:
+    place = write_shards(folder, counts)
+    shards = tuple(Shard(f"train-{n:03d}.tar", count, 1, "") for n, count in enumerate(counts))
+    splits = {"train": Split(f"train-{{000..{len(counts) - 1:03d}}}.tar", shards)}
+    write_manifest(folder, Manifest("webdataset", names, splits))
+    return place
+
+
+# --- the table ---
+
+
+def test_samples_lie_one_after_another_and_classes_are_united(pets: str, farm: str) -> None:
+    merged = open_merged([pets, farm], None)
+    assert merged.classes == ("ant", "cat", "cow", "dog")
+    assert merged.has_names
+    assert merged.parts == (3, 3)
+    assert samples(merged) == samples(open_index(pets)) + samples(open_index(farm))
+    assert ("cat", b"c1") in samples(merged)
+    assert ("cat", b"f111") in samples(merged)
+
+
+def test_a_merged_index_is_a_file_for_the_loader_process(pets: str, farm: str, cache: Path) -> None:
+    merged = open_merged([pets, farm], None)
+    assert merged.path.parent == cache
+    loaded = load_index(merged.path)
+    assert loaded is not None
+    assert samples(loaded) == samples(merged)
+    assert (loaded.classes, loaded.parts) == (merged.classes, merged.parts)
+    assert loaded.fingerprint == merged.fingerprint
+
+
+def test_relative_locations(
+    pets: str, farm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    merged = open_merged(["pets", "a/farm"], None)
+    monkeypatch.chdir("/")
+    assert len(samples(merged)) == 6
+
+
+def test_formats_may_differ(pets: str, tmp_path: Path) -> None:
+    shards = named_shards(tmp_path / "shards", [2, 3], ("cat",))
+    merged = open_merged([shards, pets, shards], None)
+    assert merged.format == "folder and webdataset"
+    once = samples(open_index(shards))
+    assert samples(merged) == once + samples(open_index(pets)) + once
+    assert once[4] == ("cat", b"image 4")
+
+
+def test_urls_stay_whole(pets: str, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    rows = iter([FileRows("b/a.tar", [512], [5], [0])])
+    scan = Scan(find_place(str(tmp_path / "here")), "webdataset", ["cat"], (), rows)
+    here = index_scan(scan, tmp_path / "index")
+    parts = [open_index(pets), dataclasses.replace(here, root="http://host:1/x")]
+    merged = merge._save(tmp_path / "merged", parts, merge._header(parts, ["cat", "dog"]))
+    assert merged.locate(3) == ("http://host:1/x/b/a.tar", 512, 5)
+    assert merged.locate(0) == open_index(pets).locate(0)
+
+
+def test_one_location_is_not_merged(pets: str) -> None:
+    assert open_merged([pets], None).path == open_index(pets).path
+    assert open_merged([pets], ("cat", "dog")).path == open_index(pets).path
+
+
+def test_large_parts_are_copied_in_pieces(
+    pets: str, farm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = open_merged([farm, pets], None)
+    expected = samples(whole)
+    whole.path.unlink()
+    monkeypatch.setattr(merge, "_ROWS", 2)
+    assert samples(open_merged([farm, pets], None)) == expected
+
+
+def test_merging_needs_little_memory(tmp_path: Path) -> None:
+    """The columns of twice 300,000 images are 14 MB, and their names 50 MB."""
+    (tmp_path / "big").mkdir()
+    rows = (
+        FileRows(f"class/some-image-of-a-long-name-{n}.jpg", [0], [5], [0]) for n in range(300_000)
+    )
+    scan = Scan(find_place(str(tmp_path / "big")), "folder", ["class"], (), rows)
+    big = index_scan(scan, tmp_path / "big" / ".trainyard-index")
+    tracemalloc.start()
+    try:
+        merged = merge._save(tmp_path / "merged", [big, big], merge._header([big, big], ["class"]))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(merged) == 600_000
+    assert merged.locate(599_999) == big.locate(299_999) == merged.locate(299_999)
+    assert merged.locate(300_007)[0] == f"{tmp_path}/big/class/some-image-of-a-long-name-7.jpg"
+    print(f"peak {peak / 1e6:.1f} MB, file {merged.path.stat().st_size / 1e6:.1f} MB")
+    assert peak < 25_000_000
+
+
+# --- fingerprints ---
+
+
+def test_fingerprints_are_of_the_data_not_of_the_place(
+    pets: str, farm: str, tmp_path: Path
+) -> None:
+    copies = [shutil.copytree(place, tmp_path / "b" / Path(place).name) for place in (pets, farm)]
+    here, there = open_merged([pets, farm], None), open_merged([str(c) for c in copies], None)
+    assert here.path != there.path
+    assert here.fingerprint == there.fingerprint
+    assert open_merged([farm, pets], None).fingerprint != here.fingerprint
+    assert open_merged([pets, farm, farm], None).fingerprint != here.fingerprint
+    assert open_index(pets).fingerprint != here.fingerprint
+
+
+def test_a_changed_part_makes_another_index(pets: str, farm: str) -> None:
+    before = open_merged([pets, farm], None)
+    assert open_merged([pets, farm], None).fingerprint == before.fingerprint
+    write(Path(farm), {"dog/new.jpg": b"new"})
+    after = open_merged([pets, farm], None)
+    assert after.fingerprint != before.fingerprint
+    assert ("dog", b"new") in samples(after)
+
+
+def test_a_saved_merged_index_is_used_again(pets: str, farm: str) -> None:
+    inode = open_merged([pets, farm], None).path.stat().st_ino
+    assert open_merged([pets, farm], None).path.stat().st_ino == inode
+
+
+def test_a_touched_part_is_the_same_data_with_new_stamps(pets: str, tmp_path: Path) -> None:
+    shards = named_shards(tmp_path / "shards", [2, 3], ("cat",))
+    before = open_merged([pets, shards], None)
+    shard = f"{shards}/train-001.tar"
+    assert before.stamps[shard] == open_index(shards).stamps["train-001.tar"]
+    os.utime(shard, ns=(1, 2))
+    after = open_merged([pets, shards], None)
+    assert after.fingerprint == before.fingerprint
+    assert after.stamps[shard] == open_index(shards).stamps["train-001.tar"]
+    assert after.stamps != before.stamps
+
+
+def test_an_altered_shard_is_known_by_its_stamp(pets: str, tmp_path: Path) -> None:
+    """The reader is told what each file looked like, of a merged index too."""
+    shards = named_shards(tmp_path / "shards", [2, 3], ("cat",))
+    reader = Reader(open_merged([pets, shards], None))
+    shard = f"{shards}/train-001.tar"
+    assert reader._stamp_of(shard) == open_index(shards).stamps["train-001.tar"]
+
+
+# --- class names ---
+
+
+def test_bare_numbers_are_not_matched_with_names(pets: str, tmp_path: Path) -> None:
+    bare = write_shards(tmp_path / "bare", [3])
+    for places in ([pets, bare], [bare, pets]):
+        with pytest.raises(DataError, match="bare: numbers its classes without naming them"):
+            open_merged(places, None)
+    with pytest.raises(DataError, match="bare: numbers its classes without naming them"):
+        open_merged([bare], ("cat", "dog"))
+
+
+def test_bare_numbers_are_united_among_themselves(tmp_path: Path) -> None:
+    places = [write_shards(tmp_path / name, [3]) for name in ("a", "b")]
+    merged = open_merged(places, None)
+    assert (merged.classes, merged.has_names, merged.parts) == (("0",), False, (3, 3))
+
+
+def test_known_classes_number_the_labels(pets: str) -> None:
+    index = open_merged([pets], ("ant", "cat", "cow", "dog"))
+    assert index.classes == ("ant", "cat", "cow", "dog")
+    assert samples(index) == samples(open_index(pets))
+    unknown = open_merged([pets], ("ant", "cat"))
+    assert unknown.classes == ("cat", "dog")  # for the check against the known ones to refuse
+
+
+# --- which splits ---
+
+
+def split_set(folder: Path, classes: str, val: bool) -> str:
+    splits = ("train", "val") if val else ("train",)
+    return write(folder, {f"{split}/{c}/1.png": b"" for split in splits for c in classes})
+
+
+def test_train_parts_are_all_and_val_parts_those_there_are(tmp_path: Path) -> None:
+    a, b = split_set(tmp_path / "a", "x", True), split_set(tmp_path / "b", "y", False)
+    assert merged_splits([a]) == {"train": f"{a}/train", "val": f"{a}/val"}
+    assert merged_splits([b, a]) == {"train": [f"{b}/train", f"{a}/train"], "val": [f"{a}/val"]}
+    with pytest.raises(DataError, match=f"none of {b}, {b} has val data"):
+        merged_splits([b, b])
+    only_val = write(tmp_path / "c", {"val/x/1.png": b""})
+    with pytest.raises(DataError, match=f"{only_val}: has no train data"):
+        merged_splits([a, only_val])
+
+
+# --- training ---
+
+
+@pytest.fixture(scope="module")
+def halves(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The digits 0 to 5 with validation data, and 4 to 9 without."""
+    folder = tmp_path_factory.mktemp("halves")
+    for name, numbers, splits in (
+        ("low", "012345", ("train", "val")),
+        ("high", "456789", ("train",)),
+    ):
+        for split in splits:
+            for number in numbers:
+                (folder / name / split).mkdir(parents=True, exist_ok=True)
+                (folder / name / split / number).symlink_to(digits / split / number)
+    return [folder / "low", folder / "high"]
+
+
+def of(halves: list[Path]) -> list[str]:
+    return [word for half in halves for word in ("--data", str(half))]
+
+
+def test_train_go_on_and_evaluate(halves: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    train = ("train", "debug", *of(halves), "--run", tmp_path / "run", *SHORT)
+    once = ("--data.weights", "0.25,1", "--batch.size", "64")
+    shown(capsys, *train, *once, "--json")
+    low, high = (len(open_index(f"{half}/train")) for half in halves)
+    lines = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    (last,) = [line for line in lines if line["kind"] == "val"]
+    assert last["samples"] == 128
+    assert last["epoch"] == pytest.approx(128 / (round(0.25 * low) + high))
+    result = json.loads(shown(capsys, "evaluate", tmp_path / "run", "--json"))
+    assert result["samples"] == len(open_index(f"{halves[0]}/val"))
+    assert result["top1"] == last["top1"]
+    again = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves)[:2], "--json"))
+    assert again == result
+    both = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves), "--json"))
+    assert both == result  # the other has train data only
+    itself = ("--data", f"{halves[1]}/train")
+    more = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves), *itself, "--json"))
+    assert more["samples"] == result["samples"] + high
+    said = complaint(capsys, "evaluate", tmp_path / "run", *of(halves)[2:])
+    assert "high: no val data in it, but train data" in said
+    for other in (
+        ["--data.weights", "1,1"],
+        ["--data.locality", "64"],
+        ["--data.order", "resample"],
+    ):
+        said = complaint(capsys, *train, *once, *other)
+        assert f"{other[0][2:]}: " in said
+        assert "holds a run of another recipe" in said
+    said = complaint(capsys, *train[:2], *of(halves[::-1]), *train[6:], *once)
+    assert "the train data is not what the run" in said
+    recipe = tmp_path / "run" / "recipe.toml"
+    shown(capsys, "train", recipe, "--run", tmp_path / "run")  # as it stands
+
+
+def test_launch_hands_on_each_location(halves: list[Path], capsys: Capture) -> None:
+    line = shown(capsys, "launch", "local", "debug", *of(halves), "--dry-run")
+    assert " ".join(of(halves)) in line
+
+
+def test_weights_of_another_number(halves: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    train = ("train", "debug", *of(halves), "--run", tmp_path / "run", *SHORT)
+    said = complaint(capsys, *train, "--data.weights", "1,2,3")
+    assert "data.weights has 3 numbers, but data.train 2 locations" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_keys_take_a_list(halves: list[Path], tmp_path: Path) -> None:
+    train = json.dumps([f"{half}/train" for half in halves])
+    keys = ("--data.train", train, "--data.val", f"{halves[0]}/val", "--data.order", "resample")
+    assert run("train", "debug", *keys, "--run", tmp_path / "run", *SHORT, "--json") == 0
+
+
+def test_validation_data_of_a_class_that_training_lacks(
+    halves: list[Path], digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    train = json.dumps([f"{halves[0]}/train", f"{halves[0]}/train"])
+    keys = ("--data.train", train, "--data.val", digits / "val")
+    said = complaint(capsys, "train", "debug", *keys, "--run", tmp_path / "run", *SHORT)
+    assert "'6' is new" in said
+
+
+def test_an_unwritable_cache(
+    pets: str, farm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match="set TRAINYARD_CACHE to a writable folder"):
+        open_merged([pets, farm], None)
+
+
+def test_names_that_are_no_utf_8(tmp_path: Path, farm: str) -> None:
+    odd = write(tmp_path / "odd", {"cat/\udcff.jpg": b"odd"})
+    merged = open_merged([odd, farm], None)
+    assert samples(merged)[0] == ("cat", b"odd")
+    assert np.array_equal(merged.size[:1], [3])

@@ -1,0 +1,66 @@
+"""From the [data] keys of a recipe and an index to the order of training samples."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.index import Index
+from trainyard.data.loader import DataConfig
+from trainyard.data.plan import EndlessPlan, Ids, ResampledPlan, ShuffledPlan, WeightedPlan
+from trainyard.errors import RecipeError
+
+_MAX_RUN = 64  # samples read one after another from a drawn shard; 7 MB of ImageNet
+
+
+def training_plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> EndlessPlan:
+    """The order that a recipe asks for. RecipeError if its keys do not fit the data."""
+    sizes = index.parts or (len(index),)
+    common = {"global_batch": global_batch, "seed": seed}
+    if config.order == "resample":
+        if config.locality:
+            raise RecipeError(
+                f"data.locality = {config.locality} is for data.order = 'exact'; 'resample' reads "
+                "neighbouring samples in any case"
+            )
+        run, shards = _shards(index.file, sizes)
+        return ResampledPlan(sizes, _draws(config, sizes), shards, run, **common)
+    if config.weights is None:
+        return ShuffledPlan(len(index), **common, locality=config.locality)
+    return WeightedPlan(sizes, _draws(config, sizes), **common, locality=config.locality)
+
+
+def _draws(config: DataConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """How many samples of each part make an epoch."""
+    weights = config.weights or (1.0,) * len(sizes)
+    if len(weights) != len(sizes):
+        raise RecipeError(
+            f"data.weights has {len(weights)} numbers, but data.train {len(sizes)} locations: "
+            "write one number for each, in the same order"
+        )
+    draws = tuple(round(weight * size) for weight, size in zip(weights, sizes, strict=True))
+    if 0 in draws:
+        part = draws.index(0)
+        raise RecipeError(
+            f"data.weights: {weights[part]} times the {sizes[part]:,} samples of location "
+            f"{part + 1} is less than one: raise all weights alike, or leave it out"
+        )
+    return draws
+
+
+def _shards(file: NDArray[np.int32], sizes: tuple[int, ...]) -> tuple[int, Ids]:
+    """How many neighbours to read at a time, and the first ids of the shards, with the end.
+
+    Of files of one image, one, and no shards are told apart. A shard too short for a run counts
+    as one with its neighbour.
+    """
+    ends = np.cumsum(sizes).tolist()
+    files = [file[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    run = min(_MAX_RUN, *(len(part) // int(part[-1] - part[0] + 1) for part in files))
+    borders = [0]
+    for part, end in zip(files, ends, strict=True):
+        # The column's own type: searching it for another would convert, that is load, all of it.
+        later = np.arange(part[0] + 1, part[-1] + 1, dtype=file.dtype) if run > 1 else part[:0]
+        for start in (end - len(part) + np.searchsorted(part, later)).tolist():
+            if run <= start - borders[-1] and run <= end - start:
+                borders.append(start)
+        borders.append(end)
+    return run, np.array(borders)
