@@ -1,38 +1,47 @@
 """`trainyard data show`: what is in a data set."""
 
 import argparse
+import difflib
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.commands.data_index import add_location
 from trainyard.commands.printing import print_table, size
+from trainyard.errors import InputError
 
 if TYPE_CHECKING:
     from trainyard.data.index import Index
 
 _MAX_CLASSES = 25  # rows of a class table; more is for machines
+_EXTREMES = 10  # of more classes, so many of the largest and of the smallest
+_HEADERS = 1000  # images whose sides are looked at
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_location(parser)
+    sheet = parser.add_argument_group("contact sheet")
+    sheet.add_argument("--sheet", metavar="FILE.png", help="draw random images, with labels")
+    sheet.add_argument("--split", metavar="NAME", help="of this split; default: train")
+    sheet.add_argument("--class", metavar="NAME", dest="class_name", help="of this class alone")
+    sheet.add_argument("--rows", metavar="R", type=int, default=6, help="default: 6")
+    sheet.add_argument("--columns", metavar="C", type=int, default=8, help="default: 8")
+    sheet.add_argument("--seed", metavar="S", type=int, default=0, help="which ones; default: 0")
     parser.set_defaults(run_command=data_show)
 
 
 def data_show(options: argparse.Namespace) -> int:
-    found = {split: _describe(index) for split, index in open_splits(options.location).items()}
+    indices = open_splits(options.location)
+    if options.sheet is not None:
+        _draw_sheet(options, indices)
+    found = {split: _describe(index) for split, index in indices.items()}
     if options.json:
         print(json.dumps(next(iter(found.values())) if len(found) == 1 else found))
         return 0
-    rows = [_summary(split, about) for split, about in found.items()]
-    print_table(["data", "format", "samples", "size", "classes"], rows)
-    names = next(iter(found.values()))["classes"]
-    rows = []
-    for number, name in enumerate(names[:_MAX_CLASSES]):
-        counts = [f"{about['per_class'].get(name, 0):,}" for about in found.values()]
-        rows.append([str(number), name, *counts])
-    print_table(["number", "class", *found], rows)
-    if len(names) > _MAX_CLASSES:
-        print(f"and {len(names) - _MAX_CLASSES:,} classes more: --json lists them all")
+    _print_summary(found)
+    _print_classes(found)
+    if options.sheet is not None:
+        print(f"contact sheet in {options.sheet}")
     return 0
 
 
@@ -54,16 +63,93 @@ def open_splits(location: str) -> dict[str, "Index"]:
 def _describe(index: "Index") -> dict[str, Any]:
     import numpy as np
 
+    from trainyard.data.sheet import image_sides, random_samples
+
     counts = np.bincount(index.label, minlength=len(index.classes)).tolist()
+    sides = image_sides(index, random_samples(index, _HEADERS, seed=0))
     return {
         "format": index.format,
         "samples": len(index),
         "bytes": int(index.size.sum()),
+        "image_bytes": {
+            "min": int(index.size.min()),
+            "median": int(np.median(index.size)),
+            "max": int(index.size.max()),
+        },
+        "median_sides": np.median(sides, axis=0).astype(int).tolist() if len(sides) else None,
         "classes": list(index.classes),
         "per_class": dict(zip(index.classes, counts, strict=True)),
     }
 
 
-def _summary(split: str, about: dict[str, Any]) -> list[str]:
-    samples, classes = f"{about['samples']:,}", f"{len(about['classes']):,}"
-    return [split, about["format"], samples, size(about["bytes"]), classes]
+def _print_summary(found: dict[str, dict[str, Any]]) -> None:
+    rows = {
+        "format": [about["format"] for about in found.values()],
+        "samples": [f"{about['samples']:,}" for about in found.values()],
+        "classes": [f"{len(about['classes']):,}" for about in found.values()],
+        "size": [size(about["bytes"]) for about in found.values()],
+    }
+    for key, what in (("min", "smallest"), ("median", "median"), ("max", "largest")):
+        rows[f"{what} image"] = [size(about["image_bytes"][key]) for about in found.values()]
+    sides = [about["median_sides"] for about in found.values()]
+    rows["median width x height"] = [f"{two[0]} x {two[1]}" if two else "" for two in sides]
+    print_table(["data", *found], [[what, *values] for what, values in rows.items()])
+
+
+def _print_classes(found: dict[str, dict[str, Any]]) -> None:
+    first = next(iter(found.values()))
+    names = first["classes"]
+    numbers = list(range(len(names)))
+    if len(names) > _MAX_CLASSES:  # the largest and the smallest
+        numbers.sort(key=lambda number: -first["per_class"][names[number]])
+        numbers = [*numbers[:_EXTREMES], -1, *numbers[-_EXTREMES:]]
+    rows = []
+    for number in numbers:
+        name = "" if number < 0 else names[number]
+        counts = [f"{about['per_class'].get(name, 0):,}" for about in found.values()]
+        gap = ["", f"{len(names) - 2 * _EXTREMES:,} more", *("" for _ in found)]
+        rows.append(gap if number < 0 else [str(number), name, *counts])
+    print_table(["number", "class", *found], rows)
+    if len(names) > _MAX_CLASSES:
+        print(f"the largest and the smallest of {len(names):,} classes: --json lists them all")
+
+
+# --- the contact sheet ---
+
+
+def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> None:
+    from trainyard.data.sheet import contact_sheet, random_samples, save_sheet
+    from trainyard.data.source import without_login
+
+    path = Path(options.sheet)
+    if path.suffix.lower() != ".png":
+        raise InputError(f"--sheet {path}: a contact sheet is a PNG; name a file that ends in .png")
+    for name in ("rows", "columns"):
+        if not 1 <= getattr(options, name) <= 100:
+            raise InputError(f"--{name} {getattr(options, name)}: choose 1 to 100")
+    split = options.split or next(iter(indices))
+    if split not in indices:
+        raise InputError(f"{options.location}: has no split {split!r}, but {', '.join(indices)}")
+    index, name = indices[split], options.class_name
+    label = None if name is None else _class_number(index, name)
+    samples = random_samples(index, options.rows * options.columns, options.seed, label)
+    of = f"{len(index):,} images in {len(index.classes):,} classes"
+    if label is not None:
+        of = f"{int((index.label == label).sum()):,} images of class {name}"
+    about = (f"{len(samples)} of {of}", index.format, size(int(index.size.sum())))
+    title = (
+        f"{without_login(options.location)}  ·  {split}",
+        "  ·  ".join((*about, f"seed {options.seed}")),
+    )
+    try:
+        save_sheet(path, contact_sheet(index, samples, options.columns, title))
+    except OSError as error:
+        raise InputError(f"--sheet {path}: cannot be written ({error.strerror})") from None
+
+
+def _class_number(index: "Index", name: str) -> int:
+    if name in index.classes:
+        return index.classes.index(name)
+    near = difflib.get_close_matches(name, index.classes, 1)
+    meant = f"; did you mean {near[0]!r}?" if near else "; `trainyard data show` lists the classes"
+    raise InputError(f"--class {name}: no such class{meant}")

@@ -70,12 +70,13 @@ def _image_sizes(encoded: Sequence[bytes]) -> tuple[NDArray[np.int64], dict[int,
 def reference_image(content: bytes) -> Image.Image:
     """The whole image as RGB, by Pillow: grey, palette, CMYK and alpha are converted."""
     try:
-        return _open(content).convert("RGB")
+        return open_lazily(content).convert("RGB")
     except Exception as error:  # Pillow's plugins raise almost anything on damaged input
         raise BadImageError(_reason(content, error)) from None
 
 
-def _open(content: bytes) -> Image.Image:
+def open_lazily(content: bytes) -> Image.Image:
+    """The image with its header read and its pixels not; raises almost anything if damaged."""
     # By name, not whatever Pillow knows: it would hand an EPS to Ghostscript to run.
     return Image.open(io.BytesIO(content), formats=_FORMATS)
 
@@ -118,7 +119,7 @@ def _resize(
 
 def _size(content: bytes) -> tuple[int, int]:
     try:
-        width, height = _fast_size(content) or _open(content).size
+        width, height = _fast_size(content) or open_lazily(content).size
     except Exception as error:
         raise BadImageError(_reason(content, error)) from None
     if not 0 < width * height <= MAX_PIXELS:

@@ -1,0 +1,170 @@
+"""Contact sheets: the same everywhere, every tile where it belongs, damage shown as such."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageFont
+from sklearn.datasets import load_sample_images
+
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
+from trainyard.data.sheet import (
+    contact_sheet,
+    image_sides,
+    random_samples,
+    save_sheet,
+    shortened,
+)
+
+TITLE = ("photos  ·  train", "8 of 8 images")
+COLOURS = {"red": (220, 30, 30), "green": (20, 160, 40), "blue": (30, 40, 200)}
+
+
+@pytest.fixture(scope="module")
+def coloured(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Per class five plain images of its colour, as wide as they are not high, and one broken."""
+    root = tmp_path_factory.mktemp("coloured")
+    for name, colour in COLOURS.items():
+        (root / name).mkdir()
+        for number in range(5):
+            Image.new("RGB", (300, 100 + 20 * number), colour).save(root / name / f"{number}.png")
+    (root / "blue" / "5.png").write_bytes(b"this is not an image")
+    return open_index(str(root))
+
+
+def pixels(sheet: Image.Image) -> NDArray[np.int64]:
+    return np.asarray(sheet).astype(np.int64)
+
+
+def near(sheet: Image.Image, colour: tuple[int, int, int]) -> NDArray[np.bool_]:
+    """bool[height, width]: where the sheet has a colour."""
+    is_near: NDArray[np.bool_] = np.abs(pixels(sheet) - colour).sum(axis=2) < 12
+    return is_near
+
+
+# --- which samples ---
+
+
+def test_samples_are_random_and_the_same_everywhere(digits: Path) -> None:
+    index = open_index(str(digits / "train"))
+    samples = random_samples(index, 6, seed=0)
+    assert samples.tolist() == [221, 1002, 848, 1161, 61, 1378]  # on any machine
+    assert random_samples(index, 3, seed=0).tolist() == samples[:3].tolist()
+    assert random_samples(index, 6, seed=1).tolist() != samples.tolist()
+    everything = random_samples(index, 10_000, seed=0)
+    assert sorted(everything.tolist()) == list(range(1433))
+
+
+def test_samples_of_one_class(coloured: Index) -> None:
+    green = coloured.classes.index("green")
+    samples = random_samples(coloured, 100, seed=3, label=green)
+    assert sorted(samples.tolist()) == np.flatnonzero(coloured.label == green).tolist()
+    assert len(random_samples(coloured, 100, 3, label=17)) == 0
+
+
+# --- what a sheet looks like ---
+
+
+def test_every_tile_is_where_it_belongs(coloured: Index) -> None:
+    order = [int(np.flatnonzero(coloured.label == coloured.classes.index(n))[0]) for n in COLOURS]
+    sheet = contact_sheet(coloured, np.array(order), 2, TITLE)
+    assert 0.8e6 < sheet.width * sheet.height < 2e6
+    middles = []
+    for colour in COLOURS.values():
+        rows, columns = np.nonzero(near(sheet, colour))
+        # The whole image, 3 to 1, and nothing else.
+        height, width = np.ptp(rows) + 1, np.ptp(columns) + 1
+        assert len(rows) == height * width
+        assert width / height == pytest.approx(3, abs=0.05)
+        middles.append((rows.mean(), columns.mean()))
+    (red, green, blue) = middles
+    assert red[0] == green[0] < blue[0]  # rows of two
+    assert red[1] == blue[1] < green[1]
+
+
+def test_a_broken_image_is_crossed_out_with_its_reason(coloured: Index) -> None:
+    broken = 5  # blue comes first
+    assert coloured.locate(broken)[0].endswith("5.png")
+    good = contact_sheet(coloured, np.array([0]), 1, TITLE)
+    bad = contact_sheet(coloured, np.array([broken]), 1, TITLE)
+    red = (0xC6, 0x28, 0x28)
+    assert not near(good, red).any()
+    rows, columns = np.nonzero(near(bad, red))
+    assert np.ptp(rows) == np.ptp(columns)  # the frame of a square
+    top, left, side = rows.min(), columns.min(), np.ptp(rows)
+    on_diagonals = [near(bad, red)[top + at, left + at] for at in (5, side // 6, side - 5)]
+    assert all(on_diagonals)
+    # Something is written in the middle, where there is no cross.
+    middle = near(bad, red)[top + side // 2 - 20 : top + side // 2 + 20, left : left + side]
+    assert 50 < middle[:, side // 4 : -side // 4].sum() < 2000
+
+
+def test_the_classes_are_written_below(coloured: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other names make another sheet, and only below the tile."""
+    before = pixels(contact_sheet(coloured, np.array([0]), 1, TITLE))
+    renamed = Index(**vars(coloured) | {"classes": ("azure", "viridian", "crimson")})
+    after = pixels(contact_sheet(renamed, np.array([0]), 1, TITLE))
+    changed = np.flatnonzero((before != after).any(axis=(1, 2)))
+    tile = np.flatnonzero(near(contact_sheet(coloured, np.array([0]), 1, TITLE), (30, 40, 200)))
+    assert len(changed)
+    assert changed.min() > tile.max() // before.shape[1]
+
+
+def test_small_images_keep_their_pixels(digits: Path) -> None:
+    """Blown up, not blurred: as many shades as there were."""
+    index = open_index(str(digits / "train"))
+    sheet = pixels(contact_sheet(index, np.array([0]), 1, TITLE))
+    rows, columns = np.nonzero((sheet == 0).all(axis=2))
+    inside = sheet[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1, 0]
+    original = np.asarray(Image.open(index.locate(0)[0]))
+    assert set(np.unique(inside)) <= set(np.unique(original))
+
+
+def test_large_photographs_are_scaled_down(tmp_path: Path) -> None:
+    (tmp_path / "place").mkdir()
+    photo = Image.fromarray(load_sample_images().images[0])
+    photo.resize((4000, 500)).save(tmp_path / "place" / "wide.jpg")
+    sheet = contact_sheet(open_index(str(tmp_path)), np.arange(1), 8, TITLE)
+    tile = pixels(sheet)[88 : 88 + 400, 24 : 24 + 400]
+    is_ground = (tile == tile[0, 0]).all(axis=(1, 2))
+    assert 45 <= (~is_ground).sum() <= 55  # 400 x 50 of 4000 x 500
+    assert not is_ground[180:220].any()  # in the middle
+
+
+def test_names_are_shortened_to_fit() -> None:
+    font = ImageFont.load_default(14)
+    assert shortened("cat", font, 100) == "cat"
+    short = shortened("a very long name of a class", font, 100)
+    assert short.endswith("…")
+    assert short[:-1] == "a very long name of a class"[: len(short) - 1]
+    assert 70 < font.getlength(short) <= 100
+    assert shortened("new\nline", font, 100) == "new\ufffdline"
+
+
+def test_a_sheet_appears_whole_or_not_at_all(
+    coloured: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheet = contact_sheet(coloured, np.arange(8), 4, TITLE)
+    save_sheet(tmp_path / "sheet.png", sheet)
+    with Image.open(tmp_path / "sheet.png") as again:
+        assert again.format == "PNG"
+        assert (pixels(again) == pixels(sheet)).all()
+    with pytest.raises(OSError):
+        save_sheet(tmp_path / "missing" / "sheet.png", sheet)
+    assert [path.name for path in tmp_path.iterdir()] == ["sheet.png"]
+
+
+# --- sides ---
+
+
+def test_sides_come_from_headers(coloured: Index, tmp_path: Path) -> None:
+    sides = image_sides(coloured, np.arange(len(coloured)))
+    assert len(sides) == 15  # not the broken one
+    assert set(sides[:, 0].tolist()) == {300}
+    assert sorted(set(sides[:, 1].tolist())) == [100, 120, 140, 160, 180]
+    (tmp_path / "broken").mkdir()
+    shutil.copy(Path(coloured.root) / "blue" / "5.png", tmp_path / "broken")
+    assert image_sides(open_index(str(tmp_path)), np.arange(1)).shape == (0, 2)

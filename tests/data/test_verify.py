@@ -1,0 +1,484 @@
+"""Every kind of damage, made for real, is found and named; a whole data set passes."""
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from trainyard.data.augment import CentralCrop
+from trainyard.data.checks import MAX_LISTED, Check, Finding, Progress, checked
+from trainyard.data.indexing import build_index, open_index
+from trainyard.data.loader import Loader, LoaderSpec
+from trainyard.data.manifest import read_manifest, write_manifest
+from trainyard.data.pack import PackOptions, Selection, pack, shuffled
+from trainyard.data.plan import OnePassPlan
+from trainyard.data.verify import verify
+from trainyard.data.verify_images import same_bytes
+from trainyard.errors import DataError
+
+SIDE = 32  # pixels
+FORMATS = ("folder", "webdataset", "tfrecord", "hdf5")
+
+
+def square(number: int) -> Image.Image:
+    """A piece of a photograph, another for each number."""
+    picture = load_sample_images().images[number % 2]
+    left, top = 37 * number % 600, 29 * number % 380
+    return Image.fromarray(picture[top : top + SIDE, left : left + SIDE])
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """16 images to train on and 4 others, in two classes. Not to be written to."""
+    root = tmp_path_factory.mktemp("originals")
+    for number in range(20):
+        split = "val" if number >= 16 else "train"
+        folder = root / split / ("cat", "dog")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        square(number).save(folder / f"{number:02d}.jpg", quality=90)
+    return root
+
+
+@pytest.fixture
+def photos(originals: Path, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    without_index = shutil.ignore_patterns(".trainyard-*")
+    return Path(shutil.copytree(originals, tmp_path / "photos", ignore=without_index))
+
+
+def packed(originals: Path, destination: Path, form: str) -> Path:
+    """The images in two shards to train on and one other, with a manifest."""
+    splits = {name: shuffled(open_index(str(originals / name)), 1) for name in ("train", "val")}
+    options = PackOptions(
+        format=form, name="pets", shard_samples=8, shard_bytes=None, recode=None, workers=1
+    )
+    pack(splits, ("cat", "dog"), destination, options, about={})
+    return destination
+
+
+@contextmanager
+def silent(what: str, total: int | None) -> Iterator[Progress]:
+    yield lambda count: None
+
+
+def look(location: Path | str, *, deep: bool = False) -> dict[tuple[str, str], Check]:
+    checks = verify(str(location), deep=deep, workers=2, counters=silent)
+    found = {(check.data, check.name): check for check in checks}
+    assert len(found) == len(checks)
+    return found
+
+
+def wrong(found: dict[tuple[str, str], Check]) -> list[tuple[str, str, str]]:
+    """What is not ok: split, check, result."""
+    return [(*key, check.result) for key, check in found.items() if check.result != "ok"]
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0xFF
+    path.write_bytes(content)
+
+
+# --- what is whole ---
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_whole_data_set_passes(originals: Path, tmp_path: Path, form: str) -> None:
+    folder = packed(originals, tmp_path / form, form)
+    for split in ("train", "val"):
+        open_index({**_splits(folder)}[split])
+    found = look(folder, deep=True)
+    assert wrong(found) == []
+    names = {name for _, name in found}
+    assert {"structure", "checksums", "files", "index", "sizes", "labels", "balance"} < names
+    assert {"images", "oddities", "duplicates", "leakage", "classes"} < names
+    assert ("records" in names) == (form == "tfrecord")
+    assert found["train", "images"].about == "16 of 16 decode"
+    assert found["train", "oddities"].about == "16 JPEG RGB"
+    assert all(check.count == 0 for check in found.values())
+    # Without `deep` no image is decoded.
+    assert not {"images", "duplicates", "leakage"} & {name for _, name in look(folder)}
+
+
+def _splits(folder: Path) -> dict[str, str]:
+    from trainyard.data.splits import find_splits
+
+    return find_splits(str(folder))
+
+
+def test_parts_of_a_data_set(originals: Path, tmp_path: Path) -> None:
+    """Of a glob or a single shard, those named are looked at, with the checksums beside them."""
+    folder = packed(originals, tmp_path / "shards", "webdataset")
+    for location in (f"{folder}/pets-train-*.tar", folder / "pets-train-000001.tar"):
+        found = look(location)
+        assert wrong(found) == []
+        assert ("data", "checksums") in found
+    flip(folder / "pets-train-000001.tar", 1000)
+    assert look(folder / "pets-train-000000.tar")["data", "checksums"].result == "ok"
+    assert look(f"{folder}/pets-train-*.tar")["data", "checksums"].count == 1
+
+
+# --- shards ---
+
+
+def test_an_altered_shard(originals: Path, tmp_path: Path) -> None:
+    folder = packed(originals, tmp_path / "shards", "webdataset")
+    shard = folder / "pets-train-000001.tar"
+    index = open_index(str(shard))
+    flip(shard, int(index.offset[0] + index.size[0] // 2))  # within an image
+    found = look(folder)
+    assert wrong(found) == [("train", "checksums", "problem")]
+    [finding] = found["train", "checksums"].found
+    assert finding == Finding("its SHA-256 is not that of dataset.json", str(shard))
+
+
+@pytest.mark.parametrize("form", ["webdataset", "tfrecord", "hdf5"])
+def test_a_truncated_shard(originals: Path, tmp_path: Path, form: str) -> None:
+    folder = packed(originals, tmp_path / form, form)
+    shards = sorted(path for path in folder.rglob("*train*0000*") if path.is_file())
+    shard = next(path for path in shards if path.suffix != ".idx")
+    os.truncate(shard, shard.stat().st_size // 2)
+    found = look(folder, deep=True)
+    assert ("train", "structure", "problem") in wrong(found)
+    [finding] = found["train", "structure"].found
+    assert str(shard) in str(finding)
+    [finding] = found["train", "checksums"].found
+    assert (finding.file, "bytes instead of" in finding.what) == (str(shard), True)
+    # The other shard is looked at all the same, and not held against the index of both.
+    assert found["train", "images"].about == "8 of 8 decode"
+    assert ("train", "index") not in found
+
+
+def test_a_shard_that_is_no_archive_any_more(originals: Path, tmp_path: Path) -> None:
+    """Without a manifest, by its structure alone; of several all are named."""
+    folder = packed(originals, tmp_path / "shards", "webdataset")
+    (folder / "dataset.json").unlink()
+    broken = [folder / f"pets-train-00000{number}.tar" for number in (0, 1)]
+    for shard in broken:
+        flip(shard, 3)
+    found = look(folder)
+    assert wrong(found) == [("train", "structure", "problem")]
+    for finding, shard in zip(found["train", "structure"].found, broken, strict=True):
+        assert str(finding) == f"{shard}, byte 0: not a tar header (its checksum does not match)"
+    assert ("train", "sizes") not in found
+    assert found["val", "sizes"].result == "ok"
+
+
+def test_a_record_that_does_not_match_its_checksum(originals: Path, tmp_path: Path) -> None:
+    folder = packed(originals, tmp_path / "records", "tfrecord")
+    (folder / "dataset.json").unlink()
+    shard = folder / "train" / "train-00001-of-00002"
+    index = open_index(str(shard))
+    flip(shard, int(index.offset[0] + index.size[0] // 2))
+    found = look(folder)
+    assert wrong(found) == [("train", "records", "problem")]
+    [finding] = found["train", "records"].found
+    assert str(shard) in str(finding)
+
+
+def test_missing_and_other_files(originals: Path, tmp_path: Path) -> None:
+    folder = packed(originals, tmp_path / "shards", "webdataset")
+    gone, other = folder / "pets-train-000000.tar", folder / "pets-extra.tar"
+    gone.rename(other)
+    found = look(folder)
+    assert wrong(found) == [("train", "files", "problem"), ("train, val", "other files", "note")]
+    assert str(found["train", "files"].found[0]) == f"{gone}: listed in dataset.json, but not there"
+    assert found["train, val", "other files"].found[0].file == str(other)
+    assert found["train", "structure"].about == "1 file"
+    (folder / "pets-train-000001.tar").unlink()
+    with pytest.raises(DataError, match=r"pets-train-000000\.tar: no such file, nor any other"):
+        look(folder)
+
+
+def test_labels_beyond_the_class_list(originals: Path, tmp_path: Path) -> None:
+    folder = packed(originals, tmp_path / "shards", "webdataset")
+    manifest = read_manifest(str(folder))
+    assert manifest is not None
+    write_manifest(folder, dataclasses.replace(manifest, classes=("cat",)))
+    found = look(folder)
+    assert [key for key in wrong(found) if key[0] == "train"] == [("train", "structure", "problem")]
+    assert [str(finding) for finding in found["train", "structure"].found] == [
+        f"{folder}/pets-train-00000{number}.tar: {count} labels up to 1, but dataset.json names 1 "
+        "classes"
+        for number, count in enumerate(_dogs(folder))
+    ]
+
+
+def _dogs(folder: Path) -> list[int]:
+    shards = sorted(folder.glob("pets-train-*.tar"))
+    counts = []
+    for shard in shards:
+        alone = folder.parent / shard.stem / shard.name  # away from the manifest
+        alone.parent.mkdir()
+        shutil.copy(shard, alone)
+        counts.append(int((open_index(str(alone)).label == 1).sum()))
+    return counts
+
+
+# --- folders of images ---
+
+
+def test_a_packed_folder(originals: Path, tmp_path: Path) -> None:
+    """Its images have checksums too."""
+    folder = packed(originals, tmp_path / "folder", "folder")
+    changed, gone = folder / "train" / "cat" / "02.jpg", folder / "train" / "dog" / "05.jpg"
+    flip(changed, changed.stat().st_size - 20)
+    gone.unlink()
+    shutil.copy(originals / "val" / "cat" / "16.jpg", folder / "train" / "dog" / "extra.jpg")
+    found = look(folder)
+    assert wrong(found) == [
+        ("train", "checksums", "problem"),
+        ("train", "other files", "note"),
+    ]
+    assert sorted(map(str, found["train", "checksums"].found)) == [
+        f"{changed}: its SHA-256 is not the listed one",
+        f"{gone}: listed in dataset.json, but not there",
+    ]
+    [other] = found["train", "other files"].found
+    assert other.file == str(folder / "train" / "dog" / "extra.jpg")
+    listing = next((folder / "checksums").glob("val*"))
+    flip(listing, 5)
+    [finding] = look(folder)["val", "checksums"].found
+    assert finding.file == str(listing)
+
+
+# --- the index ---
+
+
+def test_an_index_that_no_longer_fits(photos: Path) -> None:
+    train = photos / "train"
+    build_index(str(train))
+    assert look(train)["data", "index"].result == "ok"
+    cat = train / "cat"
+    square(50).save(cat / "02.jpg", quality=60)  # in place: no folder changes
+    [changed, advice] = look(train)["data", "index"].found
+    assert str(changed) == f"{cat / '02.jpg'}: changed since it was indexed"
+    assert str(advice) == f"run `trainyard data index {train}`"
+    (cat / "04.jpg").unlink()
+    square(51).save(train / "dog" / "new.jpg")
+    (train / "fox").mkdir()
+    square(52).save(train / "fox" / "fox.jpg")
+    check = look(train)["data", "index"]
+    assert (check.result, check.count) == ("problem", 5)
+    assert [str(finding) for finding in check.found[:-1]] == [
+        "class 'fox' is new",
+        f"{cat / '04.jpg'}: gone since it was indexed",
+        f"{train / 'dog' / 'new.jpg'}: new since the index was made",
+        f"{train / 'fox' / 'fox.jpg'}: new since the index was made",
+        f"{cat / '02.jpg'}: changed since it was indexed",
+    ]
+    build_index(str(train))
+    assert look(train)["data", "index"].result == "ok"
+
+
+def test_a_shard_that_was_written_anew(originals: Path, tmp_path: Path) -> None:
+    folder = packed(originals, tmp_path / "shards", "webdataset")
+    (folder / "dataset.json").unlink()
+    location = _splits(folder)["train"]
+    build_index(location)
+    shutil.copy(folder / "pets-val-000000.tar", folder / "pets-train-000001.tar")
+    check = look(folder)["train", "index"]
+    assert (check.result, check.count) == ("problem", 1)
+    assert check.found[0].file == str(folder / "pets-train-000001.tar")
+
+
+# --- classes ---
+
+
+def test_classes_that_differ(photos: Path) -> None:
+    (photos / "val" / "dog").rename(photos / "val" / "eagle")
+    found = look(photos)
+    assert wrong(found) == [("train, val", "classes", "problem")]
+    [finding] = found["train, val", "classes"].found
+    assert "'eagle' is new, 'dog' is missing" in str(finding)
+
+
+def test_names_beside_bare_numbers(originals: Path, photos: Path, tmp_path: Path) -> None:
+    """Training takes them for the same, for want of names; whoever verifies ought to know."""
+    shards = packed(originals, tmp_path / "shards", "webdataset")
+    shutil.rmtree(photos / "val")
+    (photos / "val").mkdir()
+    shutil.copy(shards / "pets-val-000000.tar", photos / "val")
+    found = look(photos)
+    assert wrong(found) == [("train, val", "classes", "note")]
+    [finding] = found["train, val", "classes"].found
+    assert "train names its classes and val only numbers them" in str(finding)
+    assert "'cat'" in str(finding)
+
+
+def test_fewer_classes_in_val(originals: Path, tmp_path: Path) -> None:
+    splits = {}
+    for name in ("train", "val"):
+        index = open_index(str(originals / name))
+        ids = np.flatnonzero(index.label <= (name == "train"))
+        splits[name] = Selection(index, ids, index.label[ids])
+    options = PackOptions("webdataset", "pets", 100, None, None, 1)
+    pack(splits, None, tmp_path / "shards", options, about={})
+    found = look(tmp_path / "shards")
+    assert wrong(found) == [("train, val", "classes", "note")]
+    [finding] = found["train, val", "classes"].found
+    assert str(finding) == "train has 2 classes, labels in val go up to 0 only"
+
+
+def test_balance(photos: Path) -> None:
+    (photos / "train" / "empty").mkdir()
+    (photos / "val" / "empty").mkdir()
+    for number in range(30):
+        square(100 + number).save(photos / "train" / "cat" / f"more-{number}.jpg")
+    for path in list((photos / "train" / "dog").iterdir())[3:]:
+        path.unlink()
+    check = look(photos)["train", "balance"]
+    assert check.about == "0 to 38 images a class, median 3"
+    assert check.result == "note"
+    assert [str(finding) for finding in check.found] == [
+        "class 'dog' has 3 images",
+        "class 'empty' has 0 images",
+    ]
+
+
+# --- images ---
+
+
+@pytest.fixture
+def damaged(photos: Path) -> Path:
+    """With images that are bad, and others that are odd."""
+    cat = photos / "train" / "cat"
+    whole = (cat / "02.jpg").read_bytes()
+    (cat / "truncated.jpg").write_bytes(whole[: len(whole) - 100])
+    (cat / "header.jpg").write_bytes(whole[:20])
+    (cat / "empty.jpg").write_bytes(b"")
+    (cat / "text.jpg").write_text("404 not found\n")
+    square(60).convert("CMYK").save(cat / "cmyk.jpg")
+    square(61).save(cat / "png.JPEG", "PNG")
+    Image.fromarray(np.arange(900, dtype=np.uint16).reshape(30, 30)).save(cat / "deep.png")
+    square(62).resize((40, 3)).save(cat / "tiny.png")
+    return photos
+
+
+def test_bad_images_are_those_that_training_quarantines(damaged: Path) -> None:
+    found = look(damaged, deep=True)
+    check = found["train", "images"]
+    index = open_index(str(damaged / "train"))
+    spec = LoaderSpec(
+        plan=OnePassPlan(len(index), 8),
+        crop=CentralCrop(SIDE, 1.0),
+        image_size=SIDE,
+        interpolation="bicubic",
+        start=0,
+        stop=-(-len(index) // 8),
+        rank=0,
+        size=1,
+        threads=1,
+    )
+    with Loader(index, spec) as loader:
+        bad = {tuple(row) for batch in loader for row in batch.bad}
+    assert {(f.sample, f.file, f.offset, f.what) for f in check.found} == bad
+    assert (check.result, check.count, len(bad)) == ("problem", 4, 4)
+    names = {Path(finding.file).stem for finding in check.found}
+    assert names == {"truncated", "header", "empty", "text"}
+    [empty] = found["train", "sizes"].found
+    assert Path(empty.file).name == "empty.jpg"
+    assert found["val", "images"].result == "ok"
+
+
+def test_odd_images_are_noted(damaged: Path) -> None:
+    check = look(damaged, deep=True)["train", "oddities"]
+    assert check.result == "note"
+    assert {(Path(finding.file).name, finding.what) for finding in check.found} == {
+        ("cmyk.jpg", "CMYK instead of RGB"),
+        ("png.JPEG", "PNG in disguise: its name ends in .jpeg"),
+        ("deep.png", "more than 8 bits a channel, which training cuts off"),
+        ("tiny.png", "tiny: 40 x 3 pixels"),
+    }
+    assert check.about == "16 JPEG RGB, 2 PNG RGB, 1 JPEG CMYK, 1 PNG I;16"
+
+
+def test_a_huge_image(photos: Path) -> None:
+    Image.new("L", (8000, 6300)).save(photos / "val" / "cat" / "huge.png")
+    [finding] = look(photos / "val", deep=True)["data", "oddities"].found
+    assert finding.what == "huge: 8000 x 6300 pixels"
+
+
+def test_a_png_among_a_hundred_jpegs(photos: Path, tmp_path: Path) -> None:
+    """In a shard no name tells; that it is the only one does."""
+    cat = photos / "train" / "cat"
+    for number in range(100):
+        square(100 + number).save(cat / f"more-{number}.jpg")
+    square(99).save(cat / "png.jpg", "PNG")
+    shards = packed(photos, tmp_path / "shards", "webdataset")
+    found = look(shards, deep=True)["train", "oddities"]
+    assert [finding.what for finding in found.found] == ["a PNG RGB among JPEG RGB"]
+    assert found.found[0].file.endswith(".tar")
+    [sample] = [finding.sample for finding in found.found]
+    index = open_index(_splits(shards)["train"])
+    path, offset, size = index.locate(sample or 0)
+    assert Path(path).read_bytes()[offset : offset + size] == (cat / "png.jpg").read_bytes()
+
+
+# --- duplicates ---
+
+
+def test_duplicates_in_a_split_and_across(photos: Path) -> None:
+    train, val = photos / "train", photos / "val"
+    shutil.copy(train / "cat" / "02.jpg", train / "cat" / "again.jpg")
+    shutil.copy(train / "cat" / "02.jpg", train / "dog" / "wrong.jpg")
+    shutil.copy(val / "dog" / "17.jpg", val / "dog" / "again.jpg")
+    found = look(photos, deep=True)
+    assert wrong(found) == [("train", "duplicates", "note"), ("val", "duplicates", "note")]
+    first = train / "cat" / "02.jpg"
+    assert [str(finding) for finding in found["train", "duplicates"].found] == [
+        f"{train / 'cat' / 'again.jpg'}: the same bytes as {first}",
+        f"{train / 'dog' / 'wrong.jpg'}: the same bytes as {first}, but of class 'dog' instead of "
+        "'cat'",
+    ]
+    shutil.copy(train / "cat" / "04.jpg", val / "cat" / "leak.jpg")
+    check = look(photos, deep=True)["train, val", "leakage"]
+    assert (check.result, check.count) == ("problem", 1)
+    assert str(check.found[0]) == (
+        f"{val / 'cat' / 'leak.jpg'}: the same bytes as {train / 'cat' / '04.jpg'}"
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_same_bytes_against_the_plain_way(seed: int) -> None:
+    """Few different words, so that halves of hashes agree where the whole does not."""
+    hashes = np.random.default_rng(seed).integers(0, 8, (60, 2)).astype(np.uint64)
+    rows, firsts = same_bytes(hashes)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for row, pair in enumerate(hashes.tolist()):
+        if any(pair):  # zeros are those that could not be read
+            groups.setdefault(tuple(pair), []).append(row)
+    plain = {row: group[0] for group in groups.values() if len(group) > 1 for row in group}
+    assert dict(zip(rows.tolist(), firsts.tolist(), strict=True)) == plain
+    assert len(rows) == len(plain)
+
+
+def test_all_different_and_none() -> None:
+    for hashes in (np.arange(20, dtype=np.uint64).reshape(10, 2), np.zeros((4, 2), np.uint64)):
+        rows, firsts = same_bytes(hashes)
+        assert (len(rows), len(firsts)) == (0, 0)
+
+
+# --- what is said ---
+
+
+def test_a_flood_is_counted_and_not_listed() -> None:
+    many = (Finding("bad", sample=row) for row in range(10 * MAX_LISTED))
+    check = checked("train", "images", "", many, count=10 * MAX_LISTED)
+    assert (check.result, check.count, len(check.found)) == ("problem", 10**6, MAX_LISTED)
+    assert next(many).sample == MAX_LISTED  # the rest was never made
+
+
+def test_findings_as_text() -> None:
+    assert str(Finding("bad", "a.tar", 512, 3)) == "a.tar, byte 512: bad"
+    assert str(Finding("bad", "a.jpg", 0, 3)) == "a.jpg: bad"
+    assert str(Finding("a.tar: bad", "a.tar")) == "a.tar: bad"
+    assert json.loads(json.dumps(Finding("bad")._asdict()))["what"] == "bad"

@@ -1,0 +1,86 @@
+"""`trainyard data verify`: is a data set whole, and fit to train on?"""
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING
+
+from trainyard.commands.data_index import add_location
+from trainyard.commands.printing import print_table
+from trainyard.errors import InputError
+
+if TYPE_CHECKING:
+    from trainyard.data.checks import Check
+
+_MAX_LINES = 20  # findings of one check on a terminal
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_location(parser)
+    parser.description = (
+        "Check a data set. A problem makes training fail or its result wrong, and the exit code "
+        "2; a note is odd, but can be trained on."
+    )
+    parser.add_argument(
+        "--deep", action="store_true", help="decode every image and look for duplicates, too"
+    )
+    parser.add_argument("--workers", metavar="N", type=int, help="processes; default: all cores")
+    parser.set_defaults(run_command=data_verify)
+
+
+def data_verify(options: argparse.Namespace) -> int:
+    from functools import partial
+
+    from rich.console import Console
+
+    from trainyard.data.source import without_login
+    from trainyard.data.verify import verify
+    from trainyard.monitor.progress import counter
+
+    workers = options.workers
+    if workers is None:
+        workers = len(os.sched_getaffinity(0))
+    if workers < 1:
+        raise InputError(f"--workers {workers}: must be 1 or more")
+    counters = partial(counter, Console(stderr=True))
+    checks = verify(options.location, deep=options.deep, workers=workers, counters=counters)
+    if options.json:
+        print(without_login(json.dumps(_as_json(checks))))
+    else:
+        _print(checks)
+    return InputError.exit_code if any(check.result == "problem" for check in checks) else 0
+
+
+def _as_json(checks: "list[Check]") -> dict[str, object]:
+    rows = [vars(check) | {"found": [row._asdict() for row in check.found]} for check in checks]
+    return {"is_well": all(check.result != "problem" for check in checks), "checks": rows}
+
+
+def _print(checks: "list[Check]") -> None:
+    from trainyard.data.source import without_login
+
+    rows = [
+        [
+            check.data,
+            check.name,
+            check.result,
+            f"{check.count:,}" if check.count else "",
+            check.about,
+        ]
+        for check in checks
+    ]
+    print_table(["data", "check", "result", "found", "of"], rows)
+    for result in ("problem", "note"):
+        for check in (check for check in checks if check.result == result):
+            print(f"{result}: {check.data}: {check.name}")
+            for finding in check.found[:_MAX_LINES]:
+                print(f"  {without_login(str(finding))}")
+            if check.count > _MAX_LINES:
+                print(f"  and {check.count - _MAX_LINES:,} more: --json lists them")
+    problems = sum(check.count for check in checks if check.result == "problem")
+    notes = sum(check.count for check in checks if check.result == "note")
+    print(f"{_number(problems, 'problem')}, {_number(notes, 'note')}")
+
+
+def _number(count: int, what: str) -> str:
+    return f"{count or 'no'} {what}{'' if count == 1 else 's'}"

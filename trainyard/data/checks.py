@@ -1,0 +1,54 @@
+"""What a check of a data set says: one row of a table, and what it found."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, NamedTuple
+
+Result = Literal["ok", "note", "problem"]
+"""A note is odd but does no harm to training; a problem makes it fail or its result wrong."""
+
+Progress = Callable[[int], None]
+Counters = Callable[[str, int | None], AbstractContextManager[Progress]]
+"""What is being done and how many there are to do, to a function to be told the count so far."""
+
+MAX_LISTED = 100_000  # findings of one check; more is one and the same fault, and memory
+
+
+class Finding(NamedTuple):
+    what: str
+    file: str = ""  # path or URL
+    offset: int | None = None  # bytes
+    sample: int | None = None
+
+    def __str__(self) -> str:
+        place = f"{self.file}, byte {self.offset}" if self.offset else self.file
+        return f"{place}: {self.what}" if place and not self.what.startswith(place) else self.what
+
+
+@dataclass(frozen=True)
+class Check:
+    data: str  # the split, or several
+    name: str
+    result: Result
+    about: str
+    """What was looked at, with figures."""
+    count: int
+    """Findings, with those that are too many to list."""
+    found: Sequence[Finding]
+
+
+def checked(
+    data: str,
+    name: str,
+    about: str,
+    found: Iterable[Finding] = (),
+    *,
+    count: int | None = None,
+    otherwise: Result = "problem",
+) -> Check:
+    """A check that is ok if nothing is found, else `otherwise`; `count` if not all are listed."""
+    listed = list(islice(found, MAX_LISTED))
+    count = len(listed) if count is None else count
+    return Check(data, name, otherwise if count else "ok", about, count, listed)
