@@ -118,6 +118,8 @@ def resume(
     if path is not None:
         with together(world):
             checkpoint.load_checkpoint(state, path)
+            if path.parent.resolve() != folder.checkpoints.resolve():
+                state.last, state.best = {}, {}  # of another run, whose checkpoints are not here
             if world.is_first:
                 checkpoint.point_best(folder.checkpoints, state)
         replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"

@@ -265,12 +265,11 @@ def _watch(batch: Batch, count: int, *, quarantine: Quarantine, sinks: Sinks, to
     sinks.show_evaluation(count, total)
 
 
-def _save(world: World, folder: Path, state: TrainState, is_best: bool, *, keep: int) -> None:
+def _save(world: World, folder: Path, state: TrainState, *, keep: int) -> None:
     with together(world):
         if world.is_first:
-            path = checkpoint.save_checkpoint(state, folder, keep=keep)
-            if is_best:
-                checkpoint.point(folder / "best", path)
+            checkpoint.save_checkpoint(state, folder, keep=keep)
+            checkpoint.point_best(folder, state)
 
 
 def _report(

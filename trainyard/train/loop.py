@@ -45,7 +45,7 @@ class Training:
     quarantine: Quarantine
     report: Callable[[Report], None]
     evaluate: Callable[[], Evaluation]
-    save: Callable[[bool], None]  # told whether this is the best state so far
+    save: Callable[[], None]
     stop: Stop
     log_every: Due
     eval_every: Due
@@ -63,7 +63,8 @@ def train(run: Training) -> type[Stopped] | None:
     """
     state = run.state
     if evaluation_is_due(run):
-        save(run, is_best=evaluate(run))
+        evaluate(run)
+        save(run)
     while state.step < run.num_steps:
         with run.phase("data"):
             batch = next(run.feed)
@@ -79,7 +80,7 @@ def train(run: Training) -> type[Stopped] | None:
             run.report({"kind": "train", "step": state.step, "lr": lr, **run.meter.report()})
         is_best = not stopped and evaluation_is_due(run) and evaluate(run)
         if run.save_every.due(state.step) or is_best or is_last or stopped:
-            save(run, is_best=is_best)
+            save(run)
         if stopped:
             return stopped
     return None
@@ -104,7 +105,7 @@ def evaluate(run: Training) -> bool:
     return is_best
 
 
-def save(run: Training, *, is_best: bool) -> None:
+def save(run: Training) -> None:
     run.quarantine.exchange()  # going on from here, they would not be met again in this epoch
     with run.phase("save"), run.state.averager.consensus():
-        run.save(is_best)
+        run.save()
