@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from trainyard.commands import data, evaluate, launch, recipes, train
+from trainyard.data.source import without_login
 from trainyard.errors import InputError, Stopped, TrainyardError
 
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TrainyardError as error:
         # What all ranks know, the first one prints.
         if not error.is_shared or os.environ.get("RANK", "0") == "0":
-            print(f"trainyard: {error}", file=sys.stderr)
+            print(f"trainyard: {without_login(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print("trainyard: interrupted", file=sys.stderr)

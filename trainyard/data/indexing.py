@@ -16,7 +16,14 @@ from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index import Columns, Index, load_index, save_index
 from trainyard.data.location import Place, find_place
 from trainyard.data.manifest import manifest_of
-from trainyard.data.source import Stamp, is_remote, open_source
+from trainyard.data.remote_index import (
+    Stamps,
+    check_present,
+    fetch_index,
+    hide_password,
+    remote_stamps,
+)
+from trainyard.data.source import Stamp, is_remote
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
 
@@ -31,7 +38,13 @@ def open_index(location: str, progress: Progress = lambda _: None) -> Index:
         index = load_index(path)
         if index is not None and not _is_stale(index):
             return index
-    return build_index(location, progress)
+    return _fetch_index(location) or build_index(location, progress)
+
+
+def saved_index(location: str) -> Index | None:
+    """The saved index, even if the data has changed since; None if there is none."""
+    found = [load_index(path) for path in _saved_paths(find_place(location))]
+    return min((index for index in found if index is not None), key=_is_stale, default=None)
 
 
 def build_index(location: str, progress: Progress = lambda _: None) -> Index:
@@ -40,6 +53,8 @@ def build_index(location: str, progress: Progress = lambda _: None) -> Index:
     Of a file that holds several splits all are saved, since they are found in one scan.
     """
     place = find_place(location)
+    if is_remote(place.root):
+        check_present(place)
     headers, tables = _collect(formats.scan(place), progress)
     paths = {
         split: _save(replace(place, split=split or None), headers[split], table)
@@ -59,7 +74,7 @@ def index_scan(scan: Scan, path: Path, progress: Progress = lambda _: None) -> I
 def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[str, "_Table"]]:
     """The header and the table of each split in a scan, of which the place's own is one."""
     # Before the rows: a change while scanning must make this index stale, not pass unseen.
-    stamps = {name: _stamp(scan.place.root, name) for name in scan.watched}
+    stamps = _stamps(scan.place.root, scan.watched)
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
         raise DataError(_wrong_split(scan.place, [split for split in tables if split]))
@@ -139,9 +154,10 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
 
 def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
     """The names of the classes, if they are known, and labels that number them in sorted order."""
-    if scan.classes is None:
-        manifest = manifest_of(scan.place.root, scan.place.names)
-        known = manifest and manifest.classes
+    manifest = manifest_of(scan.place.root, scan.place.names)
+    known = manifest and manifest.classes
+    # The records of TFRecords name their own classes; of one without a record only this tells.
+    if not scan.classes or (known and known[: len(scan.classes)] == tuple(scan.classes)):
         highest = max((max(table.label) for table in tables.values()), default=0)
         if known and highest >= len(known):
             raise DataError(
@@ -161,11 +177,15 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
 # --- has the data changed? ---
 
 
-def _stamp(root: str, name: str) -> Stamp | None:
-    """What changes when a watched file or folder does; None if it is gone."""
+def _stamps(root: str, names: tuple[str, ...]) -> Stamps:
+    """What changes when a watched file or folder does; None for one that is gone."""
+    if is_remote(root):
+        return remote_stamps(root, names)
+    return {name: _local_stamp(root, name) for name in names}
+
+
+def _local_stamp(root: str, name: str) -> Stamp | None:
     path = os.path.join(root, name)
-    if is_remote(path):
-        return _remote_stamp(path)
     if name == ".":  # by its names: its time changes when the index is saved in it
         names = sorted(entry for entry in os.listdir(root) if not entry.startswith("."))
         return [hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()]
@@ -176,17 +196,8 @@ def _stamp(root: str, name: str) -> Stamp | None:
     return [stat.st_mtime_ns, stat.st_size]
 
 
-def _remote_stamp(url: str) -> Stamp | None:
-    try:
-        source = open_source(url)
-    except OSError:
-        return None
-    source.close()
-    return source.stamp
-
-
 def _is_stale(index: Index) -> bool:
-    return any(_stamp(index.root, name) != stamp for name, stamp in index.stamps.items())
+    return _stamps(index.root, tuple(index.stamps)) != index.stamps
 
 
 # --- where an index is saved ---
@@ -194,13 +205,37 @@ def _is_stale(index: Index) -> bool:
 
 def _saved_paths(place: Place) -> list[Path]:
     """Where the index of a place may lie: beside the data, else in the cache."""
-    location = f"{place.location}#{place.split}" if place.split else place.location
-    if is_remote(location):
-        return [cache_folder() / f"index-{_short_hash(location)}"]
-    pattern = os.path.relpath(location, place.root)
-    name = "index" if pattern == "." else f"index-{_short_hash(pattern)}"
-    cached = cache_folder() / f"index-{_short_hash(os.path.realpath(location))}"
-    return [Path(place.root) / f".trainyard-{name}", cached]
+    if is_remote(place.root):
+        return [_cached_path(place.location, place)]
+    beside = Path(place.root) / _name_beside(place)
+    return [beside, _cached_path(os.path.realpath(place.location), place)]
+
+
+def _cached_path(location: str, place: Place) -> Path:
+    return cache_folder() / f"index-{_short_hash(location + _suffix(place))}"
+
+
+def _name_beside(place: Place) -> str:
+    """The name of an index beside its data: the same on a server and where that has it from."""
+    pattern = os.path.relpath(place.location, place.root)
+    if is_remote(place.root):
+        pattern = place.location.removeprefix(f"{place.root}/")
+    if pattern == ".":
+        return ".trainyard-index"
+    return f".trainyard-index-{_short_hash(pattern + _suffix(place))}"
+
+
+def _suffix(place: Place) -> str:
+    return f"#{place.split}" if place.split else ""
+
+
+def _fetch_index(location: str) -> Index | None:
+    """The index that a server has beside its data."""
+    place = find_place(location)
+    if not is_remote(place.root):
+        return None
+    (path,) = _saved_paths(place)
+    return fetch_index(place, _name_beside(place), path)
 
 
 def _save(place: Place, header: Header, table: _Table) -> Path:
@@ -216,6 +251,7 @@ def _save(place: Place, header: Header, table: _Table) -> Path:
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         save_index(cached, header | {"root": root}, columns)
+        hide_password(cached, root)
         return cached
     except OSError as error:
         raise DataError(

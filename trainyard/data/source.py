@@ -1,6 +1,7 @@
 """A file to read by offset, wherever it lies: on a disk, behind HTTP, in an object store."""
 
 import os
+import re
 from typing import Protocol
 
 from trainyard.errors import DataError
@@ -56,9 +57,43 @@ def open_source(name: str) -> Source:
     """Open a path or URL. OSError if it is not there, DataError if the scheme is unknown."""
     if not is_remote(name):
         return LocalFile(name)
-    scheme = name.partition("://")[0]
-    raise DataError(f"{name}: files over {scheme}:// cannot be read")
+    match scheme := name.partition("://")[0].lower():
+        case "http" | "https":
+            from trainyard.data.http import HttpFile
+
+            return HttpFile(name)
+        case "s3" | "gs":
+            from trainyard.data.object_store import ObjectFile
+
+            return ObjectFile(name)
+    raise DataError(
+        f"{name}: {scheme}:// is not known; known are http://, https://, s3://, gs:// and paths"
+    )
+
+
+def open_indexed(name: str, stamp: Stamp | None) -> Source:
+    """Open a file to train from. DataError if a remote one is gone or is not the one indexed.
+
+    One file of a local folder may be missing; on a server it is a shard, or the whole data set.
+    """
+    if not is_remote(name):
+        return open_source(name)
+    try:
+        source = open_source(name)
+    except OSError as error:
+        raise DataError(f"{error}; it was there when it was indexed") from None
+    if stamp is not None and source.stamp != stamp:
+        raise DataError(
+            f"{source.name} has changed on the server since it was indexed; run `trainyard data "
+            "index` and start again"
+        )
+    return source
 
 
 def is_remote(name: str) -> bool:
     return "://" in name
+
+
+def without_login(text: str) -> str:
+    """A URL, or a text with one, as messages show it: without the user name and password."""
+    return re.sub(r"://[^/\s]*@", "://", text)

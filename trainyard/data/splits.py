@@ -12,7 +12,7 @@ from trainyard.errors import DataError
 
 # Names of a split's folder or part of its shards' names, the usual one first.
 _NAMES = {"train": ("train",), "val": ("val", "validation")}
-_SHARDS = ("*{}*.tar", "*{}*.h5", "*{}*.hdf5", "*{}*-of-*", "*{}*.tfrecord")
+_SHARDS = ("*{}*.tar", "*{}*.h5", "*{}*.hdf5", "*{}*-of-*", "*{}*.tfrecord", "*{}*.tfrecords")
 
 
 def train_and_val(location: str) -> dict[str, str]:

@@ -1,0 +1,70 @@
+"""Data for real servers."""
+
+import io
+import shutil
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services.servers import FaultyServer
+from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
+from trainyard.data.patience import _said
+from trainyard.files import sha256
+
+NUM_SHARDS = 4
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "30")
+    _said.clear()
+
+
+@pytest.fixture(scope="session")
+def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits as WebDataset shards with a manifest. Not to be written to."""
+    folder = tmp_path_factory.mktemp("shards")
+    classes = sorted(path.name for path in (digits / "train").iterdir())
+    splits = {}
+    for split, count in (("train", NUM_SHARDS), ("val", 1)):
+        images = sorted((digits / split).glob("*/*"), key=lambda path: path.name)
+        names = [f"digits-{split}-{number:06d}.tar" for number in range(count)]
+        listed = []
+        for number, name in enumerate(names):
+            part = images[number::count]
+            with tarfile.open(folder / name, "w") as tar:
+                for image in part:
+                    key = f"{image.parent.name}_{image.stem}".replace(".", "_")
+                    _add(tar, f"{key}{image.suffix}", image.read_bytes())
+                    _add(tar, f"{key}.cls", str(classes.index(image.parent.name)).encode())
+            path = folder / name
+            listed.append(Shard(name, len(part), path.stat().st_size, sha256(path)))
+        files = f"digits-{split}-{{000000..{count - 1:06d}}}.tar"
+        splits[split] = Split(files, tuple(listed))
+    write_manifest(folder, Manifest("webdataset", tuple(classes), splits))
+    return folder
+
+
+@pytest.fixture
+def own_shards(shards: Path, tmp_path: Path) -> Path:
+    """A copy of the shards, to be written to."""
+    return Path(shutil.copytree(shards, tmp_path / "own_shards"))
+
+
+@pytest.fixture
+def faulty(tmp_path: Path) -> Iterator[FaultyServer]:
+    folder = tmp_path / "faulty"
+    folder.mkdir()
+    server = FaultyServer(folder)
+    yield server
+    server.close()
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    tar.addfile(member, io.BytesIO(content))

@@ -1,0 +1,157 @@
+"""Web servers to test against: the nginx that we run, and a little one with chosen faults."""
+
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from trainyard.data.serve import _SEARCH, ServerOptions, serving
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# --- nginx ---
+
+
+class WebServer:
+    """The nginx that `trainyard data serve` runs, to be killed and started again."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.options = options
+        self.url = options.url.replace("NAME:PASSWORD@", "")
+        self._stack = ExitStack()
+        self._thread = ThreadPoolExecutor(1)  # lasts: nginx ends with the thread that started it
+        self.process: Any = None
+
+    def start(self) -> None:
+        context = serving(self.options)
+        self.process = self._thread.submit(self._stack.enter_context, context).result()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would have it, to the master and its workers."""
+        pid = self.process.pid
+        workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for process in (pid, *map(int, workers)):
+            os.kill(process, signal.SIGKILL)
+        self.stop()
+
+    def kill_and_start(self, down_s: float) -> threading.Thread:
+        """Kill it now; it comes back after a while, by another thread."""
+        self.kill()
+
+        def later() -> None:
+            time.sleep(down_s)
+            self.start()
+
+        thread = threading.Thread(target=later)
+        thread.start()
+        return thread
+
+    def stop(self) -> None:
+        self._stack.close()
+
+
+needs_nginx = pytest.mark.skipif(
+    shutil.which("nginx", path=_SEARCH) is None,
+    reason="needs nginx: tests/services/install.sh, or apt-get install nginx-light",
+)
+
+
+@contextmanager
+def web_server(folder: Path, **options: Any) -> Iterator[WebServer]:
+    server = WebServer(ServerOptions(folder=folder, port=free_port(), **options))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+# --- a server with faults that nginx has not ---
+
+
+class FaultyServer:
+    """Serves a folder by ranges; `faults` are used up one a request, first to last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.faults: list[str] = []
+        self.requests: list[tuple[str, str]] = []  # path and Range
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                outer.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        wanted = request.headers.get("Range", "")
+        self.requests.append((request.path, wanted))
+        fault = self.faults.pop(0) if self.faults else ""
+        path = self.folder / urlsplit(request.path).path.lstrip("/")
+        if not path.is_file():
+            return _say(request, 404)
+        if fault == "moved":
+            return _send(request, 302, b"", {"Location": f"{self.url}/file.bin"})
+        if fault.isdigit():
+            return _say(request, int(fault))
+        content = path.read_bytes()
+        if fault == "whole":
+            return _send(request, 200, content, {})
+        first, last = map(int, wanted.removeprefix("bytes=").split("-"))
+        part = content[first : last + 1]
+        span = {"Content-Range": f"bytes {first}-{first + len(part) - 1}/{len(content)}"}
+        tag = '"another"' if fault == "changed" else f'"{path.stat().st_mtime_ns}"'
+        _send(request, 206, part, span | {"ETag": tag}, is_cut=fault == "cut")
+
+
+def _say(request: BaseHTTPRequestHandler, status: int) -> None:
+    _send(request, status, b"", {"Retry-After": "0"})
+
+
+def _send(
+    request: BaseHTTPRequestHandler,
+    status: int,
+    content: bytes,
+    headers: dict[str, str],
+    *,
+    is_cut: bool = False,
+) -> None:
+    request.send_response(status)
+    for name, value in (headers | {"Content-Length": str(len(content))}).items():
+        request.send_header(name, value)
+    request.end_headers()
+    if is_cut:
+        content = content[: len(content) // 2]
+        request.close_connection = True
+    with suppress(OSError):  # the client has seen enough
+        request.wfile.write(content)

@@ -1,0 +1,276 @@
+"""Reading over HTTP from a server with faults: waited for if they may pass, else named."""
+
+import hashlib
+import os
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services.servers import FaultyServer, free_port
+from trainyard.data import http
+from trainyard.data.download import download
+from trainyard.data.http import HttpFile
+from trainyard.data.source import open_source
+from trainyard.errors import DataError
+
+CONTENT = random.Random(0).randbytes(3_000_000)
+
+
+@pytest.fixture
+def file(faulty: FaultyServer) -> Iterator[HttpFile]:
+    (faulty.folder / "file.bin").write_bytes(CONTENT)
+    file = HttpFile(f"{faulty.url}/file.bin")
+    faulty.requests.clear()
+    yield file
+    file.close()
+
+
+def test_a_file_has_its_size_and_its_bytes(faulty: FaultyServer, file: HttpFile) -> None:
+    assert file.size == len(CONTENT)
+    assert file.stamp[1] == len(CONTENT)
+    for offset, size in ((0, len(CONTENT)), (10, 100_000), (len(CONTENT) - 1, 1), (7, 3), (5, 0)):
+        assert file.read(offset, size) == CONTENT[offset : offset + size]
+    with pytest.raises(OSError, match=r"file\.bin is cut short or has changed"):
+        file.read(len(CONTENT) - 1, 2)
+
+
+@pytest.mark.parametrize("fault", ["503", "500", "502", "504", "429", "408", "cut"])
+def test_what_may_pass_is_tried_again(
+    faulty: FaultyServer, file: HttpFile, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    faulty.faults = [fault, fault]
+    assert file.read(0, len(CONTENT)) == CONTENT
+    assert len(faulty.requests) == 3
+    assert capsys.readouterr().err == ""  # over before it was worth a line
+
+
+def test_a_broken_transfer_goes_on_where_it_broke(faulty: FaultyServer, file: HttpFile) -> None:
+    faulty.faults = ["cut"]
+    assert file.read(0, len(CONTENT)) == CONTENT
+    half = len(CONTENT) // 2
+    asked = [f"bytes=0-{len(CONTENT) - 1}", f"bytes={half}-{len(CONTENT) - 1}"]
+    assert [span for _, span in faulty.requests] == asked
+
+
+def test_a_server_that_fails_for_good_is_named(
+    faulty: FaultyServer,
+    file: HttpFile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "1")
+    faulty.faults = ["503"] * 1000
+    with pytest.raises(DataError) as caught:
+        file.read(0, 100_000)
+    name = f"{faulty.url}/file.bin"
+    assert str(caught.value) == (
+        f"{name}: the server answers 503 Service Unavailable; gave up after 1 s "
+        "(TRAINYARD_RETRY_S sets the seconds)"
+    )
+    assert capsys.readouterr().err == (
+        f"trainyard: waiting for {name}: the server answers 503 Service Unavailable; "
+        "trying for 1 s\n"
+    )
+    assert len(faulty.requests) < 20  # it backs off
+
+
+def test_many_threads_that_wait_say_so_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "2")
+    url = f"http://127.0.0.1:{free_port()}/shard.tar"
+    errors: list[str] = []
+
+    def read() -> None:
+        with pytest.raises(DataError) as caught:
+            HttpFile(url)
+        errors.append(str(caught.value))
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(errors) == {
+        f"{url}: connection refused; gave up after 2 s (TRAINYARD_RETRY_S sets the seconds)"
+    }
+    assert len(errors) == 8
+    assert capsys.readouterr().err == (
+        f"trainyard: waiting for {url}: connection refused; trying for 2 s\n"
+    )
+
+
+def test_a_server_that_is_silent_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
+    monkeypatch.setattr(http, "_TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar"
+        with pytest.raises(DataError, match=r"x\.tar: no answer in time; gave up"):
+            HttpFile(url)
+
+
+def test_a_file_that_changes_ends_the_run(faulty: FaultyServer, file: HttpFile) -> None:
+    faulty.faults = ["changed"]
+    with pytest.raises(DataError, match=r"/file\.bin has changed on the server"):
+        file.read(0, 100_000)
+    (faulty.folder / "file.bin").write_bytes(CONTENT[:-1])
+    with pytest.raises(DataError, match=r"/file\.bin has changed on the server"):
+        file.read(0, 100_000)
+    (faulty.folder / "file.bin").unlink()
+    with pytest.raises(DataError, match=r"/file\.bin: the server answers 404 Not Found; it could"):
+        file.read(0, 100_000)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [("404", OSError), ("403", OSError), ("401", DataError)]
+)
+def test_a_file_that_cannot_be_had_is_named(
+    faulty: FaultyServer, file: HttpFile, status: str, kind: type[Exception]
+) -> None:
+    faulty.faults = [status]
+    with pytest.raises(kind, match=rf"/file\.bin: the server answers {status}"):
+        HttpFile(f"{faulty.url}/file.bin")
+    faulty.faults = [status]
+    with pytest.raises(DataError, match=rf"/file\.bin: the server answers {status}"):
+        file.read(0, 100_000)
+    assert len(faulty.requests) == 2  # tried once each
+
+
+def test_a_server_without_ranges_will_do_for_small_files(
+    faulty: FaultyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (faulty.folder / "file.bin").write_bytes(CONTENT)
+    faulty.faults = ["whole"] * 100
+    file = HttpFile(f"{faulty.url}/file.bin")
+    assert file.read(1_000_000, 500_000) == CONTENT[1_000_000:1_500_000]
+    assert file.read(7, 20) == CONTENT[7:27]
+    assert len(faulty.requests) == 2
+    monkeypatch.setattr(http, "_MAX_WITHOUT_RANGES", 1_000_000)
+    file = HttpFile(f"{faulty.url}/file.bin")
+    with pytest.raises(DataError, match=r"/file\.bin: its server cannot send parts of a file"):
+        file.read(7, 20)
+
+
+def test_small_reads_close_together_share_a_request(faulty: FaultyServer, file: HttpFile) -> None:
+    for offset in range(0, 100_000, 512):
+        assert file.read(offset, 512) == CONTENT[offset : offset + 512]
+    assert len(faulty.requests) <= 5
+    faulty.requests.clear()
+    for offset in range(0, len(CONTENT), 500_000):  # far apart: little is read in vain
+        assert file.read(offset, 512) == CONTENT[offset : offset + 512]
+    spans = [span.removeprefix("bytes=").split("-") for _, span in faulty.requests]
+    assert sum(int(last) - int(first) + 1 for first, last in spans) <= 6 * 8192
+
+
+def test_threads_read_one_file_at_once(file: HttpFile) -> None:
+    wrong: list[int] = []
+
+    def read(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(50):
+            offset, size = rng.randrange(2_000_000), rng.choice((100, 4000, 5000, 200_000))
+            if file.read(offset, size) != CONTENT[offset : offset + size]:
+                wrong.append(offset)
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("ftp://host/x.tar", r"ftp:// is not known; known are http://"),
+        ("http://host:port/x.tar", r"http://host:port/x\.tar: not a valid URL"),
+        ("http:///x.tar", r"http:///x\.tar: not a valid URL \(it names no host\)"),
+        ("http://me:secret@host:port/x", r"^http://host:port/x: not a valid URL"),
+    ],
+)
+def test_a_url_that_cannot_be_is_named(url: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        open_source(url)
+
+
+def test_a_file_that_has_moved_is_followed(faulty: FaultyServer, file: HttpFile) -> None:
+    (faulty.folder / "old.bin").touch()
+    faulty.faults = ["moved"]
+    assert HttpFile(f"{faulty.url}/old.bin").size == len(CONTENT)
+    faulty.faults = ["moved"] * 6
+    with pytest.raises(DataError, match=r"/old\.bin: too many redirects"):
+        HttpFile(f"{faulty.url}/old.bin")
+
+
+def test_the_proxy_of_the_environment_is_asked(
+    faulty: FaultyServer, file: HttpFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", faulty.url)
+    assert HttpFile("http://data.invalid/file.bin").read(5, 10_000) == CONTENT[5:10_005]
+    assert [path for path, _ in faulty.requests] == ["http://data.invalid/file.bin"] * 2
+
+
+# --- whole files ---
+
+
+def test_a_download_is_whole_and_has_its_checksum(
+    faulty: FaultyServer, file: HttpFile, tmp_path: Path
+) -> None:
+    seen: list[int] = []
+    faulty.faults = ["", "cut", "503", "cut"]
+    found = download(file.name, tmp_path / "copy", seen.append)
+    assert found == hashlib.sha256(CONTENT).hexdigest()
+    assert (tmp_path / "copy").read_bytes() == CONTENT
+    assert seen[-1] == len(CONTENT)
+    assert os.listdir(tmp_path / "faulty") == ["file.bin"]
+    assert {path.name for path in tmp_path.iterdir()} == {"copy", "faulty"}
+
+
+def test_a_download_goes_on_from_what_is_there(
+    faulty: FaultyServer, file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.data.download._PIECE", 1_000_000)
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
+    faulty.faults = ["", "", "", "503"]
+    with pytest.raises(DataError, match="answers 503"):
+        download(file.name, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    faulty.requests.clear()
+    assert download(file.name, tmp_path / "copy") == hashlib.sha256(CONTENT).hexdigest()
+    assert [span for _, span in faulty.requests] == ["bytes=0-0", "bytes=2000000-2999999"]
+    assert (tmp_path / "copy").read_bytes() == CONTENT
+
+
+def test_a_download_never_mixes_two_versions(
+    faulty: FaultyServer, file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.data.download._PIECE", 1_000_000)
+    faulty.faults = ["", "", "changed"]
+    with pytest.raises(DataError, match="has changed on the server"):
+        download(file.name, tmp_path / "copy")
+    newer = CONTENT[::-1]
+    (faulty.folder / "file.bin").write_bytes(newer)
+    assert download(file.name, tmp_path / "copy") == hashlib.sha256(newer).hexdigest()
+    assert (tmp_path / "copy").read_bytes() == newer
+
+
+def test_two_downloads_of_one_file_do_not_disturb_each_other(
+    file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.data.download._PIECE", 100_000)
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(download(file.name, tmp_path / "copy")))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [hashlib.sha256(CONTENT).hexdigest()] * 4
+    assert (tmp_path / "copy").read_bytes() == CONTENT

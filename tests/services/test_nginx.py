@@ -1,0 +1,491 @@
+"""Training from the nginx that `trainyard data serve` configures, and what that nginx refuses."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.command_line import Capture, complaint, run, shown
+from tests.services.servers import WebServer, free_port, needs_nginx, web_server
+from tests.test_cli_signals import Started, started, wait_for
+from trainyard.data import http
+from trainyard.data.augment import RandomResizedCrop
+from trainyard.data.index import Index, save_index
+from trainyard.data.indexing import build_index, open_index
+from trainyard.data.loader import HostBatch, Loader, LoaderSpec
+from trainyard.data.plan import ShuffledPlan
+from trainyard.data.read import Reader
+from trainyard.data.remote_index import _columns
+from trainyard.data.splits import find_splits
+from trainyard.errors import DataError
+
+pytestmark = needs_nginx
+
+TRAIN = "digits-train-{000000..000003}.tar"
+SHARD = "digits-train-000002.tar"
+
+
+def spec(index: Index, **changes: Any) -> LoaderSpec:
+    usual = LoaderSpec(
+        plan=ShuffledPlan(len(index), 32, seed=3),
+        crop=RandomResizedCrop(seed=3, scale=(0.5, 1.0), ratio=(0.8, 1.25), flip=0.5),
+        image_size=24,
+        interpolation="bilinear",
+        start=0,
+        stop=20,
+        rank=0,
+        size=1,
+        threads=4,
+    )
+    return dataclasses.replace(usual, **changes)
+
+
+def copied(batch: HostBatch) -> dict[str, Any]:
+    return {
+        name: value.copy() if isinstance(value, np.ndarray) else value
+        for name, value in batch._asdict().items()
+    }
+
+
+def refuse_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(place: Any) -> Any:
+        raise AssertionError(f"{place.location} is scanned")
+
+    monkeypatch.setattr("trainyard.data.formats.scan", scan)
+
+
+# --- the index ---
+
+
+def test_the_index_is_that_of_the_files(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    local = build_index(str(shards / TRAIN))
+    with web_server(shards) as server:
+        remote = build_index(f"{server.url}/{TRAIN}")
+        assert remote.fingerprint == local.fingerprint
+        assert remote.classes == local.classes
+        assert remote.locate(5)[0].startswith(server.url)
+        assert [Reader(remote).read(n) for n in (0, 700, 1432)] == [
+            Reader(local).read(n) for n in (0, 700, 1432)
+        ]
+        refuse_scans(monkeypatch)
+        assert open_index(f"{server.url}/{TRAIN}").path == remote.path
+
+
+def test_an_index_beside_the_data_is_taken(
+    own_shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local = build_index(str(own_shards / TRAIN))
+    assert local.path.parent == own_shards
+    refuse_scans(monkeypatch)
+    with web_server(own_shards) as server:
+        remote = open_index(f"{server.url}/{TRAIN}")
+        assert remote.fingerprint == local.fingerprint
+        assert remote.path != local.path
+        assert remote.root == server.url
+        assert Reader(remote).read(9) == Reader(local).read(9)
+        assert open_index(f"{server.url}/{TRAIN}").path == remote.path
+
+
+@pytest.mark.parametrize("harm", ["size", "outside", "beyond", "label", "garbage"])
+def test_an_index_that_does_not_fit_is_not_taken(own_shards: Path, harm: str) -> None:
+    local = build_index(str(own_shards / TRAIN))
+    columns = {name: np.array(column) for name, column in _columns(local).items()}
+    header: dict[str, Any] = {
+        "root": "",
+        "format": local.format,
+        "classes": list(local.classes),
+        "has_names": local.has_names,
+        "stamps": dict(local.stamps),
+    }
+    good = local.fingerprint
+    if harm == "size":
+        header["stamps"][SHARD] = [0, 512]
+    elif harm == "outside":
+        text = bytes(columns["file_name_text"]).replace(SHARD.encode(), b"/etc/../" + b"x" * 15)
+        columns["file_name_text"] = np.frombuffer(text, "u1")
+    elif harm == "beyond":
+        columns["offset"][7] = 2**40
+    elif harm == "label":
+        columns["label"][7] = 10
+    save_index(local.path, header, columns)
+    if harm == "garbage":
+        local.path.write_bytes(b"TYINDEX2" + (2).to_bytes(8, "little") + b"{}" + bytes(64))
+    with web_server(own_shards) as server:
+        assert open_index(f"{server.url}/{TRAIN}").fingerprint == good
+
+
+def test_a_manifest_names_the_splits(shards: Path) -> None:
+    with web_server(shards) as server:
+        assert find_splits(server.url) == {
+            "train": f"{server.url}/{TRAIN}",
+            "val": f"{server.url}/digits-val-{{000000..000000}}.tar",
+        }
+
+
+def test_shards_that_are_missing_are_counted(own_shards: Path, capsys: Capture) -> None:
+    (own_shards / SHARD).unlink()
+    with web_server(own_shards) as server:
+        said = complaint(capsys, "data", "show", f"{server.url}/{TRAIN}")
+        assert f"{server.url}/{SHARD}: there is no such file (1 of 4 are missing)" in said
+        said = complaint(capsys, "data", "show", f"{server.url}/nothing")
+        assert f"{server.url}/nothing: there is no such file; name shards, a file, or" in said
+
+
+# --- training ---
+
+
+def test_training_outlives_a_killed_server(shards: Path, tmp_path: Path, capsys: Capture) -> None:
+    """kill -9 in the middle, back after a while: same ids, same losses, nothing quarantined."""
+    steps = ("--run.length", "30 steps", "--run.log_every", "1 steps", "--data.threads", "2")
+    quick = (*steps, "--run.eval_every", "0 steps")
+    with web_server(shards) as server:
+        data = ("--data", server.url)
+        assert run("train", "debug", *data, "--run", tmp_path / "calm", *quick) == 0
+        lines = tmp_path / "storm" / "metrics.jsonl"
+
+        def storm() -> None:
+            for number in (6, 18):
+                while not lines.exists() or lines.read_bytes().count(b"\n") < number:
+                    time.sleep(0.005)
+                server.kill_and_start(down_s=1.5).join()
+
+        thread = threading.Thread(target=storm)
+        thread.start()
+        assert run("train", "debug", *data, "--run", tmp_path / "storm", *quick) == 0
+        thread.join()
+    calm, storm_lines = (
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("calm", "storm")
+    )
+    losses = [(line["kind"], line["step"], line["loss"]) for line in calm if "loss" in line]
+    assert len(losses) >= 30
+    assert losses == [
+        (line["kind"], line["step"], line["loss"]) for line in storm_lines if "loss" in line
+    ]
+    assert not (tmp_path / "storm" / "quarantine.jsonl").exists()
+
+
+def test_batches_are_the_same_whatever_the_server_goes_through(
+    shards: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with web_server(shards) as server:
+        index = open_index(f"{server.url}/{TRAIN}")
+        with Loader(index, spec(index)) as loader:
+            calm = [copied(batch) for batch in loader]
+        with Loader(index, spec(index)) as loader:
+            storm = [copied(next(loader)) for _ in range(4)]
+            thread = server.kill_and_start(down_s=2.5)
+            storm += [copied(batch) for batch in loader]
+            thread.join()
+    assert len(calm) == len(storm) == 20
+    for one, other in zip(calm, storm, strict=True):
+        assert one["bad"] == other["bad"] == []
+        for name in ("ids", "labels", "weights", "images_BHWC"):
+            assert np.array_equal(one[name], other[name])
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1
+    assert said.startswith(f"trainyard: waiting for {server.url}/digits-train-00000")
+    assert said.endswith("connection refused; trying for 30 s\n")
+
+
+def test_a_server_that_stays_away_ends_the_run(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "1")
+    with web_server(shards) as server:
+        index = open_index(f"{server.url}/{TRAIN}")
+        with Loader(index, spec(index)) as loader:
+            next(loader)
+            server.kill()
+            with pytest.raises(DataError, match=r"digits-train-00000\d\.tar: .*gave up after 1 s"):
+                list(loader)
+
+
+@pytest.mark.parametrize("harm", ["altered", "truncated", "deleted"])
+@pytest.mark.parametrize("moment", ["before", "while"])
+def test_a_shard_that_changes_is_named(own_shards: Path, harm: str, moment: str) -> None:
+    """Whether it was open already, or is opened for the first time after it has changed."""
+    with web_server(own_shards) as server:
+        index = open_index(f"{server.url}/{TRAIN}")
+        reader = Reader(index)
+        sample = next(n for n in range(len(index)) if index.locate(n)[0].endswith(SHARD))
+        if moment == "while":
+            reader.read(sample)
+        shard = own_shards / SHARD
+        content = shard.read_bytes()
+        if harm == "deleted":
+            shard.unlink()
+        else:
+            shard.write_bytes(content[: len(content) // 2] if harm == "truncated" else content)
+            os.utime(shard, (0, 0))
+        what = "the server answers 404" if harm == "deleted" else "has changed on the server"
+        other = sample + 100 if moment == "while" else sample  # beyond what has been read ahead
+        with pytest.raises(DataError, match=f"{server.url}/{SHARD}.*{what}"):
+            reader.read(other)
+        with (
+            Loader(index, spec(index)) as loader,
+            pytest.raises(DataError, match=f"{server.url}/{SHARD}.*{what}"),
+        ):
+            list(loader)
+
+
+# --- who may read, and what ---
+
+
+def get(server: WebServer, path: str, method: str = "GET") -> tuple[int, bytes]:
+    connection = HTTPConnection("127.0.0.1", server.options.port, timeout=10)
+    connection.request(method, path)
+    response = connection.getresponse()
+    content = response.read()
+    connection.close()
+    return response.status, content
+
+
+def test_only_what_is_meant_can_be_had(own_shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (own_shards / ".netrc").write_text("secret")
+    (own_shards / ".git").mkdir()
+    (own_shards / ".git" / "config").write_text("secret")
+    (own_shards / "link").symlink_to(tmp_path / "secret")
+    (own_shards / "folder").symlink_to(tmp_path)
+    index = build_index(str(own_shards / TRAIN)).path.name
+    with web_server(own_shards) as server:
+        assert get(server, f"/{SHARD}") == (200, (own_shards / SHARD).read_bytes())
+        assert get(server, f"/{SHARD}", "HEAD") == (200, b"")
+        assert get(server, f"/{index}")[0] == 200
+        for path in ("/.netrc", "/.git/config", "/link", "/folder/secret", "/", "/absent"):
+            status, content = get(server, path)
+            assert (status in (403, 404), b"secret" in content) == (True, False), path
+        for path in ("/../secret", "/%2e%2e/secret", "/folder/../../secret", "//../secret"):
+            status, content = get(server, path)
+            assert (status in (400, 403, 404), b"secret" in content) == (True, False), path
+        for method in ("POST", "PUT", "DELETE", "MKCOL", "OPTIONS"):
+            assert get(server, f"/{SHARD}", method)[0] == 405
+        assert (own_shards / SHARD).exists()
+
+
+def test_a_listing_is_shown_if_asked(shards: Path) -> None:
+    with web_server(shards, listing=True) as server:
+        status, content = get(server, "/")
+    assert status == 200
+    assert SHARD.encode() in content
+
+
+def test_a_folder_may_have_any_name(shards: Path, tmp_path: Path) -> None:
+    name = """a "b" 'c' $document_root ${host}; }\n # {x} \\ ü"""
+    folder = shutil.copytree(shards, tmp_path / name)
+    with web_server(folder) as server:
+        assert get(server, f"/{SHARD}") == (200, (folder / SHARD).read_bytes())
+
+
+def test_a_password_opens_and_is_never_told(
+    own_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    http._login_in_netrc.cache_clear()
+    with web_server(own_shards, logins=("me:s3cret pass:wörd", "you:other")) as server:
+        bare = server.url.removeprefix("http://")
+        login = "me:s3cret%20pass:w%C3%B6rd"
+        said = complaint(capsys, "data", "show", server.url)
+        assert "the server answers 401 Unauthorized: it wants a user name" in said
+        for wrong in ("me:wrong", "me", "you:s3cret", "me:s3cret%20pass:w%C3%B6rd%20"):
+            said = complaint(capsys, "data", "show", f"http://{wrong}@{bare}")
+            assert "the user name or the password is wrong" in said
+            assert f"{wrong}@" not in said
+        url = f"http://{login}@{bare}/{TRAIN}"
+        index = open_index(url)
+        assert len(Reader(index).read(0)) > 0
+        assert index.path.stat().st_mode & 0o077 == 0
+        (own_shards / SHARD).unlink()
+        (own_shards / "0.x").write_text("no data set")
+        for location in (url, f"http://{login}@{bare}/nothing.tar", f"http://{login}@{bare}/0.x"):
+            said = complaint(capsys, "data", "index", location)
+            assert bare in said
+            assert "s3cret" not in said
+        (tmp_path / "netrc").write_text("machine 127.0.0.1 login you password other\n")
+        http._login_in_netrc.cache_clear()
+        assert set(find_splits(server.url)) == {"train", "val"}
+    http._login_in_netrc.cache_clear()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that only itself vouches for, and its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl: tests/services/install.sh")
+    certificate, key = tmp_path / "our certificate;.pem", tmp_path / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "1", "-subj", "/CN=127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-out", certificate, "-keyout", key),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
+def test_tls_needs_a_certificate_that_is_trusted(
+    shards: Path,
+    certificate: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with web_server(shards, certificate=certificate[0], key=certificate[1]) as server:
+        assert server.url.startswith("https://")
+        http._pool.cache_clear()
+        with pytest.raises(DataError, match=r"certificate is not trusted \(self-signed"):
+            find_splits(server.url)
+        monkeypatch.setenv(ssl.get_default_verify_paths().openssl_cafile_env, str(certificate[0]))
+        http._pool.cache_clear()
+        index = open_index(f"{server.url}/{TRAIN}")
+        with Loader(index, spec(index, stop=2)) as loader:
+            assert all(not batch.bad for batch in loader)
+    http._pool.cache_clear()
+
+
+# --- the command ---
+
+
+@contextmanager
+def serving_command(tmp_path: Path, *arguments: object) -> Iterator[Started]:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    environment = pytest.MonkeyPatch()
+    environment.setenv("TMPDIR", str(temporary))
+    with started(tmp_path, "data", "serve", *arguments) as command:
+        environment.undo()
+        yield command
+
+
+def said_by(command: Started) -> list[str]:
+    """What the command prints once it serves."""
+    assert command.process.stdout is not None
+    return [command.process.stdout.readline().rstrip() for _ in range(4)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_serves_until_it_is_ended(
+    own_shards: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with serving_command(tmp_path, own_shards, "--port", port) as command:
+        serves, train, val, how = said_by(command)
+        assert serves == f"{url}/ serves {own_shards}; Ctrl-C ends it"
+        assert train.startswith("train: 1,433 samples, ")
+        assert val.startswith("val: 364 samples, ")
+        assert how == f"trainyard train RECIPE --data {url}"
+        assert len(os.listdir(tmp_path / "tmp")) == 1
+        assert len(open_index(f"{url}/{TRAIN}")) == 1433
+        command.process.send_signal(number)
+        out, err = command.process.communicate(timeout=20)
+        assert (command.process.returncode, out, err) == (0, "", "")
+        wait_for(lambda: not command.members(), "nginx to end", timeout_s=10)
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_nginx_ends_even_if_the_command_is_killed(own_shards: Path, tmp_path: Path) -> None:
+    with serving_command(tmp_path, own_shards, "--port", free_port()) as command:
+        said_by(command)
+        command.process.kill()
+        command.process.wait()
+        wait_for(lambda: not command.members(), "nginx to end", timeout_s=10)
+
+
+def test_shards_without_a_manifest_are_named_in_full(
+    own_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (own_shards / "dataset.json").unlink()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with serving_command(tmp_path, own_shards, "--port", port) as command:
+        line = said_by(command)[3]
+        assert line == (
+            f"trainyard train RECIPE --data.train '{url}/{TRAIN}' "
+            f"--data.val {url}/digits-val-000000.tar"
+        )
+        refuse_scans(monkeypatch)  # the command has left indices under the names that fit
+        assert len(open_index(f"{url}/{TRAIN}")) == 1433
+        assert len(open_index(f"{url}/digits-val-000000.tar")) == 364
+
+
+def test_the_configuration_can_be_seen(shards: Path, capsys: Capture) -> None:
+    said = shown(
+        capsys, "data", "serve", shards, "--port", 9001, "--list", "--user", "a:b", "--dry-run"
+    )
+    assert "listen 127.0.0.1:9001;" in said
+    assert "autoindex on;" in said
+    assert "auth_basic_user_file users;" in said
+    assert str(shards) not in said
+
+
+def test_mistakes_are_one_line(
+    digits: Path, shards: Path, own_shards: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken.pem").write_text("no certificate")
+    serve = ("data", "serve")
+    assert "/absent: no such folder" in complaint(capsys, *serve, tmp_path / "absent")
+    assert "no images found" in complaint(capsys, *serve, tmp_path / "empty")
+    assert "trainyard data pack" in complaint(capsys, *serve, digits)
+    with web_server(shards) as server:
+        port = server.options.port
+        said = complaint(capsys, *serve, shards, "--port", port)
+        assert f"--port {port}: address already in use; choose another" in said
+    for words, message in (
+        (("--port", 0), "from 1 to 65535"),
+        (("--host", "a b"), "neither an address nor a name"),
+        (("--host", "192.0.2.1"), "cannot assign requested address"),
+        (("--user", "me"), "a login is NAME:PASSWORD"),
+        (("--user", "me:"), "a login is NAME:PASSWORD"),
+        (("--password-file", tmp_path / "absent"), "cannot be read"),
+        (("--key", tmp_path / "broken.pem"), "needs both --certificate and --key"),
+        (
+            ("--certificate", tmp_path / "broken.pem", "--key", tmp_path / "broken.pem"),
+            "nginx cannot start: cannot load certificate",
+        ),
+    ):
+        assert message in complaint(capsys, *serve, shards, *words)
+    (own_shards / SHARD).rename(tmp_path / SHARD)
+    (own_shards / SHARD).symlink_to(tmp_path / SHARD)
+    assert f"{SHARD}: is a symbolic link" in complaint(capsys, *serve, own_shards)
+    (own_shards / SHARD).rename(own_shards / "digits-train-extra.tar")
+    (own_shards / "dataset.json").unlink()
+    assert "do not count up" in complaint(capsys, *serve, own_shards)
+
+
+def test_a_port_for_root_is_refused_to_others() -> None:
+    code = (
+        "import os; from pathlib import Path; from trainyard.data import serve;"
+        "import trainyard.errors\n"
+        "if os.geteuid() == 0: os.setuid(65534)\n"
+        "try: serve._check_port(serve.ServerOptions(Path('.'), port=81))\n"
+        "except trainyard.errors.DataError as error: print(error)"
+    )
+    lowest = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    if lowest <= 81:
+        pytest.skip("this machine lets everybody use port 81")
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ports below 1024 are for root" in said.stdout, said.stderr
+
+
+def test_nginx_that_is_missing_is_asked_for(
+    shards: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.data.serve._SEARCH", str(tmp_path))
+    assert "apt-get install nginx-light" in complaint(capsys, "data", "serve", shards)

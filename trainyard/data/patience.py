@@ -1,0 +1,77 @@
+"""Waiting for a server that does not answer: back-off with jitter, one line on stderr, an end."""
+
+import os
+import random
+import sys
+import threading
+import time
+
+from trainyard.errors import DataError
+
+RETRY_S = 600
+"""How long a request may go on failing before the run ends; $TRAINYARD_RETRY_S sets another."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10
+_QUIET_S = 1  # a stale connection or a hiccup needs no line
+_SAY_AGAIN_S = 60  # per server: its outage is one line, however many threads wait
+
+_said: dict[str, float] = {}
+_lock = threading.Lock()
+
+
+class Transient(Exception):
+    """A failure that may pass: try again, after `pause_s` at least."""
+
+    def __init__(self, reason: str, pause_s: float = 0) -> None:
+        super().__init__(reason)
+        self.pause_s = pause_s
+
+
+class Patience:
+    """How long one request has been failing; for one thread."""
+
+    def __init__(self, name: str, server: str) -> None:
+        self._name, self._server = name, server
+        self.reset()
+
+    def reset(self) -> None:
+        """Something has arrived: the time starts anew."""
+        self._since: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._has_spoken = False
+
+    def wait(self, failure: Transient) -> None:
+        """Sleep until the next try. DataError once the time is up."""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        limit_s = _limit_s()
+        left_s = self._since + limit_s - now
+        if left_s <= 0:
+            raise DataError(
+                f"{self._name}: {failure}; gave up after {_duration(limit_s)} "
+                "(TRAINYARD_RETRY_S sets the seconds)"
+            )
+        if now - self._since >= min(_QUIET_S, limit_s / 2) and not self._has_spoken:
+            self._say(f"{failure}; trying for {_duration(limit_s)}", now)
+        pause_s = max(self._pause_s * random.uniform(0.5, 1), failure.pause_s)
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        time.sleep(min(pause_s, left_s))
+
+    def _say(self, text: str, now: float) -> None:
+        self._has_spoken = True
+        with _lock:
+            if now - _said.get(self._server, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
+                return
+            _said[self._server] = now
+        sys.stderr.write(f"trainyard: waiting for {self._name}: {text}\n")
+
+
+def _limit_s() -> float:
+    text = os.environ.get("TRAINYARD_RETRY_S", "")
+    try:
+        return max(0.0, float(text)) if text else RETRY_S
+    except ValueError:
+        raise DataError(f"TRAINYARD_RETRY_S = {text!r} is no number of seconds") from None
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.3g} min" if seconds >= 60 else f"{seconds:.3g} s"

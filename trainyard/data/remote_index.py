@@ -1,0 +1,113 @@
+"""The index of data on a server: how its files look now, and a saved index beside them."""
+
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from trainyard.data.download import download
+from trainyard.data.index import Columns, Index, load_index, save_index
+from trainyard.data.location import Place
+from trainyard.data.source import Stamp, open_source, without_login
+from trainyard.errors import DataError
+
+_LOOKS_AT_ONCE = 32
+
+Stamps = dict[str, Stamp | None]
+
+
+def remote_stamps(root: str, names: tuple[str, ...]) -> Stamps:
+    """How each file under a URL looks to its server; None for one that is not there."""
+    paths = [os.path.join(root, name) for name in names]
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
+        return dict(zip(names, pool.map(_stamp, paths), strict=True))
+
+
+def _stamp(url: str) -> Stamp | None:
+    try:
+        with closing(open_source(url)) as source:
+            return source.stamp
+    except OSError:
+        return None
+
+
+def check_present(place: Place) -> None:
+    """DataError that names the first file of a remote place that is not there."""
+    stamps = remote_stamps(place.root, place.names)
+    missing = [name for name, stamp in stamps.items() if stamp is None]
+    if not missing:
+        return
+    if len(stamps) == 1:
+        more = "; name shards, a file, or a folder that has a dataset.json"
+    else:
+        more = f" ({len(missing)} of {len(stamps)} are missing)"
+    raise DataError(f"{without_login(place.path(missing[0]))}: there is no such file{more}")
+
+
+def fetch_index(place: Place, name: str, path: Path) -> Index | None:
+    """The index `name` beside remote data, saved in `path`; None if there is none that fits."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".index-", dir=path.parent) as folder:
+            download(place.path(name), Path(folder) / "index")
+            index = _loaded(Path(folder) / "index")
+            stamps = remote_stamps(place.root, place.names)
+            if index is None or not _fits(index, stamps):
+                return None
+            header = {
+                "root": place.root,
+                "format": index.format,
+                "classes": list(index.classes),
+                "has_names": index.has_names,
+                "stamps": {name: stamps[name] for name in index.stamps},
+            }
+            save_index(path, header, _columns(index))
+            hide_password(path, place.root)
+    except OSError:  # not there, or no room for it
+        return None
+    return load_index(path)
+
+
+def hide_password(path: Path, root: str) -> None:
+    """An index whose root has a password in it is for its owner's eyes only."""
+    if without_login(root) != root:
+        path.chmod(0o600)
+
+
+def _loaded(path: Path) -> Index | None:
+    try:
+        return load_index(path)
+    except (LookupError, TypeError, AttributeError):  # another file under that name
+        return None
+
+
+def _columns(index: Index) -> Columns:
+    return {
+        "file": index.file,
+        "offset": index.offset,
+        "size": index.size,
+        "label": index.label,
+        "file_name_text": index.file_names.text,
+        "file_name_ends": index.file_names.ends,
+    }
+
+
+def _fits(index: Index, stamps: Stamps) -> bool:
+    """Whether an index from elsewhere speaks of these very files and of nothing outside them."""
+    looks = {name: stamp for name, stamp in stamps.items() if stamp is not None}
+    names = [index.file_names[row] for row in range(len(index.file_names))]
+    if not names or not {*names, *index.stamps} <= looks.keys():
+        return False
+    sizes = [stamp and stamp[-1] for stamp in index.stamps.values()]
+    if sizes != [looks[name][-1] for name in index.stamps]:
+        return False
+    file, ends = index.file, index.offset + index.size
+    in_files = file.min() >= 0 and file.max() < len(names)
+    if not in_files or index.offset.min() < 0 or index.size.min() < 0:
+        return False
+    file_sizes = np.array([looks[name][-1] for name in names], np.int64)
+    in_classes = index.label.min() >= 0 and index.label.max() < len(index.classes)
+    return bool(in_classes and np.all(ends <= file_sizes[file]))
