@@ -5,7 +5,6 @@ batches out of the shared ring in order, and hands the slots back. Threads in th
 process would slow the trainer; several processes would each hold the index and the decoders.
 """
 
-import dataclasses
 import json
 import multiprocessing.connection as mpc
 import os
@@ -14,9 +13,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +24,7 @@ from pydantic import Field
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
 from trainyard.data.decode import Interpolation
 from trainyard.data.index import Index
-from trainyard.data.plan import OnePassPlan, ShuffledPlan
+from trainyard.data.plan import Plan
 from trainyard.data.ring import Ring
 from trainyard.errors import DataError, LoaderError
 from trainyard.section import Section
@@ -36,14 +35,25 @@ _CHECK_S = 0.5  # how often a waiting trainer looks whether the loader process s
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-Std = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]
+Locations = str | Annotated[tuple[str, ...], Field(min_length=1)]
 
 
 class DataConfig(Section):
-    train: str | None = None
-    """Location of the training data: a folder, shards, a brace list; --data sets it and `val`."""
-    val: str | None = None
-    """Location of the validation data."""
+    train: Locations | None = None
+    """Location of the training data: a folder, shards, a brace list; --data sets it and `val`.
+    Of a list of several the samples are merged, and the classes by their names."""
+    val: Locations | None = None
+    """Location of the validation data, or a list of several."""
+    order: Literal["exact", "resample"] = "exact"
+    """exact: every sample once an epoch; resample: runs of samples of shards drawn with
+    replacement."""
+    locality: int = Field(0, ge=0)
+    """For storage where random access is slow: samples that are shuffled at a time, out of blocks
+    of neighbours, in the exact order; 0 shuffles all."""
+    weights: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
+    """How often an epoch has each sample of each location in `train`, [2, 0.5] say; once if not
+    given."""
     image_size: int = Field(224, ge=1)
     """Side of a training image in pixels."""
     eval_size: int | None = Field(None, ge=1)
@@ -52,7 +62,7 @@ class DataConfig(Section):
     """Share of the short side that the central evaluation crop covers."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of each colour channel, on a scale of 0 to 1."""
-    std: tuple[Std, Std, Std] = (0.229, 0.224, 0.225)
+    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     """Standard deviation of each colour channel, on a scale of 0 to 1."""
     interpolation: Interpolation = "bilinear"
     """How images are resized; always antialiased."""
@@ -60,6 +70,11 @@ class DataConfig(Section):
     """Share of samples that may be unreadable before the run stops."""
     threads: int | None = Field(None, ge=1)
     """Loader threads per rank; by default the rank's share of the machine's cores."""
+    stage: str | None = None
+    """Folder on each node's own disk for copies of the data, $SLURM_TMPDIR say; made while
+    training goes on, once per node, and used again by later runs."""
+    stage_gb: float | None = Field(None, gt=0)
+    """GB that all copies in that folder may take; the least recently used make room."""
 
 
 class BadSample(NamedTuple):
@@ -85,7 +100,7 @@ class HostBatch(NamedTuple):
 class LoaderSpec:
     """All that the loader process needs to know; plain data."""
 
-    plan: ShuffledPlan | OnePassPlan
+    plan: Plan
     crop: RandomResizedCrop | CentralCrop
     image_size: int  # pixels, square
     interpolation: Interpolation
@@ -94,6 +109,8 @@ class LoaderSpec:
     rank: int
     size: int
     threads: int
+    stage: str | None = None  # as in DataConfig
+    stage_gb: float | None = None
 
 
 class Loader:
@@ -121,11 +138,11 @@ class Loader:
         spec = {
             "index": [str(index.path), index.fingerprint],
             "ring": shape,
-            "config": dataclasses.asdict(config),
+            "config": config,
         }
         self._held: int | None = None
         try:
-            self._channel.send_bytes(json.dumps(spec).encode())
+            self._channel.send(spec)
             for slot in range(_NUM_SLOTS):
                 self._channel.send_bytes(bytes([slot]))
         except OSError:
@@ -158,7 +175,8 @@ class Loader:
         """Hand the held slot back and wait for the next full one."""
         try:
             if self._held is not None:
-                self._channel.send_bytes(bytes([self._held]))
+                with suppress(OSError):  # it may have ended with an error, which is read below
+                    self._channel.send_bytes(bytes([self._held]))
             while not self._channel.poll(_CHECK_S):
                 if self._process.poll() is not None and not self._channel.poll(0):
                     raise self._death()

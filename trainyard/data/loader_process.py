@@ -14,19 +14,21 @@ import traceback
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from trainyard.data.augment import CentralCrop, RandomResizedCrop
+from trainyard.data.copies import Copies
 from trainyard.data.decode import decode_batch
 from trainyard.data.index import Index, load_index
 from trainyard.data.loader import LoaderSpec
-from trainyard.data.plan import Ids, OnePassPlan, ShuffledPlan
+from trainyard.data.plan import Ids
 from trainyard.data.read import Reader
 from trainyard.data.ring import Ring, Slot
+from trainyard.data.stage import Stager
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
@@ -49,8 +51,7 @@ def main(channel_fd: int, memory_fd: int) -> None:
     Image.init()  # here, not in threads: one would pass over the formats another is registering
     channel = mpc.Connection(channel_fd)
     try:
-        spec = json.loads(channel.recv_bytes())
-        _serve(channel, memory_fd, spec)
+        _serve(channel, memory_fd, channel.recv())
     except EOFError:
         pass  # the trainer closed the channel or died
     except DataError as error:
@@ -62,15 +63,18 @@ def main(channel_fd: int, memory_fd: int) -> None:
 
 
 def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
-    config = _config(spec["config"])
+    config: LoaderSpec = spec["config"]
     path, fingerprint = spec["index"]
     index = load_index(Path(path))
     if index is None or index.fingerprint != fingerprint:
         raise FileNotFoundError(f"the index {path} is gone, or another has taken its place")
     ring = Ring(memory_fd, **spec["ring"])
-    fill = SliceFiller(index, config)
+    stager = Stager(index, config.stage, config.stage_gb) if config.stage else None
+    fill = SliceFiller(index, config, stager.copies if stager else None)
     pending: queue.SimpleQueue[Pending] = queue.SimpleQueue()
     threading.Thread(target=_deliver, args=(channel, pending), daemon=True).start()
+    if stager is not None:
+        stager.start().add_done_callback(partial(_staged, stager.copies, pending))
     pool = ThreadPoolExecutor(config.threads)
     for step in range(config.start, config.stop):
         ids = config.plan.batch(step, config.rank, config.size)
@@ -100,6 +104,19 @@ def _deliver(channel: "Channel", pending: "queue.SimpleQueue[Pending]") -> None:
         _send(channel, {"slot": batch.slot, "count": batch.count, "bad": bad})
 
 
+def _staged(
+    copies: Copies, pending: "queue.SimpleQueue[Pending]", done: "Future[str | None]"
+) -> None:
+    """Staging has ended: an error is delivered like one in a batch."""
+    error = done.exception()
+    if error is not None:
+        failed: Future[Bad] = Future()
+        failed.set_exception(error)
+        pending.put(Pending(0, 0, [failed]))
+    elif done.result() is not None and copies.is_news():
+        sys.stderr.write(f"trainyard: {done.result()}\n")
+
+
 def _send(channel: "Channel", message: dict[str, Any]) -> None:
     try:
         channel.send_bytes(json.dumps(message).encode())
@@ -110,9 +127,9 @@ def _send(channel: "Channel", message: dict[str, Any]) -> None:
 class SliceFiller:
     """Fills one slice of a batch, in a thread: labels, weights, pixels."""
 
-    def __init__(self, index: Index, config: LoaderSpec) -> None:
+    def __init__(self, index: Index, config: LoaderSpec, copies: Copies | None = None) -> None:
         self._index, self._config = index, config
-        self._reader = Reader(index)
+        self._reader = Reader(index, copies)
 
     def __call__(self, slot: Slot, ids: Ids, epochs: Ids, part: slice) -> Bad:
         ids, epochs = ids[part], epochs[part]
@@ -148,13 +165,6 @@ def _slices(count: int, threads: int) -> list[slice]:
     """Near-equal slices, one per thread; together they cover range(count)."""
     borders = [count * part // threads for part in range(threads + 1)]
     return [slice(a, b) for a, b in pairwise(borders) if a < b]
-
-
-def _config(fields: dict[str, Any]) -> LoaderSpec:
-    """The LoaderSpec that `dataclasses.asdict` took apart."""
-    plan = ShuffledPlan if "seed" in fields["plan"] else OnePassPlan
-    crop = RandomResizedCrop if "scale" in fields["crop"] else CentralCrop
-    return LoaderSpec(**fields | {"plan": plan(**fields["plan"]), "crop": crop(**fields["crop"])})
 
 
 if __name__ == "__main__":

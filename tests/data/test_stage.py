@@ -1,0 +1,862 @@
+"""Copies on a node's own disk: fetched once, whole or absent, whatever dies or fills up."""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from tests.command_line import SHORT, Capture, complaint, run, shown
+from tests.data.test_loader import all_batches, spec
+from tests.data.test_read import shards
+from trainyard.data import stage
+from trainyard.data.copies import Copies
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
+from trainyard.data.loader import Loader, LoaderSpec
+from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
+from trainyard.data.merge import open_merged
+from trainyard.data.plan import ShuffledPlan
+from trainyard.data.read import Reader
+from trainyard.data.source import open_source
+from trainyard.data.stage import Stager
+from trainyard.errors import DataError
+
+GB = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(stage, "_LOOK_S", 0.05)
+    monkeypatch.setattr(stage, "_WAITS_S", (0.01, 0.01))
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    yield
+    while jobs:
+        with jobs.pop() as process:
+            process.kill()
+
+
+# --- sources ---
+
+
+class Request(NamedTuple):
+    path: str
+    offset: int
+    size: int
+
+
+class Server:
+    """A web server of a folder that remembers what it was asked for, and may be slow."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.requests: list[Request] = []
+        self.pause_s = 0.0  # before each full 64 KiB
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.05,)).start()
+
+    def fetched(self) -> dict[str, int]:
+        """Bytes that each file was asked for, but for looks at its head."""
+        found: dict[str, int] = {}
+        for path, _, size in list(self.requests):
+            if size > 1:
+                found[path] = found.get(path, 0) + size
+        return found
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer waits 40 ms for an acknowledgement
+
+    def __init__(self, server: Server, *arguments: Any) -> None:
+        self._folder = server
+        super().__init__(*arguments)
+
+    def do_GET(self) -> None:
+        path = self._folder.folder / self.path[1:]
+        if not path.is_file():
+            self.send_error(404)
+            return
+        content = path.read_bytes()
+        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+        body = content[first : last + 1]
+        self._folder.requests.append(Request(self.path[1:], first, len(body)))
+        self.send_response(206)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(content)}")
+        self.send_header("ETag", f'"{path.stat().st_mtime_ns}"')
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            for start in range(0, len(body), 1 << 16):
+                piece = body[start : start + (1 << 16)]
+                time.sleep(self._folder.pause_s if len(piece) == 1 << 16 else 0)
+                self.wfile.write(piece)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "source").mkdir()
+    server = Server(tmp_path / "source")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def large_shards(folder: Path, count: int = 4, size: int = 1 << 20) -> None:
+    """Tars of 16 images of random bytes, of `size` bytes together."""
+    generator = np.random.default_rng(1)
+    for number in range(count):
+        with tarfile.open(folder / f"shard-{number}.tar", "w") as tar:
+            for row in range(16):
+                for name, content in (
+                    (f"{row}.jpg", generator.bytes(size // 16)),
+                    (f"{row}.cls", b"0"),
+                ):
+                    member = tarfile.TarInfo(name)
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+
+
+def digit_shards(digits: Path, folder: Path) -> None:
+    """The training digits in shards of 100."""
+    paths = sorted((digits / "train").rglob("*.png"))
+    for number, start in enumerate(range(0, len(paths), 100)):
+        with tarfile.open(folder / f"digits-{number:02d}.tar", "w") as tar:
+            for path in paths[start : start + 100]:
+                tar.add(path, f"{path.stem}.png")
+                label = tarfile.TarInfo(f"{path.stem}.cls")
+                label.size = 1
+                tar.addfile(label, io.BytesIO(path.parent.name.encode()))
+
+
+def list_in_manifest(folder: Path) -> None:
+    listed = [
+        Shard(path.name, 1, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
+        for path in sorted(folder.glob("*.tar"))
+    ]
+    write_manifest(folder, Manifest("webdataset", None, {"train": Split("*.tar", tuple(listed))}))
+
+
+# --- jobs ---
+
+jobs: "list[subprocess.Popen[str]]" = []
+
+JOB = """
+import json, os, sys, time
+from pathlib import Path
+from trainyard.data import stage
+from trainyard.data.index import load_index
+
+stage._BLOCK, stage._LOOK_S = 1 << 16, 0.05
+stager = stage.Stager(load_index(Path(sys.argv[1])), sys.argv[2], None)
+print(json.dumps(os.getpid()), flush=True)
+problem = stager.run()
+print(json.dumps([problem, stager.num_made]), flush=True)
+"""
+
+
+def job(index: Index, folder: Path) -> "subprocess.Popen[str]":
+    """Another process that stages a data set; it prints its pid, then how it went."""
+    command = [sys.executable, "-c", JOB, str(index.path), str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    jobs.append(process)
+    assert process.stdout is not None
+    assert json.loads(process.stdout.readline()) == process.pid
+    return process
+
+
+def result(process: "subprocess.Popen[str]") -> list[Any]:
+    assert process.stdout is not None
+    found: list[Any] = json.loads(process.stdout.readline())
+    return found
+
+
+def is_true_soon(condition: Callable[[], bool], limit_s: float = 20) -> bool:
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def is_complete(copies: Copies) -> bool:
+    copies.refresh()
+    return not copies.missing()
+
+
+def staged(index: Index, folder: Path, gb: float | None = None) -> Copies:
+    """All copies of a data set, made here; still in use."""
+    stager = Stager(index, str(folder), gb)
+    assert stager.run() is None
+    return stager.copies
+
+
+def check_copies(index: Index, copies: Copies) -> None:
+    """The copies are all there, nothing else is, and each is what the source has."""
+    assert copies.missing() == []
+    names = {name for name in os.listdir(copies.path) if name not in ("stager.lock", "told")}
+    assert names == {str(number) for number in range(len(copies))}
+    plain = Reader(index)
+    for sample in range(len(index)):
+        copy = copies.find(sample)
+        assert copy is not None
+        with open(copy.path, "rb") as file:
+            file.seek(copy.offset)
+            assert file.read(copy.size) == plain.read(sample)
+
+
+def same_batches(index: Index, config: LoaderSpec, folder: Path) -> None:
+    """Batches with staging are bit for bit those without."""
+    for plain, batch in zip(
+        all_batches(index, config),
+        all_batches(index, _with(config, folder)),
+        strict=True,
+    ):
+        for expected, found in zip(plain[:4], batch[:4], strict=True):
+            np.testing.assert_array_equal(found, expected)
+        assert batch.bad == plain.bad
+
+
+def _with(config: LoaderSpec, folder: Path) -> LoaderSpec:
+    return dataclasses.replace(config, stage=str(folder))
+
+
+# --- fetched once ---
+
+
+def test_two_processes_fetch_once_and_a_second_job_nothing(tmp_path: Path, server: Server) -> None:
+    large_shards(server.folder)
+    index = open_index(f"{server.url}/shard-{{0..3}}.tar")
+    server.requests.clear()
+    server.pause_s = 0.3  # so that both are at work at the same time
+    results = [result(process) for process in [job(index, tmp_path / "node") for _ in range(2)]]
+    assert sorted(results) == [[None, 0], [None, 4]]
+    sizes = {path.name: path.stat().st_size for path in server.folder.iterdir()}
+    assert server.fetched() == sizes
+    server.requests.clear()
+    assert result(job(index, tmp_path / "node")) == [None, 0]
+    copies = staged(index, tmp_path / "node")
+    reader = Reader(index, copies)
+    contents = [reader.read(sample) for sample in range(len(index))]
+    assert server.requests == []
+    assert contents == [Reader(index).read(sample) for sample in range(len(index))]
+    check_copies(index, copies)
+
+
+def test_ranks_that_train_over_http_fetch_each_shard_once(
+    tmp_path: Path, server: Server, digits: Path
+) -> None:
+    digit_shards(digits, server.folder)
+    index = open_index(f"{server.url}/digits-{{00..14}}.tar")
+    config = spec(start=0, stop=44, size=2)
+    plain = [all_batches(index, dataclasses.replace(config, rank=rank)) for rank in range(2)]
+    server.requests.clear()
+    ranks = [dataclasses.replace(_with(config, tmp_path), rank=rank) for rank in range(2)]
+    with Loader(index, ranks[0]) as first, Loader(index, ranks[1]) as second:
+        copies = Copies(index, tmp_path)
+        for number, batches in enumerate(zip(first, second, strict=True)):
+            for rank, batch in enumerate(batches):
+                for expected, found in zip(plain[rank][number][:4], batch[:4], strict=True):
+                    np.testing.assert_array_equal(found, expected)
+        assert is_true_soon(lambda: is_complete(copies))
+    sizes = {path.name: path.stat().st_size for path in server.folder.iterdir()}
+    whole = [request.path for request in server.requests if request.size == sizes[request.path]]
+    assert sorted(whole) == sorted(sizes)
+    server.requests.clear()
+    for rank in range(2):  # the next job reads nothing from the source
+        for expected, batch in zip(plain[rank], all_batches(index, ranks[rank]), strict=True):
+            np.testing.assert_array_equal(batch.images_BHWC, expected.images_BHWC)
+    assert server.requests == []
+
+
+def test_training_begins_while_staging_goes_on_and_uses_what_appears(
+    tmp_path: Path, server: Server, digits: Path
+) -> None:
+    digit_shards(digits, server.folder)
+    index = open_index(f"{server.url}/digits-{{00..14}}.tar")
+    server.pause_s = 0.1  # 15 shards take seconds, while images come at once
+    with Loader(index, spec(start=0, stop=10**6, stage=str(tmp_path))) as loader:
+        next(loader)
+        copies = Copies(index, tmp_path)
+        assert copies.missing()  # the first batch did not wait for the copies
+        assert is_true_soon(lambda: is_complete(copies))
+        for _ in range(4):  # begun before the last copy was there
+            next(loader)
+        server.requests.clear()
+        for _ in range(40):
+            next(loader)
+        assert server.requests == []
+
+
+# --- kills ---
+
+
+def test_a_killed_stager_is_followed_by_another_that_goes_on_in_mid_shard(
+    tmp_path: Path, server: Server
+) -> None:
+    large_shards(server.folder)
+    index = open_index(f"{server.url}/shard-{{0..3}}.tar")
+    server.requests.clear()
+    server.pause_s = 0.5
+    folder = tmp_path / "node"
+    first, second = job(index, folder), job(index, folder)
+    copies = Copies(index, folder)
+    assert is_true_soon(lambda: any(size > 300_000 for size in parts(copies).values()))
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    (left,) = parts(copies).items()
+    before = len(server.requests)
+    killed_at = time.monotonic()
+    assert is_true_soon(lambda: parts(copies) != dict([left]))
+    print(f"another goes on after {time.monotonic() - killed_at:.2f} s")
+    assert time.monotonic() - killed_at < 5
+    server.pause_s = 0
+    problem, num_made = result(second)
+    assert problem is None
+    assert num_made >= 1
+    file = f"shard-{left[0].split('.')[0]}.tar"
+    again = [request for request in server.requests[before:] if request.path == file]
+    # It goes on with the block in which the first was killed; 8 of them were under way.
+    assert min(request.offset for request in again if request.size > 1) >= left[1] - (1 << 16)
+    copies.refresh()
+    check_copies(index, copies)
+
+
+def parts(copies: Copies) -> dict[str, int]:
+    """Copies in the making, and how many bytes they have."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        for path in copies.path.glob("*.part"):
+            found[path.name] = path.stat().st_size
+    return found
+
+
+def test_kills_at_any_moment_leave_whole_copies_or_none(tmp_path: Path, server: Server) -> None:
+    large_shards(server.folder, count=6, size=320_000)
+    index = open_index(f"{server.url}/shard-{{0..5}}.tar")
+    server.pause_s = 0.005
+    source = {number: (server.folder / f"shard-{number}.tar").read_bytes() for number in range(6)}
+    copies = Copies(index, tmp_path)
+    for moment in np.random.default_rng(0).uniform(0, 0.1, 8):
+        process = job(index, tmp_path)
+        time.sleep(moment)
+        process.kill()
+        process.wait()
+        for path in copies.path.iterdir():
+            if path.name.isdigit():
+                assert path.read_bytes() == source[int(path.name)]
+    assert result(job(index, tmp_path))[0] is None
+    copies.refresh()
+    check_copies(index, copies)
+
+
+def test_a_part_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
+    """Of a power cut, say; the checksum tells."""
+    large_shards(tmp_path)
+    list_in_manifest(tmp_path)
+    index = open_index(str(tmp_path / "*.tar"))
+    copies = Copies(index, tmp_path / "node")
+    size = (tmp_path / "shard-2.tar").stat().st_size
+    (copies.path / f"2.{size}.part").write_bytes(bytes(size - 1000))
+    check_copies(index, staged(index, tmp_path / "node"))
+
+
+def test_the_loader_ends_at_once_while_it_stages(tmp_path: Path, server: Server) -> None:
+    large_shards(server.folder)
+    index = open_index(f"{server.url}/shard-{{0..3}}.tar")
+    server.pause_s = 0.5
+    plan = ShuffledPlan(len(index), 8, seed=0)
+    loader = Loader(index, spec(plan=plan, start=0, stop=9, stage=str(tmp_path)))
+    copies = Copies(index, tmp_path)
+    assert is_true_soon(lambda: bool(parts(copies)))
+    asked_at = time.monotonic()
+    loader.close()
+    assert time.monotonic() - asked_at < 1
+    assert loader._process.returncode == 0
+    with copies.leading() as leads:  # its lock is gone with it
+        assert leads
+
+
+# --- jobs at once ---
+
+
+def test_jobs_that_evict_each_others_copies_never_read_wrong_bytes(tmp_path: Path) -> None:
+    """Three data sets, room for one and a half, a process for each that comes and goes."""
+    paths = []
+    for number in range(3):
+        folder = tmp_path / f"data-{number}"
+        folder.mkdir()
+        index, _ = shards(folder, [20] * 4)
+        paths.append(str(index.path))
+    size = sum(path.stat().st_size for path in (tmp_path / "data-0").glob("*.tar"))
+    command = [sys.executable, "-c", HAMMER, str(tmp_path / "node"), str(1.5 * size / GB)]
+    hammers = [
+        subprocess.Popen([*command, path], stdout=subprocess.PIPE, text=True)
+        for path in paths
+        for _ in range(2)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in hammers]
+    assert [process.returncode for process in hammers] == [0] * 6
+    made, from_copies = np.array([json.loads(output) for output in outputs]).T
+    assert made.sum() > 12  # evicted and made again
+    assert from_copies.all()
+    used = sum(path.stat().st_size for path in (tmp_path / "node").rglob("*") if path.is_file())
+    assert used <= 1.5 * size
+
+
+HAMMER = """
+import json, random, sys, time
+from pathlib import Path
+from trainyard.data import stage
+from trainyard.data.index import load_index
+from trainyard.data.read import Reader
+
+stage._LOOK_S = 0.01
+folder, gb, path = sys.argv[1:]
+index = load_index(Path(path))
+plain = Reader(index)
+expected = [plain.read(sample) for sample in range(len(index))]
+made = from_copies = 0
+for _ in range(30):
+    stager = stage.Stager(index, folder, float(gb))
+    stager.run()
+    made += stager.num_made
+    from_copies += len(stager.copies) - len(stager.copies.missing())
+    reader = Reader(index, stager.copies)
+    for sample in range(len(index)):
+        copy = stager.copies.find(sample)
+        if copy is not None:
+            assert Path(copy.path).exists()  # in use: not evicted
+        assert reader.read(sample) == expected[sample]
+    stager.copies.close()
+    time.sleep(random.uniform(0, 0.03))
+print(json.dumps([made, from_copies]))
+"""
+
+
+# --- damaged sources ---
+
+
+@pytest.mark.parametrize("damage", ["truncated", "altered"])
+def test_a_source_that_differs_from_its_checksum_is_tried_again_then_named(
+    tmp_path: Path, server: Server, damage: str
+) -> None:
+    large_shards(server.folder)
+    list_in_manifest(server.folder)
+    shard = server.folder / "shard-2.tar"
+    content = bytearray(shard.read_bytes())
+    if damage == "truncated":
+        content = content[:-1024]  # of the padding: the index does not see it
+    else:
+        content[5000] ^= 1
+    shard.write_bytes(content)
+    index = open_index(f"{server.url}/shard-{{0..3}}.tar")
+    server.requests.clear()
+    stager = Stager(index, str(tmp_path / "node"), None)
+    message = r"/shard-2.tar: its checksum differs from dataset.json's; it is damaged or was repl"
+    with pytest.raises(DataError, match=message):
+        stager.run()
+    assert server.fetched()["shard-2.tar"] == 3 * len(content)
+    assert parts(stager.copies) == {}
+    assert not (stager.copies.path / "2").exists()
+
+
+def test_a_source_that_is_damaged_on_its_way_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large_shards(tmp_path)
+    list_in_manifest(tmp_path)
+    index = open_index(str(tmp_path / "*.tar"))
+    opened: list[str] = []
+
+    class Garbled:
+        def __init__(self, name: str) -> None:
+            self._source = open_source(name)
+            self.size, self.stamp, self.close = (
+                self._source.size,
+                self._source.stamp,
+                self._source.close,
+            )
+            self._is_garbled = name.endswith("shard-1.tar") and opened.count(name) < 2
+            opened.append(name)
+
+        def read(self, offset: int, size: int) -> bytes:
+            content = self._source.read(offset, size)
+            return content[:-1] + b"!" if self._is_garbled else content
+
+    monkeypatch.setattr(stage, "open_source", Garbled)
+    check_copies(index, staged(index, tmp_path / "node"))
+    assert opened.count(str(tmp_path / "shard-1.tar")) == 3
+
+
+def test_a_source_without_checksum_that_changed_since_it_was_indexed(tmp_path: Path) -> None:
+    large_shards(tmp_path)
+    index = open_index(str(tmp_path / "*.tar"))
+    with open(tmp_path / "shard-3.tar", "ab") as file:
+        file.write(bytes(512))
+    with pytest.raises(DataError, match=r"shard-3.tar: it has changed since it was indexed: run"):
+        Stager(index, str(tmp_path / "node"), None).run()
+
+
+def test_a_damaged_shard_ends_training_with_one_line(
+    tmp_path: Path, digits: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    digit_shards(digits, tmp_path)
+    list_in_manifest(tmp_path)
+    with open(tmp_path / "digits-07.tar", "ab") as file:
+        file.write(bytes(512))
+    index = open_index(str(tmp_path / "*.tar"))
+    config = spec(start=0, stop=10**6, stage=str(tmp_path / "node"))
+    with Loader(index, config) as loader, pytest.raises(DataError) as caught:
+        for _ in loader:
+            pass
+    assert "digits-07.tar: its checksum differs from dataset.json's" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_shard_that_is_gone_is_left_to_the_source_and_the_others_are_staged(
+    tmp_path: Path,
+) -> None:
+    large_shards(tmp_path)
+    index = open_index(str(tmp_path / "*.tar"))
+    (tmp_path / "shard-1.tar").unlink()
+    stager = Stager(index, str(tmp_path / "node"), None)
+    problem = stager.run()
+    assert stager.copies.missing() == [1]
+    assert problem is not None
+    assert "ends with 3 of 4 copies, the rest is read from the source" in problem
+    assert "shard-1.tar" in problem
+
+
+# --- room ---
+
+
+def three_sets(folder: Path) -> list[Index]:
+    """Data sets of 4 shards; all have about the same size."""
+    for number in range(3):
+        (folder / f"data-{number}").mkdir()
+        large_shards(folder / f"data-{number}", size=100_000)
+    return [open_index(str(folder / f"data-{number}" / "*.tar")) for number in range(3)]
+
+
+def bytes_of(index: Index) -> int:
+    return sum(path.stat().st_size for path in Path(index.root).glob("*.tar"))
+
+
+def test_the_least_recently_used_copies_make_room_under_the_cap(tmp_path: Path) -> None:
+    first, second, third = three_sets(tmp_path)
+    node, gb = tmp_path / "node", 2.5 * bytes_of(first) / GB
+    for index in (first, second):
+        staged(index, node, gb).close()
+        time.sleep(0.02)
+    Copies(first, node).close()  # another job opens it: now the second is the oldest
+    newest = staged(third, node, gb)
+    check_copies(third, newest)
+    assert Copies(first, node).missing() == []
+    left = Copies(second, node).missing()
+    assert 0 < len(left) < 4  # and no more than was needed
+    assert sum(path.stat().st_size for path in node.rglob("*") if path.is_file()) <= gb * GB
+
+
+def test_copies_in_use_are_not_evicted(tmp_path: Path) -> None:
+    first, second, third = three_sets(tmp_path)
+    node, gb = tmp_path / "node", 2.5 * bytes_of(first) / GB
+    used = [staged(first, node, gb), staged(second, node, gb)]
+    stager = Stager(third, str(node), gb)
+    problem = stager.run()
+    assert problem is not None
+    assert "copies, the rest is read from the source: there is no room for more" in problem
+    assert 0 < len(stager.copies.missing()) < 4  # as many as fit
+    for index, copies in zip((first, second), used, strict=True):
+        copies.refresh()
+        check_copies(index, copies)
+    reader = Reader(third, stager.copies)
+    assert [reader.read(n) for n in range(64)] == [Reader(third).read(n) for n in range(64)]
+    used[0].close()
+    assert stager.run() is None
+
+
+def test_what_can_never_fit_evicts_nothing(tmp_path: Path) -> None:
+    first, second, _ = three_sets(tmp_path)
+    node = tmp_path / "node"
+    staged(first, node).close()
+    stager = Stager(second, str(node), 1e-6)
+    assert "ends with 0 of 4 copies" in str(stager.run())
+    assert Copies(first, node).missing() == []
+    assert parts(stager.copies) == {}
+
+
+def test_a_disk_that_is_full_for_others_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reserve stays free: 1 GB here, and what a part will still need counts as used."""
+    first, second, _ = three_sets(tmp_path)
+    node, total = tmp_path / "node", 10 * GB
+    disk = GB + int(1.5 * bytes_of(first))  # free while the folder is empty
+
+    def usage(path: Path) -> Any:
+        used = sum(path.stat().st_size for path in node.rglob("*") if path.is_file())
+        return shutil._ntuple_diskusage(total, total - disk + used, disk - used)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+    staged(first, node).close()
+    copies = staged(second, node)  # makes room on the disk as it does under a cap
+    check_copies(second, copies)
+    assert 0 < len(Copies(first, node).missing()) < 4
+    assert usage(node).free >= GB
+    disk -= bytes_of(first)  # another program fills the disk
+    (copies.path / "1").unlink()
+    copies.refresh()
+    stager = Stager(second, str(node), None)
+    assert "no room" in str(stager.run())
+
+
+def test_a_disk_that_fills_up_while_a_copy_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, *_ = three_sets(tmp_path)
+    stager = Stager(index, str(tmp_path / "node"), None)
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        assert "No space left on device" in str(stager.run())
+    assert parts(stager.copies) == {}
+    assert len(stager.copies.missing()) == 4
+    usage = shutil._ntuple_diskusage(10 * GB, 10 * GB, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Copies, "begin", lambda self, number, size, cap: _touched(self, number, size))
+        patch.setattr(shutil, "disk_usage", lambda _: usage)
+        assert "the disk is nearly full" in str(stager.run())
+    assert parts(stager.copies) == {}
+    assert stager.run() is None
+
+
+def _touched(copies: Copies, number: int, size: int) -> Path:
+    part = copies.path / f"{number}.{size}.part"
+    part.touch()
+    return part
+
+
+def test_training_goes_on_without_room_and_says_so_once(
+    tmp_path: Path, digits: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    digit_shards(digits, tmp_path)
+    index = open_index(str(tmp_path / "*.tar"))
+    config = spec(start=0, stop=5, size=2, stage_gb=1e-6)
+    for rank in range(2):
+        same_batches(index, dataclasses.replace(config, rank=rank), tmp_path / "node")
+    said = capfd.readouterr().err
+    assert said.startswith(f"trainyard: staging to {tmp_path / 'node'} on ")
+    assert said.endswith(
+        "with 0 of 15 copies, the rest is read from the source: there is no room for more\n"
+    )
+    assert said.count("\n") == 1
+
+
+# --- folders of images ---
+
+
+def test_a_folder_of_images_is_copied_in_groups(tmp_path: Path, digits: Path) -> None:
+    index = open_index(str(digits / "train"))
+    copies = staged(index, tmp_path)
+    assert len(copies) == 3
+    check_copies(index, copies)
+    same_batches(index, spec(), tmp_path)
+
+
+def test_training_from_the_copies_of_a_folder_that_is_gone(tmp_path: Path, digits: Path) -> None:
+    shutil.copytree(digits / "train", tmp_path / "train")
+    index = open_index(str(tmp_path / "train"))
+    config = spec()
+    plain = all_batches(index, config)
+    staged(index, tmp_path / "node")
+    for path in (tmp_path / "train").iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    for batch, expected in zip(
+        all_batches(index, _with(config, tmp_path / "node")), plain, strict=True
+    ):
+        np.testing.assert_array_equal(batch.images_BHWC, expected.images_BHWC)
+        assert batch.bad == []
+
+
+def test_images_that_cannot_be_read_are_bad_samples_as_without_staging(
+    tmp_path: Path, digits: Path
+) -> None:
+    shutil.copytree(digits / "train", tmp_path / "train")
+    index = open_index(str(tmp_path / "train"))
+    gone, changed, broken = (Path(index.locate(sample)[0]) for sample in (3, 700, 701))
+    gone.unlink()
+    changed.write_bytes(changed.read_bytes() + b"more")
+    broken.write_bytes(b"x" * broken.stat().st_size)
+    staged(index, tmp_path / "node")
+    config = spec(plan=ShuffledPlan(len(index), 100, seed=0), start=0, stop=15)
+    same_batches(index, config, tmp_path / "node")
+
+
+def test_a_folder_that_is_gone_leaves_no_copies(tmp_path: Path, digits: Path) -> None:
+    shutil.copytree(digits / "val", tmp_path / "val")
+    index = open_index(str(tmp_path / "val"))
+    for path in (tmp_path / "val").iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    stager = Stager(index, str(tmp_path / "node"), None)
+    assert "ends with 0 of 1 copies" in str(stager.run())
+    assert parts(stager.copies) == {}
+
+
+# --- the folder ---
+
+
+def test_copies_that_someone_deletes_are_read_from_the_source(tmp_path: Path) -> None:
+    index, _ = shards(tmp_path, [20, 20])
+    copies = staged(index, tmp_path / "node")
+    reader = Reader(index, copies)
+    expected = [Reader(index).read(sample) for sample in range(40)]
+    shutil.rmtree(copies.path)
+    assert [reader.read(sample) for sample in range(40)] == expected
+    copies.refresh()
+    assert copies.missing() == [0, 1]
+    check_copies(index, staged(index, tmp_path / "node"))
+
+
+def test_two_splits_of_a_file_share_its_copy(tmp_path: Path, digits: Path) -> None:
+    with tarfile.open(tmp_path / "digits.tar", "w") as tar:
+        tar.add(digits / "train", "train")
+        tar.add(digits / "val", "val")
+    train, val = (open_index(f"{tmp_path / 'digits.tar'}#{split}") for split in ("train", "val"))
+    copies = staged(train, tmp_path / "node")
+    check_copies(train, copies)
+    check_copies(val, copies := Copies(val, tmp_path / "node"))
+    assert copies.missing() == []
+
+
+def test_merged_data_sets(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, first in (("a", 0), ("b", 5)):
+        for digit in range(first, first + 5):
+            shutil.copytree(digits / "val" / str(digit), tmp_path / name / str(digit))
+    with tarfile.open(tmp_path / "b.tar", "w") as tar:
+        tar.add(tmp_path / "b", ".")
+    places = (str(tmp_path / "a"), str(tmp_path / "b.tar"))
+    index = open_merged(places, None)
+    check_copies(index, staged(index, tmp_path / "node"))
+    monkeypatch.chdir(tmp_path)
+    assert Copies(open_merged(places, None), tmp_path / "node").missing() == []
+
+
+def test_changed_data_has_other_copies(tmp_path: Path) -> None:
+    index, _ = shards(tmp_path, [20, 20])
+    copies = staged(index, tmp_path / "node")
+    again = Copies(open_index(str(tmp_path)), tmp_path / "node")
+    assert again.path == copies.path
+    os.utime(tmp_path / "shard-0001.tar", (1, 1))
+    changed = Copies(open_index(str(tmp_path)), tmp_path / "node")
+    assert changed.path != copies.path
+    assert changed.missing() == [0, 1]
+
+
+def test_environment_variables_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HOME", "/home/me")
+    assert stage.stage_folder("$SLURM_TMPDIR/data") == tmp_path / "data"
+    assert stage.stage_folder("~/data") == Path("/home/me/data")
+    monkeypatch.delenv("SLURM_TMPDIR")
+    with pytest.raises(
+        DataError, match=r"cannot stage to \$SLURM_TMPDIR/data: SLURM_TMPDIR is not"
+    ):
+        stage.stage_folder("$SLURM_TMPDIR/data")
+
+
+def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index, _ = shards(tmp_path, [20, 20])
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"file on .* cannot hold copies of data: Not a directory"):
+        Copies(index, tmp_path / "file")
+    staged(index, tmp_path / "node").close()
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    os.chown(tmp_path / "node" / "trainyard-stage", 54321, -1)
+    with pytest.raises(DataError, match="belongs to another user"):
+        Copies(index, tmp_path / "node")
+
+
+# --- the command ---
+
+
+def test_the_command_copies_all_splits_and_then_says_all_is_there(
+    tmp_path: Path, digits: Path, capsys: Capture
+) -> None:
+    command = ("data", "stage", digits, "--to", tmp_path)
+    first = json.loads(shown(capsys, *command, "--json"))
+    assert {split: about["made"] for split, about in first.items()} == {"train": 3, "val": 1}
+    assert first["val"]["bytes"] == int(open_index(str(digits / "val")).size.sum())
+    assert shown(capsys, *command).count("all were there already") == 2
+    assert json.loads(shown(capsys, *command, "--json"))["train"]["made"] == 0
+    assert "ends with 0 of 3 copies" in complaint(
+        capsys, "data", "stage", digits, "--to", tmp_path / "small", "--gb", "1e-6"
+    )
+    assert "--gb" in complaint(capsys, *command, "--gb", "0")
+
+
+def test_the_command_shows_what_is_left(
+    tmp_path: Path, server: Server, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    large_shards(server.folder)
+    server.pause_s = 0.08
+    location = f"{server.url}/shard-{{0..3}}.tar"
+    assert run("data", "stage", location, "--to", tmp_path / "node") == 0
+    said = capsys.readouterr()
+    assert "copies 4, 4.3 MB; 4 made now" in said.out
+    assert "staging data, MB: " in said.err
+    assert " of 4, 0:00:0" in said.err
+
+
+def test_a_run_with_staging_is_the_run_without(
+    tmp_path: Path, digits: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
+    staging = ("--data.stage", "$SLURM_TMPDIR", "--data.stage_gb", "1")
+    command = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *SHORT, "--json")
+    assert run(*command, *staging) == 0
+    assert losses(tmp_path / "run") == losses(finished)
+    monkeypatch.delenv("SLURM_TMPDIR")  # evaluated on another machine
+    assert run("evaluate", tmp_path / "run", "--json") == 0
+    assert run(*command) == 0  # data.stage says where, not what: the run goes on without
+
+
+def losses(folder: Path) -> list[float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]

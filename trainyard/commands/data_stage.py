@@ -1,0 +1,71 @@
+"""`trainyard data stage`: copy a data set to this node's own disk, before jobs that train on it."""
+
+import argparse
+import json
+from typing import TYPE_CHECKING, Any
+
+from trainyard.commands.data_index import add_location
+from trainyard.commands.data_show import open_splits
+from trainyard.commands.printing import size
+from trainyard.errors import DataError
+
+if TYPE_CHECKING:
+    from trainyard.data.stage import Stager
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_location(parser)
+    parser.add_argument(
+        "--to", required=True, metavar="FOLDER", help="a folder on the node; data.stage names it"
+    )
+    parser.add_argument("--gb", type=_gigabytes, help="most that all copies in it may take")
+    parser.set_defaults(run_command=data_stage)
+
+
+def _gigabytes(text: str) -> float:
+    number = float(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+    return number
+
+
+def data_stage(options: argparse.Namespace) -> int:
+    from trainyard.data.stage import Stager
+
+    stagers = {  # all open from the start: no split makes room at the cost of another
+        split: Stager(index, options.to, options.gb)
+        for split, index in open_splits(options.location).items()
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for split, stager in stagers.items():
+        _stage(stager, split)
+        found[split] = {
+            "bytes": stager.copies.num_bytes(),
+            "copies": len(stager.copies),
+            "made": stager.num_made,
+            "folder": str(stager.copies.path),
+        }
+    if options.json:
+        print(json.dumps(found))
+    for split, about in {} if options.json else found.items():
+        news = f"{about['made']:,} made now" if about["made"] else "all were there already"
+        print(f"{split}: copies {about['copies']:,}, {size(about['bytes'])}; {news}")
+    return 0
+
+
+def _stage(stager: "Stager", split: str) -> None:
+    from concurrent.futures import wait
+
+    from rich.console import Console
+
+    from trainyard.monitor.progress import counter
+
+    done = stager.start()
+    if wait([done], timeout=1).not_done:
+        total = stager.num_bytes()
+        with counter(Console(stderr=True), f"staging {split}, MB", total // 10**6) as show:
+            while wait([done], timeout=0.5).not_done:
+                show(min(stager.copies.num_bytes(), total) // 10**6)
+    problem = done.result()
+    if problem is not None:
+        raise DataError(problem)

@@ -1,0 +1,248 @@
+"""Staging: copies of a data set on a node's own disk, made while training reads the source.
+
+Of all processes of a node that use the data set, one makes the copies (`copies.py`), the others
+use them as they appear, and one of them goes on if it dies. A copy is complete, and has the
+checksum that dataset.json lists, or is not there.
+"""
+
+import hashlib
+import os
+import re
+import socket
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from itertools import accumulate, groupby
+from operator import itemgetter
+from pathlib import Path
+
+from trainyard.data.copies import GROUP, CannotStage, Copies, explained
+from trainyard.data.index import Index
+from trainyard.data.manifest import manifest_of
+from trainyard.data.read import Reader
+from trainyard.data.source import open_source
+from trainyard.errors import DataError
+
+_BLOCK = 8 << 20  # bytes of a shard that are read at once
+_NUM_READS = 8  # blocks or images under way at once: hides what a server takes to answer
+_LOOK_S = 2.0  # between two looks at what the process that makes the copies has done
+_WAITS_S = (1, 4)  # before another attempt at a file that arrived damaged
+
+
+class Unreadable(Exception):
+    """A file cannot be read now; whoever needs its samples will find out from the source."""
+
+
+def stage_folder(text: str) -> Path:
+    """The folder that `data.stage` means on this node."""
+    folder = os.path.expanduser(os.path.expandvars(text))
+    unset = re.search(r"\$\{?(\w+)", folder)
+    if unset or not folder:
+        what = f"{unset[1]} is not set" if unset else "is empty"
+        raise DataError(f"cannot stage to {text}: {what} on {socket.gethostname()}")
+    return Path(folder)
+
+
+class Stager:
+    """Makes the copies of a data set on this node, or waits for the process that does."""
+
+    def __init__(self, index: Index, folder: str, cap_gb: float | None) -> None:
+        self._index = index
+        self._cap = None if cap_gb is None else int(cap_gb * 1e9)
+        self.folder = stage_folder(folder)
+        self.copies = Copies(index, self.folder)
+        self.num_made = 0
+        """Copies made by this process."""
+
+    def run(self) -> str | None:
+        """Return when all copies are there, or with the reason why no more can be made.
+
+        DataError if a file of the source is not what it should be.
+        """
+        try:
+            while self.copies.missing():
+                with self.copies.leading() as leads:
+                    if leads:
+                        self.copies.refresh()
+                        self._make_all()
+                if not leads:
+                    time.sleep(_LOOK_S)
+                    self.copies.refresh()
+        except (CannotStage, Unreadable, OSError) as problem:
+            there = len(self.copies) - len(self.copies.missing())
+            return (
+                f"staging to {self.folder} on {socket.gethostname()} ends with {there:,} of "
+                f"{len(self.copies):,} copies, the rest is read from the source: {problem}"
+            )
+        return None
+
+    def start(self) -> "Future[str | None]":
+        """`run` in a thread, which ends with the process."""
+        done: Future[str | None] = Future()
+
+        def work() -> None:
+            try:
+                done.set_result(self.run())
+            except Exception as error:
+                done.set_exception(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        return done
+
+    def num_bytes(self) -> int:
+        """Of all copies once they are made; the source is asked for the sizes of the missing."""
+        if self.copies.is_grouped:
+            return int(self._index.size.sum())
+        with ThreadPoolExecutor(_NUM_READS) as pool:
+            return self.copies.num_bytes() + sum(pool.map(self._source_size, self.copies.missing()))
+
+    def _source_size(self, number: int) -> int:
+        with closing(open_source(self._name(number))) as source:
+            return source.size
+
+    def _name(self, number: int) -> str:
+        return os.path.join(self._index.root, self._index.file_names[number])
+
+    def _make_all(self) -> None:
+        missing = self.copies.missing()
+        # Not all nodes at the same file at the same time.
+        first = zlib.crc32(socket.gethostname().encode()) % len(self.copies)
+        missing.sort(key=lambda number: (number - first) % len(self.copies))
+        problems = []
+        with ThreadPoolExecutor(_NUM_READS) as pool:
+            make = self._make_group(pool) if self.copies.is_grouped else self._make_file(pool)
+            for number in missing:
+                try:
+                    make(number)
+                    self.num_made += 1
+                except Unreadable as problem:
+                    problems.append(str(problem))
+        if problems:
+            raise Unreadable(f"{len(problems):,} cannot be read, {problems[0]} first")
+
+    def _make_group(self, pool: ThreadPoolExecutor) -> Callable[[int], None]:
+        """What copies a group of single images; one that cannot be read becomes a hole."""
+        reader, sizes = Reader(self._index), self._index.size
+
+        def make(number: int) -> None:
+            first = number * GROUP
+            problems = []
+
+            def image(position: int) -> bytes:
+                try:
+                    return reader.read(first + position)
+                except OSError as error:
+                    problems.append(str(error))
+                    return bytes(int(sizes[first + position]))
+
+            lengths = sizes[first : first + GROUP].tolist()
+            part = self.copies.begin(number, sum(lengths), self._cap)
+            self._fetch(part, lengths, image, pool)
+            if len(problems) == len(lengths):  # the source is gone, not some of its images
+                part.unlink()
+                raise Unreadable(problems[0])
+            self.copies.finish(number, part)
+
+        return make
+
+    def _make_file(self, pool: ThreadPoolExecutor) -> Callable[[int], None]:
+        """What copies a whole file."""
+        checksums = _checksums([self._name(number) for number in range(len(self.copies))])
+
+        def make(number: int) -> None:
+            name = self._name(number)
+            for wait_s in (*_WAITS_S, None):
+                problem = self._attempt(number, checksums.get(name), pool)
+                if problem is None:
+                    return
+                if wait_s is None:
+                    raise DataError(f"{name}: {problem}")
+                time.sleep(wait_s)
+
+        return make
+
+    def _attempt(self, number: int, checksum: str | None, pool: ThreadPoolExecutor) -> str | None:
+        """Copy a file; what is wrong with what arrived, or None."""
+        try:
+            source = open_source(self._name(number))
+        except OSError as error:
+            raise Unreadable(str(error)) from None
+        with closing(source):
+            indexed = self._index.stamps.get(self._index.file_names[number], source.stamp)
+            if checksum is None and source.stamp != indexed:
+                return "it has changed since it was indexed: run `trainyard data index`"
+            lengths = [_BLOCK] * (source.size // _BLOCK) + [source.size % _BLOCK]
+
+            def block(position: int) -> bytes:
+                try:
+                    return source.read(position * _BLOCK, lengths[position])
+                except OSError as error:
+                    raise Unreadable(str(error)) from None
+
+            part = self.copies.begin(number, source.size, self._cap)
+            found = self._fetch(part, lengths, block, pool)
+        if checksum not in (None, found):
+            part.unlink()
+            return "its checksum differs from dataset.json's; it is damaged or was replaced"
+        self.copies.finish(number, part)
+        return None
+
+    def _fetch(
+        self,
+        part: Path,
+        lengths: list[int],
+        read: Callable[[int], bytes],
+        pool: ThreadPoolExecutor,
+    ) -> str:
+        """Fill the file from where an earlier process left it; the SHA-256 of the whole."""
+        digest = hashlib.sha256()
+        try:
+            with explained(part), open(part, "rb+") as file:
+                present = part.stat().st_size
+                num_present = sum(end <= present for end in accumulate(lengths))
+                for length in lengths[:num_present]:
+                    digest.update(file.read(length))
+                file.truncate(sum(lengths[:num_present]))
+                for content in _ahead(pool, read, range(num_present, len(lengths))):
+                    file.write(content)
+                    digest.update(content)
+                    self.copies.check_room()
+                file.flush()
+                os.fsync(file.fileno())
+        except CannotStage:
+            part.unlink(missing_ok=True)
+            raise
+        return digest.hexdigest()
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, read: Callable[[int], bytes], positions: range
+) -> Iterator[bytes]:
+    """What is read at the positions, in their order, several reads being under way."""
+    reads: deque[Future[bytes]] = deque()
+    for position in positions:
+        reads.append(pool.submit(read, position))
+        if len(reads) == _NUM_READS:
+            yield reads.popleft().result()
+    while reads:
+        yield reads.popleft().result()
+
+
+def _checksums(names: list[str]) -> dict[str, str]:
+    """The SHA-256 of each file that a dataset.json beside it, or one folder above, lists."""
+    found = {}
+    parts = sorted(os.path.split(name) for name in names)
+    for folder, group in groupby(parts, itemgetter(0)):
+        files = [file for _, file in group]
+        manifest = manifest_of(folder, tuple(files))
+        splits = manifest.splits.values() if manifest else ()
+        listed = {shard.name: shard.sha256 for split in splits for shard in split.shards}
+        for file in files:
+            checksum = listed.get(file) or listed.get(f"{os.path.basename(folder)}/{file}")
+            if checksum:
+                found[os.path.join(folder, file)] = checksum
+    return found
