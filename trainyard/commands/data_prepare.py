@@ -1,20 +1,160 @@
 """`trainyard data prepare`: from what can be downloaded to what can be trained on."""
 
 import argparse
+import functools
+import json
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainyard.commands.printing import print_table
+from trainyard.errors import InputError
+
+if TYPE_CHECKING:
+    from trainyard.data.manifest import Manifest
+    from trainyard.data.preparing import Preparation
+
+_FORMATS = ("webdataset", "folder", "tfrecord", "hdf5")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", choices=("digits",), help="which one")
+    datasets = parser.add_subparsers(dest="dataset", required=True, metavar="DATASET")
+    digits = datasets.add_parser("digits", help="1,797 handwritten digits that scikit-learn has")
+    digits.add_argument("destination", metavar="DESTINATION", help="folder to make")
+    digits.add_argument("--json", action="store_true", help="print as JSON")
+    digits.set_defaults(run_command=_prepare_digits)
+    imagenet = datasets.add_parser("imagenet-1k", help="ILSVRC2012 from its three archives")
+    _add_common(imagenet, "folder of the archives", "webdataset")
+    _add_no_checksum(imagenet)
+    imagenet.add_argument(
+        "--repair",
+        action="store_true",
+        help="write the PNG and the CMYK files among the JPEGs anew, as RGB JPEGs",
+    )
+    imagenet.set_defaults(run_command=_prepare_imagenet_1k)
+    large = datasets.add_parser("imagenet-21k-p", help="ImageNet-21K-P from ImageNet-21K")
+    _add_common(large, "fall11 or winter21 tar, or folder of a tar per class", "webdataset")
+    large.add_argument(
+        "--resize",
+        choices=("224-squash", "256"),
+        help="to a square as published (the default), or the short side to 256, antialiased; "
+        "both JPEG quality 95",
+    )
+    large.set_defaults(run_command=_prepare_imagenet_21k_p)
+    for name in ("cifar10", "cifar100"):
+        cifar = datasets.add_parser(name, help="as PNG, from the binary archive")
+        _add_common(cifar, "the archive, or its folder", "folder")
+        _add_no_checksum(cifar)
+        cifar.set_defaults(run_command=_prepare_cifar)
+
+
+def _add_common(parser: argparse.ArgumentParser, source: str, default_format: str) -> None:
+    parser.add_argument("source", metavar="SOURCE", help=source)
     parser.add_argument("destination", metavar="DESTINATION", help="folder to make")
-    parser.set_defaults(run_command=data_prepare)
+    parser.add_argument(
+        "--format", choices=_FORMATS, default=default_format, help=f"default {default_format}"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the order of training images")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes; default: one for each core"
+    )
+    parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
-def data_prepare(options: argparse.Namespace) -> int:
+def _add_no_checksum(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-checksum",
+        action="store_true",
+        help="take other archives than the official ones too, such as a subset",
+    )
+
+
+def _prepare_digits(options: argparse.Namespace) -> int:
     from trainyard.data.digits import prepare_digits
 
     counts = prepare_digits(Path(options.destination))
     print(
-        f"{options.destination}: {counts['train']:,} images to train, {counts['val']:,} to validate"
+        json.dumps(counts)
+        if options.json
+        else f"{options.destination}: {counts['train']:,} images to train, "
+        f"{counts['val']:,} to validate"
     )
     return 0
+
+
+def _prepare_imagenet_1k(options: argparse.Namespace) -> int:
+    from trainyard.data.imagenet import prepare_imagenet_1k
+
+    manifest = prepare_imagenet_1k(*_arguments(options), repair=options.repair)
+    _print_packed(options, manifest)
+    if options.json:
+        return 0
+    if manifest.about["odd"] and not options.repair:
+        print("all are kept as they are; --repair makes RGB JPEGs of the PNG and CMYK ones")
+    if left_out := manifest.about["val_left_out"]:
+        print(f"{left_out:,} validation images are left out: no training image has their class")
+    return 0
+
+
+def _prepare_imagenet_21k_p(options: argparse.Namespace) -> int:
+    from trainyard.data.imagenet21k import is_processed, prepare_imagenet_21k_p
+
+    if not options.json and not options.resize and is_processed(Path(options.source)):
+        print(
+            f"{options.source} is processed already: `trainyard train --data {options.source}` "
+            "reads it as it is; its images are packed untouched"
+        )
+    manifest = prepare_imagenet_21k_p(*_arguments(options), resize=options.resize)
+    _print_packed(options, manifest)
+    if not options.json:
+        _print_published(manifest)
+    return 0
+
+
+def _prepare_cifar(options: argparse.Namespace) -> int:
+    from trainyard.data.cifar import prepare_cifar
+
+    _print_packed(options, prepare_cifar(options.dataset, *_arguments(options)))
+    return 0
+
+
+def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
+    from rich.console import Console
+
+    from trainyard.data.preparing import Preparation
+    from trainyard.monitor.progress import counter
+
+    workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
+    if workers < 1:
+        raise InputError(f"--workers {workers}: at least one process is needed")
+    return Path(options.source), Preparation(
+        Path(options.destination),
+        functools.partial(counter, Console(stderr=True)),
+        format=options.format,
+        seed=options.seed,
+        checksum=not getattr(options, "no_checksum", False),
+        workers=workers,
+    )
+
+
+def _print_packed(options: argparse.Namespace, manifest: "Manifest") -> None:
+    from trainyard.commands.packed import print_packed
+
+    print_packed(Path(options.destination), manifest, as_json=options.json)
+
+
+def _print_published(manifest: "Manifest") -> None:
+    """The counts of ImageNet-21K-P beside the published ones."""
+    from trainyard.data.imagenet21k import PUBLISHED
+
+    counts = {name: split.samples for name, split in manifest.splits.items()}
+    counts["classes"] = len(manifest.classes or ())
+    rows = [["here", *(f"{counts[what]:,}" for what in counts)]]
+    for release, published in PUBLISHED.items():
+        rows.append([f"published, {release}", *(f"{published[what]:,}" for what in counts)])
+    print_table(["", *counts], rows)
+    if counts not in PUBLISHED.values():
+        print(
+            "these are not the published counts: the source is a subset or another release, or has "
+            "images that the published script could not read and left out"
+        )

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 _PATIENCE_S = 2  # what takes less is done in silence
 _REDRAW_S = 0.2
+_AT_ONCE_S = 1  # a count that is there so soon is what an earlier attempt has done
 
 
 @contextmanager
@@ -18,15 +19,19 @@ def counter(
 ) -> Iterator[Callable[[int], None]]:
     """A function to be called with the count so far; drawn once two seconds have passed."""
     started = drawn = time.monotonic()
+    before: int | None = None
     status = console.status("")
 
     def show(count: int) -> None:
-        nonlocal drawn
+        nonlocal drawn, before
         now = time.monotonic()
+        if before is None:
+            before = count if now - started < _AT_ONCE_S else 0
         if now - started > _PATIENCE_S and now - drawn > _REDRAW_S:
             drawn = now
             status.start()
-            status.update(escape(_text(what, count, total, now - started)))
+            seconds_each = (now - started) / max(count - before, 1)
+            status.update(escape(_text(what, count, total, seconds_each)))
 
     try:
         yield show
@@ -34,9 +39,9 @@ def counter(
         status.stop()
 
 
-def _text(what: str, count: int, total: int | None, seconds: float) -> str:
-    text = f"{what}: {count:,} ({count / seconds:,.0f} a second)"
+def _text(what: str, count: int, total: int | None, seconds_each: float) -> str:
+    text = f"{what}: {count:,} ({1 / seconds_each:,.0f} a second)"
     if total is None or not count:
         return text
-    left = timedelta(seconds=round(seconds / count * (total - count)))
+    left = timedelta(seconds=round(seconds_each * (total - count)))
     return f"{text} of {total:,}, {left} left"

@@ -1,0 +1,179 @@
+"""CIFAR from its binary archives: the pixels and labels that torchvision reads."""
+
+import gzip
+import hashlib
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from torchvision.datasets import CIFAR10, CIFAR100
+
+from tests.command_line import Capture, complaint, run, shown
+from tests.mini_imagenet import tar_of
+from trainyard.data import cifar
+from trainyard.data.indexing import open_index
+from trainyard.data.read import Reader
+from trainyard.data.splits import find_splits
+
+NAMES = ("cifar10", "cifar100")
+TORCHVISION: dict[str, Any] = {"cifar10": CIFAR10, "cifar100": CIFAR100}
+CLASSES = {
+    "cifar10": [
+        *("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    ],
+    "cifar100": [f"thing_{number:02d}" for number in range(100)],
+}
+FOLDERS = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
+PER_FILE = 40
+
+
+def records(name: str, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Labels and pixels, as rows of red, then green, then blue."""
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, len(CLASSES[name]), PER_FILE, dtype=np.uint8)
+    return labels, random.integers(0, 256, (PER_FILE, 3072), dtype=np.uint8)
+
+
+def binary(name: str, seed: int) -> bytes:
+    labels, pixels = records(name, seed)
+    columns = [labels[:, None], pixels]
+    if name == "cifar100":
+        columns.insert(0, labels[:, None] // 5)  # the coarse label
+    return np.hstack(columns).tobytes()
+
+
+def batch_files(name: str) -> dict[str, str]:
+    """The python version's files by the binary version's."""
+    if name == "cifar100":
+        return {"train.bin": "train", "test.bin": "test"}
+    numbered = {f"data_batch_{number}.bin": f"data_batch_{number}" for number in range(1, 6)}
+    return numbered | {"test_batch.bin": "test_batch"}
+
+
+def write_archive(name: str, folder: Path, **replaced: bytes) -> Path:
+    """The binary version, in miniature."""
+    release = cifar.RELEASES[name]
+    contents = {file: binary(name, seed) for seed, file in enumerate(batch_files(name))}
+    contents[release.class_names] = ("\n".join(CLASSES[name]) + "\n\n").encode()
+    contents |= {file.replace("__", "."): content for file, content in replaced.items()}
+    path = folder / release.archive
+    tar = tar_of({f"{FOLDERS[name]}/{file}": content for file, content in contents.items()})
+    path.write_bytes(gzip.compress(tar, mtime=0))
+    return path
+
+
+def read_by_torchvision(name: str, train: bool, root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The same images from the python version, which is what torchvision reads."""
+    reader = TORCHVISION[name]
+    folder = root / reader.base_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    key = "labels" if name == "cifar10" else "fine_labels"
+    pickled: dict[str, Any] = {reader.meta["filename"]: {reader.meta["key"]: CLASSES[name]}}
+    for seed, file in enumerate(batch_files(name).values()):
+        labels, pixels = records(name, seed)
+        pickled[file] = {"data": pixels, key: labels.tolist()}
+    sums = {}
+    for file, batch in pickled.items():
+        content = pickle.dumps(batch)
+        (folder / file).write_bytes(content)
+        sums[file] = hashlib.md5(content).hexdigest()
+    for attribute in ("train_list", "test_list"):
+        files = [[file, sums[file]] for file, _ in getattr(reader, attribute)]
+        monkeypatch.setattr(reader, attribute, files)
+    monkeypatch.setattr(reader, "meta", reader.meta | {"md5": sums[reader.meta["filename"]]})
+    return reader(root, train=train)
+
+
+def pairs_in(location: str) -> list[tuple[int, bytes]]:
+    """Sorted (label, pixels) of a data set of PNGs."""
+    index = open_index(location)
+    reader, pairs = Reader(index), []
+    for sample in range(len(index)):
+        with Image.open(io.BytesIO(reader.read(sample))) as image:
+            assert (image.format, image.mode) == ("PNG", "RGB")
+            pairs.append((int(index.label[sample]), np.asarray(image).tobytes()))
+    return sorted(pairs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", ["folder", "webdataset", "hdf5", "tfrecord"])
+def test_pixels_and_labels_are_those_of_torchvision(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = write_archive(name, tmp_path)
+    words = ("data", "prepare", name, archive, tmp_path / "out", "--no-checksum", "--workers", 1)
+    assert run(*words, "--format", kind) == 0
+    splits = find_splits(str(tmp_path / "out"))
+    assert set(splits) == {"train", "val"}
+    for split, location in splits.items():
+        theirs = read_by_torchvision(name, split == "train", tmp_path / "python", monkeypatch)
+        assert pairs_in(location) == sorted(
+            (label, np.asarray(image).tobytes()) for image, label in theirs
+        )
+        assert list(open_index(location).classes) == theirs.classes
+    assert not (tmp_path / "out" / ".prepare").exists()
+
+
+def test_a_folder_is_the_default(tmp_path: Path, capsys: Capture) -> None:
+    write_archive("cifar10", tmp_path)
+    words = ("data", "prepare", "cifar10", tmp_path, tmp_path / "out", "--no-checksum")
+    said = shown(capsys, *words)
+    assert "200 samples" in said
+    assert len(list((tmp_path / "out" / "train").glob("*/*.png"))) == 5 * PER_FILE
+    assert len(list((tmp_path / "out" / "val").glob("*/*.png"))) == PER_FILE
+    assert run(*words) == 0  # done already
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_archive_is_refused(name: str, tmp_path: Path, capsys: Capture) -> None:
+    archive = write_archive(name, tmp_path)
+    said = complaint(capsys, "data", "prepare", name, tmp_path, tmp_path / "out")
+    assert hashlib.md5(archive.read_bytes()).hexdigest() in said
+    assert cifar.RELEASES[name].md5 in said
+
+
+def test_a_missing_archive_is_named(tmp_path: Path, capsys: Capture) -> None:
+    said = complaint(capsys, "data", "prepare", "cifar100", tmp_path, tmp_path / "out")
+    assert "there is no cifar-100-binary.tar.gz here" in said
+    assert "www.cs.toronto.edu" in said
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"test_batch__bin": b"\1" * 3072}, "val files are not records"),
+        ({"data_batch_2__bin": b""}, "train files are not records"),
+        ({"test_batch__bin": b"\x0a" + bytes(3072)}, "val files are not records"),
+        ({"batches__meta__txt": b"cat\n"}, "train files are not records"),
+        ({"batches__meta__txt": b"\n".join(b"../%d" % n for n in range(10))}, "'../0'"),
+    ],
+)
+def test_a_damaged_archive(
+    replaced: dict[str, bytes], message: str, tmp_path: Path, capsys: Capture
+) -> None:
+    archive = write_archive("cifar10", tmp_path, **replaced)
+    words = ("data", "prepare", "cifar10", archive, tmp_path / "out", "--no-checksum")
+    said = complaint(capsys, *words)
+    assert message in said
+    assert not list(tmp_path.glob("out/train/*"))
+
+
+def test_an_archive_that_is_cut_short(tmp_path: Path, capsys: Capture) -> None:
+    archive = write_archive("cifar10", tmp_path)
+    archive.write_bytes(archive.read_bytes()[:50_000])
+    words = ("data", "prepare", "cifar10", archive, tmp_path / "out", "--no-checksum")
+    assert "cannot be read as a .tar.gz" in complaint(capsys, *words)
+
+
+def test_the_official_counts_are_checked(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = write_archive("cifar10", tmp_path)
+    monkeypatch.setattr("trainyard.data.preparing.check_md5", lambda *_: None)
+    said = complaint(capsys, "data", "prepare", "cifar10", archive, tmp_path / "out")
+    assert "200 images for train instead of 50,000" in said

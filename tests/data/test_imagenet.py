@@ -1,0 +1,450 @@
+"""ImageNet-1K from its archives, in miniature: labels as torchvision's, bytes as they were."""
+
+import gzip
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from torchvision.datasets import ImageFolder
+from torchvision.datasets import imagenet as torchvision_imagenet
+
+from tests.command_line import Capture, complaint, run, shown
+from tests.mini_imagenet import (
+    CMYK,
+    PNG_IN_DISGUISE,
+    WNIDS,
+    MiniImageNet,
+    tar_of,
+    write_devkit,
+    write_mini_imagenet,
+)
+from trainyard.data import checksums, imagenet
+from trainyard.data.devkit import read_devkit
+from trainyard.data.indexing import open_index
+from trainyard.data.manifest import read_manifest
+from trainyard.data.read import Reader
+from trainyard.data.splits import find_splits
+from trainyard.errors import DataError
+
+FORMATS = ("webdataset", "folder", "tfrecord", "hdf5")
+TRAIN, VAL, DEVKIT = (name for name, _ in imagenet.ARCHIVES.values())
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> MiniImageNet:
+    """Not to be written to."""
+    return write_mini_imagenet(tmp_path_factory.mktemp("archives"))
+
+
+@pytest.fixture
+def source(mini: MiniImageNet, tmp_path: Path) -> Path:
+    """A copy of the archives to be written to."""
+    return Path(shutil.copytree(mini.folder, tmp_path / "source"))
+
+
+def prepare(source: Path, destination: Path, *options: object) -> int:
+    words = ("data", "prepare", "imagenet-1k", source, destination, "--no-checksum")
+    return run(*words, "--workers", 1, *options)
+
+
+def content(folder: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[int, bytes]]]]:
+    """Class names and sorted (label, image) of each split of a data set."""
+    found = {}
+    for split, location in find_splits(str(folder)).items():
+        index = open_index(location)
+        reader = Reader(index)
+        pairs = [(int(index.label[n]), reader.read(n)) for n in range(len(index))]
+        found[split] = (index.classes, sorted(pairs))
+    return found
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    """All but hidden files."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+def test_labels_are_those_of_torchvision(
+    mini: MiniImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(shutil.copytree(mini.folder, tmp_path / "torchvision"))
+    monkeypatch.setattr(torchvision_imagenet, "_verify_archive", lambda *_: None)
+    torchvision_imagenet.parse_devkit_archive(root)
+    torchvision_imagenet.parse_train_archive(root)
+    torchvision_imagenet.parse_val_archive(root)
+    assert prepare(mini.folder, tmp_path / "shards") == 0
+    for split, (classes, pairs) in content(tmp_path / "shards").items():
+        theirs = ImageFolder(str(root / split))
+        assert list(classes) == theirs.classes
+        assert pairs == sorted((label, Path(path).read_bytes()) for path, label in theirs.samples)
+        assert pairs == mini.pairs(split)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_has_the_same_classes_and_bytes(
+    kind: str, mini: MiniImageNet, tmp_path: Path
+) -> None:
+    assert prepare(mini.folder, tmp_path / "out", "--format", kind) == 0
+    found = content(tmp_path / "out")
+    assert found == {split: (WNIDS, mini.pairs(split)) for split in ("train", "val")}
+    assert not (tmp_path / "out" / ".prepare").exists()
+
+
+def test_a_folder_keeps_the_order_of_the_names(mini: MiniImageNet, tmp_path: Path) -> None:
+    """So that a class's files come in ImageFolder's order of the unpacked archives."""
+    assert prepare(mini.folder, tmp_path / "out", "--format", "folder") == 0
+    for split, images in (("train", mini.train), ("val", mini.val)):
+        for wnid, by_name in images.items():
+            files = sorted((tmp_path / "out" / split / wnid).iterdir())
+            assert [file.read_bytes() for file in files] == [by_name[n] for n in sorted(by_name)]
+
+
+def test_the_seed_decides_the_order_of_the_training_images(
+    mini: MiniImageNet, tmp_path: Path
+) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        assert prepare(mini.folder, tmp_path / name, "--seed", seed) == 0
+    a, b, c = (files_in(tmp_path / name) for name in "abc")
+    assert a == b
+    train, val = "imagenet-train-000000.tar", "imagenet-val-000000.tar"
+    assert sorted(a) == ["dataset.json", train, val]
+    assert a[train] != c[train]
+    assert a[val] == c[val]
+    labels = open_index(str(tmp_path / "a" / train)).label.tolist()
+    assert labels != sorted(labels)
+
+
+def test_odd_files_are_named_and_kept(mini: MiniImageNet, tmp_path: Path, capsys: Capture) -> None:
+    words = ("data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out", "--no-checksum")
+    said = shown(capsys, *words)
+    assert f"1 PNG in disguise: {TRAIN}: {PNG_IN_DISGUISE}\n" in said
+    assert f"1 CMYK: {TRAIN}: {CMYK}\n" in said
+    assert "--repair" in said
+    manifest = read_manifest(str(tmp_path / "out"))
+    assert manifest is not None
+    assert manifest.about["odd"]["CMYK"] == {"count": 1, "files": [f"{TRAIN}: {CMYK}"]}
+    assert content(tmp_path / "out")["train"][1] == mini.pairs("train")
+
+
+def test_repair_changes_the_odd_files_alone(
+    mini: MiniImageNet, tmp_path: Path, capsys: Capture
+) -> None:
+    words = ("data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out", "--no-checksum")
+    said = json.loads(shown(capsys, *words, "--repair", "--json"))
+    assert said["about"]["odd"].keys() == {"CMYK", "PNG in disguise"}
+    before, after = mini.pairs("train"), content(tmp_path / "out")["train"][1]
+    assert len(after) == len(before)
+    new = [image for pair in after for image in pair[1:] if pair not in before]
+    assert len(new) == 2
+    for image in new:
+        with Image.open(io.BytesIO(image)) as file:
+            assert (file.format, file.mode) == ("JPEG", "RGB")
+    assert sum(pair in after for pair in before) == len(before) - 2
+
+
+# --- killed and started again ---
+
+KILLED = """
+import contextlib, os, signal, sys
+from pathlib import Path
+from trainyard.data.imagenet import prepare_imagenet_1k
+from trainyard.data.preparing import Preparation
+
+source, destination, kind, stage, count = sys.argv[1:]
+
+@contextlib.contextmanager
+def counter(what, total):
+    def progress(done):
+        if what.startswith(stage) and done >= int(count):
+            os.kill(os.getpid(), signal.SIGKILL)
+    yield progress
+
+if __name__ == "__main__":
+    preparation = Preparation(
+        Path(destination), counter, format=kind, checksum=False, workers=2, shard_samples=4
+    )
+    prepare_imagenet_1k(Path(source), preparation, repair=False)
+"""
+
+
+def prepare_in_process(source: Path, destination: Path, kind: str, stage: str, count: int) -> int:
+    """Prepare with many small shards; killed once a stage has come so far."""
+    script = destination.with_name("killed.py")
+    script.write_text(KILLED)
+    words = [sys.executable, str(script), str(source), str(destination), kind, stage, str(count)]
+    return subprocess.run(words, check=False).returncode
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_killed_while_packing_it_goes_on_to_the_same_bytes(
+    kind: str, mini: MiniImageNet, tmp_path: Path
+) -> None:
+    assert prepare_in_process(mini.folder, tmp_path / "whole", kind, "none", 0) == 0
+    undisturbed = files_in(tmp_path / "whole")
+    folder = tmp_path / "killed"
+    for count in (6, 30):
+        code = prepare_in_process(mini.folder, folder, kind, "packing", count)
+        assert code == -signal.SIGKILL
+        assert not (folder / "dataset.json").exists()
+    part = files_in(folder)
+    assert 1 < len(part) < len(undisturbed)
+    assert prepare_in_process(mini.folder, folder, kind, "none", 0) == 0
+    assert files_in(folder) == undisturbed
+    assert not [path for path in folder.rglob(".*") if path.suffix in (".part", ".jsonl")]
+
+
+def test_killed_while_scanning_it_begins_anew(mini: MiniImageNet, tmp_path: Path) -> None:
+    for stage in ("reading the headers of ILSVRC2012_img_train", "reading the headers of ILSV"):
+        code = prepare_in_process(mini.folder, tmp_path / "out", "webdataset", stage, 1)
+        assert code == -signal.SIGKILL
+    assert prepare_in_process(mini.folder, tmp_path / "out", "webdataset", "none", 0) == 0
+    assert content(tmp_path / "out")["val"] == (WNIDS, mini.pairs("val"))
+
+
+def test_other_settings_do_not_go_on_with_a_killed_run(
+    mini: MiniImageNet, tmp_path: Path, capsys: Capture
+) -> None:
+    folder = tmp_path / "out"
+    assert prepare_in_process(mini.folder, folder, "webdataset", "packing", 6) < 0
+    words = ("data", "prepare", "imagenet-1k", mini.folder, folder, "--no-checksum", "--seed", 7)
+    said = complaint(capsys, *words)
+    assert "seed 0 instead of 7" in said
+
+
+def test_a_finished_one_is_left_as_it_is(mini: MiniImageNet, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    assert prepare(mini.folder, folder) == 0
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert prepare(mini.folder, folder) == 0
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+# --- checksums and counts ---
+
+
+def test_the_checksums_are_those_of_torchvision() -> None:
+    assert imagenet.ARCHIVES == torchvision_imagenet.ARCHIVE_META
+
+
+def test_a_wrong_checksum_names_archive_and_sums(
+    mini: MiniImageNet, tmp_path: Path, capsys: Capture
+) -> None:
+    said = complaint(capsys, "data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out")
+    found = hashlib.md5((mini.folder / TRAIN).read_bytes()).hexdigest()
+    assert TRAIN in said
+    assert found in said
+    assert "1d675b47d978889d74fa0da5fadfb00e" in said
+    assert "--no-checksum" in said
+    assert not (tmp_path / "out" / "dataset.json").exists()
+
+
+@pytest.fixture
+def official(mini: MiniImageNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the miniature's checksums the official ones."""
+    sums = {
+        part: (name, hashlib.md5((mini.folder / name).read_bytes()).hexdigest())
+        for part, (name, _) in imagenet.ARCHIVES.items()
+    }
+    monkeypatch.setattr(imagenet, "ARCHIVES", sums)
+
+
+@pytest.mark.usefixtures("official")
+def test_fewer_images_than_published_are_an_error(
+    mini: MiniImageNet, tmp_path: Path, capsys: Capture
+) -> None:
+    said = complaint(capsys, "data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out")
+    assert f"{len(mini.pairs('train'))} training images found instead of 1,281,167" in said
+
+
+@pytest.mark.usefixtures("official")
+def test_archives_are_hashed_once(
+    mini: MiniImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"training images": len(mini.pairs("train")), "validation images": 20, "classes": 5}
+    monkeypatch.setattr(imagenet, "_PUBLISHED", counts)
+    words = ("data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out")
+    assert run(*words) == 0
+    manifest = read_manifest(str(tmp_path / "out"))
+    assert manifest is not None
+    assert manifest.about["official"] is True
+
+    def no_read(run: object, path: Path) -> str:
+        raise AssertionError(f"{path} is read again")
+
+    monkeypatch.setattr(checksums._Run, "_read", no_read)
+    assert run(*words) == 0
+
+
+def test_a_changed_file_is_hashed_again(tmp_path: Path) -> None:
+    path, memory = tmp_path / "a.tar", tmp_path / "memory.json"
+    path.write_bytes(b"one")
+    read: list[int] = []
+    expected = {path: hashlib.md5(b"one").hexdigest()}
+    checksums.check_md5(expected, memory, read.append)
+    checksums.check_md5(expected, memory, read.append)
+    assert read == [3]
+    path.write_bytes(b"another")
+    with pytest.raises(DataError, match=hashlib.md5(b"another").hexdigest()):
+        checksums.check_md5(expected, memory, read.append)
+
+
+def test_an_interrupted_check_remembers_no_partial_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checksums, "_CHUNK", 10)
+    paths = [tmp_path / name for name in "abc"]
+    for path in paths:
+        path.write_bytes(path.name.encode() * 1000)
+    expected = {path: hashlib.md5(path.read_bytes()).hexdigest() for path in paths}
+    read: list[int] = []
+
+    def interrupt(count: int) -> None:
+        read.append(count)
+        time.sleep(0.001)
+        if count == 300:
+            os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the main thread takes it
+
+    with pytest.raises(KeyboardInterrupt):
+        checksums.check_md5(expected, tmp_path / "memory.json", interrupt)
+    assert read[-1] < 2500
+    checksums.check_md5(expected, tmp_path / "memory.json")
+
+
+# --- what else may be wrong with the source ---
+
+
+@pytest.mark.parametrize("name", [TRAIN, VAL, DEVKIT])
+def test_a_missing_archive_is_named(
+    name: str, source: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (source / name).unlink()
+    said = complaint(capsys, "data", "prepare", "imagenet-1k", source, tmp_path / "out")
+    assert f"there is no {name} here" in said
+    assert "image-net.org" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_subset_of_the_classes_leaves_out_their_validation_images(
+    mini: MiniImageNet, source: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    some = {wnid: mini.train[wnid] for wnid in WNIDS[1:4]}
+    inner = {f"{wnid}.tar": tar_of(images) for wnid, images in some.items()}
+    (source / TRAIN).write_bytes(tar_of(inner))
+    capsys.readouterr()
+    assert prepare(source, tmp_path / "out") == 0
+    assert "8 validation images are left out" in capsys.readouterr().out
+    found = content(tmp_path / "out")
+    wanted = [image for wnid in WNIDS[1:4] for image in mini.val[wnid].values()]
+    assert found["train"][0] == found["val"][0] == WNIDS[1:4]
+    assert sorted(image for _, image in found["val"][1]) == sorted(wanted)
+
+
+def test_a_class_that_the_devkit_does_not_have(
+    source: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (source / TRAIN).write_bytes(tar_of({"n99999999.tar": tar_of({"a.JPEG": b"x"})}))
+    prepare(source, tmp_path / "out")
+    assert "class 'n99999999' is none of the devkit's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["ILSVRC2012_val_00000021.JPEG", "cat.JPEG"])
+def test_a_validation_image_without_a_class(
+    name: str, source: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (source / VAL).write_bytes(tar_of({name: b"x"}))
+    assert prepare(source, tmp_path / "out") == 2
+    assert f"{name} is not among the 20 images" in capsys.readouterr().err
+
+
+def test_a_destination_in_use_is_refused_at_once(
+    mini: MiniImageNet, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    said = complaint(capsys, "data", "prepare", "imagenet-1k", mini.folder, tmp_path)
+    assert "letter.txt" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
+
+
+# --- the devkit ---
+
+
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {member.name: (tar.extractfile(member) or io.BytesIO()).read() for member in tar}
+
+
+def packed(contents: dict[str, bytes]) -> bytes:
+    return gzip.compress(tar_of(contents), mtime=0)
+
+
+def broken_devkits(whole: dict[str, bytes]) -> dict[str, bytes]:
+    """Damaged content of a devkit by the error that it makes."""
+    meta, truth = sorted(name for name in whole if "/data/" in name)[::-1]
+    assert meta.endswith("meta.mat")
+    cut = packed(whole)
+    return {
+        "cannot be read as a .tar.gz": b"not gzip",
+        "Compressed file ended": cut[: len(cut) // 2],
+        "holds no data/meta.mat": packed({truth: whole[truth]}),
+        "holds no data/ILSVRC2012_validation_ground_truth.txt": packed({meta: whole[meta]}),
+        "not the ILSVRC2012 devkit": packed(whole | {meta: b"MATLAB 5.0" + bytes(500)}),
+        "invalid literal": packed(whole | {truth: b"1\n2\nthree\n"}),
+        "has class 7, which": packed(whole | {truth: b"1\n7\n"}),  # an inner node
+        "unpacks to more than": gzip.compress(bytes(70 << 20), 1),
+    }
+
+
+def test_a_broken_devkit_is_named(mini: MiniImageNet, tmp_path: Path) -> None:
+    path = tmp_path / DEVKIT
+    for message, damaged in broken_devkits(members(mini.folder / DEVKIT)).items():
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match=message) as error:
+            read_devkit(path)
+        assert str(path) in str(error.value)
+
+
+def test_a_hostile_devkit_leaves_nothing_on_the_disk(mini: MiniImageNet, tmp_path: Path) -> None:
+    file = io.BytesIO()
+    whole = members(mini.folder / DEVKIT)
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for name, content in ({"../evil": b"x"} | whole).items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+        for name in ("../../outside", "/absolute/data/meta.mat"):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            tar.addfile(link)
+    folder = tmp_path / "kit"
+    folder.mkdir()
+    (folder / DEVKIT).write_bytes(gzip.compress(file.getvalue()))
+    assert read_devkit(folder / DEVKIT) == read_devkit(mini.folder / DEVKIT)
+    assert [path.name for path in tmp_path.rglob("*")] == ["kit", DEVKIT]
+
+
+def test_a_wordnet_id_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.mini_imagenet.LEAVES", {"../../evil": "a path"})
+    write_devkit(tmp_path / DEVKIT, [1])
+    with pytest.raises(DataError, match=r"'\.\./\.\./evil' in data/meta.mat is no"):
+        read_devkit(tmp_path / DEVKIT)
+
+
+def test_without_scipy_the_extra_is_named(
+    mini: MiniImageNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.io", None)
+    with pytest.raises(DataError, match=r"pip install 'trainyard\[imagenet\]'"):
+        read_devkit(mini.folder / DEVKIT)

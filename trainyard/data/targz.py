@@ -1,0 +1,37 @@
+"""A few files out of a small .tar.gz, into memory: nothing that it holds reaches the disk."""
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Collection
+from pathlib import Path
+
+from trainyard.errors import DataError
+
+
+def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[str, bytes]:
+    """The contents of the members whose paths end in the `wanted` ones.
+
+    DataError if one is missing, or if the archive unpacks to more than `max_bytes`.
+    """
+    try:
+        with gzip.open(path) as packed:
+            unpacked = packed.read(max_bytes + 1)
+        if len(unpacked) > max_bytes:
+            raise DataError(
+                f"{path}: unpacks to more than the {max_bytes:,} bytes that its like ever has"
+            )
+        with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
+            found = {
+                name: unpacked[member.offset_data : member.offset_data + member.size]
+                for member in tar
+                for name in wanted
+                if member.isreg() and f"/{member.name}".endswith(f"/{name}")
+            }
+    except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
+        raise DataError(f"{path}: cannot be read as a .tar.gz ({error})") from None
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise DataError(f"{path}: holds no {missing[0]}")
+    return found
