@@ -1,0 +1,312 @@
+"""From any index to any format that can be written."""
+
+import dataclasses
+import hashlib
+import io
+import shutil
+import subprocess
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
+from trainyard.data.manifest import Manifest, read_manifest
+from trainyard.data.pack import PackOptions, Selection, only_classes, pack, shuffled
+from trainyard.data.pack_journal import locked
+from trainyard.data.pack_plan import plan_jobs
+from trainyard.data.read import Reader
+from trainyard.data.recode import ShortSide
+from trainyard.data.splits import find_splits
+from trainyard.errors import DataError
+
+FORMATS = ("webdataset", "tfrecord", "hdf5", "folder")
+CLASSES = ("n01", "n02", "n03", "n04")  # the last one without an image
+COUNTS = {"train": 23, "val": 7}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image folder: JPEGs, one in CMYK, a PNG under a JPEG's name, and text."""
+    root = tmp_path_factory.mktemp("source")
+    rng = np.random.default_rng(0)
+    for split, count in COUNTS.items():
+        for name in CLASSES:
+            (root / split / name).mkdir(parents=True)
+        for number in range(count):
+            image = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+            path = root / split / CLASSES[number % 3] / f"{CLASSES[number % 3]}_{number}.JPEG"
+            image.save(path, "JPEG")
+    image.convert("CMYK").save(root / "train/n01/n01_0.JPEG", "JPEG")
+    image.save(root / "train/n02/n02_1.JPEG", "PNG")
+    (root / "train/n03/n03_2.JPEG").write_text("no image")
+    return root
+
+
+def indices(location: Path) -> dict[str, Index]:
+    return {split: open_index(place) for split, place in find_splits(str(location)).items()}
+
+
+def selections(location: Path, seed: int | None = 0) -> dict[str, Selection]:
+    return {
+        split: shuffled(index, seed if split == "train" else None)
+        for split, index in indices(location).items()
+    }
+
+
+def packed(source: Path, destination: Path, format: str, **options: Any) -> Manifest:
+    settings = PackOptions(format, "mini", shard_samples=5, workers=2)
+    settings = dataclasses.replace(settings, **options)
+    return pack(selections(source), CLASSES, destination, settings, about={"seed": 0})
+
+
+def rows(index: Index) -> list[tuple[str, bytes]]:
+    """Class and content of each sample, in stored order."""
+    reader = Reader(index)
+    return [(index.classes[index.label[i]], reader.read(i)) for i in range(len(index))]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """All files but the saved indices."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".trainyard-index")
+    }
+
+
+@pytest.fixture(scope="module")
+def all_formats(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same data in each format. Not to be written to."""
+    root = tmp_path_factory.mktemp("packed")
+    for format in FORMATS:
+        packed(source, root / format, format)
+    return {format: root / format for format in FORMATS}
+
+
+# --- what is written ---
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_packed_data_set_reads_as_its_source(
+    source: Path, all_formats: dict[str, Path], format: str
+) -> None:
+    original, written = indices(source), indices(all_formats[format])
+    assert list(written) == ["train", "val"]
+    for split in original:
+        assert written[split].classes == CLASSES
+        assert Counter(rows(written[split])) == Counter(rows(original[split]))
+
+
+@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "hdf5"])
+def test_samples_lie_in_the_order_of_the_selection(
+    source: Path, all_formats: dict[str, Path], format: str
+) -> None:
+    for split, selection in selections(source).items():
+        ordered = rows(selection.index)
+        assert rows(indices(all_formats[format])[split]) == [ordered[i] for i in selection.ids]
+    assert selections(source)["train"].ids.tolist() != list(range(COUNTS["train"]))
+
+
+def test_names_of_shards(all_formats: dict[str, Path]) -> None:
+    names = {format: set(tree(path)) - {"dataset.json"} for format, path in all_formats.items()}
+    assert names["webdataset"] == {
+        *(f"mini-train-{number:06d}.tar" for number in range(5)),
+        *(f"mini-val-{number:06d}.tar" for number in range(2)),
+    }
+    shards = {
+        *(f"train/train-{number:05d}-of-00005" for number in range(5)),
+        *(f"validation/validation-{number:05d}-of-00002" for number in range(2)),
+    }
+    assert names["tfrecord"] == shards | {f"idx_files/{name}.idx" for name in shards}
+    assert names["hdf5"] == {
+        *(f"mini-train-{number:05d}.h5" for number in range(5)),
+        *(f"mini-val-{number:05d}.h5" for number in range(2)),
+    }
+    assert {"train/n01/n01_0.jpg", "train/n02/n02_1.png", "val/n03/n03_5.jpg"} < names["folder"]
+    assert (all_formats["folder"] / "val" / "n04").is_dir()
+
+
+def test_a_single_hdf5_file_has_no_number(source: Path, tmp_path: Path) -> None:
+    packed(source, tmp_path / "out", "hdf5", shard_samples=1 << 62)
+    assert set(tree(tmp_path / "out")) == {"mini-train.h5", "mini-val.h5", "dataset.json"}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_manifest_tells_the_truth(all_formats: dict[str, Path], format: str) -> None:
+    manifest = read_manifest(str(all_formats[format]))
+    assert manifest is not None
+    assert (manifest.format, manifest.classes) == (format, CLASSES)
+    assert {name: split.samples for name, split in manifest.splits.items()} == COUNTS
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            content = (all_formats[format] / shard.name).read_bytes()
+            assert shard.bytes == len(content)
+            assert shard.sha256 == hashlib.sha256(content).hexdigest()
+    assert manifest.about["odd"] == {
+        "CMYK": {"count": 1, "files": ["n01/n01_0.JPEG"]},
+        "PNG in disguise": {"count": 1, "files": ["n02/n02_1.JPEG"]},
+        "not an image": {"count": 1, "files": ["n03/n03_2.JPEG"]},
+    }
+
+
+def test_files_of_a_folder_have_their_checksums(all_formats: dict[str, Path]) -> None:
+    folder = all_formats["folder"]
+    lists = [str(path) for path in sorted((folder / "checksums").iterdir())]
+    checked = subprocess.run(
+        ["sha256sum", "--check", "--strict", *lists], cwd=folder, capture_output=True, text=True
+    )
+    assert checked.returncode == 0
+    assert checked.stdout.count(": OK\n") == sum(COUNTS.values())
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_bytes_do_not_depend_on_workers(
+    source: Path, all_formats: dict[str, Path], tmp_path: Path, format: str
+) -> None:
+    packed(source, tmp_path / "one", format, workers=1)
+    assert tree(tmp_path / "one") == tree(all_formats[format])
+
+
+def test_odd_members_of_tars_are_named(all_formats: dict[str, Path], tmp_path: Path) -> None:
+    manifest = packed(all_formats["webdataset"], tmp_path / "out", "webdataset")
+    assert {kind: found["count"] for kind, found in manifest.about["odd"].items()} == {
+        "CMYK": 1,
+        "not an image": 1,
+    }
+    (name,) = manifest.about["odd"]["CMYK"]["files"]
+    assert name.startswith("mini-train-00000") and name.endswith(".jpg")
+
+
+def test_shards_by_bytes(source: Path) -> None:
+    selection = selections(source)["train"]
+    limit = 1500
+    jobs = plan_jobs(
+        {"train": selection}, PackOptions("webdataset", shard_samples=4, shard_bytes=limit)
+    )["train"]
+    sizes = [selection.index.size[job.ids] for job in jobs]
+    assert np.concatenate([job.ids for job in jobs]).tolist() == selection.ids.tolist()
+    assert all(len(part) <= 4 and (part.sum() <= limit or len(part) == 1) for part in sizes)
+    for part, after in pairwise(sizes):  # none could have held one more
+        assert len(part) == 4 or part.sum() + after[0] > limit
+    alone = plan_jobs({"train": selection}, PackOptions("webdataset", shard_bytes=1))["train"]
+    assert [len(job.ids) for job in alone] == [1] * COUNTS["train"]
+
+
+def test_scaled_images(source: Path, tmp_path: Path) -> None:
+    manifest = packed(source, tmp_path / "out", "webdataset", recode=ShortSide(6, 90))
+    assert manifest.about["recode"] == {"ShortSide": {"pixels": 6, "quality": 90}}
+    assert manifest.about["odd"]["cannot be decoded"]["files"] == ["n03/n03_2.JPEG"]
+    found = rows(indices(tmp_path / "out")["train"])
+    images = [content for _, content in found if content != b"no image"]
+    assert len(images) == COUNTS["train"] - 1  # what cannot be decoded stays as it is
+    assert {Image.open(io.BytesIO(content)).size for content in images} == {(8, 6)}
+    assert {Image.open(io.BytesIO(content)).mode for content in images} == {"RGB"}
+
+
+def test_a_subset_of_classes_is_numbered_anew(source: Path, tmp_path: Path) -> None:
+    keep = np.array([0, 2])
+    splits = {name: only_classes(s, keep) for name, s in selections(source).items()}
+    pack(splits, ("n01", "n03"), tmp_path / "out", PackOptions("webdataset"), about={})
+    for split, index in indices(tmp_path / "out").items():
+        expected = [row for row in rows(indices(source)[split]) if row[0] in ("n01", "n03")]
+        assert Counter(rows(index)) == Counter(expected)
+
+
+def test_classes_without_names_become_folders_in_their_order(source: Path, tmp_path: Path) -> None:
+    index = indices(source)["train"]
+    labels = (index.label * 4 + 3).astype(np.int32)  # 3, 7, 11
+    selection = Selection(index, np.arange(len(index)), labels)
+    pack({"train": selection}, None, tmp_path / "out", PackOptions("folder"), about={})
+    found = open_index(str(tmp_path / "out" / "train"))
+    assert found.classes == tuple(f"{number:02d}" for number in range(12))
+    assert Counter(found.label.tolist()) == Counter(labels.tolist())
+
+
+def test_equal_base_names_in_a_class_give_way_to_numbers(tmp_path: Path) -> None:
+    for number, place in enumerate(("a/x.jpg", "a/y.jpg", "b/x.jpg")):
+        path = tmp_path / "data" / "n01" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (4, 4), number).save(path)
+    selection = shuffled(open_index(str(tmp_path / "data")), None)
+    pack({"train": selection}, ("n01",), tmp_path / "out", PackOptions("folder"), about={})
+    names = [path.name for path in sorted((tmp_path / "out/train/n01").iterdir())]
+    assert names == ["00000000.jpg", "00000001.jpg", "00000002.jpg"]
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "/etc", "", ".hidden", "a\0b"])
+def test_classes_that_point_elsewhere_are_refused(source: Path, tmp_path: Path, name: str) -> None:
+    classes = tuple(sorted((name, "n02", "n03", "n04")))
+    with pytest.raises(DataError, match="cannot be a folder"):
+        pack(selections(source), classes, tmp_path / "out", PackOptions("folder"), about={})
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".x", "a b", "a{1..2}", "*"])
+def test_names_that_point_elsewhere_are_refused(source: Path, tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match="the name"):
+        packed(source, tmp_path / "out", "webdataset", name=name)
+    assert not (tmp_path / "out").exists()
+
+
+def test_labels_and_classes_that_do_not_fit_are_refused(source: Path, tmp_path: Path) -> None:
+    for classes, words in ((CLASSES[:2], "beyond the 2"), (CLASSES[::-1], "sorted names")):
+        with pytest.raises(DataError, match=words):
+            pack(selections(source), classes, tmp_path / "out", PackOptions("hdf5"), about={})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_destination_that_holds_something_is_left_alone(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("five years")
+    with pytest.raises(DataError, match=r"not empty \(thesis.tex\)"):
+        packed(source, tmp_path, "webdataset")
+    assert set(tree(tmp_path)) == {"thesis.tex"}
+
+
+def test_a_destination_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("file", "file/below"):
+        with pytest.raises(DataError, match=f"{name}: cannot be written"):
+            packed(source, tmp_path / name, "webdataset")
+
+
+def test_a_destination_inside_a_class_folder_is_refused(source: Path) -> None:
+    with pytest.raises(DataError, match="lies inside"):
+        packed(source, source / "train" / "packed", "webdataset")
+
+
+def test_a_second_pack_into_one_destination_is_refused(source: Path, tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(DataError, match="another process packs into it"):
+        packed(source, tmp_path, "webdataset")
+    packed(source, tmp_path, "webdataset")
+
+
+def test_other_settings_in_a_finished_destination_are_refused(
+    source: Path, all_formats: dict[str, Path]
+) -> None:
+    before = tree(all_formats["webdataset"])
+    with pytest.raises(DataError, match="holds a data set made with shard_samples 5 instead of 6"):
+        packed(source, all_formats["webdataset"], "webdataset", shard_samples=6)
+    with pytest.raises(DataError, match="'webdataset' instead of 'tfrecord'"):
+        packed(source, all_formats["webdataset"], "tfrecord")
+    assert tree(all_formats["webdataset"]) == before
+
+
+def test_too_little_space_is_said_before_anything_is_written(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=20 * 1000 * 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    packed(source, tmp_path / "fits", "webdataset")
+    usage = usage._replace(free=10 * 1000 * 1000)
+    with pytest.raises(DataError, match=r"0.0 GB are needed and 0.0 GB are free"):
+        packed(source, tmp_path / "full", "webdataset")
+    assert set(tree(tmp_path / "full")) == {".pack.jsonl"}

@@ -1,0 +1,233 @@
+"""Image files on their way into shards: what they are, and what may be done to them."""
+
+import io
+import pickle
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from trainyard.data.decode import BadImageError
+from trainyard.data.recode import (
+    Recode,
+    Repair,
+    ShortSide,
+    Squash,
+    oddity,
+    square_like_opencv,
+    suffix_of,
+)
+from trainyard.errors import DataError
+
+
+def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Blobs of colour and noise."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (height // 32 + 2, width // 32 + 2, 3), dtype=np.uint8)
+    blobs = np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+    noisy = blobs + rng.normal(0, 10, (height, width, 1))
+    return Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **options)
+    return out.getvalue()
+
+
+def decoded(content: bytes) -> Image.Image:
+    image = Image.open(io.BytesIO(content))
+    image.load()
+    return image
+
+
+def read_by_opencv(content: bytes) -> NDArray[np.uint8]:
+    """Blue, green, red; turned as the camera was."""
+    pixels = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
+    assert pixels is not None
+    return pixels.astype(np.uint8)
+
+
+def mean_difference(first: Image.Image, second: Image.Image) -> float:
+    assert first.size == second.size
+    assert first.mode == second.mode
+    difference = np.asarray(first, np.float64) - np.asarray(second, np.float64)
+    return float(np.abs(difference).mean())
+
+
+# --- what a file is ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [
+        ("JPEG", ".jpg"),
+        ("PNG", ".png"),
+        ("WEBP", ".webp"),
+        ("BMP", ".bmp"),
+        ("TIFF", ".tif"),
+        ("PPM", ".ppm"),
+        ("GIF", ".jpg"),  # no reader takes .gif for an image
+    ],
+)
+def test_the_suffix_is_that_of_the_content(kind: str, suffix: str) -> None:
+    assert suffix_of(encoded(photograph(20, 10), kind)) == suffix
+
+
+def test_the_suffix_of_grey_maps() -> None:
+    assert suffix_of(encoded(photograph(20, 10).convert("L"), "PPM")) == ".pgm"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xd8", b"<html>", bytes(100)])
+def test_what_is_no_image_is_odd(content: bytes) -> None:
+    assert oddity(content, "n01440764/a.JPEG") == "not an image"
+    assert suffix_of(content) == ".jpg"
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+@pytest.mark.parametrize("progressive", [True, False])
+def test_an_ordinary_jpeg_is_not_odd(mode: str, progressive: bool) -> None:
+    content = encoded(photograph(64, 48).convert(mode), "JPEG", progressive=progressive)
+    assert oddity(content, "a.JPEG") is None
+
+
+def test_a_cmyk_jpeg_is_odd_whatever_stands_before_its_size() -> None:
+    image = photograph(64, 48).convert("CMYK")
+    exif = Image.Exif()
+    exif[270] = "x" * 50_000
+    assert oddity(encoded(image, "JPEG"), "a.JPEG") == "CMYK"
+    assert oddity(encoded(image, "JPEG", exif=exif), "a.JPEG") == "CMYK"
+
+
+def test_a_jpeg_that_ends_before_its_size_is_left_to_the_decoder() -> None:
+    content = encoded(photograph(64, 48).convert("CMYK"), "JPEG")
+    for length in range(3, 200):
+        assert oddity(content[:length], "a.JPEG") in (None, "CMYK")
+    assert oddity(b"\xff\xd8\xff\xe0\x00\x00" * 20, "a.JPEG") is None
+
+
+def test_another_type_is_odd_under_the_name_of_a_jpeg_alone() -> None:
+    content = encoded(photograph(20, 10), "PNG")
+    assert oddity(content, "n02105855/n02105855_2933.JPEG") == "PNG in disguise"
+    assert oddity(content, "a.jpg") == "PNG in disguise"
+    assert oddity(content, "a.png") is None
+    assert oddity(content, "train.h5, byte 4096") is None
+
+
+# --- squash: the published rule of ImageNet-21K-P ---
+
+
+@pytest.mark.parametrize(
+    "size",
+    [(500, 375), (375, 500), (224, 224), (1600, 90), (90, 225), (225, 3), (2000, 2000), (1, 300)],
+)
+def test_squash_makes_the_pixels_of_opencv(size: tuple[int, int]) -> None:
+    source = photograph(*size)
+    theirs = cv2.resize(np.asarray(source), (224, 224), interpolation=cv2.INTER_LINEAR)
+    assert np.array_equal(square_like_opencv(np.asarray(source), 224), theirs)
+
+
+def test_squash_writes_what_opencv_writes() -> None:
+    content = encoded(photograph(500, 375), "JPEG", quality=95)
+    pixels = read_by_opencv(content)
+    theirs = decoded(cv2.imencode(".jpg", cv2.resize(pixels, (224, 224)))[1].tobytes())
+    assert mean_difference(decoded(Squash(224)(content)), theirs) < 0.01
+
+
+@pytest.mark.parametrize(("size", "is_kept"), [((223, 223), True), ((224, 100), False)])
+def test_squash_leaves_a_small_file_as_it_is(size: tuple[int, int], is_kept: bool) -> None:
+    content = encoded(photograph(*size), "JPEG")
+    result = Squash(224)(content)
+    assert (result == content) is is_kept
+    assert decoded(result).size == (size if is_kept else (224, 224))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_squash_turns_an_image_as_opencv_does(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = encoded(photograph(300, 260), "JPEG", exif=exif, quality=95)
+    pixels = read_by_opencv(content)
+    squared = cv2.cvtColor(cv2.resize(pixels, (224, 224)), cv2.COLOR_BGR2RGB)
+    result = decoded(Squash(224)(content))
+    assert mean_difference(result, Image.fromarray(squared)) < 4
+    assert not result.getexif()  # or it would be turned twice
+
+
+# --- the short side ---
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((500, 375), (341, 256)), ((375, 500), (256, 341)), ((2560, 256), (2560, 256))],
+)
+def test_the_short_side_gets_its_length(size: tuple[int, int], expected: tuple[int, int]) -> None:
+    assert decoded(ShortSide(256, 90)(encoded(photograph(*size), "JPEG"))).size == expected
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_small_image_stays_as_it_is(kind: str) -> None:
+    content = encoded(photograph(400, 256), kind)
+    assert ShortSide(256, 90)(content) == content
+
+
+def test_scaling_is_antialiased() -> None:
+    stripes = np.zeros((600, 600, 3), np.uint8)
+    stripes[:, ::2] = 255  # finer than what 256 pixels can show: an even grey
+    content = encoded(Image.fromarray(stripes), "PNG")
+    assert np.asarray(decoded(ShortSide(256, 95)(content)), np.float64).std() < 12
+    assert np.asarray(decoded(Squash(224)(content)), np.float64).std() > 50  # as published
+
+
+def test_quality_is_obeyed() -> None:
+    content = encoded(photograph(500, 375), "JPEG", quality=95)
+    assert len(ShortSide(256, 95)(content)) > 1.5 * len(ShortSide(256, 70)(content))
+
+
+# --- repair ---
+
+
+def test_repair_leaves_a_plain_jpeg_as_it_is() -> None:
+    content = encoded(photograph(64, 48), "JPEG")
+    assert Repair()(content) is content
+
+
+def test_repair_makes_a_png_an_equal_jpeg() -> None:
+    source = photograph(64, 48)
+    result = decoded(Repair()(encoded(source, "PNG")))
+    assert (result.format, result.mode) == ("JPEG", "RGB")
+    assert mean_difference(result, source) < 3
+
+
+def test_repair_makes_cmyk_rgb() -> None:
+    content = encoded(photograph(64, 48).convert("CMYK"), "JPEG", quality=100)
+    result = Repair()(content)
+    assert oddity(result, "a.JPEG") is None
+    assert mean_difference(decoded(result), decoded(content).convert("RGB")) < 3
+
+
+# --- all of them ---
+
+
+@pytest.mark.parametrize("recode", [Squash(64), ShortSide(64, 90), Repair()])
+@pytest.mark.parametrize("content", [b"", b"<html>", b"\x89PNG\r\n\x1a\n" + bytes(30)])
+def test_a_damaged_image_is_said_to_be_one(recode: Recode, content: bytes) -> None:
+    with pytest.raises(BadImageError):
+        recode(content)
+
+
+@pytest.mark.parametrize("recode", [Squash(64), ShortSide(64, 90), Repair()])
+def test_the_same_bytes_give_the_same_bytes_in_any_process(recode: Recode) -> None:
+    content = encoded(photograph(100, 100), "PNG")
+    assert pickle.loads(pickle.dumps(recode))(content) == recode(content)
+
+
+def test_impossible_settings_are_refused() -> None:
+    with pytest.raises(DataError, match="quality of 0"):
+        Squash(224, 0)
+    with pytest.raises(DataError, match="quality of 101"):
+        Repair(101)
+    with pytest.raises(DataError, match="0 pixels"):
+        ShortSide(0, 90)

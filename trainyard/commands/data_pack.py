@@ -1,0 +1,151 @@
+"""`trainyard data pack`: from any data set that can be read to any format that can be written."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainyard.errors import InputError
+
+if TYPE_CHECKING:
+    from trainyard.data.index import Index
+    from trainyard.data.pack import PackOptions
+    from trainyard.data.recode import Recode
+
+_FORMATS = ("webdataset", "tfrecord", "hdf5", "folder")  # without an import, for --help
+_SAMPLES = 1000
+_ANY_NUMBER = 1 << 62  # samples a shard, where only its bytes or nothing limits it
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("location", metavar="LOCATION", help="a folder, a file, shards or a URL")
+    parser.add_argument("destination", metavar="DESTINATION", help="folder to make")
+    parser.add_argument("--format", choices=_FORMATS, required=True)
+    parser.add_argument("--name", default="imagenet", help="that shards begin with")
+    parser.add_argument("--split", help="name of the data where LOCATION has no train and val")
+    parser.add_argument(
+        "--shard-samples", type=int, metavar="N", help=f"default {_SAMPLES:,}; HDF5: all in a file"
+    )
+    parser.add_argument("--shard-size", type=_bytes, metavar="SIZE", help="such as 1GB")
+    parser.add_argument(
+        "--short-side", type=int, metavar="PIXELS", help="scale larger images down, antialiased"
+    )
+    parser.add_argument(
+        "--quality", type=int, metavar="Q", help="of the scaled JPEGs, 1 to 100; default 95"
+    )
+    parser.add_argument(
+        "--classes", metavar="N|FILE|A,B,…", help="N at random, those in a file's lines, or these"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the order and of --classes N")
+    parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order in train")
+    parser.add_argument(
+        "--workers", type=int, metavar="N", help="processes; default: one for each core"
+    )
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.set_defaults(run_command=data_pack)
+
+
+def data_pack(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from trainyard.commands.data_show import open_splits
+    from trainyard.commands.packed import print_packed
+    from trainyard.data.class_subset import choose_classes
+    from trainyard.data.pack import only_classes, pack, shuffled
+    from trainyard.data.source import is_remote
+    from trainyard.monitor.progress import counter
+
+    if is_remote(options.destination):
+        raise InputError(f"{options.destination}: pack into a folder of this machine, then copy it")
+    pack_options = _pack_options(options)
+    indices = _named(open_splits(options.location), options)
+    classes = _same_classes(indices)
+    splits = {
+        name: shuffled(index, None if options.no_shuffle or name != "train" else options.seed)
+        for name, index in indices.items()
+    }
+    if options.classes is not None:
+        count = max(len(index.classes) for index in indices.values())
+        keep, classes = choose_classes(options.classes, classes, count, options.seed)
+        splits = {name: only_classes(selection, keep) for name, selection in splits.items()}
+    destination = Path(options.destination)
+    total = sum(len(selection.ids) for selection in splits.values())
+    with counter(Console(stderr=True), "packing", total) as progress:
+        manifest = pack(
+            splits, classes, destination, pack_options, about=_about(options), progress=progress
+        )
+    print_packed(destination, manifest, as_json=options.json)
+    return 0
+
+
+def _pack_options(options: argparse.Namespace) -> "PackOptions":
+    from trainyard.data.pack import PackOptions
+
+    samples = options.shard_samples
+    if samples is None:
+        limited = options.shard_size is None and options.format != "hdf5"
+        samples = _SAMPLES if limited else _ANY_NUMBER
+    workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
+    if workers < 1:
+        raise InputError(f"--workers {workers}: at least one process is needed")
+    return PackOptions(
+        format=options.format,
+        name=options.name,
+        shard_samples=samples,
+        shard_bytes=options.shard_size,
+        recode=_recode(options),
+        workers=workers,
+    )
+
+
+def _recode(options: argparse.Namespace) -> "Recode | None":
+    from trainyard.data.recode import ShortSide
+
+    if options.short_side is None:
+        if options.quality is not None:
+            raise InputError("--quality is of scaled images: give --short-side too, or leave it")
+        return None
+    return ShortSide(options.short_side, 95 if options.quality is None else options.quality)
+
+
+def _about(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "source": options.location,
+        "seed": options.seed,
+        "shuffled": not options.no_shuffle,
+        "classes": options.classes,
+    }
+
+
+def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[str, Index]":
+    """A single location's data is called train unless told otherwise."""
+    name = options.split
+    if name is None:
+        return {{"data": "train"}.get(split, split): index for split, index in indices.items()}
+    if not re.fullmatch(r"\w+", name):
+        raise InputError(f"--split {name!r}: a name of letters and digits is wanted")
+    if len(indices) > 1:
+        raise InputError(
+            f"--split {name}: {options.location} holds {' and '.join(indices)}; name one of them "
+            "as LOCATION, or leave --split away"
+        )
+    return dict.fromkeys([name], next(iter(indices.values())))
+
+
+def _same_classes(indices: "dict[str, Index]") -> "tuple[str, ...] | None":
+    """The names of the classes of all splits; None where the data stores numbers alone."""
+    from trainyard.data.index import check_same_classes
+
+    first, *others = indices.values()
+    for other in others:
+        check_same_classes(first.classes, other.classes, other.root, has_names=other.has_names)
+    return first.classes if first.has_names else None
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 1GB or 300MB")
+    return round(float(match[1]) * _UNITS[match[2].upper()])

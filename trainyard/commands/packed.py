@@ -1,0 +1,46 @@
+"""How a data set that has just been written is summed up."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainyard.commands.printing import size
+
+if TYPE_CHECKING:
+    from trainyard.data.manifest import Manifest
+
+_ODD_SHOWN = 3  # of each kind; dataset.json lists them
+
+
+def print_packed(destination: Path, manifest: "Manifest", *, as_json: bool) -> None:
+    """A line for each split, and one for each kind of unusual image."""
+    sizes = {split: _bytes(manifest, split) for split in manifest.splits}
+    if as_json:
+        splits = {
+            name: {
+                "location": str(destination / split.files),
+                "samples": split.samples,
+                "bytes": sizes[name],
+            }
+            for name, split in manifest.splits.items()
+        }
+        about = {"destination": str(destination), "format": manifest.format, "splits": splits}
+        print(json.dumps(about | {"classes": manifest.classes, "about": manifest.about}))
+        return
+    rows = [
+        (split.files, f"{split.samples:,} samples", size(sizes[name]))
+        for name, split in manifest.splits.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for files, samples, total in rows:
+        print(f"{files:<{widths[0]}}  {samples:>{widths[1]}}  {total}")
+    for kind, found in manifest.about["odd"].items():
+        shown = ", ".join(found["files"][:_ODD_SHOWN])
+        print(f"{found['count']:,} {kind}: {shown}{', …' if found['count'] > _ODD_SHOWN else ''}")
+
+
+def _bytes(manifest: "Manifest", split: str) -> int:
+    """Of the shards; of the images themselves where each is a file of its own."""
+    if manifest.format == "folder":
+        return int(manifest.about["image_bytes"][split])
+    return manifest.splits[split].bytes

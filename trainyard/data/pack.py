@@ -1,0 +1,249 @@
+"""From any index to any format that can be written: in parallel, restartable, bytes untouched.
+
+Each shard is a pure function of its rows and the options. It is written under a passing name,
+brought to disk and renamed; a journal at the destination lists those that are there, so that the
+same command after a kill goes on, and ends with the same bytes as if it had never been killed.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from trainyard.data.decode import BadImageError
+from trainyard.data.index import Index
+from trainyard.data.manifest import Manifest, Split, write_manifest
+from trainyard.data.pack_files import remove_stale
+from trainyard.data.pack_journal import NAME as JOURNAL
+from trainyard.data.pack_journal import Identity, Journal, finished, locked
+from trainyard.data.pack_plan import (
+    Job,
+    PackOptions,
+    Selection,
+    brace_list,
+    only_classes,
+    plan_jobs,
+    shuffled,
+)
+from trainyard.data.pack_pool import Progress, write_shards
+from trainyard.data.pack_worker import Source, Work, stem
+from trainyard.data.read import Reader
+from trainyard.data.recode import Recode
+from trainyard.errors import DataError
+
+__all__ = ["PackOptions", "Selection", "only_classes", "pack", "shuffled"]
+
+# Bytes per sample beside the image: headers, padding, half a block of a file system.
+_OVERHEAD = {"webdataset": 2304, "tfrecord": 128, "hdf5": 128, "folder": 2304}
+_MARGIN = 16 << 20  # bytes that stay free
+_TRIED = 16  # samples recoded to learn how much smaller they become
+_ODD_LISTED = 1000  # of each kind
+
+
+def pack(
+    splits: dict[str, Selection],
+    classes: tuple[str, ...] | None,
+    destination: Path,
+    options: PackOptions,
+    *,
+    about: dict[str, Any],
+    progress: Progress = lambda _: None,
+) -> Manifest:
+    """Write samples in the order given, and a manifest that names classes, shards and checksums.
+
+    `classes` are the names by label, sorted; None if there are none. DataError if the destination
+    is in use or holds something else, if space is short, or a sample cannot be read.
+    """
+    folders = _class_folders(splits, classes, options)
+    jobs = plan_jobs(splits, options)
+    identity = _identity(splits, classes, options, about)
+    _check_outside(destination, splits)
+    work = Work(destination, options, classes, folders, _sources(splits, options))
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        with locked(destination):
+            manifest = finished(destination, identity)
+            if manifest is None:
+                manifest = _write(work, splits, jobs, identity, progress=progress)
+            (destination / JOURNAL).unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{destination}: cannot be written ({error.strerror or error})") from None
+    return manifest
+
+
+def _write(
+    work: Work,
+    splits: dict[str, Selection],
+    jobs: dict[str, list[Job]],
+    identity: Identity,
+    *,
+    progress: Progress,
+) -> Manifest:
+    """Write what an earlier attempt has not written, and the manifest of it all."""
+    journal = Journal(work.destination, identity)
+    if journal.is_resumed:
+        remove_stale(work.destination)
+    left = [job for part in jobs.values() for job in part if job.name not in journal.done]
+    _check_space(work, splits, left)
+    if work.options.format == "folder":
+        _make_folders(work.destination, splits, work.folders)
+    write_shards(work, left, journal, progress)
+    manifest = _manifest(jobs, work, journal, identity)
+    if journal.is_resumed:  # a worker may have outlived its parent for a moment
+        remove_stale(work.destination)
+    write_manifest(work.destination, manifest)
+    return manifest
+
+
+def _class_folders(
+    splits: dict[str, Selection], classes: tuple[str, ...] | None, options: PackOptions
+) -> tuple[str, ...]:
+    """The names of the classes' folders, whose sorted order is that of the labels."""
+    highest = max((int(s.labels.max()) for s in splits.values() if len(s.labels)), default=0)
+    if classes is None:
+        width = len(str(highest))
+        return tuple(f"{number:0{width}d}" for number in range(highest + 1))
+    if highest >= len(classes):
+        raise DataError(f"label {highest} is beyond the {len(classes)} classes that are named")
+    if list(classes) != sorted(set(classes)):
+        raise DataError("classes are numbered by their sorted names: sort them, each named once")
+    if options.format == "folder":
+        for name in classes:
+            if name.startswith(".") or "/" in name or "\0" in name or not name:
+                raise DataError(f"class {name!r} cannot be a folder; choose another format")
+    return classes
+
+
+def _identity(
+    splits: dict[str, Selection],
+    classes: tuple[str, ...] | None,
+    options: PackOptions,
+    about: dict[str, Any],
+) -> Identity:
+    recode = options.recode
+    settings = about | {
+        "format": options.format,
+        "name": options.name,
+        "shard_samples": options.shard_samples,
+        "shard_bytes": options.shard_bytes,
+        "recode": recode and {type(recode).__name__: dataclasses.asdict(cast(Any, recode))},
+        "samples": {split: len(selection.ids) for split, selection in splits.items()},
+    }
+    settings = json.loads(json.dumps(settings))  # as it will be read back
+    digest = hashlib.sha256()
+    for part in (classes, *(settings[key] for key in settings if key not in about)):
+        digest.update(json.dumps(part).encode())
+    for selection in splits.values():
+        index = selection.index
+        digest.update(json.dumps([index.fingerprint, _file_stamps(index)]).encode())
+        digest.update(selection.ids.tobytes())
+        digest.update(selection.labels.tobytes())
+    return Identity(digest.hexdigest(), settings)
+
+
+def _file_stamps(index: Index) -> dict[str, Any]:
+    """Of the files that hold the data; folders change by what else is put in them."""
+    return {
+        name: stamp
+        for name, stamp in sorted(index.stamps.items())
+        if not os.path.isdir(os.path.join(index.root, name))
+    }
+
+
+def _check_outside(destination: Path, splits: dict[str, Selection]) -> None:
+    for selection in splits.values():
+        index = selection.index
+        if index.format == "folder" and destination.resolve().is_relative_to(
+            Path(index.root).resolve()
+        ):
+            raise DataError(
+                f"{destination}: lies inside {index.root}, where it would become a class of the "
+                "data; choose a folder outside"
+            )
+
+
+def _make_folders(
+    destination: Path, splits: dict[str, Selection], folders: tuple[str, ...]
+) -> None:
+    """Also of classes without an image, so that every class keeps its number."""
+    for split in splits:
+        for name in folders:
+            (destination / split / name).mkdir(parents=True, exist_ok=True)
+
+
+def _sources(splits: dict[str, Selection], options: PackOptions) -> dict[str, Source]:
+    return {
+        split: Source(
+            selection.index.path,
+            selection.index.fingerprint,
+            options.format == "folder" and _has_own_names(selection),
+        )
+        for split, selection in splits.items()
+    }
+
+
+def _has_own_names(selection: Selection) -> bool:
+    """Whether the base names of the source's files tell apart all images of a class."""
+    index = selection.index
+    if index.format != "folder":
+        return False
+    pairs = zip(selection.ids.tolist(), selection.labels.tolist(), strict=True)
+    hashes = np.fromiter((hash((label, stem(index, sample))) for sample, label in pairs), np.int64)
+    return len(np.unique(hashes)) == len(hashes)
+
+
+def _check_space(work: Work, splits: dict[str, Selection], jobs: list[Job]) -> None:
+    stored = sum(int(splits[job.split].index.size[job.ids].sum()) for job in jobs)
+    count = sum(len(job.ids) for job in jobs)
+    if work.options.recode is not None and jobs:
+        stored = round(stored * _shrinking(splits[jobs[0].split], work.options.recode))
+    needed = stored + count * _OVERHEAD[work.options.format] + _MARGIN
+    free = shutil.disk_usage(work.destination).free
+    if jobs and free < needed:
+        raise DataError(
+            f"{work.destination}: {needed / 1e9:,.1f} GB are needed and {free / 1e9:,.1f} GB are "
+            "free; free some space or choose another disk"
+        )
+
+
+def _shrinking(selection: Selection, recode: Recode) -> float:
+    """Bytes after recoding for each byte before, of a few samples."""
+    reader, before, after = Reader(selection.index), 1, 1
+    for sample in selection.ids[:: max(1, len(selection.ids) // _TRIED)].tolist():
+        try:
+            image = reader.read(sample)
+            before, after = before + len(image), after + len(recode(image))
+        except (OSError, BadImageError):  # judged where it is written
+            continue
+    return after / before
+
+
+def _manifest(
+    jobs: dict[str, list[Job]], work: Work, journal: Journal, identity: Identity
+) -> Manifest:
+    written = {split: [journal.done[job.name] for job in part] for split, part in jobs.items()}
+    odd: dict[str, list[str]] = {}
+    for kind, name in (odd for part in written.values() for one in part for odd in one.odd):
+        odd.setdefault(kind, []).append(name)
+    listed = {kind: {"count": len(n), "files": n[:_ODD_LISTED]} for kind, n in odd.items()}
+    return Manifest(
+        format=work.options.format,
+        classes=work.classes,
+        splits={
+            split: Split(
+                brace_list(work.options, split, len(part)), tuple(one.shard for one in part)
+            )
+            for split, part in written.items()
+        },
+        about=identity.settings
+        | {
+            "image_bytes": {s: sum(one.image_bytes for one in p) for s, p in written.items()},
+            "odd": listed,
+            "plan": identity.plan,
+        },
+    )

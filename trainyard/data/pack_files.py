@@ -1,0 +1,85 @@
+"""Files under passing names, which appear under their own once complete and on disk."""
+
+import hashlib
+import mmap
+import os
+import secrets
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from trainyard.data.formats.sample import Encoded
+from trainyard.files import fsync_folder
+
+Outputs = list[tuple[Path, Path]]
+"""Passing names and the names to come."""
+
+
+def part_of(path: Path) -> Path:
+    """A passing name in the same folder, hidden from readers."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file that has just been written: from memory, without a copy of it."""
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return hashlib.sha256(content).hexdigest()
+
+
+def publish(outputs: Outputs) -> None:
+    """Give complete files their names, the first one last."""
+    try:
+        for part, final in reversed(outputs):
+            os.replace(part, final)
+            fsync_folder(final.parent)
+    except BaseException:
+        remove(outputs)
+        raise
+
+
+def remove(outputs: Outputs) -> None:
+    for part, _ in outputs:
+        part.unlink(missing_ok=True)
+
+
+def remove_stale(destination: Path) -> None:
+    """Remove what a killed process left under passing names."""
+    for folder, _, names in os.walk(destination):
+        for name in names:
+            if name.startswith(".") and name.endswith(".part"):
+                os.unlink(os.path.join(folder, name))
+
+
+def write_folder(
+    listing: Path, samples: Iterable[Encoded], root: Path, folders: Sequence[str]
+) -> None:
+    """Write each sample as a file in its class's folder, and a list as `sha256sum` makes it."""
+    written = []
+    with open(listing, "x", encoding="utf-8", errors="surrogateescape") as lines:
+        for sample in samples:
+            name = f"{folders[sample.label]}/{sample.key}{sample.suffix}"
+            _write_file(root / name, sample.image)
+            written.append(root / name)
+            lines.write(f"{hashlib.sha256(sample.image).hexdigest()}  {name}\n")
+    for path in written:  # all after all: the first one carries most to the disk in one go
+        sync(path)
+    for folder in sorted({path.parent for path in written}):
+        fsync_folder(folder)
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    part = part_of(path)
+    try:
+        with open(part, "xb", buffering=0) as file:
+            file.write(content)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,72 @@
+"""Shards in parallel, by processes that write them and one that gives them their names."""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from itertools import islice
+
+from trainyard.data.pack_files import Outputs, publish, remove, remove_stale
+from trainyard.data.pack_journal import Journal, Written
+from trainyard.data.pack_plan import Job
+from trainyard.data.pack_worker import Signals, Work, start, write_shard
+from trainyard.errors import TrainyardError
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of samples that lie at the destination."""
+
+_TICK_S = 0.2
+
+
+def write_shards(work: Work, jobs: Sequence[Job], journal: Journal, progress: Progress) -> None:
+    """Write shards and enter them in the journal. Nothing half-written stays if it fails."""
+    before = sum(written.shard.samples for written in journal.done.values())
+    progress(before)
+    # Not fork: the caller may have threads, of torch say, and locks that they hold.
+    context = multiprocessing.get_context("spawn")
+    signals = Signals(context)
+    count = max(1, min(work.options.workers, len(jobs)))
+    pool = ProcessPoolExecutor(
+        count, mp_context=context, initializer=start, initargs=(work, signals)
+    )
+    queue = iter(jobs)
+    running: set[Future[tuple[Written, Outputs]]] = set()
+    try:
+        while True:
+            free = 2 * count - len(running)  # one in hand for each, so that none waits
+            with _interrupts_held():
+                running |= {pool.submit(write_shard, job) for job in islice(queue, free)}
+            if not running:
+                return
+            finished = wait(running, _TICK_S, FIRST_COMPLETED).done
+            for future in finished:
+                written, outputs = future.result()
+                publish(outputs)
+                running.remove(future)
+                journal.add(written)
+            progress(before + signals.count.value)
+    except BrokenProcessPool:
+        pool.shutdown()
+        remove_stale(work.destination)
+        raise TrainyardError(
+            f"{work.destination}: a packing process died, for lack of memory or of disk space "
+            "perhaps; the same command goes on from what is complete"
+        ) from None
+    finally:
+        signals.stop.value = 1
+        pool.shutdown(cancel_futures=True)
+        for future in running:
+            if not future.cancelled() and future.exception() is None:
+                remove(future.result()[1])
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits, and never reaches the processes started meanwhile: this one stops them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

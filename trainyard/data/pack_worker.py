@@ -1,0 +1,214 @@
+"""Writes one shard, in a process of its own that imports no torch and ends when its parent does."""
+
+import multiprocessing
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainyard.data.formats import FORMATS
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.index import Index, load_index
+from trainyard.data.manifest import Shard
+from trainyard.data.pack_files import Outputs, part_of, remove, sha256_of, sync, write_folder
+from trainyard.data.pack_journal import Written
+from trainyard.data.pack_plan import Job, PackOptions
+from trainyard.data.read import Reader
+from trainyard.data.recode import Recode, is_plain_jpeg, oddity, suffix_of
+from trainyard.data.source import is_remote, open_source
+from trainyard.errors import DataError
+
+_COUNT_EVERY = 64  # samples: the counter is shared by all workers
+
+
+@dataclass(frozen=True)
+class Source:
+    index: Path
+    fingerprint: str
+    keeps_names: bool
+    """Whether images keep the base names of their files."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all shards of a pack have in common."""
+
+    destination: Path
+    options: PackOptions
+    classes: tuple[str, ...] | None
+    folders: tuple[str, ...]
+    """Of the classes, in the folder format."""
+    sources: dict[str, Source]  # by split
+
+
+class Stopped(Exception):
+    """The pack was stopped."""
+
+
+class Signals:
+    """What the parent and its workers tell each other: made by the parent, inherited."""
+
+    def __init__(self, context: Any) -> None:
+        self.count = context.Value("q", 0)
+        """Samples written by all workers."""
+        self.stop = context.RawValue("b", 0)
+
+    def counted(self, written: int, total: int) -> None:
+        """A worker has written so many of its shard's samples."""
+        step = _COUNT_EVERY if written % _COUNT_EVERY == 0 else 0
+        if written == total:
+            step = total % _COUNT_EVERY or _COUNT_EVERY
+        if step:
+            with self.count.get_lock():
+                self.count.value += step
+
+
+class _Worker:
+    def __init__(self, work: Work, signals: Signals) -> None:
+        self.work, self.signals = work, signals
+        self._opened: dict[str, tuple[Index, Reader]] = {}
+
+    def open(self, split: str) -> tuple[Index, Reader]:
+        if split not in self._opened:
+            source = self.work.sources[split]
+            index = load_index(source.index)
+            if index is None or index.fingerprint != source.fingerprint:
+                raise DataError(f"{source.index}: has changed while its data was being packed")
+            self._opened[split] = index, Reader(index)
+        return self._opened[split]
+
+
+_worker: _Worker
+
+
+@dataclass
+class _Seen:
+    """What passed by on its way into a shard."""
+
+    odd: list[tuple[str, str]] = field(default_factory=list)
+    image_bytes: int = 0
+
+
+def start(work: Work, signals: Signals) -> None:
+    """Begin as a process that writes shards."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    begin(work, signals)
+
+
+def begin(work: Work, signals: Signals) -> None:
+    """Set the work that `write_shard` takes its part of."""
+    global _worker
+    warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
+    _worker = _Worker(work, signals)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def write_shard(job: Job) -> tuple[Written, Outputs]:
+    """Write a shard, on disk but under a passing name; also the renames that make it appear."""
+    final = _worker.work.destination / job.name
+    part = part_of(final)
+    outputs = [(part, final)]
+    seen = _Seen()
+    try:
+        _write(job, outputs, seen)
+        for path, _ in outputs:
+            sync(path)
+        shard = Shard(job.name, len(job.ids), part.stat().st_size, sha256_of(part))
+    except OSError as error:
+        remove(outputs)
+        raise DataError(
+            f"{final}: cannot be written ({error.strerror or error}); what is complete stays, and "
+            "the same command goes on from there"
+        ) from None
+    except BaseException:
+        remove(outputs)
+        raise
+    return Written(shard, seen.image_bytes, seen.odd), outputs
+
+
+def _write(job: Job, outputs: Outputs, seen: _Seen) -> None:
+    work, part = _worker.work, outputs[0][0]
+    part.parent.mkdir(parents=True, exist_ok=True)
+    samples = _samples(job, seen)
+    if work.options.format == "folder":
+        folders = [f"{job.split}/{name}" for name in work.folders]
+        write_folder(part, samples, work.destination, folders)
+        return
+    FORMATS[work.options.format].write(part, samples, work.classes)
+    if work.options.format == "tfrecord":  # DALI wants an index beside each
+        idx = work.destination / "idx_files" / f"{job.name}.idx"
+        idx.parent.mkdir(parents=True, exist_ok=True)
+        outputs.append((part_of(idx), idx))
+        FORMATS["tfrecord"].write_index(part, outputs[-1][0])
+
+
+def _samples(job: Job, seen: _Seen) -> Iterator[Encoded]:
+    source = _worker.work.sources[job.split]
+    index, reader = _worker.open(job.split)
+    recode, signals = _worker.work.options.recode, _worker.signals
+    for number, (sample, label) in enumerate(
+        zip(job.ids.tolist(), job.labels.tolist(), strict=True), job.first
+    ):
+        if signals.stop.value:
+            raise Stopped
+        image = _read(index, reader, sample)
+        if not is_plain_jpeg(image):
+            where = _where(index, sample)
+            seen.odd.extend((kind, where) for kind in [oddity(image, where)] if kind)
+        if recode is not None:
+            image, is_damaged = _recoded(recode, image)
+            if is_damaged:
+                seen.odd.append(("cannot be decoded", _where(index, sample)))
+        seen.image_bytes += len(image)
+        key = stem(index, sample) if source.keeps_names else f"{number:08d}"
+        yield Encoded(image, suffix_of(image), label, key)
+        signals.counted(number - job.first + 1, len(job.ids))
+
+
+def _read(index: Index, reader: Reader, sample: int) -> bytes:
+    try:
+        return reader.read(sample)
+    except OSError as error:
+        name, offset, _ = index.locate(sample)
+        raise DataError(
+            f"{name}, byte {offset}: sample {sample} cannot be read ({error}); nothing is left out "
+            "of a pack: mend it or remove it from the source"
+        ) from None
+
+
+def _recoded(recode: Recode, image: bytes) -> tuple[bytes, bool]:
+    """The new image, or the old one and True if it is damaged: training will pass over it."""
+    from trainyard.data.decode import BadImageError
+
+    try:
+        return recode(image), False
+    except BadImageError:
+        return image, True
+
+
+def stem(index: Index, sample: int) -> str:
+    """The base name of a sample's file without its suffix."""
+    return os.path.splitext(os.path.basename(index.file_names[int(index.file[sample])]))[0]
+
+
+def _where(index: Index, sample: int) -> str:
+    """A sample's file relative to the root, with its member if that is a tar."""
+    name = index.file_names[int(index.file[sample])]
+    path, offset, _ = index.locate(sample)
+    if not offset or is_remote(path):
+        return name
+    with closing(open_source(path)) as file:
+        header = file.read(max(offset - 512, 0), min(offset, 512))
+    if header[257:262] != b"ustar":
+        return f"{name}, byte {offset}"
+    return f"{name}: {header[:100].split(bytes(1))[0].decode(errors='replace')}"
