@@ -41,23 +41,23 @@ def trainyard(format: str) -> Callable[[Samples, Path], None]:
     """The work of one packing process; its start, a few tenths of a second, is not counted."""
 
     def write(samples: Samples, out: Path) -> None:
-        from trainyard.data import pack_worker
         from trainyard.data.indexing import open_index
-        from trainyard.data.pack import PackOptions, Selection
-        from trainyard.data.pack_files import publish
-        from trainyard.data.pack_plan import plan_jobs
+        from trainyard.data.pack import worker
+        from trainyard.data.pack.files import publish
+        from trainyard.data.pack.pack import PackOptions, Selection
+        from trainyard.data.pack.shards import plan_jobs
 
         index = open_index(str(Path(samples[0][0]).parent.parent))
         rows = {index.locate(row)[0]: row for row in range(len(index))}
         ids = np.array([rows[path] for path, _ in samples])
         options = PackOptions(format, shard_samples=SHARD)
-        sources = {"train": pack_worker.Source(index.path, index.fingerprint, False)}
-        work = pack_worker.Work(out, options, index.classes, index.classes, sources)
-        signals = pack_worker.Signals(multiprocessing.get_context("spawn"))
-        pack_worker.begin(work, signals)
+        sources = {"train": worker.Source(index.path, index.fingerprint, False)}
+        work = worker.Work(out, options, index.classes, index.classes, sources)
+        signals = worker.Signals(multiprocessing.get_context("spawn"))
+        worker.begin(work, signals)
         splits = {"train": Selection(index, ids, index.label[ids])}
         for job in plan_jobs(splits, options)["train"]:
-            publish(pack_worker.write_shard(job)[1])
+            publish(worker.write_shard(job)[1])
 
     return write
 

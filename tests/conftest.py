@@ -9,7 +9,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does,
 
 from tests.command_line import SHORT, run
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.digits import prepare_digits
+from trainyard.data.prepare.digits import prepare_digits
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ from torchvision.datasets import CIFAR10, CIFAR100
 
 from tests.command_line import Capture, complaint, run, shown
 from tests.mini_imagenet import tar_of
-from trainyard.data import cifar
 from trainyard.data.indexing import open_index
+from trainyard.data.prepare import cifar
 from trainyard.data.read import Reader
 from trainyard.data.splits import find_splits
 
@@ -174,6 +174,6 @@ def test_the_official_counts_are_checked(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = write_archive("cifar10", tmp_path)
-    monkeypatch.setattr("trainyard.data.preparing.check_md5", lambda *_: None)
+    monkeypatch.setattr("trainyard.data.prepare.preparation.check_md5", lambda *_: None)
     said = complaint(capsys, "data", "prepare", "cifar10", archive, tmp_path / "out")
     assert "200 images for train instead of 50,000" in said

@@ -249,7 +249,7 @@ def test_ids_of_the_class_list_are_those_of_the_devkit() -> None:
 
 
 def ilsvrc2012() -> list[str]:
-    return (Path(hdf5_layout.__file__).parent.parent / "ilsvrc2012.txt").read_text().split()
+    return (Path(hdf5_layout.__file__).parent / "ilsvrc2012.txt").read_text().split()
 
 
 @pytest.mark.parametrize("nested", [True, False])

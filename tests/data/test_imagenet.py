@@ -28,10 +28,10 @@ from tests.mini_imagenet import (
     write_devkit,
     write_mini_imagenet,
 )
-from trainyard.data import checksums, imagenet
-from trainyard.data.devkit import read_devkit
 from trainyard.data.indexing import open_index
 from trainyard.data.manifest import read_manifest
+from trainyard.data.prepare import checksums, imagenet
+from trainyard.data.prepare.devkit import read_devkit
 from trainyard.data.read import Reader
 from trainyard.data.splits import find_splits
 from trainyard.errors import DataError
@@ -160,8 +160,8 @@ def test_repair_changes_the_odd_files_alone(
 KILLED = """
 import contextlib, os, signal, sys
 from pathlib import Path
-from trainyard.data.imagenet import prepare_imagenet_1k
-from trainyard.data.preparing import Preparation
+from trainyard.data.prepare.imagenet import prepare_imagenet_1k
+from trainyard.data.prepare.preparation import Preparation
 
 source, destination, kind, stage, count = sys.argv[1:]
 

@@ -130,7 +130,8 @@ def test_find_splits_of_shards(tmp_path: Path) -> None:
 
 
 def test_find_splits_of_one_split_or_none(tmp_path: Path) -> None:
-    touch(tmp_path, "a/train/cat/1.jpg", "b/cat/1.jpg", "c.tar", "d/train.txt")
+    touch(tmp_path, "a/train/cat/1.jpg", "b/cat/1.jpg", "d/train.txt")
+    (tmp_path / "c.tar").write_bytes(bytes(1024))  # an empty archive
 
     assert find_splits(f"{tmp_path}/a") == {"train": f"{tmp_path}/a/train"}
     assert find_splits(f"{tmp_path}/b") == {}

@@ -17,11 +17,11 @@ from PIL import Image
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.manifest import Manifest, read_manifest
-from trainyard.data.pack import PackOptions, Selection, only_classes, pack, shuffled
-from trainyard.data.pack_journal import locked
-from trainyard.data.pack_plan import plan_jobs
+from trainyard.data.pack.journal import locked
+from trainyard.data.pack.pack import PackOptions, Selection, only_classes, pack, shuffled
+from trainyard.data.pack.recode import ShortSide
+from trainyard.data.pack.shards import plan_jobs
 from trainyard.data.read import Reader
-from trainyard.data.recode import ShortSide
 from trainyard.data.splits import find_splits
 from trainyard.errors import DataError
 

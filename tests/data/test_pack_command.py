@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.command_line import Capture, complaint, run, shown
-from trainyard.data.class_subset import choose_classes
 from trainyard.data.indexing import open_index
+from trainyard.data.pack.class_subset import choose_classes
 from trainyard.data.splits import find_splits
 from trainyard.errors import DataError
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trainyard.data.decode import BadImageError
-from trainyard.data.recode import (
+from trainyard.data.pack.recode import (
     Recode,
     Repair,
     ShortSide,

@@ -26,8 +26,6 @@ import pytest
 from tests.command_line import SHORT, Capture, complaint, run, shown
 from tests.data.test_loader import all_batches, spec
 from tests.data.test_read import shards
-from trainyard.data import stage
-from trainyard.data.copies import Copies
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.loader import Loader, LoaderSpec
@@ -36,7 +34,9 @@ from trainyard.data.merge import open_merged
 from trainyard.data.plan import ShuffledPlan
 from trainyard.data.read import Reader
 from trainyard.data.source import open_source
-from trainyard.data.stage import Stager
+from trainyard.data.stage import stager as staging
+from trainyard.data.stage.copies import Copies
+from trainyard.data.stage.stager import Stager
 from trainyard.errors import DataError
 
 GB = 10**9
@@ -44,8 +44,8 @@ GB = 10**9
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    monkeypatch.setattr(stage, "_LOOK_S", 0.05)
-    monkeypatch.setattr(stage, "_WAITS_S", (0.01, 0.01))
+    monkeypatch.setattr(staging, "_LOOK_S", 0.05)
+    monkeypatch.setattr(staging, "_WAITS_S", (0.01, 0.01))
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
     yield
     while jobs:
@@ -170,11 +170,11 @@ jobs: "list[subprocess.Popen[str]]" = []
 JOB = """
 import json, os, sys, time
 from pathlib import Path
-from trainyard.data import stage
+from trainyard.data.stage import stager as staging
 from trainyard.data.index import load_index
 
-stage._BLOCK, stage._LOOK_S = 1 << 16, 0.05
-stager = stage.Stager(load_index(Path(sys.argv[1])), sys.argv[2], None)
+staging._BLOCK, staging._LOOK_S = 1 << 16, 0.05
+stager = staging.Stager(load_index(Path(sys.argv[1])), sys.argv[2], None)
 print(json.dumps(os.getpid()), flush=True)
 problem = stager.run()
 print(json.dumps([problem, stager.num_made]), flush=True)
@@ -434,18 +434,18 @@ def test_jobs_that_evict_each_others_copies_never_read_wrong_bytes(tmp_path: Pat
 HAMMER = """
 import json, random, sys, time
 from pathlib import Path
-from trainyard.data import stage
+from trainyard.data.stage import stager as staging
 from trainyard.data.index import load_index
 from trainyard.data.read import Reader
 
-stage._LOOK_S = 0.01
+staging._LOOK_S = 0.01
 folder, gb, path = sys.argv[1:]
 index = load_index(Path(path))
 plain = Reader(index)
 expected = [plain.read(sample) for sample in range(len(index))]
 made = from_copies = 0
 for _ in range(30):
-    stager = stage.Stager(index, folder, float(gb))
+    stager = staging.Stager(index, folder, float(gb))
     stager.run()
     made += stager.num_made
     from_copies += len(stager.copies) - len(stager.copies.missing())
@@ -511,7 +511,7 @@ def test_a_source_that_is_damaged_on_its_way_is_fetched_again(
             content = self._source.read(offset, size)
             return content[:-1] + b"!" if self._is_garbled else content
 
-    monkeypatch.setattr(stage, "open_source", Garbled)
+    monkeypatch.setattr(staging, "open_source", Garbled)
     check_copies(index, staged(index, tmp_path / "node"))
     assert opened.count(str(tmp_path / "shard-1.tar")) == 3
 
@@ -791,13 +791,13 @@ def test_environment_variables_in_the_folder(
 ) -> None:
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
     monkeypatch.setenv("HOME", "/home/me")
-    assert stage.stage_folder("$SLURM_TMPDIR/data") == tmp_path / "data"
-    assert stage.stage_folder("~/data") == Path("/home/me/data")
+    assert staging.stage_folder("$SLURM_TMPDIR/data") == tmp_path / "data"
+    assert staging.stage_folder("~/data") == Path("/home/me/data")
     monkeypatch.delenv("SLURM_TMPDIR")
     with pytest.raises(
         DataError, match=r"cannot stage to \$SLURM_TMPDIR/data: SLURM_TMPDIR is not"
     ):
-        stage.stage_folder("$SLURM_TMPDIR/data")
+        staging.stage_folder("$SLURM_TMPDIR/data")
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,14 +14,14 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from trainyard.data.augment import CentralCrop
-from trainyard.data.checks import MAX_LISTED, Check, Finding, Progress, checked
 from trainyard.data.indexing import build_index, open_index
 from trainyard.data.loader import Loader, LoaderSpec
 from trainyard.data.manifest import read_manifest, write_manifest
-from trainyard.data.pack import PackOptions, Selection, pack, shuffled
+from trainyard.data.pack.pack import PackOptions, Selection, pack, shuffled
 from trainyard.data.plan import OnePassPlan
-from trainyard.data.verify import verify
-from trainyard.data.verify_images import same_bytes
+from trainyard.data.verify.checks import MAX_LISTED, Check, Finding, Progress, checked
+from trainyard.data.verify.images import same_bytes
+from trainyard.data.verify.verify import verify
 from trainyard.errors import DataError
 
 SIDE = 32  # pixels

@@ -10,7 +10,7 @@ import pytest
 
 from tests.services.servers import FaultyServer
 from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
-from trainyard.data.patience import _said
+from trainyard.data.remote.patience import _said
 from trainyard.files import sha256
 
 NUM_SHARDS = 4

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from trainyard.data.serve import _SEARCH, ServerOptions, serving
+from trainyard.data.remote.serve import _SEARCH, ServerOptions, serving
 
 
 def free_port() -> int:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.services.servers import FaultyServer, free_port
-from trainyard.data import http
-from trainyard.data.download import download
-from trainyard.data.http import HttpFile
+from trainyard.data.remote import http
+from trainyard.data.remote.download import download
+from trainyard.data.remote.http import HttpFile
 from trainyard.data.source import open_source
 from trainyard.errors import DataError
 
@@ -234,7 +234,7 @@ def test_a_download_is_whole_and_has_its_checksum(
 def test_a_download_goes_on_from_what_is_there(
     faulty: FaultyServer, file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.download._PIECE", 1_000_000)
+    monkeypatch.setattr("trainyard.data.remote.download._PIECE", 1_000_000)
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
     faulty.faults = ["", "", "", "503"]
     with pytest.raises(DataError, match="answers 503"):
@@ -249,7 +249,7 @@ def test_a_download_goes_on_from_what_is_there(
 def test_a_download_never_mixes_two_versions(
     faulty: FaultyServer, file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.download._PIECE", 1_000_000)
+    monkeypatch.setattr("trainyard.data.remote.download._PIECE", 1_000_000)
     faulty.faults = ["", "", "changed"]
     with pytest.raises(DataError, match="has changed on the server"):
         download(file.name, tmp_path / "copy")
@@ -262,7 +262,7 @@ def test_a_download_never_mixes_two_versions(
 def test_two_downloads_of_one_file_do_not_disturb_each_other(
     file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.download._PIECE", 100_000)
+    monkeypatch.setattr("trainyard.data.remote.download._PIECE", 100_000)
     found: list[str] = []
     threads = [
         threading.Thread(target=lambda: found.append(download(file.name, tmp_path / "copy")))

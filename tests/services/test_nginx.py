@@ -22,14 +22,14 @@ import pytest
 from tests.command_line import Capture, complaint, run, shown
 from tests.services.servers import WebServer, free_port, needs_nginx, web_server
 from tests.test_cli_signals import Started, started, wait_for
-from trainyard.data import http
 from trainyard.data.augment import RandomResizedCrop
 from trainyard.data.index import Index, save_index
 from trainyard.data.indexing import build_index, open_index
 from trainyard.data.loader import HostBatch, Loader, LoaderSpec
 from trainyard.data.plan import ShuffledPlan
 from trainyard.data.read import Reader
-from trainyard.data.remote_index import _columns
+from trainyard.data.remote import http
+from trainyard.data.remote.remote_index import _columns
 from trainyard.data.splits import find_splits
 from trainyard.errors import DataError
 
@@ -471,7 +471,7 @@ def test_mistakes_are_one_line(
 
 def test_a_port_for_root_is_refused_to_others() -> None:
     code = (
-        "import os; from pathlib import Path; from trainyard.data import serve;"
+        "import os; from pathlib import Path; from trainyard.data.remote import serve;"
         "import trainyard.errors\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
         "try: serve._check_port(serve.ServerOptions(Path('.'), port=81))\n"
@@ -487,5 +487,5 @@ def test_a_port_for_root_is_refused_to_others() -> None:
 def test_nginx_that_is_missing_is_asked_for(
     shards: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.serve._SEARCH", str(tmp_path))
+    monkeypatch.setattr("trainyard.data.remote.serve._SEARCH", str(tmp_path))
     assert "apt-get install nginx-light" in complaint(capsys, "data", "serve", shards)

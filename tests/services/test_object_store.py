@@ -17,11 +17,11 @@ import pytest
 
 from tests.command_line import SHORT, run
 from tests.services.servers import free_port
-from trainyard.data import object_store
-from trainyard.data.download import download
 from trainyard.data.indexing import build_index, open_index
-from trainyard.data.object_store import ObjectFile
 from trainyard.data.read import Reader
+from trainyard.data.remote import object_store
+from trainyard.data.remote.download import download
+from trainyard.data.remote.object_store import ObjectFile
 from trainyard.errors import DataError
 
 CONTENT = random.Random(0).randbytes(300_000)

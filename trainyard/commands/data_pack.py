@@ -10,8 +10,8 @@ from trainyard.errors import InputError
 
 if TYPE_CHECKING:
     from trainyard.data.index import Index
-    from trainyard.data.pack import PackOptions
-    from trainyard.data.recode import Recode
+    from trainyard.data.pack.pack import PackOptions
+    from trainyard.data.pack.recode import Recode
 
 _FORMATS = ("webdataset", "tfrecord", "hdf5", "folder")  # without an import, for --help
 _SAMPLES = 1000
@@ -52,8 +52,8 @@ def data_pack(options: argparse.Namespace) -> int:
 
     from trainyard.commands.data_show import open_splits
     from trainyard.commands.packed import print_packed
-    from trainyard.data.class_subset import choose_classes
-    from trainyard.data.pack import only_classes, pack, shuffled
+    from trainyard.data.pack.class_subset import choose_classes
+    from trainyard.data.pack.pack import only_classes, pack, shuffled
     from trainyard.data.source import is_remote
     from trainyard.monitor.progress import counter
 
@@ -81,7 +81,7 @@ def data_pack(options: argparse.Namespace) -> int:
 
 
 def _pack_options(options: argparse.Namespace) -> "PackOptions":
-    from trainyard.data.pack import PackOptions
+    from trainyard.data.pack.pack import PackOptions
 
     samples = options.shard_samples
     if samples is None:
@@ -101,7 +101,7 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
 
 
 def _recode(options: argparse.Namespace) -> "Recode | None":
-    from trainyard.data.recode import ShortSide
+    from trainyard.data.pack.recode import ShortSide
 
     if options.short_side is None:
         if options.quality is not None:

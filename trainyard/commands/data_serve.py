@@ -10,7 +10,7 @@ from trainyard.commands.printing import size
 from trainyard.errors import DataError, TrainyardError
 
 if TYPE_CHECKING:
-    from trainyard.data.serve import ServerOptions
+    from trainyard.data.remote.serve import ServerOptions
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def data_serve(options: argparse.Namespace) -> int:
-    from trainyard.data.serve import check_options, configuration, published, serving
+    from trainyard.data.remote.serve import check_options, configuration, published, serving
 
     server_options = _server_options(options)
     check_options(server_options)
@@ -53,7 +53,7 @@ def data_serve(options: argparse.Namespace) -> int:
 
 
 def _server_options(options: argparse.Namespace) -> "ServerOptions":
-    from trainyard.data.serve import ServerOptions
+    from trainyard.data.remote.serve import ServerOptions
 
     logins = [options.user] if options.user is not None else []
     if options.password_file:

@@ -10,7 +10,7 @@ from trainyard.commands.printing import size
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
-    from trainyard.data.stage import Stager
+    from trainyard.data.stage.stager import Stager
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def _gigabytes(text: str) -> float:
 
 
 def data_stage(options: argparse.Namespace) -> int:
-    from trainyard.data.stage import Stager
+    from trainyard.data.stage.stager import Stager
 
     stagers = {  # all open from the start: no split makes room at the cost of another
         split: Stager(index, options.to, options.gb)

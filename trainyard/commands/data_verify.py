@@ -10,7 +10,7 @@ from trainyard.commands.printing import print_table
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
-    from trainyard.data.checks import Check
+    from trainyard.data.verify.checks import Check
 
 _MAX_LINES = 20  # findings of one check on a terminal
 
@@ -34,7 +34,7 @@ def data_verify(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from trainyard.data.source import without_login
-    from trainyard.data.verify import verify
+    from trainyard.data.verify.verify import verify
     from trainyard.monitor.progress import counter
 
     workers = options.workers

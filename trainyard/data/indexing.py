@@ -16,7 +16,7 @@ from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index import Columns, Index, load_index, save_index
 from trainyard.data.location import Place, find_place
 from trainyard.data.manifest import manifest_of
-from trainyard.data.remote_index import (
+from trainyard.data.remote.remote_index import (
     Stamps,
     check_present,
     fetch_index,

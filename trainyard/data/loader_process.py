@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from trainyard.data.copies import Copies
 from trainyard.data.decode import decode_batch
 from trainyard.data.index import Index, load_index
 from trainyard.data.loader import LoaderSpec
 from trainyard.data.plan import Ids
 from trainyard.data.read import Reader
 from trainyard.data.ring import Ring, Slot
-from trainyard.data.stage import Stager
+from trainyard.data.stage.copies import Copies
+from trainyard.data.stage.stager import Stager
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:

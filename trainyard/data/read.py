@@ -4,9 +4,9 @@ import os
 import threading
 from collections import OrderedDict
 
-from trainyard.data.copies import Copies
 from trainyard.data.index import Index
 from trainyard.data.source import Source, Stamp, is_remote, open_indexed
+from trainyard.data.stage.copies import Copies
 
 _MAX_OPEN = 256  # shards held open; far below the usual limit of 1024 descriptors
 _MAX_REMOTE = 8192  # takes no descriptors, and to open one costs a round trip

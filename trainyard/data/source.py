@@ -59,11 +59,11 @@ def open_source(name: str) -> Source:
         return LocalFile(name)
     match scheme := name.partition("://")[0].lower():
         case "http" | "https":
-            from trainyard.data.http import HttpFile
+            from trainyard.data.remote.http import HttpFile
 
             return HttpFile(name)
         case "s3" | "gs":
-            from trainyard.data.object_store import ObjectFile
+            from trainyard.data.remote.object_store import ObjectFile
 
             return ObjectFile(name)
     raise DataError(

@@ -115,7 +115,7 @@ def find_classes(file: Any, where: str) -> list[str] | None:
     targets = read_targets(file, None, where)
     found = _names_in_files(file, targets)
     if found is None and _is_ilsvrc2012(splits, targets):
-        found = (files("trainyard.data") / "ilsvrc2012.txt").read_text().split()
+        found = (files("trainyard.data.formats") / "ilsvrc2012.txt").read_text().split()
     if found is None:
         raise DataError(
             f"{where}: nothing in it says what its {targets.max(initial=-1) + 1} class numbers "

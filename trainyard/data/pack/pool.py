@@ -8,10 +8,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 
-from trainyard.data.pack_files import Outputs, publish, remove, remove_stale
-from trainyard.data.pack_journal import Journal, Written
-from trainyard.data.pack_plan import Job
-from trainyard.data.pack_worker import Signals, Work, start, write_shard
+from trainyard.data.pack.files import Outputs, publish, remove, remove_stale
+from trainyard.data.pack.journal import Journal, Written
+from trainyard.data.pack.shards import Job
+from trainyard.data.pack.worker import Signals, Work, start, write_shard
 from trainyard.errors import TrainyardError
 
 Progress = Callable[[int], None]

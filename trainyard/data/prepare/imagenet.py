@@ -5,16 +5,16 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from trainyard.data.class_archives import class_archives
-from trainyard.data.devkit import Devkit, read_devkit
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.formats.tar import members
 from trainyard.data.index import Index
 from trainyard.data.location import Place, find_place
 from trainyard.data.manifest import Manifest
-from trainyard.data.pack import shuffled
-from trainyard.data.preparing import Preparation, find_archive
-from trainyard.data.recode import Repair
+from trainyard.data.pack.pack import shuffled
+from trainyard.data.pack.recode import Repair
+from trainyard.data.prepare.class_archives import class_archives
+from trainyard.data.prepare.devkit import Devkit, read_devkit
+from trainyard.data.prepare.preparation import Preparation, find_archive
 from trainyard.data.source import open_source
 from trainyard.errors import DataError
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard.data.targz import read_members
+from trainyard.data.prepare.targz import read_members
 from trainyard.errors import DataError
 
 _META = "data/meta.mat"

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from trainyard.data.class_archives import class_archives
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.location import Place, find_place
 from trainyard.data.manifest import Manifest
-from trainyard.data.pack import Selection, shuffled
-from trainyard.data.preparing import Preparation
-from trainyard.data.recode import Recode, ShortSide, Squash
+from trainyard.data.pack.pack import Selection, shuffled
+from trainyard.data.pack.recode import Recode, ShortSide, Squash
+from trainyard.data.prepare.class_archives import class_archives
+from trainyard.data.prepare.preparation import Preparation
 from trainyard.data.splits import find_splits
 from trainyard.errors import DataError
 

@@ -18,10 +18,12 @@ import numpy as np
 from trainyard.data.decode import BadImageError
 from trainyard.data.index import Index
 from trainyard.data.manifest import Manifest, Split, write_manifest
-from trainyard.data.pack_files import remove_stale
-from trainyard.data.pack_journal import NAME as JOURNAL
-from trainyard.data.pack_journal import Identity, Journal, finished, locked
-from trainyard.data.pack_plan import (
+from trainyard.data.pack.files import remove_stale
+from trainyard.data.pack.journal import NAME as JOURNAL
+from trainyard.data.pack.journal import Identity, Journal, finished, locked
+from trainyard.data.pack.pool import Progress, write_shards
+from trainyard.data.pack.recode import Recode
+from trainyard.data.pack.shards import (
     Job,
     PackOptions,
     Selection,
@@ -30,10 +32,8 @@ from trainyard.data.pack_plan import (
     plan_jobs,
     shuffled,
 )
-from trainyard.data.pack_pool import Progress, write_shards
-from trainyard.data.pack_worker import Source, Work, stem
+from trainyard.data.pack.worker import Source, Work, stem
 from trainyard.data.read import Reader
-from trainyard.data.recode import Recode
 from trainyard.errors import DataError
 
 __all__ = ["PackOptions", "Selection", "only_classes", "pack", "shuffled"]

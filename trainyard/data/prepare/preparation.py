@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainyard.data.checksums import check_md5
 from trainyard.data.formats.scan import Scan
 from trainyard.data.index import Index, load_index
 from trainyard.data.indexing import Progress, index_scan
 from trainyard.data.manifest import FILE_NAME, Manifest
-from trainyard.data.pack import PackOptions, Selection, pack
-from trainyard.data.pack_journal import NAME as JOURNAL
-from trainyard.data.pack_journal import check_empty
-from trainyard.data.recode import Recode
+from trainyard.data.pack.journal import NAME as JOURNAL
+from trainyard.data.pack.journal import check_empty
+from trainyard.data.pack.pack import PackOptions, Selection, pack
+from trainyard.data.pack.recode import Recode
+from trainyard.data.prepare.checksums import check_md5
 from trainyard.errors import DataError
 
 # A shard is written by one process, and is what a restart writes again.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainyard.data.index import Index
 from trainyard.data.keyed import fold, permute
-from trainyard.data.recode import Recode
+from trainyard.data.pack.recode import Recode
 from trainyard.errors import DataError
 
 FORMATS = ("webdataset", "tfrecord", "hdf5", "folder")

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.checks import Check, Counters, Finding, Result, checked
 from trainyard.data.index import Index, check_same_classes
 from trainyard.data.splits import all_splits
-from trainyard.data.verify_contents import check_contents
-from trainyard.data.verify_images import Hashes, Images, examine, same_bytes
-from trainyard.data.verify_index import check_saved_index
-from trainyard.data.verify_shards import check_listing, find_files, index_anew
+from trainyard.data.verify.checks import Check, Counters, Finding, Result, checked
+from trainyard.data.verify.contents import check_contents
+from trainyard.data.verify.images import Hashes, Images, examine, same_bytes
+from trainyard.data.verify.saved_index import check_saved_index
+from trainyard.data.verify.shards import check_listing, find_files, index_anew
 from trainyard.errors import DataError
 
 _UNEVEN = 10  # times as many images in the largest class as in the smallest

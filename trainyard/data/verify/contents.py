@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainyard.data.checks import Check, Counters, Finding, Progress, checked
 from trainyard.data.index import Index
 from trainyard.data.manifest import Shard
 from trainyard.data.source import Source, open_source
-from trainyard.data.verify_index import hash_names, hashes_of_names
-from trainyard.data.verify_shards import Files, data_files, format_of, plain
+from trainyard.data.verify.checks import Check, Counters, Finding, Progress, checked
+from trainyard.data.verify.saved_index import hash_names, hashes_of_names
+from trainyard.data.verify.shards import Files, data_files, format_of, plain
 from trainyard.errors import DataError
 
 _PIECE = 1 << 22  # bytes read at once

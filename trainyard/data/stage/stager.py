@@ -20,11 +20,11 @@ from itertools import accumulate, groupby
 from operator import itemgetter
 from pathlib import Path
 
-from trainyard.data.copies import GROUP, CannotStage, Copies, explained
 from trainyard.data.index import Index
 from trainyard.data.manifest import manifest_of
 from trainyard.data.read import Reader
 from trainyard.data.source import open_source
+from trainyard.data.stage.copies import GROUP, CannotStage, Copies, explained
 from trainyard.errors import DataError
 
 _BLOCK = 8 << 20  # bytes of a shard that are read at once

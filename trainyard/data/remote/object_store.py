@@ -12,7 +12,7 @@ from functools import cache
 from threading import Lock
 from typing import Any, TypeVar
 
-from trainyard.data.patience import Patience, Transient
+from trainyard.data.remote.patience import Patience, Transient
 from trainyard.data.source import Stamp
 from trainyard.errors import DataError
 

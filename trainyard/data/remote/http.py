@@ -19,7 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from trainyard.data.patience import Patience, Transient
+from trainyard.data.remote.patience import Patience, Transient
 from trainyard.data.source import Stamp, without_login
 from trainyard.errors import DataError
 

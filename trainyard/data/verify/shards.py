@@ -9,12 +9,12 @@ from types import ModuleType
 import numpy as np
 
 from trainyard.data import formats
-from trainyard.data.checks import Check, Finding, Progress, checked
 from trainyard.data.index import Index
 from trainyard.data.indexing import index_scan
 from trainyard.data.location import Place, find_place
 from trainyard.data.manifest import Manifest, Shard, manifest_of, read_manifest
 from trainyard.data.source import is_remote, open_source
+from trainyard.data.verify.checks import Check, Finding, Progress, checked
 from trainyard.errors import DataError
 
 

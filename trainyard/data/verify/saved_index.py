@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.checks import Check, Finding, checked
 from trainyard.data.index import Index
 from trainyard.data.indexing import saved_index
 from trainyard.data.keyed import fold
+from trainyard.data.verify.checks import Check, Finding, checked
 
 Hashes = NDArray[np.uint64]
 

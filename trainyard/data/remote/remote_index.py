@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from trainyard.data.download import download
 from trainyard.data.index import Columns, Index, load_index, save_index
 from trainyard.data.location import Place
+from trainyard.data.remote.download import download
 from trainyard.data.source import Stamp, open_source, without_login
 from trainyard.errors import DataError
 

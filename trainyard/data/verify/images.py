@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trainyard.data.augment import Crops
-from trainyard.data.checks import MAX_LISTED, Progress
 from trainyard.data.decode import decode_batch, open_lazily
 from trainyard.data.index import Index, load_index
 from trainyard.data.read import Reader
+from trainyard.data.verify.checks import MAX_LISTED, Progress
 from trainyard.errors import DataError
 
 T = TypeVar("T")

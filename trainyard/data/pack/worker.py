@@ -14,11 +14,11 @@ from trainyard.data.formats import FORMATS
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.index import Index, load_index
 from trainyard.data.manifest import Shard
-from trainyard.data.pack_files import Outputs, part_of, remove, sha256_of, sync, write_folder
-from trainyard.data.pack_journal import Written
-from trainyard.data.pack_plan import Job, PackOptions
+from trainyard.data.pack.files import Outputs, part_of, remove, sha256_of, sync, write_folder
+from trainyard.data.pack.journal import Written
+from trainyard.data.pack.recode import Recode, is_plain_jpeg, oddity, suffix_of
+from trainyard.data.pack.shards import Job, PackOptions
 from trainyard.data.read import Reader
-from trainyard.data.recode import Recode, is_plain_jpeg, oddity, suffix_of
 from trainyard.data.source import is_remote, open_source
 from trainyard.errors import DataError
 

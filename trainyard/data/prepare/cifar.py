@@ -19,9 +19,9 @@ from trainyard.data.index import Index
 from trainyard.data.indexing import Progress, index_scan
 from trainyard.data.location import find_place
 from trainyard.data.manifest import Manifest
-from trainyard.data.pack import shuffled
-from trainyard.data.preparing import Preparation, find_archive
-from trainyard.data.targz import read_members
+from trainyard.data.pack.pack import shuffled
+from trainyard.data.prepare.preparation import Preparation, find_archive
+from trainyard.data.prepare.targz import read_members
 from trainyard.errors import DataError
 from trainyard.files import atomic_write
 
