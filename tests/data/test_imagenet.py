@@ -103,6 +103,16 @@ def test_every_format_has_the_same_classes_and_bytes(
     assert not (tmp_path / "out" / ".prepare").exists()
 
 
+def test_the_files_of_a_folder_have_their_names_of_the_archives(
+    mini: MiniImageNet, tmp_path: Path
+) -> None:
+    assert prepare(mini.folder, tmp_path / "out", "--format", "folder") == 0
+    for split, classes in (("train", mini.train), ("val", mini.val)):
+        for wnid, images in classes.items():
+            found = {path.stem for path in (tmp_path / "out" / split / wnid).iterdir()}
+            assert found == {Path(name).stem for name in images}
+
+
 def test_a_folder_keeps_the_order_of_the_names(mini: MiniImageNet, tmp_path: Path) -> None:
     """So that a class's files come in ImageFolder's order of the unpacked archives."""
     assert prepare(mini.folder, tmp_path / "out", "--format", "folder") == 0

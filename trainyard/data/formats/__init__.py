@@ -28,10 +28,12 @@ def recognise(place: Place) -> str:
             return name
     if place.is_folder:
         raise DataError(
-            f"{place.location}: no images found; expected one folder per class (CLASS/*.jpg) "
-            "or WebDataset shards (*.tar)"
+            f"{place.location}: no images found; expected one folder per class (CLASS/*.jpg), "
+            "or tars, TFRecords or HDF5 files in it"
         )
-    raise DataError(f"{place.location}: not a known format; expected a folder or .tar shards")
+    raise DataError(
+        f"{place.location}: not a known format; expected a folder, tars, TFRecords or HDF5"
+    )
 
 
 def scan(place: Place) -> Scan:

@@ -16,7 +16,8 @@ from trainyard.errors import DataError
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
-_AHEAD = 1 << 18  # bytes; time to read so much of a disk is about that of finding another place
+_AHEAD = 1 << 18  # bytes read at once where members are small
+_NEAR = 1 << 15  # bytes that are sooner read than jumped over; ImageNet's files are longer
 _PAGE = 1 << 12  # bytes; what a disk reads at least
 _PROBES = 128  # places: a split of one per cent of the tar is met
 _MAX_METADATA = 1 << 20  # bytes of a long name or pax header; real ones are under 10 kB
@@ -66,7 +67,7 @@ class ReadAhead:
     def read(self, offset: int, size: int) -> bytes:
         begin = offset - self._start
         if begin < 0 or begin + size > len(self._content):
-            is_near = 0 <= begin < len(self._content) + _AHEAD
+            is_near = 0 <= begin < len(self._content) + _NEAR
             ahead = min(_AHEAD if is_near else _PAGE, self.size - offset)
             self._content = self._source.read(offset, max(size, ahead))
             self._start, begin = offset, 0

@@ -188,12 +188,14 @@ def _sources(splits: dict[str, Selection], options: PackOptions) -> dict[str, So
 
 
 def _has_own_names(selection: Selection) -> bool:
-    """Whether the base names of the source's files tell apart all images of a class."""
-    index = selection.index
-    if index.format != "folder":
-        return False
+    """Whether the names of the source's files or members tell apart all images of a class."""
+    hashes = np.empty(len(selection.ids), np.int64)
     pairs = zip(selection.ids.tolist(), selection.labels.tolist(), strict=True)
-    hashes = np.fromiter((hash((label, stem(index, sample))) for sample, label in pairs), np.int64)
+    for number, (sample, label) in enumerate(pairs):
+        name = stem(selection.index, sample)
+        if not name or name.startswith("."):
+            return False
+        hashes[number] = hash((label, name))
     return len(np.unique(hashes)) == len(hashes)
 
 

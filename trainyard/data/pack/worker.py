@@ -197,18 +197,27 @@ def _recoded(recode: Recode, image: bytes) -> tuple[bytes, bool]:
 
 
 def stem(index: Index, sample: int) -> str:
-    """The base name of a sample's file without its suffix."""
-    return os.path.splitext(os.path.basename(index.file_names[int(index.file[sample])]))[0]
+    """The base name of a sample's own file, or member of a tar here, without its suffix; or ""."""
+    name = index.file_names[int(index.file[sample])]
+    own = name if index.format == "folder" else _member(index, sample)
+    return os.path.splitext(os.path.basename(own))[0]
 
 
 def _where(index: Index, sample: int) -> str:
     """A sample's file relative to the root, with its member if that is a tar."""
     name = index.file_names[int(index.file[sample])]
+    member, offset = _member(index, sample), int(index.offset[sample])
+    if member:
+        return f"{name}: {member}"
+    return f"{name}, byte {offset}" if offset else name
+
+
+def _member(index: Index, sample: int) -> str:
+    """The name in the tar header before a sample; "" if there is none, or it is far away."""
     path, offset, _ = index.locate(sample)
-    if not offset or is_remote(path):
-        return name
+    if offset < 512 or is_remote(path):
+        return ""
     with closing(open_source(path)) as file:
-        header = file.read(max(offset - 512, 0), min(offset, 512))
-    if header[257:262] != b"ustar":
-        return f"{name}, byte {offset}"
-    return f"{name}: {header[:100].split(bytes(1))[0].decode(errors='replace')}"
+        header = file.read(offset - 512, 512)
+    is_header = header[257:262] == b"ustar"
+    return header[:100].split(bytes(1))[0].decode(errors="replace") if is_header else ""
