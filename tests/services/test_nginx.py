@@ -21,7 +21,7 @@ import pytest
 
 from tests.command_line import Capture, complaint, run, shown
 from tests.services.servers import WebServer, free_port, needs_nginx, web_server
-from tests.test_cli_signals import Started, started, wait_for
+from tests.test_cli_signals import LONG, Started, has_begun, started, wait_for
 from trainyard.data.augment import RandomResizedCrop
 from trainyard.data.index import Index, save_index
 from trainyard.data.indexing import build_index, open_index
@@ -213,6 +213,21 @@ def test_a_server_that_stays_away_ends_the_run(
             server.kill()
             with pytest.raises(DataError, match=r"digits-train-00000\d\.tar: .*gave up after 1 s"):
                 list(loader)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_server(shards: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with web_server(shards) as server:
+        where = ("--data", server.url, "--run", folder)
+        with started(tmp_path, "train", "debug", *where, *LONG) as command:
+            wait_for(lambda: has_begun(folder), "the first report")
+            server.kill()
+            time.sleep(1)  # until what was read ahead is used up
+            command.process.send_signal(signal.SIGINT)
+            time.sleep(1.5)
+            command.process.send_signal(signal.SIGINT)
+            assert command.process.wait(timeout=20) == 130
+            wait_for(lambda: not command.members(), "the end of the loader")
 
 
 @pytest.mark.parametrize("harm", ["altered", "truncated", "deleted"])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -40,6 +41,23 @@ def test_to_stop_outweighs_to_requeue(numbers: list[tuple[signal.Signals, object
     with StopSignal(World()) as stop:
         for number, _ in numbers:
             send(number)
+        assert stop.poll() is Stopped
+
+
+def test_a_second_ctrl_c_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard.train.stop._IMPATIENT_S", 0.01)
+    with pytest.raises(KeyboardInterrupt), StopSignal(World()) as stop:
+        send(signal.SIGINT)
+        assert stop.poll() is Stopped
+        time.sleep(0.02)
+        send(signal.SIGTERM)  # a scheduler's last word: the checkpoint is being written
+        send(signal.SIGINT)
+
+
+def test_one_ctrl_c_that_comes_twice_is_one() -> None:
+    with StopSignal(World()) as stop:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
         assert stop.poll() is Stopped
 
 

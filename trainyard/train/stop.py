@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -16,15 +17,21 @@ _SIGNALS = {
     signal.SIGTERM: _STOP,
     signal.SIGINT: _STOP,
 }
+# A launcher passes on the Ctrl-C that a terminal sends as well: what comes at once is one.
+_IMPATIENT_S = 1.0
 _REASONS: dict[int, type[Stopped]] = {_REQUEUE: Requeued, _STOP: Stopped}
 
 
 class StopSignal:
-    """While entered, signals no longer kill: they are noted, and `poll` tells all ranks alike."""
+    """While entered, signals no longer kill: they are noted, and `poll` tells all ranks alike.
+
+    But a second Ctrl-C raises KeyboardInterrupt: no checkpoint, no waiting.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._wanted = 0
+        self._interrupted: float | None = None  # when Ctrl-C first came
         self._previous: dict[signal.Signals, object] = {}
         self._group: Any = None
         self._pending: tuple[Any, Any] | None = None  # the message under way and its tensor
@@ -72,4 +79,9 @@ class StopSignal:
         return _REASONS.get(decided)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            self._interrupted = self._interrupted or now
+            if now - self._interrupted > _IMPATIENT_S:
+                raise KeyboardInterrupt  # a step may wait for a server for minutes
         self._wanted = max(self._wanted, _SIGNALS[signal.Signals(number)])
