@@ -28,7 +28,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def shards(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits as WebDataset shards with a manifest. Not to be written to."""
     folder = tmp_path_factory.mktemp("shards")
-    classes = sorted(path.name for path in (digits / "train").iterdir())
+    classes = sorted(p.name for p in (digits / "train").iterdir() if p.is_dir())
     splits = {}
     for split, count in (("train", NUM_SHARDS), ("val", 1)):
         images = sorted((digits / split).glob("*/*"), key=lambda path: path.name)
