@@ -52,9 +52,11 @@ def find_place(location: str) -> Place:
         return Place(location, split, location, names, is_folder=True, can_gain=True)
     paths = _list_files(location)
     root = _common_folder(paths)
-    names = tuple(os.path.relpath(path, root) for path in paths)
-    if is_remote(location):
-        names = tuple(path[len(root) + 1 :] for path in paths)
+    prefix = os.path.join(root, "")
+    names = tuple(
+        path[len(prefix) :] if path.startswith(prefix) else os.path.relpath(path, root)
+        for path in paths
+    )
     can_gain = not is_remote(location) and glob.has_magic(location)
     return Place(location, split, root, names, is_folder=False, can_gain=can_gain)
 
