@@ -181,16 +181,16 @@ def _stamps(root: str, names: tuple[str, ...]) -> Stamps:
     """What changes when a watched file or folder does; None for one that is gone."""
     if is_remote(root):
         return remote_stamps(root, names)
-    return {name: _local_stamp(root, name) for name in names}
+    prefix = os.path.join(root, "")
+    return {name: _local_stamp(prefix, name) for name in names}
 
 
-def _local_stamp(root: str, name: str) -> Stamp | None:
-    path = os.path.join(root, name)
+def _local_stamp(prefix: str, name: str) -> Stamp | None:
     if name == ".":  # by its names: its time changes when the index is saved in it
-        names = sorted(entry for entry in os.listdir(root) if not entry.startswith("."))
+        names = sorted(e for e in os.listdir(prefix or ".") if not e.startswith("."))
         return [hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()]
     try:
-        stat = os.stat(path)
+        stat = os.stat(prefix + name)
     except OSError:
         return None
     return [stat.st_mtime_ns, stat.st_size]
