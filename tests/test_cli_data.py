@@ -236,3 +236,7 @@ def test_nothing_survives_a_kill(slow: Path, tmp_path: Path) -> None:
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_running, workers))
+
+
+def test_options_of_a_sheet_without_a_sheet(digits: Path, capsys: Capture) -> None:
+    assert "add --sheet FILE.png" in complaint(capsys, "data", "show", digits, "--rows", 3)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _MAX_CLASSES = 25  # rows of a class table; more is for machines
 _EXTREMES = 10  # of more classes, so many of the largest and of the smallest
+_ROWS, _COLUMNS = 6, 8  # of a contact sheet
 _HEADERS = 1000  # images whose sides are looked at
 
 
@@ -24,13 +25,19 @@ def add(parser: argparse.ArgumentParser) -> None:
     sheet.add_argument("--sheet", metavar="FILE.png", help="draw random images, with labels")
     sheet.add_argument("--split", metavar="NAME", help="of this split; default: train")
     sheet.add_argument("--class", metavar="NAME", dest="class_name", help="of this class alone")
-    sheet.add_argument("--rows", metavar="R", type=int, default=6, help="default: 6")
-    sheet.add_argument("--columns", metavar="C", type=int, default=8, help="default: 8")
+    sheet.add_argument("--rows", metavar="R", type=int, default=_ROWS, help="default: 6")
+    sheet.add_argument("--columns", metavar="C", type=int, default=_COLUMNS, help="default: 8")
     sheet.add_argument("--seed", metavar="S", type=int, default=0, help="which ones; default: 0")
     parser.set_defaults(run_command=data_show)
 
 
 def data_show(options: argparse.Namespace) -> int:
+    chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
+    if options.sheet is None and chosen != (None, None, _ROWS, _COLUMNS, 0):
+        raise InputError(
+            "--split, --class, --rows, --columns and --seed are for a contact sheet: add "
+            "--sheet FILE.png"
+        )
     indices = open_splits(options.location)
     if options.sheet is not None:
         _draw_sheet(options, indices)
