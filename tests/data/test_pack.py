@@ -17,6 +17,7 @@ from PIL import Image
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.manifest import Manifest, read_manifest
+from trainyard.data.pack import files
 from trainyard.data.pack.journal import locked
 from trainyard.data.pack.pack import PackOptions, Selection, only_classes, pack, shuffled
 from trainyard.data.pack.recode import ShortSide
@@ -310,3 +311,13 @@ def test_too_little_space_is_said_before_anything_is_written(
     with pytest.raises(DataError, match=r"0.0 GB are needed and 0.0 GB are free"):
         packed(source, tmp_path / "full", "webdataset")
     assert set(tree(tmp_path / "full")) == {".pack.jsonl"}
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * 4096 + 5])
+def test_the_checksum_of_a_file_in_windows(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_WINDOW", 4096)
+    content = bytes(number % 251 for number in range(size))
+    (tmp_path / "shard").write_bytes(content)
+    assert files.sha256_of(tmp_path / "shard") == hashlib.sha256(content).hexdigest()

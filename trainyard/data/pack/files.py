@@ -10,6 +10,8 @@ from pathlib import Path
 from trainyard.data.formats.sample import Encoded
 from trainyard.files import fsync_folder
 
+_WINDOW = 1 << 26  # bytes mapped at a time; all of a large file would count as our memory
+
 Outputs = list[tuple[Path, Path]]
 """Passing names and the names to come."""
 
@@ -29,8 +31,15 @@ def sync(path: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """Of a file that has just been written: from memory, without a copy of it."""
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return hashlib.sha256(content).hexdigest()
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        for start in range(0, size, _WINDOW):
+            length = min(_WINDOW, size - start)
+            view = mmap.mmap(file.fileno(), length, access=mmap.ACCESS_READ, offset=start)
+            with view as content:
+                digest.update(content)
+    return digest.hexdigest()
 
 
 def publish(outputs: Outputs) -> None:
