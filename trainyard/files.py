@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write in binary; it takes the place of `path` only once complete and on disk."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = part_of(path)
     try:
         with open(part, "xb") as file:
             yield file
@@ -25,6 +25,19 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         part.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+def part_of(path: Path) -> Path:
+    """A passing name beside a path, hidden from readers, that nobody else uses."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def is_at(path: Path, fd: int) -> bool:
+    """Whether an open file or folder still lies at a path, or was removed or replaced."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def write_text(path: Path, text: str) -> None:

@@ -1,4 +1,3 @@
-import io
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -9,8 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from PIL import Image
 
+from tests.images import jpeg
 from tests.indexed import Stored, stored
 from trainyard.data import formats
 from trainyard.data.formats import hdf5, hdf5_layout
@@ -26,13 +25,6 @@ BYTES = h5py.vlen_dtype(np.uint8)
 
 # Around what a heap collection holds (4096 bytes), a buffer of HDF5's (64 KiB), and padding to 8.
 SIZES = (0, 1, 7, 8, 9, 100, 4048, 4064, 4080, 4096, 5000, 65_535, 65_536, 70_000, 300_001)
-
-
-def jpeg(size: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(size).integers(0, 256, (size, size, 3), np.uint8)
-    Image.fromarray(pixels).save(file, "JPEG")
-    return file.getvalue()
 
 
 def some_images() -> list[bytes]:

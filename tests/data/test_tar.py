@@ -209,15 +209,21 @@ def test_a_huge_name_is_an_error(tmp_path: Path, tar_format: int) -> None:
     assert_broken(shard, "not believable")
 
 
+def after_pax(path: Path, kind: bytes, record: bytes) -> Path:
+    """A shard with a pax header of the `kind` before its first member."""
+    info = tarfile.TarInfo("pax")
+    info.type, info.size = kind, len(record)
+    shard = good_shard(path)
+    header = info.tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0")
+    shard.write_bytes(header + shard.read_bytes())
+    return shard
+
+
 @pytest.mark.parametrize(
     "record", [b"path=no length\n", b"0 path=x\n", b"99 path=x\n", b"12 no equals\n", b"\xff 1=2\n"]
 )
 def test_a_broken_pax_header_is_an_error(tmp_path: Path, record: bytes) -> None:
-    info = tarfile.TarInfo("pax")
-    info.type, info.size = tarfile.XHDTYPE, len(record)
-    shard = good_shard(tmp_path / "0.tar")
-    header = info.tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0")
-    shard.write_bytes(header + shard.read_bytes())
+    shard = after_pax(tmp_path / "0.tar", tarfile.XHDTYPE, record)
 
     assert_broken(shard, "broken")
 
@@ -347,11 +353,7 @@ def test_what_is_no_file_is_skipped_but_not_in_the_place_of_an_image(
 
 @pytest.mark.parametrize("record", [b"14 path=1.jpg\n", b"10 size=7\n"])
 def test_one_name_or_size_for_all_members_is_an_error(tmp_path: Path, record: bytes) -> None:
-    info = tarfile.TarInfo("pax")
-    info.type, info.size = tarfile.XGLTYPE, len(record)
-    shard = good_shard(tmp_path / "0.tar")
-    header = info.tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0")
-    shard.write_bytes(header + shard.read_bytes())
+    shard = after_pax(tmp_path / "0.tar", tarfile.XGLTYPE, record)
 
     assert_broken(shard, "byte 0: .*all members")
 

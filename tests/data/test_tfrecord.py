@@ -1,5 +1,4 @@
 import gzip
-import io
 import struct
 import subprocess
 import sys
@@ -12,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from crc32c import crc32c
-from PIL import Image
 from tfrecord import example_pb2
 from tfrecord.reader import tfrecord_loader
 from tfrecord.writer import TFRecordWriter
 
+from tests.images import jpeg
 from tests.indexed import stored
 from trainyard.data import formats
 from trainyard.data.formats import tfrecord
@@ -29,13 +28,6 @@ from trainyard.errors import DataError
 
 WNIDS = ("n01440764", "n02119789", "n02510455")
 SHARD = "train-00000-of-00001"
-
-
-def jpeg(size: int) -> bytes:
-    file = io.BytesIO()
-    pixels = np.random.default_rng(size).integers(0, 256, (size, size, 3), np.uint8)
-    Image.fromarray(pixels).save(file, "JPEG")
-    return file.getvalue()
 
 
 def some_images() -> list[bytes]:

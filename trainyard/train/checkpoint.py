@@ -10,7 +10,6 @@ checkpoints/latest -> step-00001234        checkpoints/best -> step-00001000
 
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from torch import nn
 
 from trainyard.averaging.base import Averager
 from trainyard.errors import CheckpointError
-from trainyard.files import fsync_folder, sha256
+from trainyard.files import fsync_folder, part_of, sha256
 from trainyard.monitor.clock import Clock
 
 VERSION = 1
@@ -54,7 +53,7 @@ def save_checkpoint(state: TrainState, folder: Path, *, keep: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(folder)
     final = folder / f"step-{state.step:08d}"
-    part = folder / f".{final.name}.{secrets.token_hex(4)}.part"
+    part = part_of(final)
     try:
         _write(state, part)
         # One of this step is there if it was damaged, or if its evaluation is being made up for.
@@ -181,7 +180,7 @@ def point_best(folder: Path, state: TrainState) -> None:
 
 def point(link: Path, target: Path) -> None:
     """Make `link` a relative symbolic link to a sibling, in one step."""
-    part = link.with_name(f".{link.name}.{secrets.token_hex(4)}.part")
+    part = part_of(link)
     part.symlink_to(target.name)
     os.replace(part, link)
 
@@ -232,7 +231,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 def _hide(path: Path) -> Path:
     """A doomed checkpoint's new name: there is never half a one under a checkpoint's name."""
-    doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    doomed = part_of(path)
     os.replace(path, doomed)
     return doomed
 

@@ -3,22 +3,16 @@
 import hashlib
 import mmap
 import os
-import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trainyard.data.formats.sample import Encoded
-from trainyard.files import fsync_folder
+from trainyard.files import fsync_folder, part_of
 
 _WINDOW = 1 << 26  # bytes mapped at a time; all of a large file would count as our memory
 
 Outputs = list[tuple[Path, Path]]
 """Passing names and the names to come."""
-
-
-def part_of(path: Path) -> Path:
-    """A passing name in the same folder, hidden from readers."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
 def sync(path: Path) -> None:

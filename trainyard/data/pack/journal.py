@@ -11,7 +11,7 @@ from typing import Any
 
 from trainyard.data.manifest import FILE_NAME, Manifest, Shard, read_manifest
 from trainyard.errors import DataError
-from trainyard.files import JsonLines
+from trainyard.files import JsonLines, is_at
 
 NAME = ".pack.jsonl"
 
@@ -74,13 +74,13 @@ def locked(destination: Path) -> Iterator[None]:
             ) from None
         except OSError:  # a file system without locks
             break
-        if _is_at(path, lock):
+        if is_at(path, lock):
             break
         os.close(lock)  # of a pack that finished in this moment and removed it
     try:
         yield
     finally:
-        if not os.fstat(lock).st_size and _is_at(path, lock):  # nothing was begun
+        if not os.fstat(lock).st_size and is_at(path, lock):  # nothing was begun
             path.unlink()
         os.close(lock)
 
@@ -129,11 +129,4 @@ def _is_whole(destination: Path, shard: Shard) -> bool:
     try:
         return (destination / shard.name).stat().st_size == shard.bytes
     except OSError:
-        return False
-
-
-def _is_at(path: Path, fd: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(fd))
-    except FileNotFoundError:
         return False

@@ -14,13 +14,14 @@ from trainyard.data.formats import FORMATS
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.index import Index, load_index
 from trainyard.data.manifest import Shard
-from trainyard.data.pack.files import Outputs, part_of, remove, sha256_of, sync, write_folder
+from trainyard.data.pack.files import Outputs, remove, sha256_of, sync, write_folder
 from trainyard.data.pack.journal import Written
 from trainyard.data.pack.recode import Recode, is_plain_jpeg, oddity, suffix_of
 from trainyard.data.pack.shards import Job, PackOptions
 from trainyard.data.read import Reader
 from trainyard.data.source import is_remote, open_source
 from trainyard.errors import DataError
+from trainyard.files import part_of
 
 _COUNT_EVERY = 64  # samples: the counter is shared by all workers
 

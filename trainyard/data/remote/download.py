@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from trainyard.data.source import Source, open_source
-from trainyard.files import fsync_folder
+from trainyard.files import fsync_folder, is_at
 
 _PIECE = 8 << 20  # bytes asked for at once
 
@@ -32,14 +32,10 @@ def download(name: str, path: Path, progress: Progress = lambda _: None) -> str:
             digest = _fill(file, source, progress)
             file.flush()
             os.fsync(file.fileno())
-            if _is_at(part, file):  # else the other process has finished it
+            if is_at(part, file.fileno()):  # else the other process has finished it
                 os.replace(part, path)
     fsync_folder(path.parent)
     return digest
-
-
-def _is_at(path: Path, file: BinaryIO) -> bool:
-    return path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno()))
 
 
 def _fill(file: BinaryIO, source: Source, progress: Progress) -> str:

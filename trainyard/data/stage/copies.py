@@ -25,7 +25,7 @@ from typing import NamedTuple
 from trainyard.data.index import Index
 from trainyard.data.source import is_remote
 from trainyard.errors import DataError
-from trainyard.files import fsync_folder
+from trainyard.files import fsync_folder, is_at
 
 GROUP = 512  # samples that share a copy where most are files of their own
 _FEW = 16  # samples to a file, on average: not shards, but single images
@@ -235,9 +235,8 @@ def _open_shared(path: Path) -> int:
         with suppress(FileNotFoundError):  # evicted just now
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(fd, fcntl.LOCK_SH)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(path)):
-                    return fd
+            if is_at(path, fd):
+                return fd
             os.close(fd)
 
 
