@@ -9,17 +9,19 @@ PACKAGE = Path(__file__).parent.parent / "trainyard"
 
 # Units of one level do not know each other, unless both are named in SIBLINGS.
 LEVELS = [
-    {"world", "files", "errors", "section"},
+    {"world", "files", "errors", "section", "course"},
     {"data", "model", "optim", "averaging", "monitor"},
     {"train"},
     {"config"},
-    {"run", "resume"},
+    {"run", "parts", "resume"},
     {"launch"},
     {"commands", "__main__"},
 ]
 SIBLINGS = {
     ("world", "errors"),
+    ("course", "errors"),
     ("run", "resume"),  # run is the root; resume is the part of it about run directories
+    ("run", "parts"),  # and parts what it is built of
     ("__main__", "commands"),
 }
 # The loop and the step know protocols only: what they run is built and handed in by run.py.

@@ -15,21 +15,23 @@ from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from trainyard.averaging.base import AverageConfig
+from trainyard.course import Duration, Length
 from trainyard.data.augment import AugmentConfig
 from trainyard.data.loader import DataConfig, Locations
 from trainyard.errors import RecipeError
-from trainyard.model import ModelConfig
+from trainyard.model.build import ModelConfig
 from trainyard.optim.optimizers import OptimConfig
-from trainyard.optim.schedules import Duration, Length, ScheduleConfig
+from trainyard.optim.schedules import ScheduleConfig
 from trainyard.section import Section
+from trainyard.train.losses import LossConfig
 
 
 class BatchConfig(Section):
     size: int = Field(256, ge=1)
     """Samples of an update over all replicas together: the global batch."""
     micro: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Samples that a device takes at a time; "auto" takes its whole share of the batch."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    """Samples that a device takes at a time; "auto" for as many as fit into its memory."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the forward and backward pass; weights and updates stay fp32."""
 
 
@@ -46,6 +48,11 @@ class LengthConfig(Section):
     """How many checkpoints to keep, besides the best."""
     log_every: Duration = "50 steps"
     """How often to report the training loss."""
+    max_skipped: int = Field(20, ge=1)
+    """Updates running that may be skipped because a gradient is not finite; then the weights go
+    back to the last checkpoint before them, and the data runs on."""
+    max_roll_backs: int = Field(3, ge=0)
+    """How often the weights may go back before the run ends."""
     resume: str = "auto"
     """auto: go on if the run directory has a checkpoint; never; or a checkpoint to begin from."""
 
@@ -58,6 +65,7 @@ class RunConfig(Section):
     augment: AugmentConfig = AugmentConfig()
     optim: OptimConfig = OptimConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    loss: LossConfig = LossConfig()
     batch: BatchConfig = BatchConfig()
     average: AverageConfig = AverageConfig()
     run: LengthConfig = LengthConfig()
@@ -67,7 +75,15 @@ class RunConfig(Section):
 # the same when a run directory is resumed; the data is compared by its fingerprint.
 PRACTICAL = frozenset(
     (
-        *("data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"),
+        *(
+            "data.train",
+            "data.val",
+            "data.max_bad",
+            "data.threads",
+            "batch.micro",
+            "model.compile",
+            "optim.compile",
+        ),
         *("data.stage", "data.stage_gb"),
         *("run.keep", "run.log_every", "run.save_every", "run.resume"),
     )

@@ -7,15 +7,19 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from trainyard.config import RunConfig, differences, load_recipe, to_toml
-from trainyard.errors import CheckpointError, DataError
+from trainyard.course import Course
+from trainyard.errors import CheckpointError, DataError, DivergedError
 from trainyard.files import RunDirectory, write_text
 from trainyard.monitor.environment import describe_environment
 from trainyard.train import checkpoint
 from trainyard.train.checkpoint import TrainState
 from trainyard.world import World, gather, together
+
+_NOT_FINITE = "the gradient was not finite for many updates running"
+_ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, or bf16 for fp16"
 
 
 def claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
@@ -126,6 +130,47 @@ def resume(
         message = f"going on from {path} at step {state.step:,} with {replicas}"
         place = {"world_size": world.size, "host": socket.gethostname()}
         report({"kind": "event", "event": "resumed", "message": message, **place})
+
+
+class Seekable(Protocol):
+    def seek(self, step: int, skipped: int) -> None: ...
+
+
+def roll_back(
+    folder: RunDirectory,
+    state: TrainState,
+    *,
+    feed: Seekable,
+    course: Course,
+    most: int,
+    world: World,
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """After `guard` has tripped: the weights go back to a checkpoint and the data runs on.
+
+    So the samples since that checkpoint are not shown again in this epoch. DivergedError where
+    there is no earlier checkpoint, or after `most` times.
+    """
+    step, roll_backs, clock = state.step, state.roll_backs + 1, state.clock.state_dict()
+    position = course.samples(step) + state.skipped
+    with together(world):
+        if roll_backs > most:
+            raise DivergedError(f"{_NOT_FINITE} again, after {most} times of going back; {_ADVICE}")
+        found = checkpoint.newest_finite(folder.checkpoints) if world.is_first else None
+        if world.is_first and found is None:
+            raise DivergedError(f"{_NOT_FINITE}, and there is no checkpoint before; {_ADVICE}")
+    path = gather(world, found)[0]
+    assert path is not None
+    with together(world):
+        checkpoint.load_checkpoint(state, path)
+        if world.is_first:
+            checkpoint.point_best(folder.checkpoints, state)
+    state.roll_backs = roll_backs
+    state.clock.load_state_dict(clock)
+    state.skipped = position - course.samples(state.step)
+    feed.seek(state.step, state.skipped)
+    message = f"{_NOT_FINITE} up to step {step:,}: went back to step {state.step:,}, past its data"
+    report({"kind": "event", "event": "rolled back", "level": "warning", "message": message})
 
 
 def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:

@@ -1,6 +1,6 @@
 """The composition root: a RunConfig becomes built parts, then the loop runs them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -9,9 +9,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
+from trainyard.course import Course
 from trainyard.data.datasets import (
     Datasets,
     Feeds,
@@ -25,7 +24,6 @@ from trainyard.data.order import training_plan
 from trainyard.data.plan import EndlessPlan
 from trainyard.errors import DataError, RecipeError
 from trainyard.files import RunDirectory
-from trainyard.model import build_model
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.meters import Meter
@@ -33,20 +31,27 @@ from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.progress import counter
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
-from trainyard.optim.optimizers import build_optimizer
-from trainyard.optim.schedules import Every, Scale, build_schedule
-from trainyard.resume import claim, exclusive, resume
+from trainyard.parts import (
+    AUTOCASTS,
+    AVERAGERS,
+    course_of,
+    ema_of,
+    feeds_of,
+    loss_scale_of,
+    model_of,
+    optimizer_of,
+    schedule_of,
+    step_of,
+)
+from trainyard.resume import claim, exclusive, resume, roll_back
 from trainyard.train import checkpoint
 from trainyard.train.checkpoint import TrainState
 from trainyard.train.evaluate import Evaluation, evaluate
+from trainyard.train.guard import Guard
 from trainyard.train.loop import Report, Training
 from trainyard.train.loop import train as train_loop
-from trainyard.train.step import TrainStep
 from trainyard.train.stop import StopSignal
 from trainyard.world import World, member, pick_device, together
-
-AVERAGERS: dict[str, Callable[[World], Averager]] = {"allreduce": AllReduce}
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
 
 
 def train(
@@ -75,13 +80,13 @@ def _train(config: RunConfig, folder: RunDirectory, world: World, console: Conso
             config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
         )
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
-        model = _model(config, len(data.train.classes)).to(device)
+        model = model_of(config, len(data.train.classes)).to(device)
+        course = course_of(config, plan.epoch_samples)
         if world.is_first:  # only now: a recipe that cannot be built leaves no directory behind
             claim(folder, config, data.fingerprints)
-    scale = _scale(config, plan.epoch_samples)
-    with exclusive(folder, world), closing(_sinks(folder, scale, world, console)) as sinks:
+    with exclusive(folder, world), closing(_sinks(folder, course, world, console)) as sinks:
         return _train_in(
-            folder, config, data, model, plan=plan, world=world, sinks=sinks, scale=scale
+            folder, config, data, model, plan=plan, world=world, sinks=sinks, course=course
         )
 
 
@@ -94,41 +99,69 @@ def _train_in(
     plan: EndlessPlan,
     world: World,
     sinks: Sinks,
-    scale: Scale,
+    course: Course,
 ) -> Outcome:
     """Train in a run directory that is this run's alone."""
     device = next(model.parameters()).device
-    feeds = _feeds(config, world, device)
+    feeds = feeds_of(config, world, device)
     quarantine = _quarantine(folder, config, data, world)
     averager = AVERAGERS[config.average.name](world)
+    ema = ema_of(config, model)
+    if ema is not None:
+        averager.follow(ema.module)
     wrapped = averager.wrap(model.train())
-    optimizer = build_optimizer(model, config.optim)
-    state = TrainState(model, optimizer, averager, Clock(), list(data.train.classes))
-    report = partial(_report, sinks, state, quarantine, epoch_samples=plan.epoch_samples)
+    state = TrainState(
+        model=model,
+        ema=ema.module if ema else None,
+        optimizer=optimizer_of(config, model),
+        averager=averager,
+        scale=loss_scale_of(config, device),
+        guard=Guard(device, config.run.max_skipped),
+        clock=Clock(),
+        classes=list(data.train.classes),
+    )
+    report = partial(_report, sinks, state, quarantine, course=course)
     watch = partial(_watch, quarantine=quarantine, sinks=sinks, total=len(data.val))
     resume(config.run.resume, folder, state, world=world, report=report)
-    num_steps = scale.steps("100%")
     with (
         StopSignal(world) as stop,
-        feeds.train(data.train, plan, state.step, num_steps) as feed,
+        feeds.train(data.train, plan, course) as feed,
     ):
+        feed.seek(state.step, state.skipped)
         stopped = train_loop(
             Training(
                 state=state,
-                num_steps=num_steps,
-                global_batch=config.batch.size,
-                feed=iter(feed),
-                step=_build_step(config, state, wrapped, world),
-                schedule=build_schedule(config.schedule, lr=config.optim.lr, scale=scale),
+                num_steps=course.num_steps,
+                feed=feed,
+                step=step_of(
+                    config,
+                    state,
+                    wrapped,
+                    world=world,
+                    ema=ema,
+                    course=course,
+                    report=partial(_warn, report, "smaller micro-batch"),
+                ),
+                schedule=schedule_of(config, course),
                 meter=Meter(world, device, state.clock),
                 quarantine=quarantine,
                 report=report,
-                evaluate=partial(_evaluate, config, feeds, data.val, model, on_batch=watch),
+                evaluate=partial(_evaluate_state, config, feeds, data.val, state, on_batch=watch),
                 save=partial(_save, world, folder.checkpoints, state, keep=config.run.keep),
+                roll_back=partial(
+                    roll_back,
+                    folder,
+                    state,
+                    feed=feed,
+                    course=course,
+                    most=config.run.max_roll_backs,
+                    world=world,
+                    report=report,
+                ),
                 stop=stop,
-                log_every=_every(config.run.log_every, scale),
-                eval_every=_every(config.run.eval_every, scale),
-                save_every=_every(config.run.save_every, scale),
+                log_every=course.every(config.run.log_every),
+                eval_every=course.every(config.run.eval_every),
+                save_every=course.every(config.run.save_every),
                 phase=state.clock.phase,
             )
         )
@@ -149,11 +182,12 @@ def evaluate_checkpoint(
         with counter(console, "indexing samples") as progress:
             index = open_validation(config.data, classes, world, progress)
         with together(world):
-            model = _model(config, len(classes))
+            model = model_of(config, len(classes))
             checkpoint.put_weights(model, checkpoint.load_weights(path), path)
-        feeds = _feeds(config, world, device)
+        feeds = feeds_of(config, world, device)
         with counter(console, "evaluating", len(index)) as show:
-            found = _evaluate(config, feeds, index, model.to(device), on_batch=lambda _, n: show(n))
+            models = {"": model.to(device)}
+            found = _evaluate(config, feeds, index, models, on_batch=lambda _, n: show(n))[""]
         with together(world):
             if not found.samples:
                 raise DataError(
@@ -173,19 +207,10 @@ def _check_batch(config: RunConfig, world: World) -> None:
         )
 
 
-def _scale(config: RunConfig, epoch_samples: int) -> Scale:
-    num_steps = Scale(epoch_samples, config.batch.size).steps(config.run.length)
-    return Scale(epoch_samples, config.batch.size, run=num_steps * config.batch.size)
-
-
-def _every(duration: str, scale: Scale) -> Every:
-    return Every(scale.samples(duration), scale.step)
-
-
-def _sinks(folder: RunDirectory, scale: Scale, world: World, console: Console) -> Sinks:
+def _sinks(folder: RunDirectory, course: Course, world: World, console: Console) -> Sinks:
     if not world.is_first:
         return Sinks([])
-    return Sinks([JsonLinesSink(folder.metrics), ConsoleSink(scale.steps("100%"), console)])
+    return Sinks([JsonLinesSink(folder.metrics), ConsoleSink(course.num_steps, console)])
 
 
 def _quarantine(
@@ -200,49 +225,31 @@ def _quarantine(
         )
 
 
-def _feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
-    return Feeds(
-        data=config.data,
-        augment=config.augment,
-        global_batch=config.batch.size,
-        seed=config.run.seed,
-        channels_last=config.model.channels_last,
-        world=world,
-        device=device,
-    )
-
-
-def _model(config: RunConfig, num_classes: int) -> nn.Module:
-    return build_model(
-        config.model,
-        num_classes=num_classes,
-        image_size=config.data.image_size,
-        eval_size=config.data.eval_size,
-    )
-
-
-def _build_step(config: RunConfig, state: TrainState, model: nn.Module, world: World) -> TrainStep:
-    return TrainStep(
-        model=model,
-        optimizer=state.optimizer,
-        averager=state.averager,
-        micro=None if config.batch.micro == "auto" else config.batch.micro,
-        autocast=PRECISIONS[config.batch.precision],
-        label_smoothing=config.augment.label_smoothing,
-        clip_norm=config.optim.clip_norm,
-        seed=config.run.seed,
-        rank=world.rank,
-    )
+def _evaluate_state(
+    config: RunConfig,
+    feeds: Feeds,
+    index: Index,
+    state: TrainState,
+    *,
+    on_batch: Callable[[Batch, int], None],
+) -> Report:
+    """What a val report says of the weights, and under ema_… of their moving average."""
+    models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
+    found = _evaluate(config, feeds, index, models, on_batch=on_batch)
+    report = found.pop("").as_dict()
+    for prefix, evaluation in found.items():
+        report |= {f"{prefix}{key}": getattr(evaluation, key) for key in ("top1", "top5", "loss")}
+    return report
 
 
 def _evaluate(
     config: RunConfig,
     feeds: Feeds,
     index: Index,
-    model: nn.Module,
+    models: Mapping[str, nn.Module],
     *,
     on_batch: Callable[[Batch, int], None],
-) -> Evaluation:
+) -> dict[str, Evaluation]:
     """Evaluate on a whole index; `on_batch` is told each batch and the samples begun by then."""
 
     def batches(feed: Feed) -> Iterator[Batch]:
@@ -252,11 +259,11 @@ def _evaluate(
 
     with feeds.evaluation(index) as feed:
         return evaluate(
-            model,
+            models,
             batches(feed),
             world=feeds.world,
             device=feeds.device,
-            precision=PRECISIONS[config.batch.precision],
+            precision=AUTOCASTS[config.batch.precision],
         )
 
 
@@ -273,15 +280,19 @@ def _save(world: World, folder: Path, state: TrainState, *, keep: int) -> None:
 
 
 def _report(
-    sinks: Sinks, state: TrainState, quarantine: Quarantine, report: Report, *, epoch_samples: int
+    sinks: Sinks, state: TrainState, quarantine: Quarantine, report: Report, *, course: Course
 ) -> None:
     """Add to a report when and where in the run it is."""
     when = {
         "step": state.step,
-        "epoch": state.samples_seen / epoch_samples,
-        "samples": state.samples_seen,
+        "epoch": course.epoch(state.step),
+        "samples": course.samples(state.step),
         "time": state.clock.total,
     }
     if report["kind"] == "train":
         when["bad"] = quarantine.count("train")
     sinks.write(report | when)
+
+
+def _warn(report: Callable[[Report], None], event: str, message: str) -> None:
+    report({"kind": "event", "event": event, "level": "warning", "message": message})

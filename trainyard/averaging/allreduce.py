@@ -23,17 +23,20 @@ class AllReduce:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._model: nn.Module | None = None
+        self._modules: list[nn.Module] = []  # the model, and what follows it
         self._parallel: DistributedDataParallel | None = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._model = model
+        self._modules.append(model)
         if self._world.size == 1:
             return model
         # Each replica keeps batch-norm statistics of its own samples; consensus() averages them.
         options: dict[str, Any] = {"gradient_as_bucket_view": True, _SYNC_BUFFERS: False}
         self._parallel = DistributedDataParallel(model, **options)
         return self._parallel
+
+    def follow(self, module: nn.Module) -> None:
+        self._modules.append(module)
 
     def divisor(self, weight: Tensor) -> Tensor:
         """The weight of the global batch over the number of replicas, whose mean DDP takes."""
@@ -51,13 +54,13 @@ class AllReduce:
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        assert self._model is not None
         if self._world.size > 1:
-            self._average_buffers(self._model)
+            self._average_buffers()
         yield
 
-    def _average_buffers(self, model: nn.Module) -> None:
-        buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    def _average_buffers(self) -> None:
+        every = [buffer for module in self._modules for buffer in module.buffers()]
+        buffers = [buffer for buffer in every if buffer.is_floating_point()]
         if not buffers:
             return
         # One message for all of them: there are a hundred small ones in a ResNet-50.

@@ -18,6 +18,9 @@ class Averager(Protocol):
     def wrap(self, model: "nn.Module") -> "nn.Module":
         """The module to call in training; the replicas start equal."""
 
+    def follow(self, module: "nn.Module") -> None:
+        """Average `module`, a moving average of the wrapped model, with it in `consensus`."""
+
     def divisor(self, weight: "Tensor") -> "Tensor":
         """What a replica's summed loss is divided by, given the `weight` of its samples.
 

@@ -5,7 +5,7 @@ box to the target size is the decoder's work. The plain per-image references sta
 """
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ def _rising(limits: tuple[float, float]) -> tuple[float, float]:
 
 
 Range = Annotated[tuple[float, float], AfterValidator(_rising)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 
 
 class AugmentConfig(Section):
@@ -32,8 +33,26 @@ class AugmentConfig(Section):
     """Share of the image's area that a training crop covers, from and to."""
     ratio: Range = (3 / 4, 4 / 3)
     """Width over height of a training crop, from and to."""
-    flip: float = Field(0.5, ge=0, le=1)
+    flip: Probability = 0.5
     """Probability of mirroring left to right; 0 for digits or text."""
+    randaugment: str | None = None
+    """RandAugment in timm's notation, "rand-m9-mstd0.5-inc1" say, or "3a" (DeiT III)."""
+    color_jitter: tuple[Probability, ...] = ()
+    """Strengths of brightness, contrast, saturation and, if four, hue; unused with randaugment."""
+    erasing: Probability = 0.0
+    """Probability of erasing a rectangle of an image."""
+    erasing_mode: Literal["pixel", "rand", "const"] = "pixel"
+    """What fills it: noise for each pixel, one random colour, or zero."""
+    mixup: float = Field(0.0, ge=0)
+    """Alpha of mixup: shares are drawn from Beta(alpha, alpha); 0 for none."""
+    cutmix: float = Field(0.0, ge=0)
+    """Alpha of CutMix; 0 for none."""
+    mix_prob: Probability = 1.0
+    """Probability of mixing at all, with mixup or CutMix."""
+    switch_prob: Probability = 0.5
+    """Where there are both, probability of CutMix."""
+    mix_mode: Literal["batch", "pair", "elem"] = "batch"
+    """What shares one draw: the batch, a pair of samples, or nothing."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target spread evenly over all classes."""
 

@@ -7,13 +7,15 @@ from typing import Any
 
 import torch
 
+from trainyard.course import Course, Phase
 from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
-from trainyard.data.feed import Feed
+from trainyard.data.feed import NONE, Augmentation, Feed, TrainingFeed
 from trainyard.data.index import Index, check_same_classes, load_index
 from trainyard.data.indexing import Progress
 from trainyard.data.loader import DataConfig, Loader, LoaderSpec, Locations
 from trainyard.data.merge import open_merged
-from trainyard.data.plan import OnePassPlan, Plan
+from trainyard.data.plan import EndlessPlan, Excerpt, OnePassPlan
+from trainyard.data.transforms import batch_transforms, pixel_transforms
 from trainyard.errors import DataError, RecipeError
 from trainyard.world import World, cores_per_rank, gather, in_turns, together
 
@@ -106,18 +108,33 @@ class Feeds:
     world: World
     device: torch.device
 
-    def train(self, index: Index, plan: Plan, start: int, stop: int) -> Feed:
-        """Augmented, in the order of a plan, from one step to another."""
+    def train(self, index: Index, plan: EndlessPlan, course: Course) -> TrainingFeed:
+        """Augmented, in the order of a plan, with the batches and image sizes of a course."""
         augment = self.augment
-        spec = LoaderSpec(
-            plan=plan,
-            crop=RandomResizedCrop(self.seed, augment.scale, augment.ratio, augment.flip),
-            image_size=self.data.image_size,
-            start=start,
-            stop=stop,
-            **self._common(),
-        )
-        return self._feed(index, spec)
+        crop = RandomResizedCrop(self.seed, augment.scale, augment.ratio, augment.flip)
+
+        def open_phase(phase: Phase, step: int, skipped: int) -> Feed:
+            first = course.samples(step) + skipped
+            spec = LoaderSpec(
+                plan=Excerpt(plan, first, phase.batch),
+                crop=crop,
+                image_size=phase.image_size,
+                start=0,
+                stop=phase.stop - step,
+                **self._common(),
+            )
+            return self._feed(
+                index,
+                spec,
+                Augmentation(
+                    pixel_transforms(augment, seed=self.seed, mean=self.data.mean),
+                    batch_transforms(augment, seed=self.seed),
+                    position=first,
+                    global_batch=phase.batch,
+                ),
+            )
+
+        return TrainingFeed(course, open_phase)
 
     def evaluation(self, index: Index) -> Feed:
         """Every image once, its central crop."""
@@ -143,11 +160,12 @@ class Feeds:
             "stage_gb": self.data.stage_gb,
         }
 
-    def _feed(self, index: Index, spec: LoaderSpec) -> Feed:
+    def _feed(self, index: Index, spec: LoaderSpec, augmentation: Augmentation = NONE) -> Feed:
         return Feed(
             Loader(index, spec),
             self.device,
             mean=self.data.mean,
             std=self.data.std,
             channels_last=self.channels_last,
+            augmentation=augmentation,
         )

@@ -54,6 +54,9 @@ class DataConfig(Section):
     weights: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     """How often an epoch has each sample of each location in `train`, [2, 0.5] say; once if not
     given."""
+    repeats: int = Field(1, ge=1)
+    """How often a sample comes in a row, with another crop each time (repeated augmentation); an
+    epoch stays as long."""
     image_size: int = Field(224, ge=1)
     """Side of a training image in pixels."""
     eval_size: int | None = Field(None, ge=1)
@@ -92,6 +95,7 @@ class HostBatch(NamedTuple):
     images_BHWC: NDArray[np.uint8]
     labels: NDArray[np.int64]
     ids: NDArray[np.int64]
+    visits: NDArray[np.int64]  # which visit to its sample each is; see Plan.epochs
     weights: NDArray[np.float32]  # 0 for a bad sample, else 1
     bad: list[BadSample]
 
@@ -167,6 +171,7 @@ class Loader:
             images_BHWC=slot.images_BHWC[:count],
             labels=slot.labels[:count],
             ids=slot.ids[:count],
+            visits=slot.visits[:count],
             weights=slot.weights[:count],
             bad=[BadSample(*row) for row in message["bad"]],
         )

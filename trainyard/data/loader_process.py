@@ -142,6 +142,7 @@ class SliceFiller:
         )
         bad |= unreadable
         slot.ids[part] = ids
+        slot.visits[part] = epochs
         slot.labels[part] = self._index.label[ids]
         slot.weights[part] = [position not in bad for position in range(len(ids))]
         return [self._describe(int(ids[position]), reason) for position, reason in bad.items()]

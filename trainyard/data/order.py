@@ -5,7 +5,14 @@ from numpy.typing import NDArray
 
 from trainyard.data.index import Index
 from trainyard.data.loader import DataConfig
-from trainyard.data.plan import EndlessPlan, Ids, ResampledPlan, ShuffledPlan, WeightedPlan
+from trainyard.data.plan import (
+    EndlessPlan,
+    Ids,
+    RepeatedPlan,
+    ResampledPlan,
+    ShuffledPlan,
+    WeightedPlan,
+)
 from trainyard.errors import RecipeError
 
 _MAX_RUN = 64  # samples read one after another from a drawn shard; 7 MB of ImageNet
@@ -13,6 +20,11 @@ _MAX_RUN = 64  # samples read one after another from a drawn shard; 7 MB of Imag
 
 def training_plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> EndlessPlan:
     """The order that a recipe asks for. RecipeError if its keys do not fit the data."""
+    plan = _plan(config, index, global_batch=global_batch, seed=seed)
+    return plan if config.repeats == 1 else RepeatedPlan(plan, config.repeats, global_batch)
+
+
+def _plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> EndlessPlan:
     sizes = index.parts or (len(index),)
     common = {"global_batch": global_batch, "seed": seed}
     if config.order == "resample":

@@ -67,6 +67,49 @@ class EndlessPlan(ABC):
 
 
 @dataclass(frozen=True)
+class Excerpt(EndlessPlan):
+    """A plan's stream from some place on, cut into batches of a size of its own; steps from 0."""
+
+    stream: EndlessPlan
+    first: int  # position in the stream, in samples
+    global_batch: int
+
+    @property
+    def epoch_samples(self) -> int:
+        return self.stream.epoch_samples
+
+    def _ids(self, positions: Ids) -> Ids:
+        return self.stream._ids(self.first + positions)
+
+    def _visits(self, positions: Ids) -> Ids:
+        return self.stream._visits(self.first + positions)
+
+
+@dataclass(frozen=True)
+class RepeatedPlan(EndlessPlan):
+    """A stream in which every sample comes several times running, each time with another crop.
+
+    Repeated augmentation (Hoffer et al. 2020, as in DeiT): an epoch is as long as without, so it
+    shows a part of the samples, and every sample once in as many epochs as there are repeats.
+    """
+
+    stream: EndlessPlan
+    repeats: int
+    global_batch: int
+
+    @property
+    def epoch_samples(self) -> int:
+        return self.stream.epoch_samples
+
+    def _ids(self, positions: Ids) -> Ids:
+        return self.stream._ids(positions // self.repeats)
+
+    def _visits(self, positions: Ids) -> Ids:
+        visits = self.stream._visits(positions // self.repeats)
+        return visits * self.repeats + positions % self.repeats
+
+
+@dataclass(frozen=True)
 class ShuffledPlan(EndlessPlan):
     """Every sample once an epoch, and every epoch a permutation of its own.
 

@@ -19,6 +19,7 @@ class Slot(NamedTuple):
     images_BHWC: NDArray[np.uint8]
     labels: NDArray[np.int64]
     ids: NDArray[np.int64]
+    visits: NDArray[np.int64]
     weights: NDArray[np.float32]
 
 
@@ -38,17 +39,16 @@ class Ring:
         batch = self._shape[0]
         arrays: list[NDArray[np.generic]] = []
         for dtype, shape in (
-            (np.int64, (batch,)),
-            (np.int64, (batch,)),
+            *[(np.int64, (batch,))] * 3,
             (np.float32, (batch,)),
             (np.uint8, self._shape),
         ):
             array = np.ndarray(shape, dtype, self._memory, start)
             arrays.append(array)
             start += array.nbytes
-        labels, ids, weights, images_BHWC = arrays
-        return Slot(images_BHWC, labels, ids, weights)  # type: ignore[arg-type]
+        labels, ids, visits, weights, images_BHWC = arrays
+        return Slot(images_BHWC, labels, ids, visits, weights)  # type: ignore[arg-type]
 
 
 def _slot_bytes(batch: int, size: int) -> int:
-    return batch * (8 + 8 + 4 + size * size * 3)
+    return batch * (3 * 8 + 4 + size * size * 3)

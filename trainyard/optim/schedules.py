@@ -1,107 +1,73 @@
-"""Durations, and the learning rate as a pure function of the step."""
+"""Learning rate, weight decay and drop path as pure functions of the step."""
 
 import math
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
+from trainyard.course import Course, Duration, Stage
 from trainyard.section import Section
 
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|epochs?|samples?|%)")
-
-
-def _checked(text: str) -> str:
-    if not _DURATION.fullmatch(text.strip()):
-        raise ValueError(
-            'write a number and a unit: "5 epochs", "300 steps", "1000 samples", "10%"'
-        )
-    return text
-
-
-Duration = Annotated[str, AfterValidator(_checked)]
-"""A stretch of training in steps, epochs, samples or percent of the run."""
-
-
-def _checked_length(text: str) -> str:
-    if text.strip().endswith("%"):
-        raise ValueError('the length of a run is no percentage: "90 epochs", "100000 steps"')
-    if not float(_DURATION.fullmatch(text.strip())[1]):  # type: ignore[index]
-        raise ValueError("a run has at least one step")
-    return text
-
-
-Length = Annotated[Duration, AfterValidator(_checked_length)]
-"""The length of a run itself: a duration that is neither zero nor a percentage."""
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How long the units of a duration are, in samples."""
-
-    epoch: int
-    step: int  # the global batch
-    run: int | None = None  # None while the length of the run itself is being worked out
-
-    def samples(self, duration: str) -> Fraction:
-        """A duration in samples, exactly."""
-        match = _DURATION.fullmatch(duration.strip())
-        assert match is not None  # checked when the recipe was read
-        amount, unit = Fraction(match[1]), match[2].rstrip("s")
-        assert unit != "%" or self.run is not None
-        units = {
-            "step": Fraction(self.step),
-            "epoch": Fraction(self.epoch),
-            "sample": Fraction(1),
-            "%": Fraction(self.run or 0, 100),
-        }
-        return amount * units[unit]
-
-    def steps(self, duration: str) -> int:
-        """The fewest steps that cover a duration."""
-        return math.ceil(self.samples(duration) / self.step)
-
-
-@dataclass(frozen=True)
-class Every:
-    """Due at the first step at or after each multiple of a stretch of samples: no drift."""
-
-    samples: Fraction
-    batch: int
-
-    def due(self, step: int) -> bool:
-        """Whether a multiple lies in the `step`-th batch, counted from 1."""
-        if not self.samples:
-            return False
-        return step * self.batch // self.samples > (step - 1) * self.batch // self.samples
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class ScheduleConfig(Section):
-    name: Literal["cosine", "constant"] = "cosine"
+    name: Literal["cosine", "linear", "step", "constant"] = "cosine"
     """Shape of the learning rate after the warm-up."""
+    per: Literal["step", "epoch"] = "step"
+    """Whether rates change in every step, or are the same throughout an epoch."""
     warmup: Duration = "0 steps"
-    """Linear rise from 0 to `optim.lr`."""
+    """How long the learning rate rises to `optim.lr`, in a straight line."""
+    warmup_from: Fraction = 0.0
+    """The share of `optim.lr` that the rise begins with."""
+    warmup_ends: Literal["first", "both", "neither"] = "first"
+    """Which ends of the rise belong to the warm-up: the first (torch, timm), both (ConvNeXt) or
+    neither (Colossal-AI)."""
     min_lr: float = Field(0.0, ge=0)
-    """Where the cosine ends."""
+    """Where cosine and linear end."""
+    milestones: tuple[Duration, ...] = ()
+    """Of step: when the learning rate is multiplied by `gamma`."""
+    gamma: float = Field(0.1, gt=0, le=1)
+    """Of step."""
+    weight_decay_end: float | None = Field(None, ge=0)
+    """Where a cosine from `optim.weight_decay` ends, over the whole run; constant if not given."""
+    drop_path_start: float | None = Field(None, ge=0, lt=1)
+    """Where a straight line to `model.drop_path` begins, over the whole run, by epochs; constant
+    if not given."""
+    image_size: tuple[Stage, ...] = ()
+    """Progressive resizing: ["6 epochs: 160", "12 epochs: 192"] after `data.image_size`."""
+    batch_size: tuple[Stage, ...] = ()
+    """Larger or smaller global batches after `batch.size`: ["30 epochs: 4096"]."""
 
 
-Schedule = Callable[[int], float]
-"""The learning rate of each step, counted from 0."""
+class Rates(NamedTuple):
+    lr: float
+    weight_decay: float
+    drop_path: float | None  # None where the model keeps its own
 
 
-def build_schedule(config: ScheduleConfig, *, lr: float, scale: Scale) -> Schedule:
+Schedule = Callable[[int], Rates]
+"""The rates of each step, counted from 0."""
+
+
+def build_schedule(
+    config: ScheduleConfig,
+    course: Course,
+    *,
+    lr: float,
+    weight_decay: float,
+    drop_path: float | None,
+) -> Schedule:
+    """The rates of a run, from the peaks that are given."""
     shape = {"cosine": cosine, "constant": constant}[config.name]
-    num_steps = scale.steps("100%")
-    warmup = float(scale.samples(config.warmup) / scale.step)
+    warmup = float(course.at(config.warmup))
 
-    def schedule(step: int) -> float:
-        if step + 1 < warmup:
-            return lr * (step + 1) / warmup
-        progress = (step - warmup + 1) / max(num_steps - warmup, 1)
-        return shape(lr, config.min_lr, min(max(progress, 0.0), 1.0))
+    def schedule(step: int) -> Rates:
+        if step < warmup:
+            return Rates(lr * step / warmup, weight_decay, drop_path)
+        progress = (step - warmup) / max(course.num_steps - warmup, 1)
+        return Rates(shape(lr, config.min_lr, progress), weight_decay, drop_path)
 
     return schedule
 

@@ -2,8 +2,9 @@
 
 checkpoints/step-00001234/
     model.safetensors   the weights, for anyone
-    training.pt         optimizer and averager; loaded with weights_only
-    progress.json       version, step, samples seen, clock, best
+    ema.safetensors     their moving average, where there is one
+    training.pt         optimizer, averager, loss scale; loaded with weights_only
+    progress.json       version, step, clock, evaluations, what was skipped
     manifest.json       SHA-256 of each file above
 checkpoints/latest -> step-00001234        checkpoints/best -> step-00001000
 """
@@ -26,9 +27,16 @@ from trainyard.averaging.base import Averager
 from trainyard.errors import CheckpointError
 from trainyard.files import fsync_folder, part_of, sha256
 from trainyard.monitor.clock import Clock
+from trainyard.train.guard import Guard
+from trainyard.train.update import LossScale
 
-VERSION = 1
-_FILES = ("model.safetensors", "training.pt", "progress.json")
+VERSION = 2
+_MODEL, _EMA, _TRAINING, _PROGRESS = _FILES = (
+    "model.safetensors",
+    "ema.safetensors",
+    "training.pt",
+    "progress.json",
+)
 
 
 @dataclass
@@ -38,10 +46,15 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     averager: Averager
+    ema: nn.Module | None
+    scale: LossScale
+    guard: Guard
     clock: Clock
     classes: list[str]
     step: int = 0
-    samples_seen: int = 0
+    skipped: int = 0
+    """Samples of the stream that were passed over when the weights went back."""
+    roll_backs: int = 0
     last: dict[str, Any] = field(default_factory=dict)
     """The newest evaluation and its step."""
     best: dict[str, Any] = field(default_factory=dict)
@@ -74,18 +87,23 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
     """Put a verified checkpoint's contents into `state`."""
     progress = read_progress(path)
     put_weights(state.model, load_weights(path), path)
+    if state.ema is not None:
+        put_weights(state.ema, load_weights(path, ema=True), path)
     training = _load_training(path)
     _put_optimizer(state.optimizer, training, path)
     state.averager.load_state_dict(training["averager"])
+    state.scale.load_state_dict(training["scale"])
+    state.guard.load_state_dict(progress["guard"])
     state.clock.load_state_dict(progress["clock"])
-    state.step, state.samples_seen = progress["step"], progress["samples_seen"]
+    state.step, state.skipped = progress["step"], progress["skipped"]
+    state.roll_backs = progress["roll_backs"]
     state.last, state.best = progress["last"], progress["best"]
 
 
-def load_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint."""
+def load_weights(path: Path, *, ema: bool = False) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint, or their moving average."""
     try:
-        return load_file(path / "model.safetensors")
+        return load_file(path / (_EMA if ema else _MODEL))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
@@ -107,7 +125,7 @@ def _put_optimizer(optimizer: torch.optim.Optimizer, training: dict[str, Any], p
 def _load_training(path: Path) -> dict[str, Any]:
     try:
         training: dict[str, Any] = torch.load(
-            path / "training.pt", map_location="cpu", weights_only=True
+            path / _TRAINING, map_location="cpu", weights_only=True
         )
     except (OSError, RuntimeError, UnpicklingError) as error:
         reason = str(error).partition("\n")[0]  # torch goes on about how to switch safety off
@@ -118,7 +136,7 @@ def _load_training(path: Path) -> dict[str, Any]:
 def read_progress(path: Path) -> dict[str, Any]:
     """Step, best evaluation, class names and the like of a checkpoint."""
     try:
-        progress: dict[str, Any] = json.loads((path / "progress.json").read_text())
+        progress: dict[str, Any] = json.loads((path / _PROGRESS).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if progress["version"] != VERSION:
@@ -144,7 +162,8 @@ def find_problem(path: Path) -> str | None:
         return "no such checkpoint"
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-        for name in _FILES:
+        # Of the moving average there may be none.
+        for name in (name for name in _FILES if name != _EMA or name in manifest):
             if sha256(path / name) != manifest[name]:
                 return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
     except FileNotFoundError as error:
@@ -171,6 +190,14 @@ def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
     return None
 
 
+def newest_finite(folder: Path) -> Path | None:
+    """The newest good checkpoint that was not saved while updates were being skipped."""
+    for path in reversed(_checkpoints(folder)):
+        if find_problem(path) is None and not read_progress(path)["guard"]["running"]:
+            return path
+    return None
+
+
 def point_best(folder: Path, state: TrainState) -> None:
     """Make `best` what `state` knows to be the best; a kill may have come between the two."""
     best = folder / f"step-{state.best.get('step', 0):08d}"
@@ -187,33 +214,42 @@ def point(link: Path, target: Path) -> None:
 
 def _write(state: TrainState, folder: Path) -> None:
     folder.mkdir()
-    # Copies on the CPU: safetensors takes neither strided nor shared storage.
-    weights = {
-        name: tensor.detach().to("cpu", copy=True).contiguous()
-        for name, tensor in state.model.state_dict().items()
-    }
-    save_file(weights, folder / "model.safetensors")
+    _write_weights(state.model, folder / _MODEL)
+    if state.ema is not None:
+        _write_weights(state.ema, folder / _EMA)
     training = {
         "optimizer_kind": type(state.optimizer).__name__,
         "optimizer": state.optimizer.state_dict(),
         "averager": state.averager.state_dict(),
+        "scale": state.scale.state_dict(),
     }
-    torch.save(training, folder / "training.pt")
+    torch.save(training, folder / _TRAINING)
     progress = {
         "version": VERSION,
         "step": state.step,
-        "samples_seen": state.samples_seen,
+        "skipped": state.skipped,
+        "roll_backs": state.roll_backs,
+        "guard": state.guard.state_dict(),
         "clock": state.clock.state_dict(),
         "classes": state.classes,
         "last": state.last,
         "best": state.best,
     }
-    (folder / "progress.json").write_text(json.dumps(progress, indent=2) + "\n")
-    manifest = {name: sha256(folder / name) for name in _FILES}
+    (folder / _PROGRESS).write_text(json.dumps(progress, indent=2) + "\n")
+    manifest = {name: sha256(folder / name) for name in _FILES if (folder / name).exists()}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    for name in (*_FILES, "manifest.json"):
+    for name in (*manifest, "manifest.json"):
         _fsync(folder / name)
     fsync_folder(folder)
+
+
+def _write_weights(model: nn.Module, path: Path) -> None:
+    # Copies on the CPU: safetensors takes neither strided nor shared storage.
+    weights = {
+        name: tensor.detach().to("cpu", copy=True).contiguous()
+        for name, tensor in model.state_dict().items()
+    }
+    save_file(weights, path)
 
 
 def _prune(folder: Path, keep: int) -> None:

@@ -1,15 +1,26 @@
 """Exact evaluation: every sample counted once, on any number of ranks."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trainyard.train.step import Batch, autocast
+from trainyard.train.step import autocast
 from trainyard.world import World, total
+
+
+class Batch(Protocol):
+    """One rank's samples, on the device."""
+
+    @property
+    def images_BCHW(self) -> Tensor: ...
+    @property
+    def labels(self) -> Tensor: ...
+    @property
+    def weights(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -26,27 +37,34 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
+    models: Mapping[str, nn.Module],
     batches: Iterable[Batch],
     *,
     world: World,
     device: torch.device,
     precision: torch.dtype | None = None,
-) -> Evaluation:
-    """Means over all ranks' batches. The ranks meet once, at the end, so shares may differ."""
-    was_training = model.training
-    model.eval()
-    sums = torch.zeros(5, dtype=torch.float64, device=device)
+) -> dict[str, Evaluation]:
+    """Means over all ranks' batches for each model; every batch is read and decoded once.
+
+    The ranks meet once, at the end, so shares may differ.
+    """
+    was_training = {name: model.training for name, model in models.items()}
+    for model in models.values():
+        model.eval()
+    sums = torch.zeros(len(models), 5, dtype=torch.float64, device=device)
     for batch in batches:
         if len(batch.labels):
-            sums += _batch_sums(model, batch, precision)
-    model.train(was_training)
-    count, bad, top1, top5, loss = total(world, sums).tolist()
-    mean = 1 / max(count, 1)
-    return Evaluation(int(count), int(bad), top1 * mean, top5 * mean, loss * mean)
+            sums += torch.stack([_sums(model, batch, precision) for model in models.values()])
+    for name, model in models.items():
+        model.train(was_training[name])
+    found = {}
+    for name, (count, bad, *means) in zip(models, total(world, sums).tolist(), strict=True):
+        top1, top5, loss = (mean / max(count, 1) for mean in means)
+        found[name] = Evaluation(int(count), int(bad), top1, top5, loss)
+    return found
 
 
-def _batch_sums(model: nn.Module, batch: Batch, precision: torch.dtype | None) -> torch.Tensor:
+def _sums(model: nn.Module, batch: Batch, precision: torch.dtype | None) -> Tensor:
     with autocast(batch.labels.device, precision):
         logits = model(batch.images_BCHW).float()
     losses = F.cross_entropy(logits, batch.labels, reduction="none")

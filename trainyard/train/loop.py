@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 from trainyard.errors import Stopped
 from trainyard.train.checkpoint import TrainState
-from trainyard.train.evaluate import Evaluation
 from trainyard.train.step import Batch, StepStats
 
 Report = dict[str, Any]
@@ -15,6 +14,10 @@ Report = dict[str, Any]
 
 class Due(Protocol):
     def due(self, step: int) -> bool: ...
+
+
+class Rates(Protocol):
+    def _asdict(self) -> dict[str, Any]: ...
 
 
 class Meter(Protocol):
@@ -37,15 +40,15 @@ class Training:
 
     state: TrainState
     num_steps: int
-    global_batch: int
     feed: Iterator[Any]  # batches from state.step on
-    step: Callable[[Batch, int, float], StepStats]
-    schedule: Callable[[int], float]
+    step: Callable[[Batch, int, Any], StepStats]
+    schedule: Callable[[int], Rates]
     meter: Meter
     quarantine: Quarantine
     report: Callable[[Report], None]
-    evaluate: Callable[[], Evaluation]
+    evaluate: Callable[[], Report]  # has top1, and ema_top1 where there is an average
     save: Callable[[], None]
+    roll_back: Callable[[], None]
     stop: Stop
     log_every: Due
     eval_every: Due
@@ -60,6 +63,8 @@ def train(run: Training) -> type[Stopped] | None:
     every report and checkpoint of step N is about N whole updates. An evaluation comes before the
     save that records it; one that a stop cut off is made up for on resuming. Nothing is fetched
     between a step and its save, so the batch after a checkpoint is always that of its step.
+    Where gradients stay useless the weights go back to a checkpoint and the data runs on; a stop
+    comes first, as what it saves can still go back.
     """
     state = run.state
     if evaluation_is_due(run):
@@ -68,16 +73,19 @@ def train(run: Training) -> type[Stopped] | None:
     while state.step < run.num_steps:
         with run.phase("data"):
             batch = next(run.feed)
-        lr = run.schedule(state.step)
-        run.meter.add(run.step(batch, state.step, lr))
+        rates = run.schedule(state.step)
+        stats = run.step(batch, state.step, rates)
         state.step += 1
-        state.samples_seen += run.global_batch
+        run.meter.add(stats)
         run.quarantine.note("train", batch.bad)
         stopped = run.stop.poll()
+        if state.guard.tripped(stats.skipped, state.step) and not stopped:
+            run.roll_back()
+            continue
         is_last = state.step == run.num_steps
         if run.log_every.due(state.step) or is_last or stopped:
             run.quarantine.exchange()
-            run.report({"kind": "train", "step": state.step, "lr": lr, **run.meter.report()})
+            run.report({"kind": "train", **rates._asdict(), **run.meter.report()})
         is_best = not stopped and evaluation_is_due(run) and evaluate(run)
         if run.save_every.due(state.step) or is_best or is_last or stopped:
             save(run)
@@ -96,13 +104,18 @@ def evaluate(run: Training) -> bool:
     """Evaluate the consensus and report it; True if it is the best so far."""
     state = run.state
     with run.phase("eval"), state.averager.consensus():
-        state.last = {"step": state.step, **run.evaluate().as_dict()}
+        state.last = {"step": state.step, **run.evaluate()}
     run.quarantine.exchange()
-    is_best: bool = state.last["top1"] > state.best.get("top1", -1.0)
+    is_best = score(state.last) > score(state.best)
     if is_best:
         state.best = state.last
     run.report({"kind": "val", **state.last, "evaluated": state.last["samples"]})
     return is_best
+
+
+def score(evaluation: Report) -> float:
+    """The better top1 of the weights and their average; below all for no evaluation."""
+    return max(float(evaluation.get(key, -1.0)) for key in ("top1", "ema_top1"))
 
 
 def save(run: Training) -> None:

@@ -1,17 +1,17 @@
 """One optimizer update: what happens to a batch."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from trainyard.averaging.base import Averager
+from trainyard.train.micro import MicroBatchSize, is_out_of_memory
+from trainyard.train.update import Update
 
 
 class Batch(Protocol):
@@ -22,7 +22,21 @@ class Batch(Protocol):
     @property
     def labels(self) -> Tensor: ...
     @property
+    def mixed_labels(self) -> Tensor: ...
+    @property
+    def lam(self) -> Tensor: ...
+    @property
     def weights(self) -> Tensor: ...
+
+
+class MicroBatch(NamedTuple):
+    """What a device takes at a time of its share of a global batch."""
+
+    images_BCHW: Tensor
+    labels: Tensor
+    mixed_labels: Tensor
+    lam: Tensor  # the target is `lam` of the label and 1 - `lam` of the mixed label
+    weights: Tensor
 
 
 @dataclass(frozen=True)
@@ -32,64 +46,78 @@ class StepStats:
     loss_sum: Tensor
     correct: Tensor
     count: Tensor
-    grad_norm: Tensor
+    grad_norm: Tensor  # of the whole gradient, before clipping
+    skipped: Tensor  # 1 if the update was skipped because a gradient was not finite, else 0
+    update_ratio: Tensor | None  # norm of the update over that of the weights, where measured
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainStep:
-    """Forward, backward, agree, update. Calling it waits for nothing on the host."""
+    """Forward, backward, agree, update. Calling it waits for nothing on the host.
+
+    (But for an update by an optimizer whose kernels cannot skip by themselves; see update.py.)
+    """
 
     model: nn.Module  # as the averager wrapped it
-    optimizer: torch.optim.Optimizer
     averager: Averager
-    micro: int | None  # samples of a micro-step; None for the whole share at once
+    loss: Callable[[Tensor, MicroBatch], Tensor]  # logits[B, C] to losses[B]
+    micro: MicroBatchSize
     autocast: torch.dtype | None  # None for fp32
-    label_smoothing: float
-    clip_norm: float | None
+    set_rates: Callable[[Any], None]  # learning rate and the like, as the loop's schedule has them
+    update: Update
+    follow: Callable[[int], None]  # what the moving average of the weights does after an update
     seed: int
     rank: int
 
-    def __call__(self, batch: Batch, step: int, lr: float) -> StepStats:
+    def __call__(self, batch: Batch, step: int, rates: Any) -> StepStats:
         """Update the model with one batch; its loss is the exact mean over the global batch."""
-        # Keyed by the step, so that a resumed run drops out alike: there is no state to save.
-        torch.manual_seed(_seed_of(self.seed, self.rank, step))
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        divisor = self.averager.divisor(batch.weights.sum())
-        micro_batches = list(_split(batch, self.micro))
+        self.set_rates(rates)
+        count = batch.weights.sum()
+        sums = self._gradient(batch, step, self.averager.divisor(count))
+        self.averager.before_update()
+        updated = self.update(step)
+        self.averager.after_update(step)
+        self.follow(step)
+        return StepStats(sums[0], sums[1], count, *updated)
+
+    def _gradient(self, batch: Batch, step: int, divisor: Tensor) -> Tensor:
+        """Leave the gradient of the whole batch in the parameters; see _forward_backward.
+
+        If memory does not suffice the micro-batch is halved, and the batch begun anew.
+        """
+        while True:
+            # Keyed by the step, so that a resumed run drops out alike: there is no state to save.
+            torch.manual_seed(_seed_of(self.seed, self.rank, step))
+            try:
+                return self._accumulate(batch, divisor)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.micro.halve(len(batch.labels))
+            self.update.forget()
+
+    def _accumulate(self, batch: Batch, divisor: Tensor) -> Tensor:
+        micro_batches = list(_split(batch, self.micro.size))
         sums = torch.zeros(2, device=batch.weights.device)
         for number, micro_batch in enumerate(micro_batches, start=1):
             is_last = number == len(micro_batches)
             with nullcontext() if is_last else self.averager.accumulating():
-                sums += self._forward_backward(*micro_batch, divisor)
-        self.averager.before_update()
-        grad_norm = self._clip()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        self.averager.after_update(step)
-        return StepStats(sums[0], sums[1], batch.weights.sum(), grad_norm)
+                sums += self._forward_backward(micro_batch, divisor)
+        return sums
 
-    def _forward_backward(
-        self, images_BCHW: Tensor, labels: Tensor, weights: Tensor, divisor: Tensor
-    ) -> Tensor:
+    def _forward_backward(self, batch: MicroBatch, divisor: Tensor) -> Tensor:
         """Loss sum and number of correct samples, as one tensor of two."""
-        with autocast(images_BCHW.device, self.autocast):
-            logits = self.model(images_BCHW)
-        losses = F.cross_entropy(
-            logits.float(), labels, reduction="none", label_smoothing=self.label_smoothing
-        )
-        loss_sum = (losses * weights).sum()
-        torch.autograd.backward(loss_sum / divisor)
-        correct = ((logits.argmax(dim=1) == labels) * weights).sum()
-        return torch.stack([loss_sum.detach(), correct])
-
-    def _clip(self) -> Tensor:
-        """The norm of the whole gradient, which is scaled down to `clip_norm` if it is larger."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        if self.clip_norm is not None:
-            clip_grads_with_norm_(parameters, self.clip_norm, norm)
-        return norm
+        with autocast(batch.images_BCHW.device, self.autocast):
+            logits = self.model(batch.images_BCHW)
+        losses = self.loss(logits.float(), batch)
+        loss_sum = (losses * batch.weights).sum()
+        # A loss that is not finite makes every gradient so, and by the averager every rank's: all
+        # then skip the update together.
+        seed = torch.where(loss_sum.isfinite(), self.update.loss_scale, torch.nan)
+        torch.autograd.backward(loss_sum / divisor, seed)
+        guess = logits.argmax(dim=1)
+        hits = batch.lam * (guess == batch.labels) + (1 - batch.lam) * (guess == batch.mixed_labels)
+        return torch.stack([loss_sum.detach(), (hits * batch.weights).sum()])
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
@@ -103,7 +131,8 @@ def _seed_of(*key: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _split(batch: Batch, micro: int | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _split(batch: Batch, micro: int | None) -> Iterator[MicroBatch]:
     size = micro or max(len(batch.labels), 1)
-    columns = (batch.images_BCHW, batch.labels, batch.weights)
-    yield from zip(*(torch.split(column, size) for column in columns), strict=True)
+    columns = (getattr(batch, name) for name in MicroBatch._fields)
+    for parts in zip(*(torch.split(column, size) for column in columns), strict=True):
+        yield MicroBatch(*parts)

@@ -1,7 +1,7 @@
 """A timm model by name."""
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,28 @@ class ModelConfig(Section):
     """Any model of timm."""
     drop_path: float | None = Field(None, ge=0, lt=1)
     """Rate of stochastic depth; the model's own default if not given."""
+    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Further options of timm's model: {ls_init_value = 1e-6}, say."""
+    checkpoint: str | None = None
+    """Weights to begin with: "timm" for its pretrained ones, a run, a checkpoint, or a file
+    (.safetensors, .pth). The classifier is left out where the classes differ."""
+    checkpoint_key: str | None = None
+    """Entry of a .pth file that holds the weights; found by itself if not given."""
+    checkpoint_prefix: str = ""
+    """What names in the file begin with and the model's do not: "module." say."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameters that are not trained: ["stem.*", "stages.0.*"]."""
+    ema_decay: float | None = Field(None, ge=0, lt=1)
+    """Decay of a moving average of the weights, evaluated beside them; none if not given."""
+    ema_warmup: bool = False
+    """Whether the decay rises to its value, so that a short run does not average its beginning."""
+    ema_cpu: bool = False
+    """Whether the average lies in the host's memory."""
+    grad_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, a
+    quarter to a third more time."""
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    """Mode of torch.compile; reduce-overhead uses CUDA graphs."""
     channels_last: bool = True
     """Store images and weights channels last, which convolutions prefer."""
 
