@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -66,18 +67,17 @@ class Phase:
 
 @dataclass(frozen=True)
 class Every:
-    """Due at the first step at or after each multiple of a duration: no drift."""
+    """Due at the first step at or after each multiple of an amount: no drift."""
 
-    course: "Course"
-    duration: str
+    position: Callable[[int], int]
+    """Steps or samples, as the amount is, of the first so many steps."""
+    amount: Fraction
 
     def due(self, step: int) -> bool:
-        """Whether a multiple lies in the `step`-th batch, counted from 1; of "0 steps" never."""
-        amount, is_steps = self.course.amount(self.duration)
-        if not amount:
+        """Whether a multiple lies in the `step`-th batch, counted from 1; of 0 never."""
+        if not self.amount:
             return False
-        position = (lambda n: n) if is_steps else self.course.samples
-        return position(step) // amount > position(step - 1) // amount
+        return self.position(step) // self.amount > self.position(step - 1) // self.amount
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,19 @@ class Course:
 
     def at(self, duration: str) -> Fraction:
         """A duration from the beginning of the run, in steps; the last may be a part of one."""
-        amount, is_steps = self.amount(duration)
+        amount, is_steps = self._amount(duration)
         return amount if is_steps else _steps(amount, self.phases)
 
-    def every(self, duration: str) -> Every:
-        return Every(self, duration)
+    def epochs(self, duration: str) -> Fraction:
+        """A duration from the beginning of the run, in epochs."""
+        amount, is_steps = self._amount(duration)
+        return (_samples(amount, self.phases) if is_steps else amount) / self.epoch_samples
 
-    def amount(self, duration: str) -> tuple[Fraction, bool]:
-        """A duration in steps (and True) or in samples (and False), exactly."""
+    def every(self, duration: str) -> Every:
+        amount, is_steps = self._amount(duration)
+        return Every(int if is_steps else self.samples, amount)
+
+    def _amount(self, duration: str) -> tuple[Fraction, bool]:
         return _amount(duration, self.length, self.epoch_samples)
 
 
@@ -125,43 +130,51 @@ def build_course(
     batch_stages: Sequence[str] = (),
     size_stages: Sequence[str] = (),
 ) -> Course:
-    """The course of a run that begins with `batch` and `image_size`; see Stage for changes."""
-    phases = [Phase(0, 0, 0, batch, image_size)]  # without ends as yet
+    """The course of a run that begins with `batch` and `image_size`; see Stage for changes.
 
-    def first_step(duration: str) -> int:
+    A stage begins with the first step at or after its duration, and at the end of the run the
+    later ones are left out. RecipeError if stages are not in order.
+    """
+    batches = [Phase(0, 0, 0, batch, image_size)]  # without ends as yet
+
+    def position(duration: str) -> Fraction:
+        """In steps; where it is given in samples, by the batches that are known so far."""
         amount, is_steps = _amount(duration, length, epoch_samples)
-        return math.ceil(amount if is_steps else _steps(amount, phases))
+        return amount if is_steps else _steps(amount, batches)
 
-    for start, value in _changes(batch_stages, first_step):
-        last = phases[-1]
-        seen = last.first_sample + (start - last.start) * last.batch
-        phases.append(Phase(start, start, seen, value, image_size))
-    num_steps = first_step(length)
-    sizes = [(0, image_size), *_changes(size_stages, first_step)]
-    starts = sorted({phase.start for phase in phases} | {start for start, _ in sizes})
-    starts = [start for start in starts if start < num_steps]
-    merged = []
-    for start, stop in zip(starts, [*starts[1:], num_steps], strict=True):
-        old = [phase for phase in phases if phase.start <= start][-1]
-        seen = old.first_sample + (start - old.start) * old.batch
+    for start, value in _changes("schedule.batch_size", batch_stages, position):
+        batches.append(Phase(start, start, int(_samples(start, batches)), value, image_size))
+    num_steps = math.ceil(position(length))
+    sizes = [(0, image_size), *_changes("schedule.image_size", size_stages, position)]
+    starts = {phase.start for phase in batches} | {start for start, _ in sizes}
+    borders = [*sorted(start for start in starts if start < num_steps), num_steps]
+    phases = []
+    for start, stop in pairwise(borders):
+        now = _phase(start, batches).batch
         size = [size for begin, size in sizes if begin <= start][-1]
-        merged.append(Phase(start, stop, seen, old.batch, size))
-    return Course(epoch_samples, length, tuple(merged))
+        phases.append(Phase(start, stop, int(_samples(start, batches)), now, size))
+    return Course(epoch_samples, length, tuple(phases))
 
 
-def _changes(stages: Sequence[str], first_step: Callable[[str], int]) -> Iterator[tuple[int, int]]:
-    """The first step and the value of each stage. RecipeError if one begins before another."""
-    before = -1
+def _changes(
+    key: str, stages: Sequence[str], position: Callable[[str], Fraction]
+) -> Iterator[tuple[int, int]]:
+    """The first step and the value of each stage."""
+    before = Fraction(-1)
     for stage in stages:
         duration, _, value = stage.rpartition(":")
-        start = first_step(duration)
-        if start <= before:
-            raise RecipeError(f"stage {stage!r} begins no later than the one before it")
-        yield start, int(value)
-        before = start
+        begin = position(duration)
+        # Exactly, not in whole steps: in a short run stages may well begin with the same one.
+        if begin <= before:
+            raise RecipeError(
+                f"{key}: {stage!r} begins no later than the stage before it: write them in order"
+            )
+        yield math.ceil(begin), int(value)
+        before = begin
 
 
 def _amount(duration: str, length: str, epoch_samples: int) -> tuple[Fraction, bool]:
+    """A duration in steps (and True) or in samples (and False), exactly."""
     match = _DURATION.fullmatch(duration.strip())
     assert match is not None  # checked when the recipe was read
     amount, unit = Fraction(match[1]), match[2].rstrip("s")
@@ -171,7 +184,18 @@ def _amount(duration: str, length: str, epoch_samples: int) -> tuple[Fraction, b
     return amount * (epoch_samples if unit == "epoch" else 1), unit == "step"
 
 
+# --- between steps and samples; of the phases only starts count, so the last goes on for ever ---
+
+
 def _steps(samples: Fraction, phases: Sequence[Phase]) -> Fraction:
-    """How many steps `samples` are; the last phase goes on for ever."""
     phase = [phase for phase in phases if phase.first_sample <= samples][-1]
     return phase.start + (samples - phase.first_sample) / phase.batch
+
+
+def _samples(step: Fraction | int, phases: Sequence[Phase]) -> Fraction:
+    phase = _phase(step, phases)
+    return phase.first_sample + (step - phase.start) * Fraction(phase.batch)
+
+
+def _phase(step: Fraction | int, phases: Sequence[Phase]) -> Phase:
+    return [phase for phase in phases if phase.start <= step][-1]

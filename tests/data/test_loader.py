@@ -56,6 +56,7 @@ def copied(batch: HostBatch) -> HostBatch:
         images_BHWC=batch.images_BHWC.copy(),
         labels=batch.labels.copy(),
         ids=batch.ids.copy(),
+        visits=batch.visits.copy(),
         weights=batch.weights.copy(),
         bad=batch.bad,
     )
@@ -92,6 +93,7 @@ def test_batches_come_in_the_plans_order(index: Index, threads: int, rank: int, 
     for step, batch in enumerate(batches, start=43):
         ids = config.plan.batch(step)[rank::size]
         np.testing.assert_array_equal(batch.ids, ids)
+        np.testing.assert_array_equal(batch.visits, config.plan.epochs(step)[rank::size])
         np.testing.assert_array_equal(batch.labels, index.label[ids])
         np.testing.assert_array_equal(batch.images_BHWC, plain_images(index, config, step))
         assert (batch.weights == 1).all()
@@ -121,7 +123,7 @@ def test_slots_are_not_overwritten_while_they_are_held(index: Index) -> None:
         for batch in loader:
             then = copied(batch)
             time.sleep(0.05)  # ample for the loader to fill every slot it has
-            for now, before in zip(batch[:4], then[:4], strict=True):
+            for now, before in zip(batch[:5], then[:5], strict=True):
                 np.testing.assert_array_equal(now, before)
 
 

@@ -14,7 +14,14 @@ from trainyard.data.indexing import open_index
 from trainyard.data.loader import DataConfig
 from trainyard.data.merge import open_merged
 from trainyard.data.order import training_plan
-from trainyard.data.plan import EndlessPlan, Ids, ResampledPlan, ShuffledPlan, WeightedPlan
+from trainyard.data.plan import (
+    EndlessPlan,
+    Ids,
+    RepeatedPlan,
+    ResampledPlan,
+    ShuffledPlan,
+    WeightedPlan,
+)
 from trainyard.errors import RecipeError
 
 
@@ -112,6 +119,26 @@ def test_weights(tmp_path: Path) -> None:
     assert plan_of(index, weights=(0.5, 1.0), locality=8) == (
         WeightedPlan((11, 40), (6, 40), 8, 3, locality=8)
     )
+
+
+def test_repeats(tmp_path: Path) -> None:
+    places = [write_folder(tmp_path / name, count) for name, count in (("a", 11), ("b", 40))]
+    index = open_merged(places, None)
+    kinds: list[dict[str, object]] = [
+        {},
+        {"locality": 8},
+        {"weights": (2.0, 0.3)},
+        {"order": "resample"},
+    ]
+    for keys in kinds:
+        plain, repeated = plan_of(index, **keys), plan_of(index, **keys, repeats=3)
+        assert isinstance(repeated, RepeatedPlan)
+        assert (repeated.repeats, repeated.global_batch) == (3, 8)
+        assert repeated.epoch_samples == plain.epoch_samples
+        once = dataclasses.replace(plain, global_batch=50).batch(0)  # type: ignore[type-var]
+        thrice = dataclasses.replace(repeated, global_batch=150).batch(0)
+        assert thrice.tolist() == np.repeat(once, 3).tolist()
+    assert plan_of(index, repeats=1) == ShuffledPlan(51, 8, 3)
 
 
 def test_keys_that_do_not_fit(tmp_path: Path) -> None:

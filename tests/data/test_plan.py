@@ -11,9 +11,11 @@ from scipy.stats import chisquare
 
 from trainyard.data.plan import (
     EndlessPlan,
+    Excerpt,
     Ids,
     OnePassPlan,
     Plan,
+    RepeatedPlan,
     ResampledPlan,
     ShuffledPlan,
     WeightedPlan,
@@ -29,6 +31,15 @@ ENDLESS: dict[str, EndlessPlan] = {
     "weighted and local": WeightedPlan((600, 400), (1200, 100), 48, seed=0, locality=100),
     "resampled": ResampledPlan((600, 400), (1200, 100), SHARDS, 10, 48, seed=0),
 }
+DERIVED: dict[str, EndlessPlan] = {
+    "repeated": RepeatedPlan(ENDLESS["shuffled"], repeats=3, global_batch=48),
+    "repeated and resampled": RepeatedPlan(ENDLESS["resampled"], repeats=2, global_batch=48),
+    "excerpt": Excerpt(ENDLESS["weighted"], first=777, global_batch=48),
+    "excerpt of a repeated one": Excerpt(
+        RepeatedPlan(ENDLESS["local"], repeats=3, global_batch=7), first=100, global_batch=48
+    ),
+}
+STREAMS = ENDLESS | DERIVED
 
 
 def stream(plan: EndlessPlan, count: int, start: int = 0) -> tuple[Ids, Ids]:
@@ -93,12 +104,12 @@ def test_the_stream_does_not_depend_on_the_size_of_the_batch() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("name", STREAMS)
 def test_every_stream_can_be_cut_anywhere(name: str) -> None:
     """Any step of any batch size is found by itself: that is what makes a resumption exact."""
-    ids, visits = stream(ENDLESS[name], 4200)
+    ids, visits = stream(STREAMS[name], 4200)
     for global_batch in (1, 7, 60, 4200):
-        plan = dataclasses.replace(ENDLESS[name], global_batch=global_batch)  # type: ignore[type-var]
+        plan = dataclasses.replace(STREAMS[name], global_batch=global_batch)  # type: ignore[type-var]
         for step in {0, 1, 4200 // global_batch // 2, 4200 // global_batch - 1}:
             place = slice(step * global_batch, (step + 1) * global_batch)
             if place.stop <= 4200:
@@ -106,9 +117,9 @@ def test_every_stream_can_be_cut_anywhere(name: str) -> None:
                 assert np.array_equal(plan.epochs(step), visits[place])
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("name", STREAMS)
 def test_no_two_visits_to_a_sample_are_alike(name: str) -> None:
-    ids, visits = stream(ENDLESS[name], 10_000)
+    ids, visits = stream(STREAMS[name], 10_000)
     pairs = Counter(zip(ids.tolist(), visits.tolist(), strict=True))
     assert len(ids) > len(set(ids.tolist()))
     assert max(pairs.values()) == 1
@@ -123,10 +134,10 @@ def test_seeds_differ(name: str) -> None:
     assert np.mean(ids[0] == ids[1]) < 0.01
 
 
-@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("name", STREAMS)
 def test_plans_travel_to_the_loader_process(name: str) -> None:
-    plan = pickle.loads(pickle.dumps(ENDLESS[name]))
-    assert np.array_equal(plan.batch(7), ENDLESS[name].batch(7))
+    plan = pickle.loads(pickle.dumps(STREAMS[name]))
+    assert np.array_equal(plan.batch(7), STREAMS[name].batch(7))
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
@@ -135,7 +146,7 @@ def test_plans_travel_to_the_loader_process(name: str) -> None:
 def test_ranks_see_slices_of_the_global_batch(size: int, global_batch: int, step: int) -> None:
     plans: list[Plan] = [
         dataclasses.replace(plan, global_batch=global_batch)  # type: ignore[type-var]
-        for plan in ENDLESS.values()
+        for plan in STREAMS.values()
     ]
     for plan in [*plans, OnePassPlan(1000, global_batch)]:
         batch, epochs = plan.batch(step), plan.epochs(step)
@@ -428,3 +439,68 @@ def test_the_other_orders_never_change() -> None:
 )
 def test_no_order_allocates_anything_of_the_size_of_the_data_set(plan: EndlessPlan) -> None:
     assert peak_of_a_batch(plan) < 4_000_000
+
+
+# --- repeated augmentation ---
+
+
+@pytest.mark.parametrize("repeats", [1, 2, 3, 7])
+@pytest.mark.parametrize("name", ENDLESS)
+def test_every_sample_comes_several_times_running(name: str, repeats: int) -> None:
+    plain = ENDLESS[name]
+    repeated = RepeatedPlan(plain, repeats, global_batch=48)
+    ids, visits = stream(repeated, 700 * repeats)
+    expected_ids, expected_visits = stream(plain, 700)
+    assert ids.tolist() == np.repeat(expected_ids, repeats).tolist()
+    # Each time another visit, and so another crop; in the order of the plain ones.
+    assert (visits // repeats).tolist() == np.repeat(expected_visits, repeats).tolist()
+    assert (visits % repeats).tolist() == list(range(repeats)) * 700
+
+
+def test_an_epoch_of_repeats_is_as_long_as_before_and_shows_a_part() -> None:
+    repeated = RepeatedPlan(ShuffledPlan(999, 48, seed=0), 3, global_batch=48)
+    assert repeated.epoch_samples == 999
+    ids, _ = stream(repeated, 3 * 999)
+    epochs = [set(ids[start : start + 999].tolist()) for start in (0, 999, 1998)]
+    assert [len(epoch) for epoch in epochs] == [333] * 3
+    assert set.union(*epochs) == set(range(999))  # three epochs show each sample, thrice
+
+
+def test_ranks_share_the_repeats_of_a_sample() -> None:
+    """Where there are as many ranks as repeats, each sees another crop of the same samples."""
+    repeated = RepeatedPlan(ShuffledPlan(1000, 48, seed=0), 3, global_batch=48)
+    ids = [repeated.batch(5, rank, 3).tolist() for rank in range(3)]
+    assert ids[0] == ids[1] == ids[2]
+    assert [set(repeated.epochs(5, rank, 3) % 3) for rank in range(3)] == [{0}, {1}, {2}]
+
+
+# --- excerpts ---
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    name=st.sampled_from(sorted(ENDLESS)),
+    first=st.integers(0, 3000),
+    global_batch=st.integers(1, 100),
+    step=st.integers(0, 10),
+)
+def test_an_excerpt_is_the_stream_from_a_place_on(
+    name: str, first: int, global_batch: int, step: int
+) -> None:
+    excerpt = Excerpt(ENDLESS[name], first, global_batch)
+    ids, visits = stream(ENDLESS[name], global_batch, start=first + step * global_batch)
+    assert excerpt.batch(step).tolist() == ids.tolist()
+    assert excerpt.epochs(step).tolist() == visits.tolist()
+    assert excerpt.epoch_samples == ENDLESS[name].epoch_samples
+
+
+def test_every_sample_once_an_epoch_whatever_batches_it_is_cut_into() -> None:
+    """Batches of 48, from sample 480 on of 70, from 900 on of 256: as a course has them."""
+    plan = ENDLESS["shuffled"]
+    parts = [(0, 48, 10), (480, 70, 6), (900, 256, 5)]
+    excerpts = [(Excerpt(plan, first, batch), steps) for first, batch, steps in parts]
+    seen = [excerpt.batch(step) for excerpt, steps in excerpts for step in range(steps)]
+    ids = np.concatenate(seen)
+    assert len(ids) == 480 + 420 + 1280
+    for epoch in range(2):
+        assert sorted(ids[epoch * 1000 : (epoch + 1) * 1000].tolist()) == list(range(1000))

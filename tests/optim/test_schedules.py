@@ -1,129 +1,409 @@
-"""Durations, what is due when, and the learning rate of each step."""
+"""The rates of each step, against the written-out formulas of four systems, torch and timm."""
 
 import math
-from fractions import Fraction
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
+from timm.scheduler.cosine_lr import CosineLRScheduler
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LinearLR,
+    LRScheduler,
+    MultiStepLR,
+    SequentialLR,
+)
 
 from trainyard.config import check
+from trainyard.course import Course, build_course
 from trainyard.errors import RecipeError
-from trainyard.optim.schedules import Every, Scale, ScheduleConfig, build_schedule
+from trainyard.optim.schedules import Rates, Schedule, build_schedule
 
-DIGITS = Scale(epoch=1433, step=64, run=640 * 64)
+Rows = NDArray[np.float64]
+
+
+def course(length: str, *, steps_per_epoch: int, batch: int = 10, stages: str = "") -> Course:
+    """Epochs of whole steps."""
+    return build_course(
+        length,
+        epoch_samples=steps_per_epoch * batch,
+        batch=batch,
+        image_size=32,
+        batch_stages=[stages] if stages else [],
+    )
+
+
+def schedule(
+    course: Course,
+    *,
+    lr: float = 1.0,
+    weight_decay: float = 0.0,
+    drop_path: float | None = None,
+    **keys: Any,
+) -> Schedule:
+    config = check({"schedule": keys}).schedule
+    return build_schedule(config, course, lr=lr, weight_decay=weight_decay, drop_path=drop_path)
+
+
+def lrs(course: Course, *, lr: float = 1.0, **keys: Any) -> Rows:
+    rates = schedule(course, lr=lr, **keys)
+    return np.array([rates(step).lr for step in range(course.num_steps)])
+
+
+def assert_close(found: Rows, expected: Rows | list[float]) -> None:
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=0)
+
+
+# --- system A: ConvNeXt, a table of every step ---
+
+A = course("300 epochs", steps_per_epoch=312, batch=4096)
+A_KEYS: dict[str, Any] = {"warmup": "20 epochs", "warmup_ends": "both", "min_lr": 1e-6}
+
+
+def a_table(first: float, last: float, num_steps: int) -> Rows:
+    """Its cosine, which does not quite reach the last value."""
+    return np.array(
+        [
+            last + 0.5 * (first - last) * (1 + math.cos(math.pi * i / num_steps))
+            for i in range(num_steps)
+        ]
+    )
+
+
+def test_system_a() -> None:
+    found = lrs(A, lr=4e-3, **A_KEYS)
+    warmup = 20 * 312
+    assert len(found) == 93_600
+    assert_close(
+        found, np.concatenate([np.linspace(0, 4e-3, warmup), a_table(4e-3, 1e-6, 93_600 - warmup)])
+    )
+    assert found[0] == 0
+    assert found[warmup - 1] == found[warmup] == 4e-3  # both ends are in the warm-up
+    assert f"{found[-1]:.7e}" == "1.0000013e-06"  # as its table says
+
+
+def test_system_a_on_21k() -> None:
+    """90 epochs of 2,700 steps, warm-up 5."""
+    found = lrs(
+        course("90 epochs", steps_per_epoch=2700, batch=4096),
+        lr=4e-3,
+        warmup="5 epochs",
+        warmup_ends="both",
+        min_lr=1e-6,
+    )
+    table = a_table(4e-3, 1e-6, 85 * 2700)
+    assert_close(found, np.concatenate([np.linspace(0, 4e-3, 5 * 2700), table]))
+
+
+def test_weight_decay_of_system_a() -> None:
+    rates = schedule(A, weight_decay=0.05, weight_decay_end=0.2, **A_KEYS)
+    found = np.array([rates(step).weight_decay for step in range(A.num_steps)])
+    assert_close(found, a_table(0.05, 0.2, A.num_steps))  # no warm-up
+
+
+def test_weight_decay_is_constant_unless_an_end_is_given() -> None:
+    rates = schedule(A, weight_decay=0.05, **A_KEYS)
+    assert {rates(step).weight_decay for step in range(0, A.num_steps, 1000)} == {0.05}
+
+
+def test_weight_decay_falls_and_keeps_to_epochs() -> None:
+    six = course("6 epochs", steps_per_epoch=5)
+    rates = schedule(six, weight_decay=0.1, weight_decay_end=0.0, per="epoch")
+    found = np.array([rates(step).weight_decay for step in range(30)])
+    assert_close(found, np.repeat(a_table(0.1, 0.0, 6), 5))
+
+
+# --- system B: torchvision's step schedule ---
+
+
+def of_torch(
+    lr: float, num_steps: int, build: Callable[[torch.optim.Optimizer], LRScheduler]
+) -> Rows:
+    """The learning rates of a scheduler of torch, step by step."""
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr)
+    scheduler = build(optimizer)
+    rates = []
+    for _ in range(num_steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return np.array(rates)
+
+
+B_KEYS: dict[str, Any] = {
+    "name": "step",
+    "milestones": [f"{epoch} epochs" for epoch in (30, 60, 90, 120)],
+}
+
+
+@pytest.mark.parametrize("per", ["step", "epoch"])
+def test_system_b(per: str) -> None:
+    found = lrs(course("150 epochs", steps_per_epoch=7), lr=0.1, per=per, **B_KEYS)
+    theirs = of_torch(0.1, 150, lambda sgd: MultiStepLR(sgd, [30, 60, 90, 120], gamma=0.1))
+    assert_close(found, np.repeat(theirs, 7))
+    assert_close(found[:: 30 * 7], [0.1, 0.01, 0.001, 1e-4, 1e-5])
+
+
+def test_milestones_between_steps() -> None:
+    """Passed at the first step that begins at or after them; a warm-up comes before."""
+    twelve = course("12 steps", steps_per_epoch=4)
+    found = lrs(
+        twelve, name="step", warmup="2 steps", milestones=["41 samples", "2 epochs"], gamma=0.5
+    )
+    assert_close(found[1:], [0.5, 1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25])
+
+
+# --- system C: LinearLR, then CosineAnnealingLR ---
+
+
+def test_system_c() -> None:
+    found = lrs(
+        course("90 epochs", steps_per_epoch=1251, batch=1024),
+        lr=1e-3,
+        warmup="5 epochs",
+        warmup_from=0.01,
+        min_lr=1e-5,
+    )
+    warmup, num_steps = 5 * 1251, 112_590
+    assert len(found) == num_steps
+    rise = [1e-3 * (0.01 + 0.99 * step / warmup) for step in range(warmup)]
+    assert_close(found, np.concatenate([rise, a_table(1e-3, 1e-5, num_steps - warmup)]))
+    assert (found[0], found[warmup]) == (1e-5, 1e-3)
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")  # SequentialLR's own
+def test_system_c_is_what_torch_does() -> None:
+    found = lrs(
+        course("12 epochs", steps_per_epoch=40),
+        lr=1e-3,
+        warmup="2 epochs",
+        warmup_from=0.01,
+        min_lr=1e-5,
+    )
+
+    def build(optimizer: torch.optim.Optimizer) -> LRScheduler:
+        rise = LinearLR(optimizer, start_factor=0.01, total_iters=80)
+        fall = CosineAnnealingLR(optimizer, T_max=400, eta_min=1e-5)
+        return SequentialLR(optimizer, [rise, fall], milestones=[80])
+
+    # Theirs goes from each value to the next, and gathers an error on the way.
+    np.testing.assert_allclose(found, of_torch(1e-3, 480, build), rtol=1e-9)
+
+
+# --- system D: Colossal-AI, by whole epochs ---
+
+
+@pytest.mark.parametrize("warmup", [50, 150])  # its code, and its published run
+def test_system_d(warmup: int) -> None:
+    found = lrs(
+        course("300 epochs", steps_per_epoch=39, batch=32_768),
+        lr=1.8e-2,
+        name="linear",
+        per="epoch",
+        warmup=f"{warmup} epochs",
+        warmup_ends="neither",
+    )
+    rise = [(epoch + 1) / (warmup + 1) * 1.8e-2 for epoch in range(warmup)]
+    fall = [(300 - epoch) / (300 - warmup) * 1.8e-2 for epoch in range(warmup, 300)]
+    assert_close(found, np.repeat(rise + fall, 39))
+
+
+def test_an_epoch_of_no_whole_number_of_steps() -> None:
+    """ImageNet in batches of 32,768: rates change with the first step of a new epoch."""
+    real = build_course("300 epochs", epoch_samples=1_281_167, batch=32_768, image_size=224)
+    keys: dict[str, Any] = {"name": "linear", "warmup": "150 epochs", "warmup_ends": "neither"}
+    found = lrs(real, per="epoch", **keys)
+    assert len(found) == math.ceil(300 * 1_281_167 / 32_768)
+    epochs = [step * 32_768 // 1_281_167 for step in range(len(found))]
+    rates = [(e + 1) / 151 if e < 150 else (300 - e) / 150 for e in epochs]
+    assert_close(found, rates)
+    assert len(set(found)) == 300
+
+
+# --- big_vision and timm ---
+
+
+def test_big_vision() -> None:
+    """min(1, step / warmup) times half a cosine over the rest; ViT-S/16, 90 epochs at 1024."""
+    vit = build_course("90 epochs", epoch_samples=1_281_167, batch=1024, image_size=224)
+    found = lrs(vit, lr=1e-3, warmup="10000 steps")
+    total = 90 * 1_281_167 / 1024  # theirs is cut to a whole number
+    expected = []
+    for step in range(vit.num_steps):
+        progress = min(max((step - 10_000) / (total - 10_000), 0), 1)
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        expected.append(1e-3 * min(1, step / 10_000) * cosine)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def of_timm(num: int, *, by_epoch: bool, warmup: int) -> Iterator[float]:
+    optimizer = torch.optim.SGD([torch.zeros(1)], 0.5)
+    scheduler = CosineLRScheduler(
+        optimizer,
+        t_initial=num - warmup,
+        lr_min=1e-3,
+        warmup_t=warmup,
+        warmup_lr_init=0.005,
+        warmup_prefix=True,
+        t_in_epochs=by_epoch,
+    )
+    for time in range(num):
+        (scheduler.step if by_epoch else scheduler.step_update)(time)
+        yield optimizer.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("per", ["step", "epoch"])
+def test_timm(per: str) -> None:
+    keys: dict[str, Any] = {"warmup": "5 epochs", "warmup_from": 0.01, "min_lr": 1e-3}
+    found = lrs(course("30 epochs", steps_per_epoch=8), lr=0.5, per=per, **keys)
+    if per == "step":
+        theirs = list(of_timm(240, by_epoch=False, warmup=40))
+    else:
+        theirs = list(np.repeat(list(of_timm(30, by_epoch=True, warmup=5)), 8))
+    assert_close(found, theirs)
+
+
+# --- shapes and ends ---
 
 
 @pytest.mark.parametrize(
-    ("duration", "samples"),
+    ("ends", "rise"),
     [
-        ("1 step", Fraction(64)),
-        ("300 steps", Fraction(300 * 64)),
-        ("2 epochs", Fraction(2 * 1433)),
-        ("0.5 epoch", Fraction(1433, 2)),
-        ("1000 samples", Fraction(1000)),
-        ("10%", Fraction(64 * 64)),
-        ("0.1 %", Fraction(64 * 640, 1000)),  # exact, though 0.1 is no binary fraction
-        ("  5steps ", Fraction(5 * 64)),
+        ("first", [0, 0.25, 0.5, 0.75]),
+        ("both", [0, 1 / 3, 2 / 3, 1]),
+        ("neither", [0.2, 0.4, 0.6, 0.8]),
     ],
 )
-def test_durations_are_exact(duration: str, samples: Fraction) -> None:
-    assert DIGITS.samples(duration) == samples
+@pytest.mark.parametrize("first", [0.0, 0.4])
+def test_the_ends_of_the_warm_up(ends: str, rise: list[float], first: float) -> None:
+    found = lrs(
+        course("10 steps", steps_per_epoch=10),
+        name="constant",
+        warmup="4 steps",
+        warmup_from=first,
+        warmup_ends=ends,
+    )
+    np.testing.assert_allclose(found, [first + (1 - first) * x for x in rise] + [1] * 6)
 
 
-@pytest.mark.parametrize(
-    ("duration", "steps"),
-    [("1 epoch", 23), ("64 samples", 1), ("65 samples", 2), ("0 steps", 0), ("100%", 640)],
-)
-def test_steps_cover_a_duration(duration: str, steps: int) -> None:
-    assert DIGITS.steps(duration) == steps
-
-
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        ("eval_every", "5"),
-        ("eval_every", "epochs"),
-        ("eval_every", "-1 epoch"),
-        ("eval_every", "1 epoch or so"),
-        ("length", "10%"),
-        ("length", "0 epochs"),
-        ("length", "0.0 steps"),
-    ],
-)
-def test_what_is_no_duration_is_refused_by_name(key: str, text: str) -> None:
-    with pytest.raises(RecipeError, match=rf"run\.{key} = "):
-        check({"run": {key: text}})
-
-
-def dues(every: Every, num_steps: int) -> list[int]:
-    return [step for step in range(1, num_steps + 1) if every.due(step)]
-
-
-def test_every_few_steps() -> None:
-    assert dues(Every(Fraction(5 * 64), batch=64), 21) == [5, 10, 15, 20]
-
-
-def test_every_step() -> None:
-    assert dues(Every(Fraction(64), batch=64), 4) == [1, 2, 3, 4]
-
-
-def test_never() -> None:
-    assert dues(Every(Fraction(0), batch=64), 100) == []
-
-
-def test_an_epoch_is_over_at_the_first_step_that_completes_it() -> None:
-    # 1433 / 64 = 22.39…: each due step is the first one at or after its border, without drift.
-    expected = [math.ceil(epoch * 1433 / 64) for epoch in range(1, 25)]
-    assert dues(Every(DIGITS.samples("1 epoch"), batch=64), expected[-1]) == expected
-
-
-def test_exactly_at_an_epoch_border() -> None:
-    assert dues(Every(Fraction(1280), batch=64), 61) == [20, 40, 60]
-
-
-def test_more_often_than_every_step_is_every_step() -> None:
-    assert dues(Every(Fraction(10), batch=64), 5) == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("stretch", ["0.3 epoch", "7%", "100 samples", "3 steps"])
-def test_as_often_as_multiples_lie_in_the_run(stretch: str) -> None:
-    samples = DIGITS.samples(stretch)
-    assert len(dues(Every(samples, batch=64), 640)) == min(640 * 64 // samples, 640)
-
-
-def rates(lr: float, num_steps: int, **config: object) -> list[float]:
-    scale = Scale(epoch=1000, step=10, run=num_steps * 10)
-    schedule = build_schedule(ScheduleConfig.model_validate(config), lr=lr, scale=scale)
-    return [schedule(step) for step in range(num_steps)]
-
-
-def test_warm_up_then_cosine() -> None:
-    found = rates(0.8, 100, warmup="20 steps", min_lr=0.01)
-    rise = [0.8 * (step + 1) / 20 for step in range(20)]
-    fall = [
-        0.01 + 0.79 * 0.5 * (1 + math.cos(math.pi * (step - 19) / 80)) for step in range(20, 100)
-    ]
-    assert found == pytest.approx(rise + fall, rel=1e-12)
-    assert max(found) == found[19] == 0.8  # the peak is the last step of the warm-up
-    assert found[-1] == pytest.approx(0.01)
+@pytest.mark.parametrize("ends", ["first", "both", "neither"])
+@pytest.mark.parametrize("samples", [1, 5, 10, 11, 15, 19, 20, 25, 31])
+def test_no_warm_up_overshoots(ends: str, samples: int) -> None:
+    """Whatever part of a step of 10 samples it ends in."""
+    ten = course("10 steps", steps_per_epoch=10)
+    found = lrs(ten, name="constant", warmup=f"{samples} samples", warmup_ends=ends)
+    assert np.all(np.diff(found) >= 0)
+    num_steps = math.ceil(samples / 10)
+    assert np.all(found[num_steps:] == 1)
+    assert found[:num_steps].max() <= 1
+    assert ends != "first" or np.all(found[:num_steps] < 1)
 
 
 def test_warm_up_of_no_whole_number_of_steps() -> None:
-    found = rates(1.0, 40, warmup="25 samples")  # two and a half steps
-    assert found[:2] == pytest.approx([1 / 2.5, 2 / 2.5])
-    assert found[2] == pytest.approx(0.5 * (1 + math.cos(math.pi * 0.5 / 37.5)))
+    found = lrs(course("4 epochs", steps_per_epoch=10), warmup="25 samples")  # two and a half
+    assert_close(found[1:3], [1 / 2.5, 2 / 2.5])
+    assert_close(
+        found[3:], [0.5 * (1 + math.cos(math.pi * (t - 2.5) / 37.5)) for t in range(3, 40)]
+    )
 
 
-def test_cosine_without_warm_up() -> None:
-    expected = [0.5 * (1 + math.cos(math.pi * (step + 1) / 8)) for step in range(8)]
-    assert rates(1.0, 8) == pytest.approx(expected)
+def test_linear_ends_at_min_lr() -> None:
+    found = lrs(course("8 steps", steps_per_epoch=8), name="linear", min_lr=0.2)
+    assert_close(found, [0.2 + 0.8 * (8 - step) / 8 for step in range(8)])
 
 
-def test_constant() -> None:
-    found = rates(0.3, 10, name="constant", warmup="30%")
-    assert found == pytest.approx([0.1, 0.2, 0.3, *[0.3] * 7])
+def test_no_warm_up_begins_with_the_peak() -> None:
+    for name in ("cosine", "linear", "constant"):
+        assert lrs(course("8 steps", steps_per_epoch=8), name=name)[0] == 1
 
 
-@pytest.mark.parametrize("name", ["cosine", "constant"])
-def test_all_warm_up(name: str) -> None:
-    expected = [0.25, 0.5, 0.75, 1.0]
-    assert rates(1.0, 4, name=name, warmup="100%") == pytest.approx(expected)
+@pytest.mark.parametrize("name", ["cosine", "linear", "step", "constant"])
+@pytest.mark.parametrize("per", ["step", "epoch"])
+@pytest.mark.parametrize("length", ["4 steps", "1 step", "3 epochs", "10 samples"])
+def test_a_run_shorter_than_its_warm_up_is_cut_off_on_the_way(
+    name: str, per: str, length: str
+) -> None:
+    """What a trial of a long recipe does: it trains as the long run begins."""
+    keys: dict[str, Any] = {
+        "name": name,
+        "per": per,
+        "warmup": "5 epochs",
+        "milestones": ["30 epochs"],
+    }
+    trial = lrs(course(length, steps_per_epoch=10), **keys)
+    long = lrs(course("90 epochs", steps_per_epoch=10), **keys)
+    assert_close(trial, long[: len(trial)])
+
+
+def test_all_warm_up() -> None:
+    found = lrs(course("4 steps", steps_per_epoch=10), warmup="100%")
+    assert_close(found[1:], [0.25, 0.5, 0.75])
+
+
+def test_steps_count_and_not_samples_where_the_batch_changes() -> None:
+    """Progress is in steps, but a duration in epochs ends where its samples do."""
+    growing = course("40 steps", steps_per_epoch=10, stages="1 epoch: 20")
+    found = lrs(growing, name="linear", warmup="2 epochs")  # ten steps of 10, five of 20
+    assert_close(found[1:15], [step / 15 for step in range(1, 15)])
+    assert_close(found[15:], [(40 - step) / 25 for step in range(15, 40)])
+
+
+def test_epochs_pass_faster_with_larger_batches() -> None:
+    growing = course("4 epochs", steps_per_epoch=4, stages="2 epochs: 20")
+    found = lrs(growing, name="linear", per="epoch")
+    assert_close(found, [1] * 4 + [0.75] * 4 + [0.5] * 2 + [0.25] * 2)
+
+
+@pytest.mark.parametrize("per", ["step", "epoch"])
+def test_drop_path_goes_in_a_line_from_the_first_epoch_to_the_last(per: str) -> None:
+    rates = schedule(
+        course("5 epochs", steps_per_epoch=3), drop_path=0.4, drop_path_start=0.1, per=per
+    )
+    found = np.array([rates(step).drop_path for step in range(15)])
+    assert_close(found, np.repeat([0.1, 0.175, 0.25, 0.325, 0.4], 3))
+
+
+def test_drop_path_of_a_short_run() -> None:
+    rates = schedule(course("2 steps", steps_per_epoch=3), drop_path=0.4, drop_path_start=0.0)
+    assert [rates(step).drop_path for step in range(2)] == [0, 0]
+
+
+def test_drop_path_is_left_alone_unless_a_start_is_given() -> None:
+    rates = schedule(course("2 steps", steps_per_epoch=3), drop_path=0.4, weight_decay=0.1)
+    assert rates(0) == Rates(lr=1.0, weight_decay=0.1, drop_path=None)
+
+
+# --- what is refused ---
+
+
+def test_a_minimum_above_the_peak() -> None:
+    two = course("2 steps", steps_per_epoch=2)
+    for name in ("cosine", "linear"):
+        with pytest.raises(
+            RecipeError, match=r"^schedule\.min_lr = 0\.2 is above optim\.lr = 0\.1"
+        ):
+            schedule(two, name=name, lr=0.1, min_lr=0.2)
+    assert lrs(two, name="constant", lr=0.1, min_lr=0.2).tolist() == [0.1, 0.1]  # has no end
+    assert lrs(two, lr=0.1, min_lr=0.1).tolist() == [0.1, 0.1]
+
+
+def test_no_milestones() -> None:
+    with pytest.raises(RecipeError, match=r'^schedule\.milestones = \[\]: .*name = "step" needs'):
+        check({"schedule": {"name": "step"}})
+
+
+@pytest.mark.parametrize("second", ["30 epochs", "20 epochs", "300 steps", "10%"])
+def test_milestones_that_are_not_in_order(second: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^schedule\.milestones: '{second}' comes no later"):
+        schedule(
+            course("90 epochs", steps_per_epoch=10), name="step", milestones=["30 epochs", second]
+        )
+
+
+@pytest.mark.parametrize("drop_path", [None, 0.0])
+def test_no_rate_for_drop_path_to_lead_to(drop_path: float | None) -> None:
+    with pytest.raises(RecipeError, match=r"drop_path_start needs .*: set model\.drop_path"):
+        schedule(course("2 steps", steps_per_epoch=2), drop_path=drop_path, drop_path_start=0.0)

@@ -1,15 +1,19 @@
 """Learning rate, weight decay and drop path as pure functions of the step."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable
+from fractions import Fraction
+from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from trainyard.course import Course, Duration, Stage
+from trainyard.errors import RecipeError
 from trainyard.section import Section
 
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class ScheduleConfig(Section):
@@ -18,27 +22,36 @@ class ScheduleConfig(Section):
     per: Literal["step", "epoch"] = "step"
     """Whether rates change in every step, or are the same throughout an epoch."""
     warmup: Duration = "0 steps"
-    """How long the learning rate rises to `optim.lr`, in a straight line."""
-    warmup_from: Fraction = 0.0
+    """How long the learning rate rises to `optim.lr`, in a straight line; a run that is shorter
+    ends on the way."""
+    warmup_from: Share = 0.0
     """The share of `optim.lr` that the rise begins with."""
     warmup_ends: Literal["first", "both", "neither"] = "first"
     """Which ends of the rise belong to the warm-up: the first (torch, timm), both (ConvNeXt) or
     neither (Colossal-AI)."""
     min_lr: float = Field(0.0, ge=0)
     """Where cosine and linear end."""
-    milestones: tuple[Duration, ...] = ()
+    milestones: tuple[Duration, ...] = Field((), validate_default=True)
     """Of step: when the learning rate is multiplied by `gamma`."""
     gamma: float = Field(0.1, gt=0, le=1)
     """Of step."""
     weight_decay_end: float | None = Field(None, ge=0)
-    """Where a cosine from `optim.weight_decay` ends, over the whole run; constant if not given."""
+    """Where half a cosine from `optim.weight_decay` ends, over the whole run; constant if not
+    given."""
     drop_path_start: float | None = Field(None, ge=0, lt=1)
-    """Where a straight line to `model.drop_path` begins, over the whole run, by epochs; constant
+    """Where a straight line to `model.drop_path` begins, from the first epoch to the last; constant
     if not given."""
     image_size: tuple[Stage, ...] = ()
     """Progressive resizing: ["6 epochs: 160", "12 epochs: 192"] after `data.image_size`."""
     batch_size: tuple[Stage, ...] = ()
     """Larger or smaller global batches after `batch.size`: ["30 epochs: 4096"]."""
+
+    @field_validator("milestones")
+    @classmethod
+    def _has_milestones(cls, milestones: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        if info.data.get("name") == "step" and not milestones:
+            raise ValueError('schedule.name = "step" needs some: ["30 epochs", "60 epochs"]')
+        return milestones
 
 
 class Rates(NamedTuple):
@@ -50,6 +63,9 @@ class Rates(NamedTuple):
 Schedule = Callable[[int], Rates]
 """The rates of each step, counted from 0."""
 
+Curve = Callable[[float], float]
+"""A value over time, which is in steps, or in whole epochs where rates change with those."""
+
 
 def build_schedule(
     config: ScheduleConfig,
@@ -59,23 +75,98 @@ def build_schedule(
     weight_decay: float,
     drop_path: float | None,
 ) -> Schedule:
-    """The rates of a run, from the peaks that are given."""
-    shape = {"cosine": cosine, "constant": constant}[config.name]
-    warmup = float(course.at(config.warmup))
+    """The rates of a run: `lr` is the highest, `drop_path` the last, `weight_decay` the first.
+
+    RecipeError where keys do not go together.
+    """
+    rate = _learning_rate(config, course, lr)
+    decay = _weight_decay(config, course, weight_decay)
+    drop = _drop_path(config, course, drop_path)
 
     def schedule(step: int) -> Rates:
-        if step < warmup:
-            return Rates(lr * step / warmup, weight_decay, drop_path)
-        progress = (step - warmup) / max(course.num_steps - warmup, 1)
-        return Rates(shape(lr, config.min_lr, progress), weight_decay, drop_path)
+        epoch = course.samples(step) // course.epoch_samples
+        now = step if config.per == "step" else epoch
+        return Rates(rate(now), decay(now), drop(epoch))
 
     return schedule
 
 
-def cosine(lr: float, min_lr: float, progress: float) -> float:
-    """Half a cosine from `lr` at progress 0 to `min_lr` at 1 (Loshchilov and Hutter 2017)."""
-    return min_lr + (lr - min_lr) * 0.5 * (1 + math.cos(math.pi * progress))
+def _learning_rate(config: ScheduleConfig, course: Course, lr: float) -> Curve:
+    measure = course.at if config.per == "step" else course.epochs
+    warmup, end = float(measure(config.warmup)), float(measure(course.length))
+    milestones = [measure(milestone) for milestone in config.milestones]
+    _check(config, lr, milestones)
+
+    def after_warmup(now: float) -> float:
+        if config.name == "step":
+            return lr * config.gamma ** bisect_right(milestones, now)
+        if config.name == "constant":
+            return lr
+        shape = {"cosine": cosine, "linear": linear}[config.name]
+        return shape(lr, config.min_lr, (now - warmup) / (end - warmup))
+
+    def rate(now: float) -> float:
+        if now >= warmup:
+            return after_warmup(now)
+        share = _rise(now, warmup, config.warmup_ends)
+        return lr * (config.warmup_from + (1 - config.warmup_from) * share)
+
+    return rate
 
 
-def constant(lr: float, min_lr: float, progress: float) -> float:
-    return lr
+def _rise(now: float, warmup: float, ends: str) -> float:
+    """How much of the warm-up is done, 0 to 1; times from 0 up to below `warmup` belong to it."""
+    if ends == "first":
+        return now / warmup
+    if ends == "neither":
+        return (now + 1) / (warmup + 1)
+    # A warm-up of no whole number of steps could overshoot by a part of one.
+    return min(now / (warmup - 1), 1) if warmup > 1 else 0
+
+
+def _weight_decay(config: ScheduleConfig, course: Course, first: float) -> Curve:
+    last = config.weight_decay_end
+    if last is None:
+        return lambda now: first
+    measure = course.at if config.per == "step" else course.epochs
+    end = float(measure(course.length))
+    return lambda now: cosine(first, last, now / end)
+
+
+def _drop_path(
+    config: ScheduleConfig, course: Course, last: float | None
+) -> Callable[[int], float | None]:
+    first = config.drop_path_start
+    if first is None:
+        return lambda epoch: None
+    if not last:
+        raise RecipeError(
+            "schedule.drop_path_start needs the rate that it leads to: set model.drop_path, above 0"
+        )
+    last_epoch = math.ceil(course.epochs(course.length)) - 1
+    return lambda epoch: linear(first, last, epoch / max(last_epoch, 1))
+
+
+def _check(config: ScheduleConfig, lr: float, milestones: list[Fraction]) -> None:
+    if config.name in ("cosine", "linear") and config.min_lr > lr:
+        raise RecipeError(
+            f"schedule.min_lr = {config.min_lr:g} is above optim.lr = {lr:g}, from which the "
+            "learning rate is to fall to it: lower one or raise the other"
+        )
+    for (one, other), (begin, end) in zip(
+        pairwise(config.milestones), pairwise(milestones), strict=True
+    ):
+        if begin >= end:
+            raise RecipeError(
+                f"schedule.milestones: {other!r} comes no later than {one!r}: write them in order"
+            )
+
+
+def cosine(first: float, last: float, progress: float) -> float:
+    """Half a cosine, from progress 0 to 1 (Loshchilov and Hutter 2017, section 3)."""
+    return last + (first - last) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def linear(first: float, last: float, progress: float) -> float:
+    """A straight line, from progress 0 to 1."""
+    return (1 - progress) * first + progress * last
