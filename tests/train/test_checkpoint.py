@@ -1,5 +1,6 @@
 """Checkpoints are complete or absent, and a damaged one is never taken for a good one."""
 
+import copy
 import hashlib
 import json
 import os
@@ -15,24 +16,55 @@ from trainyard.averaging.allreduce import AllReduce
 from trainyard.errors import CheckpointError
 from trainyard.files import sha256
 from trainyard.monitor.clock import Clock
+from trainyard.optim.groups import set_group_rates
+from trainyard.optim.optimizers import OptimConfig, build_optimizer
 from trainyard.train import checkpoint
 from trainyard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from trainyard.train.guard import Guard
+from trainyard.train.optimizer_state import evaluation_weights
+from trainyard.train.update import DynamicLossScale
 from trainyard.world import World
 
 FILES = ["manifest.json", "model.safetensors", "progress.json", "training.pt"]
 
 
-def state_at(step: int, *, seed: int = 0, lr: float = 0.1) -> TrainState:
-    """A small model and its optimizer after an update, so that there is momentum to save."""
+def model_of(seed: int) -> nn.Module:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
-    model.to(memory_format=torch.channels_last)
+    return model.to(memory_format=torch.channels_last)
+
+
+def backward(model: nn.Module) -> None:
+    model.zero_grad()
+    torch.autograd.backward(model(torch.randn(5, 3, 4, 4)).square().mean())
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
     averager = AllReduce(World())
     averager.wrap(model)
+    cpu = torch.device("cpu")
+    return TrainState(
+        model=model,
+        optimizer=optimizer,
+        averager=averager,
+        ema=None,
+        scale=DynamicLossScale(cpu),
+        guard=Guard(cpu, limit=3),
+        clock=Clock(),
+        classes=["cat", "dog"],
+    )
+
+
+def state_at(step: int, *, seed: int = 0, lr: float = 0.1, ema: bool = False) -> TrainState:
+    """A small model and its optimizer after an update, so that there is momentum to save."""
+    model = model_of(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=0.01)
-    torch.autograd.backward(model(torch.randn(5, 3, 4, 4)).square().sum())
+    backward(model)
     optimizer.step()
-    return TrainState(model, optimizer, averager, Clock(), ["cat", "dog"], step, step * 32)
+    state = state_of(model, optimizer)
+    state.step = step
+    state.ema = model_of(seed + 100) if ema else None
+    return state
 
 
 def save(folder: Path, *steps: int, keep: int = 100) -> Path:
@@ -53,21 +85,37 @@ def newest_good(folder: Path) -> tuple[str | None, list[str]]:
 # --- what is in it ---
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
-    saved = state_at(7)
+@pytest.mark.parametrize("ema", [False, True])
+def test_everything_comes_back(ema: bool, tmp_path: Path) -> None:
+    saved = state_at(7, ema=ema)
     saved.last, saved.best = {"step": 6, "top1": 0.25}, {"step": 3, "top1": 0.5}
+    saved.skipped, saved.roll_backs = 320, 2
+    saved.scale.adjust(torch.tensor(False))
+    for _ in range(2):
+        saved.guard.add(torch.tensor(1.0))
     path = save_checkpoint(saved, tmp_path, keep=1)
-    loaded = state_at(0, seed=1)
+    loaded = state_at(0, seed=1, ema=ema)
     load_checkpoint(loaded, path)
-    assert (loaded.step, loaded.samples_seen) == (7, 224)
+    assert (loaded.step, loaded.skipped, loaded.roll_backs) == (7, 320, 2)
     assert (loaded.last, loaded.best) == (saved.last, saved.best)
+    assert loaded.scale.state_dict() == saved.scale.state_dict()
+    assert loaded.scale.state_dict() != state_at(0).scale.state_dict()
+    assert loaded.guard.state_dict() == saved.guard.state_dict()
+    assert loaded.guard.state_dict()["running"] == 2
     assert loaded.clock.total >= saved.clock.total - 60
-    for name, tensor in saved.model.state_dict().items():
-        assert torch.equal(loaded.model.state_dict()[name], tensor)
+    assert_same_weights(loaded.model, saved.model)
+    if saved.ema is not None and loaded.ema is not None:
+        assert_same_weights(loaded.ema, saved.ema)
     for ours, theirs in zip(
         loaded.optimizer.state.values(), saved.optimizer.state.values(), strict=True
     ):
         assert torch.equal(ours["momentum_buffer"], theirs["momentum_buffer"])
+
+
+def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
+    theirs = other.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, theirs[name]), name
 
 
 def test_rates_and_decays_are_the_recipe_s(tmp_path: Path) -> None:
@@ -114,12 +162,15 @@ def test_a_failing_rename_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert newest_good(tmp_path) == ("step-00000001", [])
 
 
-@pytest.mark.parametrize("call", ["_write", "sha256", "_fsync", "fsync_folder"])
+CALLS = [*(f"trainyard.train.checkpoint.{name}" for name in ("_write", "sha256")), "os.fsync"]
+
+
+@pytest.mark.parametrize("call", CALLS)
 def test_killed_while_writing(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was half-written is no checkpoint, and the next save removes it."""
     save(tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, call, kill)
+        patch.setattr(call, kill)
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # the killed do not tidy up
         with pytest.raises(Killed):
             save(tmp_path, 2)
@@ -204,11 +255,36 @@ def test_the_one_before_a_damaged_one_is_taken(
         checkpoint.check(last)
 
 
-@pytest.mark.parametrize("content", ["[]", "null", "{}", '"text"', "\0"])
+@pytest.mark.parametrize("content", ["[]", "null", '"text"', "\0"])
 def test_a_manifest_that_is_none(content: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     (path / "manifest.json").write_text(content)
     assert "manifest.json is unreadable" in (checkpoint.find_problem(path) or "")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
+def test_a_manifest_that_lacks_a_file(name: str, tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest[name]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert checkpoint.find_problem(path) == f"manifest.json lacks '{name}'"
+
+
+def test_the_moving_average_is_checked_where_there_is_one(tmp_path: Path) -> None:
+    path = save_checkpoint(state_at(1, ema=True), tmp_path, keep=1)
+    assert names(path) == ["ema.safetensors", *FILES]
+    assert "ema.safetensors" in json.loads((path / "manifest.json").read_text())
+    checkpoint.check(path)
+    flip_a_bit(path / "ema.safetensors")
+    assert "ema.safetensors is truncated or altered" in (checkpoint.find_problem(path) or "")
+    with_right_checksums(path)  # of all the others
+    assert checkpoint.find_problem(path) == "manifest.json lacks 'ema.safetensors'"
+    (path / "ema.safetensors").unlink()
+    assert checkpoint.find_problem(path) is None  # as saved without one
+    with pytest.raises(CheckpointError, match=r"has no ema\.safetensors, its run had no model"):
+        load_checkpoint(state_at(0, ema=True), path)
+    load_checkpoint(state_at(0), path)
 
 
 def test_all_damaged(tmp_path: Path) -> None:
@@ -280,6 +356,97 @@ def test_a_checkpoint_of_another_optimizer(tmp_path: Path) -> None:
     other.optimizer = torch.optim.AdamW(other.model.parameters())
     with pytest.raises(CheckpointError, match="is of SGD, the recipe says AdamW"):
         load_checkpoint(other, path)
+
+
+def test_a_checkpoint_of_other_groups(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    other = state_at(0)
+    groups = [{"params": [parameter]} for parameter in other.model.parameters()]
+    other.optimizer = torch.optim.SGD(groups, 0.1)
+    with pytest.raises(CheckpointError, match="has 1 groups of parameters, the recipe makes 6"):
+        load_checkpoint(other, path)
+
+
+# --- optimizers with more to save ---
+
+
+def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
+    keys = {"name": name, "lr": 0.05, "accum_iter": 3}
+    return build_optimizer(model, OptimConfig.model_validate(keys))
+
+
+def train(state: TrainState, steps: range) -> None:
+    for step in steps:
+        torch.manual_seed(step)
+        backward(state.model)
+        set_group_rates(state.optimizer, lr=0.05 * min(1, (step + 1) / 4), weight_decay=0.1)
+        state.optimizer.step()
+        state.step = step + 1
+
+
+NAMES = list(OptimConfig.model_fields["name"].annotation.__args__)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
+    """In a new process, and in one that has gone on and comes back."""
+    if name.startswith("schedule_free"):
+        pytest.importorskip("schedulefree")
+    whole = model_of(0)
+    train(state_of(whole, optimizer_of(whole, name)), range(12))
+    model = model_of(0)
+    state = state_of(model, optimizer_of(model, name))
+    train(state, range(5))
+    path = save_checkpoint(state, tmp_path, keep=1)
+    train(state, range(5, 12))
+    assert_same_weights(state.model, whole)  # to have saved changes nothing
+    load_checkpoint(state, path)  # as after gradients that are not finite
+    train(state, range(state.step, 12))
+    assert_same_weights(state.model, whole)
+    other = model_of(1)
+    resumed = state_of(other, optimizer_of(other, name))
+    load_checkpoint(resumed, path)
+    assert resumed.step == 5
+    train(resumed, range(5, 12))
+    assert_same_weights(resumed.model, whole)
+
+
+@pytest.mark.parametrize("name", ["schedule_free_sgd", "schedule_free_adamw"])
+def test_what_is_exported_is_what_schedule_free_evaluates(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("schedulefree")
+    model = model_of(0)
+    state = state_of(model, optimizer_of(model, name))
+    train(state, range(5))
+    in_training = copy.deepcopy(model)
+    path = save_checkpoint(state, tmp_path, keep=1)
+    assert_same_weights(model, in_training)
+    exported = checkpoint.load_weights(path)
+    with evaluation_weights(state.optimizer):
+        for key, tensor in model.state_dict().items():
+            assert torch.equal(tensor, exported[key])
+    assert_same_weights(model, in_training)
+    assert not torch.equal(exported["3.weight"], model.state_dict()["3.weight"])
+
+
+def test_training_weights_come_back_when_an_evaluation_fails() -> None:
+    pytest.importorskip("schedulefree")
+    model = model_of(0)
+    state = state_of(model, optimizer_of(model, "schedule_free_sgd"))
+    train(state, range(3))
+    before = copy.deepcopy(model)
+    with pytest.raises(Killed), evaluation_weights(state.optimizer):
+        kill()
+    assert_same_weights(model, before)
+    train(state, range(3, 4))  # and the optimizer is in training
+
+
+def test_evaluation_weights_of_others_are_the_weights() -> None:
+    state = state_at(1)
+    before = [parameter.data_ptr() for parameter in state.model.parameters()]
+    values = copy.deepcopy(state.model)
+    with evaluation_weights(state.optimizer):
+        assert_same_weights(state.model, values)
+        assert [parameter.data_ptr() for parameter in state.model.parameters()] == before
 
 
 # --- which are kept, and the links ---

@@ -1,11 +1,12 @@
-"""Optimizers by name, over parameter groups with and without weight decay."""
+"""Optimizers by name."""
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from trainyard.errors import RecipeError
 from trainyard.section import Section
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class OptimConfig(Section):
     momentum: float = Field(0.9, ge=0, lt=1)
     """Of sgd, lars and muon."""
     nesterov: bool = False
-    """Of sgd, lars and muon."""
+    """Of sgd, lars and muon, whose AdamW for vectors, embeddings and classifier is then NAdamW."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Of those with moments; the first alone of schedule_free_sgd."""
     eps: float = Field(1e-8, gt=0)
@@ -65,11 +66,12 @@ class OptimConfig(Section):
     """Weight decay of some parameters, as factors: ["*.gamma: 0", "head.*: 2"]; the last match
     counts, and takes the place of `decay`."""
     lr_scale: tuple[PatternFactor, ...] = ()
-    """Learning rate of some parameters, as factors: ["stem.*: 0.1"]; the last match counts."""
+    """Learning rate of some parameters, as factors: ["stem.*: 0.1"]; the last match counts, and
+    `backbone_lr` and `layer_decay` count besides."""
     backbone_lr: float = Field(1.0, ge=0)
     """Learning rate of all but the classifier, as a factor."""
     layer_decay: float | None = Field(None, gt=0, le=1)
-    """Factor of the learning rate from each layer to the one before it."""
+    """Factor of the learning rate from each layer to the one before it; layers are timm's."""
     clip_norm: float | None = Field(None, gt=0)
     """Largest norm of the whole gradient; no clipping if not given."""
     clip_agc: float | None = Field(None, gt=0)
@@ -85,41 +87,170 @@ class OptimConfig(Section):
             raise ValueError("needs optim.momentum above 0")
         return nesterov
 
+    @field_validator("betas")
+    @classmethod
+    def _has_an_average(cls, betas: tuple[float, float], others: ValidationInfo) -> object:
+        if betas[0] == 0 and str(others.data.get("name")).startswith("schedule_free"):
+            raise ValueError("the first must be above 0 for a schedule-free optimizer")
+        return betas
+
+    @field_validator("clip_agc")
+    @classmethod
+    def _clips_once(cls, clip_agc: float | None, others: ValidationInfo) -> float | None:
+        if clip_agc is not None and others.data.get("clip_norm") is not None:
+            raise ValueError("there is optim.clip_norm already: clip in one way")
+        return clip_agc
+
+    @field_validator("compile")
+    @classmethod
+    def _compiles(cls, compile: bool, others: ValidationInfo) -> bool:
+        name = str(others.data.get("name"))
+        if compile and name.startswith(("accum", "schedule_free")):
+            raise ValueError(f"an update of {name} counts its steps in ways that do not compile")
+        return compile
+
+
+Groups = list[dict[str, Any]]
+
 
 def build_optimizer(model: "nn.Module", config: OptimConfig) -> "optim.Optimizer":
-    """The optimizer over `model`'s trainable parameters."""
-    return _BUILDERS[config.name](parameter_groups(model, config.weight_decay), config)
+    """The optimizer over `model`'s trainable parameters, which are where they are to stay.
+
+    Where torch has fused kernels they are taken. With `compile` the group's learning rates are
+    tensors, to be filled: a number would be compiled in, anew in every step.
+    """
+    from trainyard.optim.groups import parameter_groups
+
+    optimizer = _BUILDERS[config.name](parameter_groups(model, config), config)
+    return _compiled(optimizer) if config.compile else optimizer
 
 
-def parameter_groups(model: "nn.Module", weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices and kernels with weight decay; vectors and what the model itself exempts without."""
-    exempt: set[str] = getattr(model, "no_weight_decay", set)()
-    decayed: list[nn.Parameter] = []
-    undecayed: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            plain = parameter.ndim > 1 and name not in exempt
-            (decayed if plain else undecayed).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": weight_decay, "lr_scale": 1.0, "decay_scale": 1.0},
-        {"params": undecayed, "weight_decay": 0.0, "lr_scale": 1.0, "decay_scale": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+def _compiled(optimizer: "optim.Optimizer") -> "optim.Optimizer":
+    import torch
+
+    for group in optimizer.param_groups:
+        group["lr"] = torch.tensor(group["lr"])
+    optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign, assignment]
+    return optimizer
 
 
-def _sgd(groups: list[dict[str, Any]], config: OptimConfig) -> "optim.Optimizer":
+def _sgd(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+    import torch
+
+    fused = not config.compile
+    optimizer = torch.optim.SGD(
+        groups, config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
+    )
+    if fused and config.momentum:
+        # Else torch leaves them uninitialised where the very first update is skipped.
+        for parameter in (p for group in groups for p in group["params"]):
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
+
+
+def _adam(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
     from torch import optim
 
-    return optim.SGD(groups, config.lr, momentum=config.momentum, nesterov=config.nesterov)
+    kind = optim.AdamW if config.name == "adamw" else optim.Adam
+    fused = not config.compile
+    return kind(groups, config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
-def _adamw(groups: list[dict[str, Any]], config: OptimConfig) -> "optim.Optimizer":
-    from torch import optim
+def _accum_adam(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+    from trainyard.optim.accum_adam import AccumAdam
 
-    return optim.AdamW(groups, config.lr, betas=config.betas, eps=config.eps)
+    return AccumAdam(
+        groups,
+        config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        accum_iter=config.accum_iter,
+        decoupled=config.name == "accum_adamw",
+    )
 
 
-_BUILDERS: dict[str, Callable[[list[dict[str, Any]], OptimConfig], "optim.Optimizer"]] = {
+def _lamb(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+    """With bias_correction = false, trust_clip = false and decay = "all" it is Colossal-AI's."""
+    from timm.optim.lamb import Lamb
+
+    optimizer: optim.Optimizer = Lamb(
+        groups,
+        config.lr,
+        betas=config.betas,
+        eps=config.eps,
+        bias_correction=config.bias_correction,
+        trust_clip=config.trust_clip,
+        always_adapt=config.decay == "all",
+        max_grad_norm=None,  # clipping is a matter of the update, for all optimizers alike
+    )
+    return optimizer
+
+
+def _lars(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+    from timm.optim.lars import Lars
+
+    optimizer: optim.Optimizer = Lars(
+        groups,
+        config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        eps=config.eps,
+        trust_coeff=config.trust_coefficient,
+        trust_clip=config.trust_clip,
+        always_adapt=config.decay == "all",
+    )
+    return optimizer
+
+
+def _lion(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+    from timm.optim.lion import Lion
+
+    optimizer: optim.Optimizer = Lion(groups, config.lr, betas=config.betas)
+    return optimizer
+
+
+def _muon(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+    from timm.optim.muon import Muon
+
+    optimizer: optim.Optimizer = Muon(
+        groups,
+        config.lr,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        betas=config.betas,
+        eps=config.eps,
+    )
+    return optimizer
+
+
+def _schedule_free(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+    try:
+        import schedulefree
+    except ImportError:
+        raise RecipeError(
+            f"optim.name = {config.name!r} needs a package: pip install 'trainyard[schedulefree]'"
+        ) from None
+    optimizer: Any
+    if config.name == "schedule_free_sgd":
+        optimizer = schedulefree.SGDScheduleFree(groups, config.lr, momentum=config.betas[0])
+    else:
+        optimizer = schedulefree.AdamWScheduleFree(
+            groups, config.lr, betas=config.betas, eps=config.eps
+        )
+    optimizer.train()
+    return cast("optim.Optimizer", optimizer)
+
+
+_BUILDERS: dict[str, Callable[[Groups, OptimConfig], "optim.Optimizer"]] = {
     "sgd": _sgd,
-    "adamw": _adamw,
+    "adam": _adam,
+    "adamw": _adam,
+    "lamb": _lamb,
+    "lars": _lars,
+    "lion": _lion,
+    "muon": _muon,
+    "accum_adam": _accum_adam,
+    "accum_adamw": _accum_adam,
+    "schedule_free_sgd": _schedule_free,
+    "schedule_free_adamw": _schedule_free,
 }

@@ -3,7 +3,8 @@
 checkpoints/step-00001234/
     model.safetensors   the weights, for anyone
     ema.safetensors     their moving average, where there is one
-    training.pt         optimizer, averager, loss scale; loaded with weights_only
+    training.pt         optimizer, averager, loss scale, and the weights in training where those
+                        to use are others (schedule-free); loaded with weights_only
     progress.json       version, step, clock, evaluations, what was skipped
     manifest.json       SHA-256 of each file above
 checkpoints/latest -> step-00001234        checkpoints/best -> step-00001000
@@ -12,7 +13,7 @@ checkpoints/latest -> step-00001234        checkpoints/best -> step-00001000
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,6 +29,12 @@ from trainyard.errors import CheckpointError
 from trainyard.files import fsync_folder, part_of, sha256
 from trainyard.monitor.clock import Clock
 from trainyard.train.guard import Guard
+from trainyard.train.optimizer_state import (
+    evaluation_weights,
+    has_own_weights,
+    put_optimizer,
+    save_optimizer,
+)
 from trainyard.train.update import LossScale
 
 VERSION = 2
@@ -88,9 +95,13 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
     progress = read_progress(path)
     put_weights(state.model, load_weights(path), path)
     if state.ema is not None:
+        if not (path / _EMA).exists():
+            raise CheckpointError(f"{path}: has no {_EMA}, its run had no model.ema_decay")
         put_weights(state.ema, load_weights(path, ema=True), path)
     training = _load_training(path)
-    _put_optimizer(state.optimizer, training, path)
+    if training["weights"] is not None:
+        put_weights(state.model, training["weights"], path)
+    put_optimizer(state.optimizer, training["optimizer"], path)
     state.averager.load_state_dict(training["averager"])
     state.scale.load_state_dict(training["scale"])
     state.guard.load_state_dict(progress["guard"])
@@ -106,20 +117,6 @@ def load_weights(path: Path, *, ema: bool = False) -> dict[str, torch.Tensor]:
         return load_file(path / (_EMA if ema else _MODEL))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
-
-
-def _put_optimizer(optimizer: torch.optim.Optimizer, training: dict[str, Any], path: Path) -> None:
-    """Moments and counts come from the checkpoint; rates and decays stay as the recipe says."""
-    kind = type(optimizer).__name__
-    if training["optimizer_kind"] != kind:
-        raise CheckpointError(f"{path}: is of {training['optimizer_kind']}, the recipe says {kind}")
-    groups = [{**group} for group in optimizer.param_groups]
-    try:
-        optimizer.load_state_dict(training["optimizer"])
-    except ValueError as error:
-        raise CheckpointError(f"{path}: does not fit the model: {error}") from None
-    for group, own in zip(optimizer.param_groups, groups, strict=True):
-        group |= own
 
 
 def _load_training(path: Path) -> dict[str, Any]:
@@ -162,13 +159,15 @@ def find_problem(path: Path) -> str | None:
         return "no such checkpoint"
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-        # Of the moving average there may be none.
-        for name in (name for name in _FILES if name != _EMA or name in manifest):
+        # There may be no moving average.
+        for name in (n for n in _FILES if n != _EMA or n in manifest or (path / n).exists()):
             if sha256(path / name) != manifest[name]:
                 return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except KeyError as error:
+        return f"manifest.json lacks {error}"
+    except (OSError, ValueError, TypeError) as error:
         return f"manifest.json is unreadable ({error})"
     return None
 
@@ -190,12 +189,18 @@ def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
     return None
 
 
-def newest_finite(folder: Path) -> Path | None:
-    """The newest good checkpoint that was not saved while updates were being skipped."""
-    for path in reversed(_checkpoints(folder)):
-        if find_problem(path) is None and not read_progress(path)["guard"]["running"]:
-            return path
-    return None
+def finite(folder: Path) -> Iterator[Path]:
+    """Good checkpoints that were not saved while updates were being skipped, newest first."""
+    paths = filter(_is_finite, reversed(_checkpoints(folder)))
+    return (path for path in paths if find_problem(path) is None)
+
+
+def drop_after(folder: Path, path: Path) -> None:
+    """Make a checkpoint the latest, and remove those after it."""
+    point(folder / "latest", path)
+    paths = _checkpoints(folder)
+    for later in paths[paths.index(path) + 1 :]:
+        shutil.rmtree(_hide(later))
 
 
 def point_best(folder: Path, state: TrainState) -> None:
@@ -214,12 +219,13 @@ def point(link: Path, target: Path) -> None:
 
 def _write(state: TrainState, folder: Path) -> None:
     folder.mkdir()
-    _write_weights(state.model, folder / _MODEL)
+    with evaluation_weights(state.optimizer):
+        _write_weights(state.model, folder / _MODEL)
     if state.ema is not None:
         _write_weights(state.ema, folder / _EMA)
     training = {
-        "optimizer_kind": type(state.optimizer).__name__,
-        "optimizer": state.optimizer.state_dict(),
+        "optimizer": save_optimizer(state.optimizer),
+        "weights": state.model.state_dict() if has_own_weights(state.optimizer) else None,
         "averager": state.averager.state_dict(),
         "scale": state.scale.state_dict(),
     }
@@ -239,7 +245,8 @@ def _write(state: TrainState, folder: Path) -> None:
     manifest = {name: sha256(folder / name) for name in _FILES if (folder / name).exists()}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     for name in (*manifest, "manifest.json"):
-        _fsync(folder / name)
+        with open(folder / name, "rb") as file:
+            os.fsync(file.fileno())
     fsync_folder(folder)
 
 
@@ -253,10 +260,21 @@ def _write_weights(model: nn.Module, path: Path) -> None:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    pointed = {(folder / name).resolve() for name in ("latest", "best")}
-    for path in _checkpoints(folder)[:-keep]:
-        if path.resolve() not in pointed:
+    kept = {(folder / name).resolve() for name in ("latest", "best")}
+    # Those saved while updates were being skipped are not counted: there may be a way back.
+    finite = [path.resolve() for path in _checkpoints(folder) if _is_finite(path)][-keep:]
+    best_then = [read_progress(path)["best"].get("step", 0) for path in finite[-1:]]
+    kept |= {*finite, *((folder / f"step-{step:08d}").resolve() for step in best_then)}
+    for path in _checkpoints(folder):
+        if path.resolve() not in kept:
             shutil.rmtree(_hide(path))
+
+
+def _is_finite(path: Path) -> bool:
+    try:
+        return not read_progress(path)["guard"]["running"]
+    except CheckpointError:
+        return False
 
 
 def _checkpoints(folder: Path) -> list[Path]:
@@ -279,8 +297,3 @@ def _remove_leftovers(folder: Path) -> None:
             part.unlink()
         else:
             shutil.rmtree(part, ignore_errors=True)
-
-
-def _fsync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

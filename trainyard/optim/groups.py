@@ -1,0 +1,141 @@
+"""Parameter groups: which share of the learning rate and of weight decay each parameter has."""
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from trainyard.errors import RecipeError
+from trainyard.optim.optimizers import OptimConfig
+
+
+class Share(NamedTuple):
+    """What the parameters of one group have in common."""
+
+    lr_scale: float
+    """Factor of the learning rate of the step."""
+    decay_scale: float
+    """Factor of the weight decay of the step."""
+    rule: str
+    """What updates them: the name of the optimizer, or adamw for what Muon does not take."""
+
+
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
+    """Groups for a torch optimizer, one for each `Share` of a trainable parameter.
+
+    Each has the keys lr_scale and decay_scale besides lr and weight_decay, which are the peaks;
+    Muon's also have use_muon. RecipeError for a pattern that fits no parameter, and where no
+    parameter is trainable.
+    """
+    members: dict[Share, list[nn.Parameter]] = {}
+    shares = parameter_shares(model, config)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            members.setdefault(shares[name], []).append(parameter)
+    if not members:
+        raise RecipeError("model.freeze leaves no parameter to train")
+    return [_group(share, parameters, config) for share, parameters in members.items()]
+
+
+def parameter_shares(model: nn.Module, config: OptimConfig) -> dict[str, Share]:
+    """The share of every parameter by its name, of frozen ones too."""
+    names = [name for name, _ in model.named_parameters()]
+    exempt = _exempt(model, names)
+    classifier = {id(parameter) for parameter in classifier_parameters(model)}
+    layers = _layer_factors(model, config.layer_decay)
+    lr_factors = _overrides("optim.lr_scale", config.lr_scale, names)
+    decay_factors = _overrides("optim.decay_scale", config.decay_scale, names)
+    shares = {}
+    for name, parameter in model.named_parameters():
+        in_classifier = id(parameter) in classifier
+        is_matrix = parameter.ndim > 1 and not name.endswith(".bias") and name not in exempt
+        lr_scale = layers.get(name, 1.0) * lr_factors.get(name, 1.0)
+        if not in_classifier:
+            lr_scale *= config.backbone_lr
+        decay_scale = decay_factors.get(name, float(config.decay == "all" or is_matrix))
+        rule = config.name
+        if rule == "muon" and not (is_matrix and _mixes_channels(parameter) and not in_classifier):
+            rule = "adamw"
+        shares[name] = Share(lr_scale, decay_scale, rule)
+    return shares
+
+
+def set_group_rates(optimizer: Optimizer, *, lr: float, weight_decay: float) -> None:
+    """Give each group its share of a step's rates."""
+    for group in optimizer.param_groups:
+        group["weight_decay"] = weight_decay * group["decay_scale"]
+        if torch.is_tensor(group["lr"]):  # of a compiled update
+            group["lr"].fill_(lr * group["lr_scale"])
+        else:
+            group["lr"] = lr * group["lr_scale"]
+
+
+def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Those of timm's classifier, or of both of a distilled model; none of a model without."""
+    found: Any = getattr(model, "get_classifier", tuple)()
+    heads: Iterable[nn.Module] = found if isinstance(found, tuple) else (found,)
+    return [parameter for head in heads for parameter in head.parameters()]
+
+
+def _group(share: Share, parameters: list[nn.Parameter], config: OptimConfig) -> dict[str, Any]:
+    group = {
+        "params": parameters,
+        "lr": config.lr * share.lr_scale,
+        "weight_decay": config.weight_decay * share.decay_scale,
+        "lr_scale": share.lr_scale,
+        "decay_scale": share.decay_scale,
+    }
+    return group | ({"use_muon": share.rule == "muon"} if config.name == "muon" else {})
+
+
+def _exempt(model: nn.Module, names: list[str]) -> set[str]:
+    """What timm's model itself says is not to decay: position embeddings and the like."""
+    patterns: Any = getattr(model, "no_weight_decay", set)()
+    return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
+
+
+def _mixes_channels(parameter: nn.Parameter) -> bool:
+    """Whether this is a linear map between channels; depthwise kernels and [1, N, C] are none."""
+    return min(parameter.shape[:2]) > 1
+
+
+def _layer_factors(model: nn.Module, decay: float | None) -> dict[str, float]:
+    """Factor of each parameter's learning rate; layers as timm numbers them, the last has 1."""
+    if decay is None:
+        return {}
+    from timm.models import group_parameters
+
+    matcher: Any = getattr(model, "group_matcher", None)
+    if matcher is None:
+        raise RecipeError("optim.layer_decay: timm knows no layers of this model")
+    layers: dict[str, int] = group_parameters(model, matcher(coarse=False), reverse=True)
+    last = max(layers.values())
+    return {name: decay ** (last - layer) for name, layer in layers.items()}
+
+
+def _overrides(key: str, texts: tuple[str, ...], names: list[str]) -> dict[str, float]:
+    """The factor of each parameter that a "pattern: factor" fits; the last one counts."""
+    factors: dict[str, float] = {}
+    for text in texts:
+        pattern, _, factor = text.rpartition(":")
+        fitting = [name for name in names if fnmatchcase(name, pattern.strip())]
+        if not fitting:
+            raise RecipeError(
+                f"{key}: no parameter fits {pattern.strip()!r}{_near(pattern, names)}"
+            )
+        factors |= dict.fromkeys(fitting, float(factor))
+    return factors
+
+
+def _near(pattern: str, names: list[str]) -> str:
+    """A hint at the parameter or module with the most similar name."""
+    modules = {name[:dot] for name in names for dot, sign in enumerate(name) if sign == "."}
+    plain = pattern.strip().rstrip(".*")
+    close = difflib.get_close_matches(plain, [*sorted(modules), *names], n=1, cutoff=0.4)
+    if not close:
+        return ""
+    return f"; did you mean {close[0] + '.*' if close[0] in modules else close[0]!r}?"
