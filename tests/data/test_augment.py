@@ -2,6 +2,7 @@
 
 import io
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
+from trainyard.config import check
 from trainyard.data.augment import CentralCrop, Crops, RandomResizedCrop
 from trainyard.data.decode import Interpolation, decode_batch
 from trainyard.data.keyed import fold, uniforms
+from trainyard.errors import RecipeError
 
 IMAGENET = RandomResizedCrop(seed=7, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
 WHOLE = RandomResizedCrop(seed=7, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)  # seldom fits
@@ -192,3 +195,46 @@ def test_central_crops_of_odd_sizes_lie_inside(size: tuple[int, int]) -> None:
     left, top, right, bottom = CentralCrop(224, 0.875)(np.array([size]), zero, zero).boxes[0]
     assert -1e-6 <= left < right <= size[0] + 1e-6
     assert -1e-6 <= top < bottom <= size[1] + 1e-6
+
+
+# --- recipe keys ---
+
+REFUSED = [
+    ({"color_jitter": [0.4]}, "augment.color_jitter = .*: write three strengths, or four"),
+    ({"color_jitter": [0.4, 0.4, 0.4, 0.6]}, "augment.color_jitter = .*: hue is 0.5 at most"),
+    (
+        {"randaugment": "rand-m9", "color_jitter": [0.4, 0.4, 0.4]},
+        'augment.color_jitter = .*: augment.randaugment = "rand-m9" changes colours already',
+    ),
+    ({"mixup": -1.0}, "augment.mixup = -1.0"),
+    ({"mix_mode": "half"}, "augment.mix_mode"),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), REFUSED, ids=str)
+def test_wrong_keys_are_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check({"augment": keys})
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"color_jitter": [0.4, 0.4, 0.4]},
+        {"color_jitter": [0.4, 0.4, 0.4, 0.5]},
+        {"randaugment": "3a", "color_jitter": [0.3, 0.3, 0.3]},
+        {"randaugment": "rand-m9", "color_jitter": []},
+    ],
+    ids=str,
+)
+def test_keys_that_fit_together_can_be_written_out_and_read(keys: dict[str, Any]) -> None:
+    config = check({"augment": keys})
+    assert check(config.model_dump(mode="json", exclude_none=True)) == config
+
+
+@pytest.mark.parametrize(
+    ("keys", "mixes"), [({}, False), ({"mixup": 0.2}, True), ({"cutmix": 1.0}, True)]
+)
+def test_a_recipe_mixes_where_either_alpha_is_above_zero(keys: dict[str, Any], mixes: bool) -> None:
+    assert check({"augment": keys}).augment.mixes == mixes

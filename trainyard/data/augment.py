@@ -9,9 +9,10 @@ from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from trainyard.data.keyed import fold, uniforms
+from trainyard.data.randaugment.policy import check_policy
 from trainyard.section import Section
 
 _ATTEMPTS = 10  # as in torchvision and timm
@@ -35,10 +36,11 @@ class AugmentConfig(Section):
     """Width over height of a training crop, from and to."""
     flip: Probability = 0.5
     """Probability of mirroring left to right; 0 for digits or text."""
-    randaugment: str | None = None
+    randaugment: Annotated[str, AfterValidator(check_policy)] | None = None
     """RandAugment in timm's notation, "rand-m9-mstd0.5-inc1" say, or "3a" (DeiT III)."""
     color_jitter: tuple[Probability, ...] = ()
-    """Strengths of brightness, contrast, saturation and, if four, hue; unused with randaugment."""
+    """Strengths of brightness, contrast, saturation and, if four, hue (0.5 at most); beside the
+    randaugment "3a", or without."""
     erasing: Probability = 0.0
     """Probability of erasing a rectangle of an image."""
     erasing_mode: Literal["pixel", "rand", "const"] = "pixel"
@@ -55,6 +57,24 @@ class AugmentConfig(Section):
     """What shares one draw: the batch, a pair of samples, or nothing."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target spread evenly over all classes."""
+
+    @property
+    def mixes(self) -> bool:
+        return self.mixup > 0 or self.cutmix > 0
+
+    @field_validator("color_jitter")
+    @classmethod
+    def _is_used(cls, strengths: tuple[float, ...], others: ValidationInfo) -> tuple[float, ...]:
+        if len(strengths) not in (0, 3, 4):
+            raise ValueError("write three strengths, or four with hue")
+        if strengths[3:] > (0.5,):
+            raise ValueError("hue is 0.5 at most, half of the circle")
+        randaugment = others.data.get("randaugment")
+        if strengths and randaugment and "3a" not in randaugment:
+            raise ValueError(
+                f'augment.randaugment = "{randaugment}" changes colours already: leave one out'
+            )
+        return strengths
 
 
 class Crops(NamedTuple):

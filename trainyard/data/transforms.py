@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainyard.data.augment import AugmentConfig
+from trainyard.data.decode import Interpolation
 from trainyard.data.erasing import RandomErasing
 from trainyard.data.jitter import ColorJitter
 from trainyard.data.mixing import Mixing
-from trainyard.data.randaugment import RandAugment
+from trainyard.data.randaugment.augment import RandAugment
 
 
 class Keys(NamedTuple):
@@ -46,22 +47,28 @@ class BatchTransform(Protocol):
 
 
 def pixel_transforms(
-    config: AugmentConfig, *, seed: int, mean: tuple[float, float, float]
+    config: AugmentConfig,
+    *,
+    seed: int,
+    mean: tuple[float, float, float],
+    interpolation: Interpolation,
 ) -> list[PixelTransform]:
     """Colours and shapes, before normalising; `mean` fills what a shape uncovers, as in timm."""
     found: list[PixelTransform] = []
     if config.randaugment:
-        found.append(RandAugment(config.randaugment, seed=seed, mean=mean))
-    elif config.color_jitter:  # as in timm: one or the other
+        found.append(
+            RandAugment(config.randaugment, seed=seed, mean=mean, interpolation=interpolation)
+        )
+    if config.color_jitter:
         found.append(ColorJitter(config.color_jitter, seed=seed))
     return found
 
 
 def batch_transforms(config: AugmentConfig, *, seed: int) -> list[BatchTransform]:
-    """Erasing, then mixing, after normalising."""
+    """Erasing, then mixing, after normalising, as in timm."""
     found: list[BatchTransform] = []
     if config.erasing:
         found.append(RandomErasing(config.erasing, config.erasing_mode, seed=seed))
-    if config.mixup or config.cutmix:
+    if config.mixes:
         found.append(Mixing(config, seed=seed))
     return found
