@@ -15,7 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.train.buffers import Buffers
+from trainyard.train.losses import LossConfig, build_loss
+from trainyard.train.micro import MicroBatchSize
 from trainyard.train.step import TrainStep
+from trainyard.train.update import DynamicLossScale, LossScale, Update, clip_by_norm, no_clip
 from trainyard.world import World, gather, total
 
 NUM_STEPS = 20
@@ -30,23 +34,29 @@ class Case:
     bad: tuple[int, ...] = ()  # places in the global batch of samples with weight 0
     autocast: torch.dtype | None = None
     clip_norm: float | None = None
+    mixed: bool = False
 
 
+PLAIN = Case()
 CASES = {
-    "plain": Case(),
+    "plain": PLAIN,
     "ranks differ by a sample": Case(batch=30),
     "a few samples": Case(batch=7),
     "micro-batches, the last one short": Case(batch=30, micro=4),
     "clipped": Case(batch=30, micro=4, clip_norm=0.1),
     # On 4 ranks all of rank 1's samples are bad, and on 3 a whole micro-batch of a rank is.
     "bad samples": Case(batch=30, micro=3, bad=(0, 1, 5, 9, 13, 17, 21, 25, 29, 3, 6)),
+    "mixed": Case(batch=30, micro=4, mixed=True),
     "bf16": Case(batch=30, micro=4, autocast=torch.bfloat16),
+    "fp16, with a loss scale that changes": Case(batch=30, micro=4, autocast=torch.float16),
 }
 
 
 class Batch(NamedTuple):
     images_BCHW: Tensor
     labels: Tensor
+    mixed_labels: Tensor
+    lam: Tensor
     weights: Tensor
 
 
@@ -61,40 +71,46 @@ def global_batch(case: Case, step: int) -> Batch:
     labels = torch.randint(10, (case.batch,), generator=generator)
     images = torch.randn(case.batch, 3, 32, 32, generator=generator)
     images += labels.view(-1, 1, 1, 1) / 10  # something to learn
+    mixed_labels, lam = labels, torch.ones(case.batch)
+    if case.mixed:
+        mixed_labels = labels.roll(1)
+        lam = torch.rand(case.batch, generator=generator)
     weights = torch.ones(case.batch)
     weights[list(case.bad)] = 0
-    return Batch(images, labels, weights)
+    return Batch(images, labels, mixed_labels, lam, weights)
 
 
 def make_step(
-    model: nn.Module, averager: AllReduce, world: World, *, lr: float = 0.05, **changes: Any
+    model: nn.Module, averager: AllReduce, world: World, *, lr: float = 0.05, case: Case = PLAIN
 ) -> TrainStep:
-    usual: dict[str, Any] = {
-        "model": averager.wrap(model),
-        "optimizer": torch.optim.SGD(model.parameters(), lr, momentum=0.9),
-        "averager": averager,
-        "micro": None,
-        "autocast": None,
-        "label_smoothing": 0.1,
-        "clip_norm": None,
-        "seed": 0,
-        "rank": world.rank,
-    }
-    return TrainStep(**usual | changes)
+    device = torch.device("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    scale = LossScale(device)
+    if case.autocast == torch.float16:
+        scale = DynamicLossScale(device, initial=2.0**8, interval=5)
+    clip = no_clip if case.clip_norm is None else clip_by_norm(case.clip_norm)
+    return TrainStep(
+        model=averager.wrap(model),
+        averager=averager,
+        loss=build_loss(LossConfig(), 0.1, teacher=None, mixes=case.mixed),
+        micro=MicroBatchSize(case.micro, world=world, phase=lambda step: 0, report=print),
+        to_reserve=lambda: 0,
+        buffers=Buffers(model),
+        autocast=case.autocast,
+        graphs=False,
+        set_rates=lambda rates: None,
+        update=Update(model, optimizer, scale, clip=clip, measure=lambda step: False),
+        follow=lambda step: None,
+        seed=0,
+        world=world,
+    )
 
 
 def train(world: World, case: Case) -> Trained:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = timm.create_model("test_vit", num_classes=10, img_size=32)
-    step = make_step(
-        model,
-        AllReduce(world),
-        world,
-        micro=case.micro,
-        autocast=case.autocast,
-        clip_norm=case.clip_norm,
-    )
+    step = make_step(model, AllReduce(world), world, case=case)
     losses, norms = [], []
     for number in range(NUM_STEPS):
         whole = global_batch(case, number)
@@ -164,7 +180,7 @@ def test_the_gradient_is_the_mean_over_the_good_samples() -> None:
     mean = nn.functional.cross_entropy(logits, batch.labels[good], label_smoothing=0.1)
     gradients = torch.autograd.grad(mean, list(model.parameters()))
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    make_step(model, AllReduce(World()), World(), lr=1.0, micro=5)(batch, 0, 1.0)
+    make_step(model, AllReduce(World()), World(), lr=1.0, case=Case(micro=5))(batch, 0, 1.0)
     for was, parameter, gradient in zip(before, model.parameters(), gradients, strict=True):
         torch.testing.assert_close(was - parameter.detach(), gradient, rtol=1e-4, atol=1e-6)
 
@@ -182,8 +198,16 @@ def test_a_batch_of_bad_samples_only_moves_nothing() -> None:
 # --- how often the ranks talk, and about what ---
 
 
-def count_messages(world: World, micro: int | None) -> tuple[list[int], int]:
-    """All-reduces of gradients in each of four steps, and how many buckets there are."""
+class CountingAllReduce(AllReduce):
+    agreements = 0
+
+    def agree(self) -> None:
+        self.agreements += 1
+        super().agree()
+
+
+def count_messages(world: World, micro: int | None) -> tuple[list[int], int, int]:
+    """All-reduces of gradients by DDP in each of four steps, its buckets, and those by `agree`."""
     torch.set_num_threads(1)
     messages: list[int] = []
 
@@ -193,23 +217,25 @@ def count_messages(world: World, micro: int | None) -> tuple[list[int], int]:
         return allreduce_hook(group, bucket)
 
     buckets: set[int] = set()
-    averager = AllReduce(world)
-    step = make_step(nn.Sequential(nn.Flatten(), nn.Linear(3072, 10)), averager, world, micro=micro)
+    averager = CountingAllReduce(world)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
+    step = make_step(model, averager, world, case=Case(micro=micro))
     assert isinstance(step.model, DistributedDataParallel)
     step.model.register_comm_hook(None, hook)
     for number in range(4):
         messages.append(0)
         share = Batch(*(c[world.rank :: world.size] for c in global_batch(Case(30), number)))
         step(share, number, 0.01)
-    return messages, len(buckets)
+    return messages, len(buckets), averager.agreements
 
 
 @pytest.mark.parametrize("micro", [None, 4])
 def test_one_all_reduce_per_update(micro: int | None) -> None:
     """Even where ranks have 4 and 3 micro-batches: of 15 samples, or of 8 and 7 pairs."""
-    for messages, num_buckets in spawn(count_messages, 4, micro):
+    for messages, num_buckets, agreements in spawn(count_messages, 4, micro):
         assert num_buckets == 1
-        assert messages == [1, 1, 1, 1]
+        assert messages == [0, 1, 1, 1]  # in the first step memory is tried, without DDP's help
+        assert agreements == 1
 
 
 def batch_norm_statistics(world: World) -> tuple[list[list[float]], list[float], list[float]]:

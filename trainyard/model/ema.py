@@ -5,7 +5,12 @@ from torch import nn
 
 
 class Ema:
-    """average = decay * average + (1 - decay) * weights, buffers too (timm's ModelEmaV3)."""
+    """average = decay * average + (1 - decay) * weights, buffers too (timm's ModelEmaV3).
+
+    With warm-up the decay after n updates is 1 - n^(-2/3), until it reaches its value. There is
+    no state but the average: the decay follows from the step. An update that was skipped counts:
+    the average then moves on towards weights that have stayed as they were.
+    """
 
     def __init__(self, model: nn.Module, decay: float, *, warmup: bool, cpu: bool) -> None:
         from timm.utils import ModelEmaV3
@@ -20,5 +25,5 @@ class Ema:
         return averaged
 
     def update(self, step: int) -> None:
-        """After the update of a step, counted from 0."""
-        self._ema.update(self._model, step)
+        """After the update of a step, counted from 0. The first one makes the average a copy."""
+        self._ema.update(self._model, step + 1)  # timm counts updates

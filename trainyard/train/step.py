@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.averaging.base import Averager
-from trainyard.train.micro import MicroBatchSize, is_out_of_memory
+from trainyard.errors import RecipeError
+from trainyard.train.buffers import Buffers
+from trainyard.train.micro import MicroBatchSize, is_out_of_memory, reserved
 from trainyard.train.update import Update
+from trainyard.world import World
 
 
 class Batch(Protocol):
@@ -39,6 +42,10 @@ class MicroBatch(NamedTuple):
     weights: Tensor
 
 
+Loss = Callable[[Tensor, MicroBatch], Tensor]
+"""float32 logits[B, C] and their micro-batch to losses[B]."""
+
+
 @dataclass(frozen=True)
 class StepStats:
     """Sums over a rank's samples, left on the device: to read one is to wait for the device."""
@@ -55,19 +62,23 @@ class StepStats:
 class TrainStep:
     """Forward, backward, agree, update. Calling it waits for nothing on the host.
 
-    (But for an update by an optimizer whose kernels cannot skip by themselves; see update.py.)
+    But for an update by an optimizer whose kernels cannot skip by themselves (see update.py), and
+    for the first step of a phase, which finds out how much fits into memory.
     """
 
     model: nn.Module  # as the averager wrapped it
     averager: Averager
-    loss: Callable[[Tensor, MicroBatch], Tensor]  # logits[B, C] to losses[B]
+    loss: Loss
     micro: MicroBatchSize
+    to_reserve: Callable[[], int]  # bytes that the update is going to allocate for good
+    buffers: Buffers  # of the model
     autocast: torch.dtype | None  # None for fp32
+    graphs: bool  # whether the model is replayed as CUDA graphs
     set_rates: Callable[[Any], None]  # learning rate and the like, as the loop's schedule has them
     update: Update
     follow: Callable[[int], None]  # what the moving average of the weights does after an update
     seed: int
-    rank: int
+    world: World
 
     def __call__(self, batch: Batch, step: int, rates: Any) -> StepStats:
         """Update the model with one batch; its loss is the exact mean over the global batch."""
@@ -76,6 +87,7 @@ class TrainStep:
         sums = self._gradient(batch, step, self.averager.divisor(count))
         self.averager.before_update()
         updated = self.update(step)
+        self.buffers.restore_if(updated.skipped)
         self.averager.after_update(step)
         self.follow(step)
         return StepStats(sums[0], sums[1], count, *updated)
@@ -83,41 +95,88 @@ class TrainStep:
     def _gradient(self, batch: Batch, step: int, divisor: Tensor) -> Tensor:
         """Leave the gradient of the whole batch in the parameters; see _forward_backward.
 
-        If memory does not suffice the micro-batch is halved, and the batch begun anew.
+        If memory does not suffice the micro-batch is halved, and the batch begun anew. In the first
+        step of a phase every rank can do so by itself, as the ranks average their gradients after
+        all backward passes, and in later ones in all micro-batches but the last, in whose backward
+        pass they do it.
         """
+        is_trial = self.micro.begins(step)
+        is_local = is_trial or self.world.size == 1
+        device = batch.weights.device
+        self.buffers.remember()
         while True:
             # Keyed by the step, so that a resumed run drops out alike: there is no state to save.
-            torch.manual_seed(_seed_of(self.seed, self.rank, step))
+            torch.manual_seed(_seed_of(self.seed, self.world.rank, step))
             try:
-                return self._accumulate(batch, divisor)
-            except RuntimeError as error:
+                with reserved(self.to_reserve() if is_trial else 0, device):
+                    sums = self._accumulate(batch, divisor, is_local)
+                break
+            except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                self.micro.halve(len(batch.labels))
+                reason = str(error).partition("\n")[0]
+            # Not before the error is gone, and with its frames what they held of the forward pass.
             self.update.forget()
-
-    def _accumulate(self, batch: Batch, divisor: Tensor) -> Tensor:
-        micro_batches = list(_split(batch, self.micro.size))
-        sums = torch.zeros(2, device=batch.weights.device)
-        for number, micro_batch in enumerate(micro_batches, start=1):
-            is_last = number == len(micro_batches)
-            with nullcontext() if is_last else self.averager.accumulating():
-                sums += self._forward_backward(micro_batch, divisor)
+            self.buffers.restore()
+            self.micro.halve(len(batch.labels), reason)
+            if not is_trial:
+                self.micro.tell()
+        if is_trial:
+            self.averager.agree()
+            self.micro.settle()
         return sums
 
-    def _forward_backward(self, batch: MicroBatch, divisor: Tensor) -> Tensor:
+    def _accumulate(self, batch: Batch, divisor: Tensor, is_local: bool) -> Tensor:
+        """`is_local`: leave the gradients of the last micro-batch, too, to `averager.agree`."""
+        micro_batches = list(_split(batch, self.micro.size))
+        if self.graphs and len(micro_batches) > 1:
+            _allocate_gradients(self.model)
+        sums = torch.zeros(2, device=batch.weights.device)
+        for micro_batch in micro_batches[:-1]:
+            with self.averager.accumulating():
+                sums += self._forward_backward(micro_batch, divisor, is_local=True)
+        with self.averager.accumulating() if is_local else nullcontext():
+            return sums + self._forward_backward(micro_batches[-1], divisor, is_local=is_local)
+
+    def _forward_backward(self, batch: MicroBatch, divisor: Tensor, *, is_local: bool) -> Tensor:
         """Loss sum and number of correct samples, as one tensor of two."""
         with autocast(batch.images_BCHW.device, self.autocast):
             logits = self.model(batch.images_BCHW)
         losses = self.loss(logits.float(), batch)
         loss_sum = (losses * batch.weights).sum()
-        # A loss that is not finite makes every gradient so, and by the averager every rank's: all
-        # then skip the update together.
-        seed = torch.where(loss_sum.isfinite(), self.update.loss_scale, torch.nan)
-        torch.autograd.backward(loss_sum / divisor, seed)
+        self._backward(loss_sum, divisor, len(losses), is_local=is_local)
         guess = logits.argmax(dim=1)
         hits = batch.lam * (guess == batch.labels) + (1 - batch.lam) * (guess == batch.mixed_labels)
         return torch.stack([loss_sum.detach(), (hits * batch.weights).sum()])
+
+    def _backward(
+        self, loss_sum: Tensor, divisor: Tensor, num_samples: int, *, is_local: bool
+    ) -> None:
+        # A loss that is not finite makes every gradient so, and by the averager every rank's: all
+        # then skip the update together.
+        seed = torch.where(loss_sum.isfinite(), self.update.loss_scale, torch.nan)
+        try:
+            torch.autograd.backward(loss_sum / divisor, seed)
+        except RuntimeError as error:
+            if is_local or not is_out_of_memory(error):
+                raise
+            # The others wait for the rest of this gradient: by ending, this rank ends them too.
+            raise RecipeError(
+                f"out of memory with {num_samples} samples at a time, which had fitted before, "
+                "while the ranks were averaging gradients, which one of them cannot repeat: start "
+                "again with a smaller batch.micro"
+            ) from None
+
+
+def _allocate_gradients(model: nn.Module) -> None:
+    """So that backward passes add to them.
+
+    Otherwise a parameter keeps the first gradient as it is, in memory that belongs to the graph,
+    which writes over it when it is replayed (pytorch issue 169545).
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
