@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import secrets
 from collections.abc import Iterator
@@ -77,7 +78,12 @@ class JsonLines:
 
     def append(self, line: dict[str, Any]) -> None:
         with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps({key: _finite(value) for key, value in line.items()}) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _drop_partial_line(path: Path) -> None:

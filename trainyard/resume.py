@@ -23,12 +23,17 @@ _ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.
 
 
 def claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
-    """Make the directory this run's, or make sure that it is: same recipe, same data."""
+    """Make the directory this run's, or make sure that it is: same recipe, same data.
+
+    One in which a run has nothing to show yet takes another recipe, and other data.
+    """
     _check_writable(folder)
     if folder.recipe.exists():
-        _check_same_recipe(folder, config)
-        _check_same_data(folder, fingerprints)
-        return
+        if _has_begun(folder):
+            _check_same_recipe(folder, config)
+            _check_same_data(folder, fingerprints)
+            return
+        os.close(_lock(folder))  # nor has one just begun
     environment = describe_environment() | {"fingerprints": fingerprints}
     write_text(folder.environment, json.dumps(environment, indent=2) + "\n")
     # Last: a directory with a recipe is a directory that is complete.
@@ -78,6 +83,14 @@ def _lock(folder: RunDirectory) -> int:
     return lock
 
 
+def _has_begun(folder: RunDirectory) -> bool:
+    """Whether a run has a checkpoint or figures on record, which are of its recipe alone."""
+    if any(folder.checkpoints.glob("step-*")) or folder.quarantine.exists():
+        return True
+    lines = folder.metrics.read_text().splitlines() if folder.metrics.exists() else []
+    return not all(line.startswith('{"kind": "event"') for line in lines)
+
+
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
@@ -101,6 +114,13 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
                 f"the {split} data is not what the run in {folder.path} began with (other files, "
                 "sizes or classes): restore it, or begin another run with --run"
             )
+
+
+def begins_anew(asked: str, folder: RunDirectory, world: World) -> bool:
+    """Whether no checkpoint will be gone on from, so that initial weights are wanted."""
+    with together(world):
+        is_new = asked in ("auto", "never") and not any(folder.checkpoints.glob("step-*"))
+    return gather(world, is_new)[0]
 
 
 def resume(
@@ -148,15 +168,16 @@ def roll_back(
 ) -> None:
     """After `guard` has tripped: the weights go back to a checkpoint and the data runs on.
 
-    So the samples since that checkpoint are not shown again in this epoch. DivergedError where
-    there is no earlier checkpoint, or after `most` times.
+    So the samples since that checkpoint are not shown again in this epoch. Later checkpoints are
+    removed: the run takes another course from there. DivergedError where there is no earlier
+    checkpoint, or after `most` times.
     """
     step, roll_backs, clock = state.step, state.roll_backs + 1, state.clock.state_dict()
     position = course.samples(step) + state.skipped
     with together(world):
         if roll_backs > most:
             raise DivergedError(f"{_NOT_FINITE} again, after {most} times of going back; {_ADVICE}")
-        found = checkpoint.newest_finite(folder.checkpoints) if world.is_first else None
+        found = _find_earlier(folder, state) if world.is_first else None
         if world.is_first and found is None:
             raise DivergedError(f"{_NOT_FINITE}, and there is no checkpoint before; {_ADVICE}")
     path = gather(world, found)[0]
@@ -165,12 +186,22 @@ def roll_back(
         checkpoint.load_checkpoint(state, path)
         if world.is_first:
             checkpoint.point_best(folder.checkpoints, state)
+            checkpoint.drop_after(folder.checkpoints, path)
     state.roll_backs = roll_backs
     state.clock.load_state_dict(clock)
     state.skipped = position - course.samples(state.step)
     feed.seek(state.step, state.skipped)
     message = f"{_NOT_FINITE} up to step {step:,}: went back to step {state.step:,}, past its data"
     report({"kind": "event", "event": "rolled back", "level": "warning", "message": message})
+
+
+def _find_earlier(folder: RunDirectory, state: TrainState) -> Path | None:
+    """The checkpoint to go back to; after one that did not help, the one before it."""
+    paths = checkpoint.finite(folder.checkpoints)
+    newest = next(paths, None)
+    if newest and checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs:
+        return next(paths, newest)
+    return newest
 
 
 def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:

@@ -108,6 +108,34 @@ def test_a_row_for_each_evaluation_under_one_head() -> None:
     assert len(head.rstrip()) == len(first.rstrip()) == len(second.rstrip())  # columns line up
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_moving_average_has_a_column_of_its_own(terminal: bool) -> None:
+    average = {"ema_top1": 0.5432, "ema_top5": 0.9, "ema_loss": 0.5}
+    lines = re.split(r"[\r\n]+", written(VAL | average, VAL | average, terminal=terminal))
+    head, first, second = (line.rstrip() for line in lines if re.match(r" +(epoch|0\.5) ", line))
+    assert head.split() == [
+        "epoch",
+        "step",
+        "val",
+        "top-1",
+        "EMA",
+        "top-1",
+        "top-5",
+        "loss",
+        "time",
+    ]
+    assert first.split() == ["0.5", "20", "98.76%", "54.32%", "99.99%", "0.1234", "0:01:05"]
+    assert first == second
+    assert len(head) == len(first) <= 80
+    assert head.index("EMA top-1") + len("EMA top-1") == first.index("54.32%") + len("54.32%")
+
+
+def test_a_narrow_terminal_breaks_no_row() -> None:
+    target = Console(file=StringIO(), width=20)
+    ConsoleSink(100, target).write(VAL | {"ema_top1": 0.5})
+    assert seen(target).count("\n") == 2
+
+
 def test_bad_images_of_an_evaluation_are_counted() -> None:
     assert "0:01:05   2 could not be read" in written(VAL | {"bad": 2}, terminal=True)
 

@@ -1,5 +1,6 @@
 """Means and rates over a stretch of training."""
 
+import json
 import time
 from dataclasses import dataclass
 
@@ -21,10 +22,30 @@ class Stats:
     correct: Tensor
     count: Tensor
     grad_norm: Tensor
+    skipped: Tensor
+    update_ratio: Tensor | None
 
 
-def stats(loss_sum: float, correct: float, count: float, grad_norm: float = 0) -> Stats:
-    return Stats(*(torch.tensor(float(value)) for value in (loss_sum, correct, count, grad_norm)))
+def stats(
+    loss_sum: float,
+    correct: float,
+    count: float,
+    grad_norm: float = 0,
+    *,
+    skipped: bool = False,
+    update_ratio: float | None = None,
+) -> Stats:
+    def tensor(value: float) -> Tensor:
+        return torch.tensor(float(value))
+
+    return Stats(
+        loss_sum=tensor(loss_sum),
+        correct=tensor(correct),
+        count=tensor(count),
+        grad_norm=tensor(grad_norm),
+        skipped=tensor(skipped),
+        update_ratio=None if update_ratio is None else tensor(update_ratio),
+    )
 
 
 @pytest.fixture
@@ -38,7 +59,7 @@ def test_means_and_rates(now: list[float]) -> None:
     clock = Clock()
     meter = Meter(World(), CPU, clock)
     now[0] += 3
-    meter.add(stats(20, 4, 10, grad_norm=7))
+    meter.add(stats(20, 4, 10, grad_norm=7, update_ratio=0.25))
     with clock.phase("data"):
         now[0] += 1
     meter.add(stats(10, 2, 5, grad_norm=8))
@@ -47,6 +68,8 @@ def test_means_and_rates(now: list[float]) -> None:
         "loss": 2.0,
         "top1": 0.4,
         "grad_norm": 8.0,  # of the last step
+        "update_ratio": 0.25,  # of the last in which it was measured
+        "skipped": 0,
         "images_per_s": 15 / 4,
         "data_wait": 1 / 4,
     }
@@ -93,6 +116,43 @@ def test_only_bad_samples(now: list[float]) -> None:
     meter.add(stats(0, 0, 0))
     report = meter.report()
     assert (report["loss"], report["top1"], report["images_per_s"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_skipped_steps_count_as_such_and_as_time(bad: float, now: list[float]) -> None:
+    """Their losses are no numbers; their images were computed with."""
+    meter = Meter(World(), CPU, Clock())
+    now[0] += 2
+    meter.add(stats(20, 4, 10, grad_norm=7, update_ratio=0.5))
+    meter.add(stats(bad, 3, 10, grad_norm=bad, skipped=True, update_ratio=0))
+    meter.add(stats(40, 2, 10, grad_norm=bad, skipped=True))  # another rank's was no number
+    report = meter.report()
+    assert (report["loss"], report["top1"], report["skipped"]) == (2, 0.4, 2)
+    assert (report["grad_norm"], report["update_ratio"]) == (7, 0)
+    assert report["images_per_s"] == 15
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+
+
+def test_a_stretch_without_an_update_can_be_written_down(now: list[float]) -> None:
+    meter = Meter(World(), CPU, Clock())
+    now[0] += 1
+    meter.add(stats(float("nan"), 0, 10, grad_norm=float("nan"), skipped=True))
+    keys = list(meter.report())
+    now[0] += 1
+    meter.add(stats(float("inf"), 0, 10, grad_norm=float("inf"), skipped=True))
+    report = meter.report()
+    assert list(report) == keys
+    assert (report["loss"], report["skipped"], report["images_per_s"]) == (0, 1, 10)
+    json.dumps(report, allow_nan=False)
+
+
+def test_the_update_ratio_is_that_of_the_last_measured_step() -> None:
+    meter = Meter(World(), CPU, Clock())
+    meter.add(stats(1, 1, 1))
+    assert meter.report()["update_ratio"] is None
+    for ratio in (0.5, 0.25, None):
+        meter.add(stats(1, 1, 1, update_ratio=ratio))
+    assert [meter.report()["update_ratio"], meter.report()["update_ratio"]] == [0.25, 0.25]
 
 
 def test_sums_are_exact_over_millions() -> None:

@@ -22,8 +22,9 @@ from tests.spawn import _CONTEXT, spawn
 from trainyard import run as trainyard_run
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.plan import ShuffledPlan
-from trainyard.errors import Requeued, Stopped
+from trainyard.errors import CheckpointError, DataError, Requeued, Stopped
 from trainyard.files import RunDirectory
+from trainyard.resume import claim, exclusive
 from trainyard.train.step import Batch, StepStats, TrainStep
 from trainyard.world import World
 
@@ -61,8 +62,8 @@ def command(arguments: list[str], stop_at: int | None = None, number: int = 0) -
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     update = TrainStep.__call__
 
-    def update_and_signal(self: TrainStep, batch: Batch, step: int, lr: float) -> StepStats:
-        stats = update(self, batch, step, lr)
+    def update_and_signal(self: TrainStep, batch: Batch, step: int, rates: Any) -> StepStats:
+        stats = update(self, batch, step, rates)
         if step + 1 == stop_at:
             os.kill(os.getpid(), number)
         return stats
@@ -83,10 +84,10 @@ def exit_code(arguments: list[str], stop_at: int | None = None, number: int = 0)
 def kill_at(step: int, metrics: Path, process: Any, is_alive: Callable[[], bool]) -> None:
     """SIGKILL a little after the process reports a step, wherever it may be by then."""
     known = metrics.stat().st_size if metrics.exists() else 0
-    reports = [f'"step": {number}, "lr"'.encode() for number in range(step, NUM_STEPS + 1)]
     while is_alive():
         new = metrics.read_bytes()[known:] if metrics.exists() else b""
-        if any(report in new for report in reports):
+        lines = [json.loads(line) for line in new.split(b"\n")[:-1]]  # the last one may grow yet
+        if any(line["kind"] == "train" and line["step"] >= step for line in lines):
             break
         time.sleep(0.001)
     time.sleep(random.Random(step).uniform(0, 0.05))
@@ -109,10 +110,10 @@ def curve(folder: Path, kind: str, *keys: str) -> dict[int, list[float]]:
     return {line["step"]: [line[k] for k in keys] for line in lines if line["kind"] == kind}
 
 
-def assert_same_end(folder: Path, uninterrupted: Path) -> None:
+def assert_same_end(folder: Path, uninterrupted: Path, num_steps: int = NUM_STEPS) -> None:
     """Weights, optimizer and evaluations, bit for bit."""
     ours, theirs = newest(folder), newest(uninterrupted)
-    assert ours.name == theirs.name == f"step-{NUM_STEPS:08d}"
+    assert ours.name == theirs.name == f"step-{num_steps:08d}"
     weights = [(path / "model.safetensors").read_bytes() for path in (ours, theirs)]
     assert weights[0] == weights[1]
     states = [torch.load(path / "training.pt", weights_only=True) for path in (ours, theirs)]
@@ -123,7 +124,7 @@ def assert_same_end(folder: Path, uninterrupted: Path) -> None:
     for part in progress:
         del part["clock"]
     assert progress[0] == progress[1]
-    assert progress[0]["last"]["step"] == NUM_STEPS
+    assert progress[0]["last"]["step"] == num_steps
     assert curve(folder, "val", "top1", "top5", "loss") == curve(
         uninterrupted, "val", "top1", "top5", "loss"
     )
@@ -266,6 +267,51 @@ def test_from_a_checkpoint_of_another_run(
     assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
 
 
+def test_a_run_that_has_nothing_to_show_takes_another_recipe(digits: Path, tmp_path: Path) -> None:
+    """Without a checkpoint and without a figure; what happened to it stays on record."""
+    folder = RunDirectory(tmp_path)
+    config = recipe(digits)
+    claim(folder, config, {"train": "a", "val": "b"})
+    folder.metrics.write_text('{"kind": "event", "event": "smaller micro-batch", "step": 0}\n')
+    other = load_recipe(str(folder.recipe), {"optim.lr": "0.5"})
+    claim(folder, other, {"train": "c", "val": "b"})
+    assert load_recipe(str(folder.recipe)) == other
+    assert json.loads(folder.environment.read_text())["fingerprints"]["train"] == "c"
+    assert "smaller micro-batch" in folder.metrics.read_text()
+
+
+@pytest.mark.parametrize("what", ["a checkpoint", "a figure", "a bad image"])
+def test_a_run_that_has_something_to_show_insists(what: str, digits: Path, tmp_path: Path) -> None:
+    folder = RunDirectory(tmp_path)
+    config = recipe(digits)
+    claim(folder, config, {"train": "a", "val": "b"})
+    if what == "a checkpoint":
+        (folder.checkpoints / "step-00000001").mkdir(parents=True)
+    elif what == "a figure":
+        folder.metrics.write_text('{"kind": "event", "step": 0}\n{"kind": "train", "step": 1}\n')
+    else:
+        folder.quarantine.write_text('{"split": "train", "id": 3}\n')
+    other = load_recipe(str(folder.recipe), {"optim.lr": "0.5"})
+    with pytest.raises(CheckpointError, match=r"another recipe \(optim.lr"):
+        claim(folder, other, {"train": "a", "val": "b"})
+    with pytest.raises(DataError, match="the train data is not what"):
+        claim(folder, config, {"train": "c", "val": "b"})
+    claim(folder, config, {"train": "a", "val": "b"})
+
+
+def test_a_run_that_has_only_just_begun_elsewhere_is_left_alone(
+    digits: Path, tmp_path: Path
+) -> None:
+    folder = RunDirectory(tmp_path)
+    config = recipe(digits)
+    claim(folder, config, {"train": "a", "val": "b"})
+    before = folder.recipe.read_text()
+    other = load_recipe(str(folder.recipe), {"optim.lr": "0.5"})
+    with exclusive(folder, World()), pytest.raises(CheckpointError, match="another process"):
+        claim(folder, other, {"train": "a", "val": "b"})
+    assert folder.recipe.read_text() == before
+
+
 # --- metrics.jsonl ---
 
 
@@ -292,13 +338,13 @@ def train_on(
     seen: list[tuple[int, list[int]]] = []
     notes = folder.with_name(f"ids-{world.rank}.jsonl")
 
-    def note_and_update(self: TrainStep, batch: Any, step: int, lr: float) -> StepStats:
+    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
         if step == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
         seen.append((step, batch.ids.tolist()))
         with open(notes, "a") as file:
             file.write(json.dumps(seen[-1]) + "\n")
-        return update(self, batch, step, lr)
+        return update(self, batch, step, rates)
 
     TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
     trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
@@ -372,11 +418,11 @@ def train_without_loader(world: World, digits: Path, folder: Path) -> None:
     """The last rank's loader process is killed in the midst of step 5."""
     update = TrainStep.__call__
 
-    def kill_and_update(self: TrainStep, batch: Batch, step: int, lr: float) -> StepStats:
+    def kill_and_update(self: TrainStep, batch: Batch, step: int, rates: Any) -> StepStats:
         if step == 4 and world.rank == world.size - 1:
             (loader,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             os.kill(int(loader), signal.SIGKILL)
-        return update(self, batch, step, lr)
+        return update(self, batch, step, rates)
 
     TrainStep.__call__ = kill_and_update  # type: ignore[method-assign]
     trainyard_run._train(recipe(digits), RunDirectory(folder), world, Console(quiet=True))

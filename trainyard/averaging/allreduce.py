@@ -46,6 +46,13 @@ class AllReduce:
     def accumulating(self) -> AbstractContextManager[None]:
         return self._parallel.no_sync() if self._parallel else nullcontext()
 
+    def agree(self) -> None:
+        if self._parallel is None:
+            return
+        for parameter in self._parallel.parameters():
+            if parameter.grad is not None:
+                parameter.grad = total(self._world, parameter.grad / self._world.size)
+
     def before_update(self) -> None:
         pass
 
@@ -63,8 +70,10 @@ class AllReduce:
         buffers = [buffer for buffer in every if buffer.is_floating_point()]
         if not buffers:
             return
-        # One message for all of them: there are a hundred small ones in a ResNet-50.
-        flat = torch.cat([buffer.reshape(-1).float() for buffer in buffers])
+        # One message for all of them: there are a hundred small ones in a ResNet-50. Those of a
+        # moving average may lie on the host.
+        device = buffers[-1].device
+        flat = torch.cat([buffer.reshape(-1).to(device, torch.float32) for buffer in buffers])
         mean = total(self._world, flat) / self._world.size
         parts = torch.split(mean, [buffer.numel() for buffer in buffers])
         for buffer, part in zip(buffers, parts, strict=True):

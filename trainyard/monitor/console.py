@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 Report = dict[str, Any]
 
 _LINE_EVERY_S = 10  # seconds between lines where there is no terminal to draw a bar on
-_TABLE_HEAD = f"{'epoch':>7} {'step':>9} {'val top-1':>10} {'top-5':>8} {'loss':>8} {'time':>9}"
+_EMA = "ema_top1"
 
 
 class ConsoleSink:
@@ -57,6 +57,8 @@ class ConsoleSink:
         )
         if report.get("bad"):
             numbers += f"  [yellow]{report['bad']} bad[/yellow]"
+        if report.get("skipped"):
+            numbers += f"  [yellow]{report['skipped']} updates skipped[/yellow]"
         self._numbers = numbers
         self._bar.update(self._task, numbers=numbers)
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
@@ -70,10 +72,11 @@ class ConsoleSink:
     def _on_val(self, report: Report) -> None:
         self._bar.update(self._task, numbers=self._numbers)
         if not self._has_head:
-            self._console.print(f"[bold]{_TABLE_HEAD}[/bold]")
+            self._console.print(f"[bold]{_table_head(report)}[/bold]", soft_wrap=True)
             self._has_head = True
+        average = f" {report[_EMA]:9.2%}" if _EMA in report else ""
         row = (
-            f"{report['epoch']:7.1f} {report['step']:9d} {report['top1']:10.2%} "
+            f"{report['epoch']:7.1f} {report['step']:9d} {report['top1']:10.2%}{average} "
             f"{report['top5']:8.2%} {report['loss']:8.4f} {_clock(report['time']):>9}"
         )
         if report["bad"]:
@@ -87,6 +90,13 @@ class ConsoleSink:
         self._console.print(
             report["message"], style=style, markup=False, highlight=False, soft_wrap=True
         )
+
+
+def _table_head(report: Report) -> str:
+    average = f" {'EMA top-1':>9}" if _EMA in report else ""
+    return (
+        f"{'epoch':>7} {'step':>9} {'val top-1':>10}{average} {'top-5':>8} {'loss':>8} {'time':>9}"
+    )
 
 
 def _clock(seconds: float) -> str:

@@ -31,19 +31,26 @@ class Meter:
 
     def __init__(self, world: World, device: torch.device, clock: Clock) -> None:
         self._world, self._device, self._clock = world, device, clock
+        self._grad_norm = torch.zeros((), device=device)
         self._update_ratio: Tensor | None = None
         self._reset()
 
     def add(self, stats: Stats) -> None:
-        sums = [stats.loss_sum, stats.correct, stats.count]
         # A step without an update counts as skipped, not into the means: its loss may be no number.
-        self._sums += torch.stack(sums).mul(1 - stats.skipped).nan_to_num()
+        good = 1 - stats.skipped
+        means = torch.stack([stats.loss_sum, stats.correct, stats.count]).mul(good).nan_to_num()
+        self._sums += torch.cat([means, stats.count.view(1)])
         self._skipped += stats.skipped
-        self._grad_norm, self._update_ratio = stats.grad_norm, stats.update_ratio
+        self._grad_norm = torch.where(good > 0, stats.grad_norm, self._grad_norm)
+        if stats.update_ratio is not None:
+            self._update_ratio = stats.update_ratio
 
     def report(self) -> dict[str, Any]:
-        """Mean loss and accuracy, images per second of training time, share of it spent waiting."""
-        loss, correct, count = total(self._world, self._sums).tolist()
+        """Mean loss and accuracy of the updates, gradient norm of the last one of them.
+
+        And images per second of training time, and the share of it spent waiting for data.
+        """
+        loss, correct, count, images = total(self._world, self._sums).tolist()
         training = self._training_seconds() - self._training_before
         waiting = self._clock.seconds("data") - self._waiting_before
         report = {
@@ -52,7 +59,7 @@ class Meter:
             "grad_norm": float(self._grad_norm),
             "update_ratio": None if self._update_ratio is None else float(self._update_ratio),
             "skipped": int(self._skipped),
-            "images_per_s": count / training,
+            "images_per_s": images / training,
             "data_wait": waiting / training,
         }
         self._reset()
@@ -60,10 +67,8 @@ class Meter:
 
     def _reset(self) -> None:
         # float64: a float32 sum of a million images would drop the last digits.
-        self._sums = torch.zeros(3, dtype=torch.float64, device=self._device)
-        self._grad_norm = torch.zeros((), device=self._device)
-        self._update_ratio = None
-        self._skipped: Tensor = torch.zeros((), device=self._device)
+        self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
+        self._skipped = torch.zeros((), device=self._device)
         self._training_before = self._training_seconds()
         self._waiting_before = self._clock.seconds("data")
 

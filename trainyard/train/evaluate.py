@@ -1,13 +1,15 @@
 """Exact evaluation: every sample counted once, on any number of ranks."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainyard.train.predictions import NOWHERE, Predictions
 from trainyard.train.step import autocast
 from trainyard.world import World, total
 
@@ -21,18 +23,8 @@ class Batch(Protocol):
     def labels(self) -> Tensor: ...
     @property
     def weights(self) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    samples: int  # that could be decoded
-    bad: int  # that could not, and are in none of the means
-    top1: float  # fractions of 1
-    top5: float
-    loss: float  # mean cross-entropy, without smoothing
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def ids(self) -> Tensor: ...
 
 
 @torch.no_grad()
@@ -40,41 +32,81 @@ def evaluate(
     models: Mapping[str, nn.Module],
     batches: Iterable[Batch],
     *,
+    num_samples: int,
     world: World,
     device: torch.device,
     precision: torch.dtype | None = None,
-) -> dict[str, Evaluation]:
-    """Means over all ranks' batches for each model; every batch is read and decoded once.
+    columns: Tensor | None = None,
+    flip: bool = False,
+) -> dict[str, Predictions]:
+    """What each model says of the samples 0 … num_samples - 1; each batch is read and decoded once.
 
-    The ranks meet once, at the end, so shares may differ.
+    `columns` are the numbers of the logits that take part, in the order of the labels; None for
+    all, as they are. With `flip` the mean of the softmax of an image and of its mirror image is
+    judged. The ranks meet once, at the end, so shares may differ.
     """
-    was_training = {name: model.training for name, model in models.items()}
-    for model in models.values():
+    # A row per sample, which its own rank alone fills: the sum over the ranks is the whole table.
+    table = torch.zeros(len(models), len(_ROWS), num_samples, device=device)
+    with _in_eval_mode(models.values()):
+        for batch in batches:
+            if len(batch.labels):
+                judged = [
+                    _judge(_logits(model, batch.images_BCHW, precision, columns, flip=flip), batch)
+                    for model in models.values()
+                ]
+                table[:, :, batch.ids.to(device)] = torch.stack(judged)
+    rows = total(world, table).cpu().numpy()
+    return {name: Predictions(*own) for name, own in zip(models, rows, strict=True)}
+
+
+_ROWS = tuple(Predictions.__dataclass_fields__)
+
+
+@contextmanager
+def _in_eval_mode(models: Iterable[nn.Module]) -> Iterator[None]:
+    before = [(model, model.training) for model in models]
+    for model, _ in before:
         model.eval()
-    sums = torch.zeros(len(models), 5, dtype=torch.float64, device=device)
-    for batch in batches:
-        if len(batch.labels):
-            sums += torch.stack([_sums(model, batch, precision) for model in models.values()])
-    for name, model in models.items():
-        model.train(was_training[name])
-    found = {}
-    for name, (count, bad, *means) in zip(models, total(world, sums).tolist(), strict=True):
-        top1, top5, loss = (mean / max(count, 1) for mean in means)
-        found[name] = Evaluation(int(count), int(bad), top1, top5, loss)
-    return found
+    try:
+        yield
+    finally:
+        for model, was_training in before:
+            model.train(was_training)
 
 
-def _sums(model: nn.Module, batch: Batch, precision: torch.dtype | None) -> Tensor:
-    with autocast(batch.labels.device, precision):
-        logits = model(batch.images_BCHW).float()
-    losses = F.cross_entropy(logits, batch.labels, reduction="none")
-    best = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    hits = best == batch.labels[:, None]
-    columns = (
-        torch.ones_like(losses),
-        hits[:, 0],
-        hits.any(dim=1),
-        losses,
+def _logits(
+    model: nn.Module,
+    images_BCHW: Tensor,
+    precision: torch.dtype | None,
+    columns: Tensor | None,
+    *,
+    flip: bool,
+) -> Tensor:
+    with autocast(images_BCHW.device, precision):
+        logits_BC: Tensor = model(images_BCHW).float()
+    if columns is not None:
+        logits_BC = logits_BC[:, columns]
+    if flip:
+        mirrored_BC = _logits(model, images_BCHW.flip(3), precision, columns, flip=False)
+        both = logits_BC.log_softmax(dim=1), mirrored_BC.log_softmax(dim=1)
+        logits_BC = torch.logaddexp(*both) - math.log(2)  # of the mean of the two softmax
+    return logits_BC
+
+
+def _judge(logits_BC: Tensor, batch: Batch) -> Tensor:
+    """The rows of a table of Predictions, float32[4, B]: whole numbers below 2^24 are exact."""
+    labels = batch.labels
+    own = logits_BC.gather(1, labels[:, None])
+    classes = torch.arange(logits_BC.shape[1], device=labels.device)
+    is_before = (logits_BC > own) | ((logits_BC == own) & (classes < labels[:, None]))
+    best, guess = logits_BC.max(dim=1).values, logits_BC.argmax(dim=1)
+    is_finite = logits_BC.isfinite().all(dim=1)
+    judged = torch.stack(
+        [
+            torch.where(is_finite, 1 + is_before.sum(dim=1), NOWHERE).float(),
+            torch.where(is_finite, guess, -1).float(),
+            torch.where(is_finite, (best - logits_BC.logsumexp(dim=1)).exp(), 0),
+            F.cross_entropy(logits_BC, labels, reduction="none"),
+        ]
     )
-    good, top1, top5, loss = ((column * batch.weights).double().sum() for column in columns)
-    return torch.stack([good, len(losses) - good, top1, top5, loss])
+    return torch.where(batch.weights > 0, judged, 0)

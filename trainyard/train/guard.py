@@ -9,26 +9,26 @@ _LOOK_EVERY = 10  # steps: to look is to wait for the device
 
 
 class Guard:
-    """Counts updates that were skipped, in all and running. All ranks count alike."""
+    """Counts the updates that were skipped running. All ranks count alike."""
 
     def __init__(self, device: torch.device, limit: int) -> None:
         """`limit`: updates skipped running, after which the run is to go back."""
         self._limit = limit
         self._running = torch.zeros((), device=device)
-        self._total = torch.zeros((), device=device)
 
-    def tripped(self, skipped: Tensor, step: int) -> bool:
-        """Whether to go back, the same on every rank; `skipped` is 1 if the step's update was.
-
-        To be asked once after every step.
-        """
+    def add(self, skipped: Tensor) -> None:
+        """`skipped` is 1 if a step's update was, else 0."""
         self._running = (self._running + 1) * skipped
-        self._total += skipped
+
+    def tripped(self, step: int) -> bool:
+        """Whether to go back, the same on every rank; it looks at every tenth step.
+
+        A run of skipped updates that is over by then needs no going back.
+        """
         return step % _LOOK_EVERY == 0 and int(self._running) >= self._limit
 
     def state_dict(self) -> dict[str, Any]:
-        return {"running": int(self._running), "total": int(self._total)}
+        return {"running": int(self._running)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._running.fill_(state["running"])
-        self._total.fill_(state["total"])

@@ -62,32 +62,35 @@ def train(run: Training) -> type[Stopped] | None:
     The order of the lines is a contract. A step is counted before anything is said about it, so
     every report and checkpoint of step N is about N whole updates. An evaluation comes before the
     save that records it; one that a stop cut off is made up for on resuming. Nothing is fetched
-    between a step and its save, so the batch after a checkpoint is always that of its step.
-    Where gradients stay useless the weights go back to a checkpoint and the data runs on; a stop
-    comes first, as what it saves can still go back.
+    between a step and its save, so the batch after a checkpoint is always that of its step. What
+    was bad up to a checkpoint is written down before it: going on from there, it would not be met
+    again in this epoch. Where gradients stay useless the weights go back to a checkpoint and the
+    data runs on; that is decided before a step from what a checkpoint holds, so a run that was
+    stopped or killed goes back where it would have without.
     """
     state = run.state
     if evaluation_is_due(run):
         evaluate(run)
         save(run)
     while state.step < run.num_steps:
+        if state.guard.tripped(state.step):
+            run.roll_back()
         with run.phase("data"):
             batch = next(run.feed)
         rates = run.schedule(state.step)
         stats = run.step(batch, state.step, rates)
         state.step += 1
+        state.guard.add(stats.skipped)
         run.meter.add(stats)
         run.quarantine.note("train", batch.bad)
         stopped = run.stop.poll()
-        if state.guard.tripped(stats.skipped, state.step) and not stopped:
-            run.roll_back()
-            continue
         is_last = state.step == run.num_steps
-        if run.log_every.due(state.step) or is_last or stopped:
+        save_is_due = run.save_every.due(state.step) or is_last or stopped
+        if run.log_every.due(state.step) or save_is_due:
             run.quarantine.exchange()
             run.report({"kind": "train", **rates._asdict(), **run.meter.report()})
         is_best = not stopped and evaluation_is_due(run) and evaluate(run)
-        if run.save_every.due(state.step) or is_best or is_last or stopped:
+        if save_is_due or is_best:
             save(run)
         if stopped:
             return stopped
@@ -119,6 +122,5 @@ def score(evaluation: Report) -> float:
 
 
 def save(run: Training) -> None:
-    run.quarantine.exchange()  # going on from here, they would not be met again in this epoch
     with run.phase("save"), run.state.averager.consensus():
         run.save()

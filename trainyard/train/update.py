@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from timm.utils.agc import adaptive_clip_grad
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -37,6 +38,7 @@ class Update:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer, self._scale = optimizer, scale
         self._clip, self._measure = clip, measure
+        self._can_skip = getattr(optimizer, "_step_supports_amp_scaling", False)
 
     @property
     def loss_scale(self) -> Tensor:
@@ -63,7 +65,7 @@ class Update:
 
     def _step(self, finite: Tensor) -> None:
         optimizer: Any = self._optimizer
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
+        if self._can_skip:
             optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()
             optimizer.step()
         elif finite:  # waits for the device
@@ -126,6 +128,8 @@ def no_clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
 
 
 def clip_by_norm(largest: float) -> Clip:
+    """The whole gradient, as torch.nn.utils.clip_grad_norm_."""
+
     def clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
         clip_grads_with_norm_(parameters, largest, norm)
 
@@ -133,7 +137,15 @@ def clip_by_norm(largest: float) -> Clip:
 
 
 def clip_adaptively(factor: float, *, exempt: Sequence[nn.Parameter]) -> Clip:
-    raise NotImplementedError
+    """Each unit's gradient to `factor` of its weights' norm (Brock et al. 2021, section 4.1)."""
+    exempted = frozenset(exempt)
+
+    def clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+        adaptive_clip_grad(  # type: ignore[no-untyped-call]
+            [p for p in parameters if p not in exempted], factor
+        )
+
+    return clip
 
 
 def _ratio(parameters: list[nn.Parameter], before: list[Tensor]) -> Tensor:
