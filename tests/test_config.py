@@ -1,6 +1,7 @@
 """Recipes: read, inherited, overridden, checked strictly, compared, written back."""
 
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from trainyard.config import (
     to_toml,
 )
 from trainyard.errors import RecipeError
-from trainyard.run import _model
+from trainyard.parts import model_of
 
 BUILTIN = sorted(builtin_recipes())
 
@@ -235,33 +236,63 @@ def test_odd_values_survive_writing(recipe: RecipeWriter) -> None:
     assert load_recipe(recipe("written.toml", to_toml(config))) == config
 
 
+# Where a key takes neither its other choices, nor a small number, nor a short time.
+OTHER_VALUES = {
+    "model.name": "resnet18",
+    "model.options": "{class_token = false}",
+    "model.freeze": '["blocks.*"]',
+    "data.weights": "2,0.5",
+    "data.mean": "0.1,0.2,0.3",
+    "data.std": "0.1,0.2,0.3",
+    "augment.scale": "0.125,0.875",
+    "augment.ratio": "0.125,0.875",
+    "augment.randaugment": "rand-m9-mstd0.5-inc1",
+    "augment.color_jitter": "0.1,0.2,0.3",
+    "optim.betas": "0.125,0.875",
+    "optim.decay_scale": '["head.*: 2"]',
+    "optim.lr_scale": '["head.*: 2"]',
+    "schedule.milestones": '["7 steps"]',
+    "schedule.image_size": '["7 steps: 64"]',
+    "schedule.batch_size": '["7 steps: 64"]',
+}
+
+
+def another_value(key: str, field: Any, value: Any) -> str:
+    """A value other than `value` that a key takes, as text."""
+    if key in OTHER_VALUES:
+        return OTHER_VALUES[key]
+    choices = get_args(field.annotation)
+    if get_origin(field.annotation) is Literal:
+        return str(next(choice for choice in choices if choice != value))
+    if isinstance(value, bool):
+        return str(not value).lower()
+    if key == "schedule.warmup" or key.endswith(("_every", "run.length")):
+        return "7 steps"
+    is_whole = field.annotation is int or int in choices or key == "batch.micro"
+    return "7" if is_whole else "0.125"
+
+
 def test_every_key_that_matters_is_compared() -> None:
     """Each key, changed alone, is named; only those in PRACTICAL are not."""
-    other = {
-        "model.name": "resnet18",
-        "optim.name": "sgd",
-        "schedule.name": "constant",
-        "batch.precision": "bf16",
-        "data.interpolation": "bilinear",
-        "data.order": "resample",
-        "data.weights": "2,0.5",
-        "optim.nesterov": "true",
-        "model.channels_last": "false",
-        "data.mean": "0.1,0.2,0.3",
-        "data.std": "0.1,0.2,0.3",
-        "augment.scale": "0.125,0.875",
-        "augment.ratio": "0.125,0.875",
-        "optim.betas": "0.125,0.875",
-    }
     only_one_value = {"average.name"}
+    also = {  # keys that are of no use without others
+        "model.checkpoint_key": {"model.checkpoint": "a.pth"},
+        "model.checkpoint_prefix": {"model.checkpoint": "a.pth"},
+        "loss.bce_threshold": {"loss.name": "bce"},
+        "loss.bce_sum": {"loss.name": "bce"},
+        "loss.distillation": {"loss.teacher": "old"},
+        "loss.distillation_share": {"loss.teacher": "old"},
+        "loss.temperature": {"loss.teacher": "old"},
+    }
     for key, field in all_keys().items():
         if key in only_one_value:
             continue
-        is_duration = key.startswith("run.") and key.endswith(("_every", "length"))
-        text = "7 steps" if is_duration or key == "schedule.warmup" else "0.125"
-        whole = field.annotation in (int, int | None) or key == "batch.micro"
-        changed = load_recipe("debug", {key: other.get(key, "7" if whole else text)})
-        named = [line.partition(":")[0] for line in differences(load_recipe("debug"), changed)]
+        with_others = also.get(key, {})
+        before = load_recipe("debug", with_others)
+        section, _, name = key.partition(".")
+        text = another_value(key, field, getattr(getattr(before, section), name))
+        changed = load_recipe("debug", with_others | {key: text})
+        named = [line.partition(":")[0] for line in differences(before, changed)]
         assert named == ([] if key in PRACTICAL else [key])
 
 
@@ -270,7 +301,7 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     data = {"data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"}
     stage = {"data.stage", "data.stage_gb"}
     run = {"run.keep", "run.log_every", "run.save_every", "run.resume"}
-    assert data | stage | run == PRACTICAL
+    assert data | stage | run | {"model.compile", "optim.compile"} == PRACTICAL
 
 
 def test_equal_recipes_do_not_differ() -> None:
@@ -286,10 +317,11 @@ def test_every_key_is_explained() -> None:
 
 @pytest.mark.parametrize("name", BUILTIN)
 def test_a_builtin_recipe_builds_its_model(name: str) -> None:
+    """On the meta device: shapes without data, so that large models take no time."""
     config = load_recipe(name)
-    model = _model(config, 10).eval()
     size = config.data.eval_size or config.data.image_size
-    with torch.no_grad():
+    with torch.device("meta"), torch.no_grad():
+        model = model_of(config, 10).eval()
         assert model(torch.zeros(1, 3, size, size)).shape == (1, 10)
 
 

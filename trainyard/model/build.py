@@ -1,15 +1,35 @@
-"""A timm model by name."""
+"""A timm model by name, that takes the images it will be given."""
 
 import difflib
+import re
+from collections.abc import Collection
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from trainyard.errors import RecipeError
 from trainyard.section import Section
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+# Options of timm's that a recipe says elsewhere, or that are not for it to say.
+_ELSEWHERE = {
+    "num_classes": "the data says it",
+    "in_chans": "images have 3 channels",
+    "img_size": "say data.image_size",
+    "drop_path_rate": "say model.drop_path",
+    "pretrained": 'say model.checkpoint = "timm"',
+    "checkpoint_path": "say model.checkpoint",
+}
+# What makes constructors of a fixed image size take several, in order of preference.
+_FLEXIBLE: tuple[dict[str, bool], ...] = (
+    {"dynamic_img_size": True},
+    {"strict_img_size": False},
+    {},  # some take them anyhow
+)
 
 
 class ModelConfig(Section):
@@ -20,8 +40,8 @@ class ModelConfig(Section):
     options: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Further options of timm's model: {ls_init_value = 1e-6}, say."""
     checkpoint: str | None = None
-    """Weights to begin with: "timm" for its pretrained ones, a run, a checkpoint, or a file
-    (.safetensors, .pth). The classifier is left out where the classes differ."""
+    """Weights to begin with: "timm" for its pretrained ones, a run (its best), a checkpoint, or a
+    file (.safetensors, .pth). The classifier is left out where the classes differ."""
     checkpoint_key: str | None = None
     """Entry of a .pth file that holds the weights; found by itself if not given."""
     checkpoint_prefix: str = ""
@@ -42,32 +62,89 @@ class ModelConfig(Section):
     channels_last: bool = True
     """Store images and weights channels last, which convolutions prefer."""
 
+    @field_validator("checkpoint_key", "checkpoint_prefix")
+    @classmethod
+    def _is_of_a_file(cls, text: str | None, others: ValidationInfo) -> str | None:
+        if text and others.data.get("checkpoint") in (None, "timm"):
+            raise ValueError("needs model.checkpoint to be a file")
+        return text
+
 
 def build_model(
-    config: ModelConfig, *, num_classes: int, image_size: int, eval_size: int | None = None
+    config: ModelConfig, *, num_classes: int, image_size: int, other_sizes: Collection[int] = ()
 ) -> "nn.Module":
-    """The model on the CPU, freshly initialised from torch's random state; sizes in pixels."""
+    """The model on the CPU, freshly initialised from torch's random state.
+
+    It takes images of `image_size` pixels, for which its position embeddings are, and of each of
+    `other_sizes`. RecipeError where there is no such model, or none with these options or sizes.
+    """
     import timm
     import torch
 
     _check_name(config.name)
-    options: dict[str, Any] = {"num_classes": num_classes}
+    _check_options(config.options)
+    options: dict[str, Any] = {"num_classes": num_classes, **config.options}
     if config.drop_path is not None:
         options["drop_path_rate"] = config.drop_path
+    ways: tuple[dict[str, bool], ...] = ({},)
     pretrained_cfg = timm.get_pretrained_cfg(config.name)
     if pretrained_cfg is not None and pretrained_cfg.fixed_input_size:
-        if eval_size not in (None, image_size):
-            raise RecipeError(
-                f"data.eval_size = {eval_size}: {config.name} takes one size only, and "
-                f"data.image_size is {image_size}"
-            )
         options["img_size"] = image_size
-    try:
-        model: nn.Module = timm.create_model(config.name, **options)
-    except TypeError as error:
-        raise RecipeError(f"model.name: {config.name} does not take {_keyword(error)}") from None
+        if any(size != image_size for size in other_sizes):
+            ways = _FLEXIBLE
+    model = _first_that_takes(ways, config, options)
+    for size in (image_size, *sorted(other_sizes)):
+        _check_images(model, config, size, num_classes)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(memory_format=layout)
+
+
+def _first_that_takes(
+    ways: tuple[dict[str, bool], ...], config: ModelConfig, options: dict[str, Any]
+) -> "nn.Module":
+    """The model by the first of `ways`, further options, that its constructor knows."""
+    import timm
+
+    for way in ways:
+        try:
+            return timm.create_model(config.name, **{**way, **options})
+        except Exception as error:
+            refused = _unknown_option(error)
+            if refused not in way:
+                raise RecipeError(_explain(error, refused, config)) from error
+    raise AssertionError("the last way has no further options")
+
+
+def _check_images(model: "nn.Module", config: ModelConfig, size: int, num_classes: int) -> None:
+    """RecipeError unless the model makes an image of `size` pixels a score per class.
+
+    Tried without data, on torch's meta device; and where that fails with data, to be sure.
+    """
+    import torch
+    from torch.func import functional_call
+
+    named = chain(model.named_parameters(), model.named_buffers())
+    shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in named}
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            try:
+                scores = functional_call(
+                    model, shapes, torch.empty(1, 3, size, size, device="meta")
+                )
+            except Exception:
+                scores = model(torch.zeros(1, 3, size, size))
+    except Exception as error:
+        other = "other model.options" if config.options else "another model"
+        raise RecipeError(
+            f"model.name: {config.name} takes no images of {size} pixels ({_first_line(error)}): "
+            f"choose {other}, or other data.image_size, data.eval_size, schedule.image_size"
+        ) from error
+    finally:
+        model.train(was_training)
+    if getattr(scores, "shape", None) != (1, num_classes):
+        raise RecipeError(f"model.options: {config.name} gives no score per class with them")
 
 
 def _check_name(name: str) -> None:
@@ -79,9 +156,28 @@ def _check_name(name: str) -> None:
         raise RecipeError(f"model.name: timm has no model {name!r}; {hint}")
 
 
-def _keyword(error: TypeError) -> str:
-    """The option that a constructor refused, in recipe terms."""
-    refused = str(error).rpartition("argument ")[2].strip("'")
-    return {"drop_path_rate": "model.drop_path", "img_size": "data.image_size"}.get(
-        refused, str(error)
-    )
+def _check_options(options: dict[str, bool | int | float | str]) -> None:
+    for option in options:
+        if option in _ELSEWHERE:
+            raise RecipeError(f"model.options: {option} has no place there: {_ELSEWHERE[option]}")
+
+
+def _unknown_option(error: Exception) -> str | None:
+    """The keyword that a constructor refused, if that is what the error is about."""
+    match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    return match[1] if match and isinstance(error, TypeError) else None
+
+
+def _explain(error: Exception, refused: str | None, config: ModelConfig) -> str:
+    if refused == "drop_path_rate":
+        return f"model.name: {config.name} does not take model.drop_path"
+    if refused == "img_size":
+        return f"model.name: {config.name} does not take data.image_size"
+    if refused is not None:
+        return f"model.options: {config.name} does not take {refused!r}"
+    options = f" with model.options = {config.options}" if config.options else ""
+    return f"model.name: {config.name} cannot be built{options}: {_first_line(error)}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,349 @@
+"""Weights of one model put into another: as timm does it, and nothing left unsaid."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.layers import resample_patch_embed
+from torch import Tensor, nn
+
+from trainyard.errors import CheckpointError
+from trainyard.model.adapt import adapt_weights
+from trainyard.model.weights import Source, Weights
+
+CLASSES = ["ant", "bee", "cat", "dog", "emu"]
+VIT: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+def model(name: str, seed: int, num_classes: int = 5, **options: Any) -> nn.Module:
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    built: nn.Module = timm.create_model(name, num_classes=num_classes, **options)
+    with torch.no_grad():  # none of the many zeros and ones of a fresh model
+        for parameter in built.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    return built
+
+
+def adapt(
+    target: nn.Module,
+    weights: Weights,
+    classes: list[str] = CLASSES,
+    *,
+    known: list[str] | None = None,
+    name: str = "test_resnet",
+) -> list[str]:
+    source = Source(weights, "old.pth", known)
+    return adapt_weights(target, source, classes=classes, name=name)
+
+
+def same(ours: nn.Module, theirs: dict[str, Tensor], but: tuple[str, ...] = ()) -> bool:
+    own = ours.state_dict()
+    return all(torch.equal(own[n], theirs[n]) for n in own if not n.startswith(but or ("?",)))
+
+
+def snapshot(module: nn.Module) -> Weights:
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+# --- what fits ---
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_vit", "test_efficientnet"])
+def test_weights_of_the_same_model_are_equal_to_the_bit(name: str) -> None:
+    there, here = model(name, 1), model(name, 2)
+    done = adapt(here, there.state_dict(), name=name)
+    count = len(there.state_dict())
+    assert same(here, there.state_dict())
+    assert done == [f"began with {count} of {count} tensors from old.pth"]
+
+
+def test_half_precision_weights_become_single() -> None:
+    there, here = model("test_resnet", 1), model("test_resnet", 2)
+    adapt(here, {name: tensor.half() for name, tensor in there.state_dict().items()})
+    assert {p.dtype for p in here.parameters()} == {torch.float32}
+    halved = there.get_parameter("fc.weight").half().float()
+    assert torch.equal(here.get_parameter("fc.weight"), halved)
+
+
+def test_counts_of_batch_norms_may_be_missing() -> None:
+    there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
+    done = adapt(here, {n: t for n, t in there.items() if not n.endswith("num_batches_tracked")})
+    assert same(here, there)
+    assert done[1:] == ["num_batches_tracked: in one of the two only, which does no harm"]
+
+
+def test_the_source_stays_as_it_is() -> None:
+    there = model("test_resnet", 1, num_classes=7).state_dict()
+    names = list(there)
+    adapt(model("test_resnet", 2), there)
+    assert list(there) == names
+
+
+def test_a_table_of_indices_that_both_work_out_by_themselves_may_differ() -> None:
+    there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
+    here.register_buffer("relative_position_index", torch.zeros(4, 4))
+    done = adapt(here, there | {"relative_position_index": torch.ones(9, 9)})
+    assert torch.equal(here.get_buffer("relative_position_index"), torch.zeros(4, 4))
+    assert len(done) == 1
+
+
+# --- what does not ---
+
+
+def test_missing_unexpected_and_reshaped_weights_are_listed_and_nothing_is_changed() -> None:
+    there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
+    before = snapshot(here)
+    there["extra.weight"] = there.pop("conv1.0.weight")
+    there["bn1.weight"] = torch.ones(3)
+    with pytest.raises(CheckpointError) as refused:
+        adapt(here, there)
+    said = str(refused.value)
+    assert "old.pth: does not fit the model; 1 missing: conv1.0.weight;" in said
+    assert "1 unexpected: extra.weight; 1 of another shape: bn1.weight (3, not 32)" in said
+    assert same(here, before)
+
+
+def test_long_lists_are_cut_and_counted() -> None:
+    here = model("test_resnet", 2)
+    with pytest.raises(CheckpointError) as refused:
+        adapt(here, model("test_convnext", 1).state_dict())
+    for what in ("missing", "unexpected"):
+        found = re.search(rf"(\d+) {what}: ([^;]+)", str(refused.value))
+        assert found is not None
+        assert int(found[1]) > 10
+        assert len(found[2].split(", ")) == 11
+        assert found[2].endswith(", …")
+
+
+@pytest.mark.parametrize("name", ["test_convnext", "test_vit", "swin_tiny_patch4_window7_224"])
+def test_weights_of_another_family_are_a_list_and_no_traceback(name: str) -> None:
+    """timm's conversions meet names that they do not know."""
+    options: dict[str, Any] = (
+        {} if name.startswith("test") else {"embed_dim": 8, "depths": (1, 1, 1, 1)}
+    )
+    with pytest.raises(CheckpointError, match=r"does not fit the model; .* missing"):
+        adapt(model(name, 2, **options), model("test_resnet", 1).state_dict(), name=name)
+
+
+def test_a_buffer_that_matters_may_not_be_missing() -> None:
+    there = model("test_resnet", 1).state_dict()
+    del there["bn1.running_mean"]
+    with pytest.raises(CheckpointError, match=r"1 missing: bn1\.running_mean"):
+        adapt(model("test_resnet", 2), there)
+
+
+# --- the classifier ---
+
+
+@pytest.mark.parametrize(
+    ("name", "classifier"),
+    [("test_resnet", "fc."), ("test_convnext", "head.fc."), ("test_vit", "head.")],
+)
+def test_another_number_of_classes_leaves_the_classifier_out(name: str, classifier: str) -> None:
+    there, here = model(name, 1, num_classes=7).state_dict(), model(name, 2)
+    before = snapshot(here)
+    done = adapt(here, there, name=name)
+    assert same(here, there, but=(classifier,))
+    own = here.state_dict()
+    assert all(torch.equal(own[n], before[n]) for n in own if n.startswith(classifier))
+    assert done[1:] == ["the classifier begins anew: it is for 7 classes, not 5"]
+
+
+def test_a_source_without_a_classifier() -> None:
+    there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
+    done = adapt(here, {n: t for n, t in there.items() if not n.startswith("fc.")})
+    assert same(here, there, but=("fc.",))
+    assert done[1:] == ["the classifier begins anew: there is none in it"]
+
+
+def test_both_classifiers_of_a_distilled_model() -> None:
+    name = "deit_tiny_distilled_patch16_224"
+    there = model(name, 1, num_classes=7, img_size=32, **VIT).state_dict()
+    here = model(name, 2, img_size=32, **VIT)
+    done = adapt(here, there, name=name)
+    assert same(here, there, but=("head.", "head_dist."))
+    assert done[1:] == ["the classifier begins anew: it is for 7 classes, not 5"]
+
+
+def test_known_classes_that_are_the_same_keep_the_classifier() -> None:
+    there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
+    assert len(adapt(here, there, known=list(CLASSES))) == 1
+    assert same(here, there)
+
+
+def test_classes_in_another_order_keep_their_scores() -> None:
+    there, here = model("test_resnet", 1).eval(), model("test_resnet", 2).eval()
+    known = ["dog", "ant", "emu", "cat", "bee"]
+    done = adapt(here, there.state_dict(), known=known)
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        old, new = there(images), here(images)
+    for column, name in enumerate(CLASSES):
+        torch.testing.assert_close(new[:, column], old[:, known.index(name)])
+    assert done[1:] == ["put the classifier's rows into the order of the classes here"]
+
+
+def test_as_many_but_other_classes_leave_the_classifier_out() -> None:
+    there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
+    before = snapshot(here)
+    done = adapt(here, there, known=["ant", "bee", "cat", "dog", "elk"])
+    assert torch.equal(here.get_parameter("fc.weight"), before["fc.weight"])
+    assert done[1:] == ["the classifier begins anew: it is for other classes"]
+
+
+# --- sizes ---
+
+
+def timms_own(name: str, weights: Weights, **options: Any) -> Weights:
+    """What timm makes of the same file when it loads it as pretrained."""
+    loaded: nn.Module = timm.create_model(
+        name,
+        pretrained=True,
+        pretrained_cfg_overlay={"state_dict": weights, "num_classes": 5},
+        num_classes=5,
+        **options,
+    )
+    return loaded.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of timm's own making, in the reference
+@pytest.mark.parametrize(
+    ("name", "there", "here", "said"),
+    [
+        (
+            "vit_tiny_patch16_224",
+            {"img_size": 64, **VIT},
+            {"img_size": 32, **VIT},
+            "resampled pos_embed from 1x17x32 to 1x5x32",
+        ),
+        (
+            "vit_tiny_patch16_224",
+            {"img_size": 64, **VIT},
+            {"img_size": 64, "patch_size": 8, **VIT},
+            "resampled patch_embed.proj.weight from 32x3x16x16 to 32x3x8x8",
+        ),
+        (
+            "vit_tiny_patch16_224",  # no class token, in neither
+            {"img_size": 64, "class_token": False, "global_pool": "avg", **VIT},
+            {"img_size": 96, "class_token": False, "global_pool": "avg", **VIT},
+            "resampled pos_embed from 1x16x32 to 1x36x32",
+        ),
+        (
+            "swin_tiny_patch4_window7_224",
+            {"img_size": 64, "window_size": 4, "embed_dim": 12, "depths": (1, 1, 1, 1)},
+            {"img_size": 128, "window_size": 8, "embed_dim": 12, "depths": (1, 1, 1, 1)},
+            "resampled layers.0.blocks.0.attn.relative_position_bias_table from 49x3 to 225x3",
+        ),
+    ],
+)
+def test_sizes_are_resampled_as_timm_does(
+    name: str, there: dict[str, Any], here: dict[str, Any], said: str
+) -> None:
+    weights = model(name, 1, **there).state_dict()
+    target = model(name, 2, **here)
+    done = adapt(target, weights, name=name)
+    assert same(target, timms_own(name, weights, **here))
+    assert said in done
+
+
+def test_a_stem_is_brought_to_another_kernel() -> None:
+    """Between ConvNeXt stems of 4x4 and of 8x8."""
+    for there, here in ((4, 8), (8, 4)):
+        weights = model("test_convnext", 1, patch_size=there).state_dict()
+        target = model("test_convnext", 2, patch_size=here)
+        done = adapt(target, weights, name="test_convnext")
+        expected = resample_patch_embed(weights["stem.0.weight"], [here, here])
+        assert torch.equal(target.get_parameter("stem.0.weight"), expected)
+        assert same(target, weights, but=("stem.0.weight",))
+        sizes = [f"24x3x{size}x{size}" for size in (there, here)]
+        assert done[1:] == [f"resampled stem.0.weight from {sizes[0]} to {sizes[1]}"]
+
+
+def test_a_resampled_stem_sees_enlarged_images_alike() -> None:
+    """What the resampling promises: a kernel twice as large on an image twice as large."""
+    small = model("test_convnext", 1, patch_size=4)
+    large = model("test_convnext", 2, patch_size=8)
+    adapt(large, small.state_dict(), name="test_convnext")
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(1, 3, 4, 4, generator=generator)
+    enlarged = nn.functional.interpolate(pixels, (8, 8), mode="bicubic", antialias=True)
+    with torch.no_grad():
+        ours, theirs = (
+            large.get_submodule("stem.0")(enlarged),
+            small.get_submodule("stem.0")(pixels),
+        )
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+# --- names of the original programs ---
+
+
+def original_convnext(name: str) -> str:
+    """ConvNeXt's own name (facebookresearch/ConvNeXt, and system A's) of a tensor of timm's."""
+    for pattern, replacement in (
+        (r"^stem\.", "downsample_layers.0."),
+        (r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1."),
+        (r"^stages\.(\d)\.blocks\.", r"stages.\1."),
+        (r"conv_dw", "dwconv"),
+        (r"mlp\.fc", "pwconv"),
+        (r"^head\.fc", "head"),
+        (r"^head\.norm", "norm"),
+    ):
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def original_deit3(name: str) -> str:
+    return re.sub(r"ls(\d)\.gamma", r"gamma_\1", name)
+
+
+@pytest.mark.parametrize(
+    ("name", "original", "options"),
+    [
+        ("convnext_atto", original_convnext, {"dims": (8, 8, 8, 8), "depths": (1, 1, 1, 1)}),
+        ("deit3_small_patch16_224", original_deit3, {"img_size": 32, **VIT}),
+    ],
+)
+def test_original_names_become_timms(
+    name: str, original: Callable[[str], str], options: dict[str, Any]
+) -> None:
+    there = model(name, 1, **options).state_dict()
+    renamed = {original(key): tensor for key, tensor in there.items()}
+    assert renamed.keys() != there.keys()
+    target = model(name, 2, **options)
+    done = adapt(target, renamed, name=name)
+    assert same(target, there)
+    assert re.fullmatch(r"gave \d+ tensors timm's names", done[1])
+
+
+def test_original_names_with_another_classifier() -> None:
+    options: dict[str, Any] = {"dims": (8, 8, 8, 8), "depths": (1, 1, 1, 1)}
+    there = model("convnext_atto", 1, num_classes=7, **options).state_dict()
+    target = model("convnext_atto", 2, **options)
+    done = adapt(target, {original_convnext(k): t for k, t in there.items()}, name="convnext_atto")
+    assert same(target, there, but=("head.fc.",))
+    assert done[-1] == "the classifier begins anew: it is for 7 classes, not 5"
+
+
+def test_a_masked_autoencoders_encoder_without_head() -> None:
+    """MAE: no classifier, and a norm that average pooling keeps with fc_norm = false."""
+    options = {"img_size": 32, "global_pool": "avg", "fc_norm": False, **VIT}
+    there = model("vit_tiny_patch16_224", 1, num_classes=0, img_size=64, **VIT).state_dict()
+    target = model("vit_tiny_patch16_224", 2, **options)
+    done = adapt(target, there, name="vit_tiny_patch16_224")
+    assert same(target, there, but=("head.", "pos_embed"))
+    assert "the classifier begins anew: there is none in it" in done
+
+
+# --- wrapped, as in the checkpoints of the four systems ---
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_model.", "module.model.", "_orig_mod."])
+def test_wrapped_names(prefix: str) -> None:
+    there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
+    adapt(here, {f"{prefix}{name}": tensor for name, tensor in there.items()})
+    assert same(here, there)

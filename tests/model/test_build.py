@@ -1,0 +1,178 @@
+"""A timm model by name: its options, and the image sizes that it takes."""
+
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from trainyard.config import check
+from trainyard.errors import RecipeError
+from trainyard.model.build import ModelConfig, build_model
+from trainyard.parts import model_of
+
+SMALL_VIT: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}
+
+
+def build(
+    name: str, size: int = 32, *others: int, **options: bool | int | float | str
+) -> nn.Module:
+    config = ModelConfig(name=name, options=options)
+    torch.manual_seed(0)
+    return build_model(config, num_classes=5, image_size=size, other_sizes=others).eval()
+
+
+def images(size: int) -> Tensor:
+    return torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(size))
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return model.state_dict()
+
+
+# --- options ---
+
+
+def test_options_are_those_of_timm() -> None:
+    model = build("test_vit", class_token=False, global_pool="avg", init_values=1e-6)
+    timms = timm.create_model(
+        "test_vit", num_classes=5, class_token=False, global_pool="avg", init_values=1e-6
+    )
+    assert weights_of(model).keys() == timms.state_dict().keys()
+    assert "cls_token" not in weights_of(model)
+    assert float(model.get_parameter("blocks.0.ls1.gamma")[0].detach()) == pytest.approx(1e-6)
+
+
+def test_a_model_without_options_is_timms_own_bit_for_bit() -> None:
+    torch.manual_seed(0)
+    timms = timm.create_model("test_resnet", num_classes=5)
+    ours = weights_of(build("test_resnet"))
+    assert all(torch.equal(ours[name], tensor) for name, tensor in timms.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"foo": 1}, "model.options: test_resnet does not take 'foo'"),
+        ({"num_classes": 7}, "model.options: num_classes has no place there: the data says it"),
+        ({"in_chans": 1}, "model.options: in_chans"),
+        ({"pretrained": True}, 'say model.checkpoint = "timm"'),
+        ({"global_pool": ""}, "choose other model.options"),
+        ({"features_only": True}, "test_resnet gives no score per class with them"),
+        ({"global_pool": "nonsense"}, "test_resnet cannot be built with model.options"),
+    ],
+)
+def test_wrong_options_are_one_line(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        build("test_resnet", **options)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_odd_type_of_options_survives_a_recipe() -> None:
+    config = check({"model": {"name": "test_vit", "options": {"init_values": 1e-6}}})
+    assert config.model.options == {"init_values": 1e-6}
+
+
+def test_a_key_or_a_prefix_needs_a_file() -> None:
+    for wrong in ({"checkpoint_key": "model"}, {"checkpoint_prefix": "a.", "checkpoint": "timm"}):
+        key = next(iter(wrong))
+        with pytest.raises(RecipeError, match=rf"model\.{key} = .*: needs model\.checkpoint to be"):
+            check({"model": wrong})
+
+
+# --- image sizes ---
+
+
+def test_a_transformer_at_its_own_size_is_timms_even_if_it_takes_others() -> None:
+    plain = build("vit_tiny_patch16_224", 32, **SMALL_VIT)
+    flexible = build("vit_tiny_patch16_224", 32, 64, **SMALL_VIT)
+    flexible.load_state_dict(plain.state_dict())
+    with torch.no_grad():
+        assert torch.equal(plain(images(32)), flexible(images(32)))
+
+
+def test_a_transformer_at_another_size_equals_timms_resampled_load() -> None:
+    flexible = build("vit_tiny_patch16_224", 32, 64, **SMALL_VIT)
+    overlay = {"state_dict": flexible.state_dict(), "num_classes": 5, "custom_load": False}
+    timms = timm.create_model(
+        "vit_tiny_patch16_224",
+        pretrained=True,
+        pretrained_cfg_overlay=overlay,
+        num_classes=5,
+        img_size=64,
+        **SMALL_VIT,
+    ).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(flexible(images(64)), timms(images(64)))
+
+
+@pytest.mark.parametrize(
+    "name", ["swin_tiny_patch4_window7_224", "xcit_nano_12_p16_224", "resnet18", "test_convnext"]
+)
+def test_models_that_take_several_sizes(name: str) -> None:
+    model = build(name, 64, 96)
+    with torch.no_grad():
+        assert [model(images(size)).shape for size in (64, 96)] == [(2, 5), (2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "size"),
+    [
+        ("mixer_s32_224", (64, 96), 96),
+        ("vit_tiny_patch16_224", (32, 40), 40),  # no whole number of patches
+        ("test_convnext", (8,), 8),
+        ("test_vit", (8,), 8),
+    ],
+)
+def test_a_size_that_does_not_fit_is_one_line(name: str, sizes: tuple[int, ...], size: int) -> None:
+    with pytest.raises(RecipeError) as refused:
+        build(name, *sizes)
+    said = str(refused.value)
+    assert f"{name} takes no images of {size} pixels" in said
+    assert "data.eval_size, schedule.image_size" in said
+    assert "\n" not in said
+
+
+class NeedsData(nn.Module):
+    """A model that cannot run without data, as it looks at a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 5)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        mean_BC = images_BCHW.mean((2, 3))
+        return self.head(mean_BC) if float(mean_BC.sum()) >= 0 else mean_BC
+
+
+def test_a_model_that_cannot_run_without_data_is_tried_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timm, "create_model", lambda *args, **options: NeedsData())
+    assert isinstance(build("test_resnet"), NeedsData)
+
+
+def test_looking_at_the_sizes_leaves_no_trace() -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(name="test_resnet", drop_path=0.1)
+    model = build_model(config, num_classes=5, image_size=32, other_sizes={64})
+    after = torch.rand(1)
+    assert model.training
+    assert int(model.get_buffer("bn1.num_batches_tracked")) == 0
+    torch.manual_seed(0)
+    timm.create_model("test_resnet", num_classes=5, drop_path_rate=0.1)
+    assert torch.equal(after, torch.rand(1))
+
+
+def test_position_embeddings_are_for_the_largest_size_that_is_trained() -> None:
+    tree = {
+        "model": {"name": "vit_tiny_patch16_224", "options": SMALL_VIT},
+        "data": {"image_size": 32, "eval_size": 96},
+        "schedule": {"image_size": ["50%: 64"]},
+    }
+    model = model_of(check(tree), 5).eval()
+    assert model.get_parameter("pos_embed").shape == (1, 1 + 4 * 4, 32)
+    with torch.no_grad():
+        assert [model(images(size)).shape for size in (32, 64, 96)] == [(2, 5)] * 3

@@ -1,0 +1,221 @@
+"""Files that weights come from: what is found in them, and what is refused."""
+
+import argparse
+import os
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from trainyard.errors import CheckpointError
+from trainyard.model.weights import KEYS, Source, pretrained_weights, read_weights, without_prefix
+
+
+def small() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    return nn.Linear(2, 3).state_dict()
+
+
+def saved(path: Path, content: object) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in ours)
+
+
+# --- what is found ---
+
+
+def test_a_safetensors_file(tmp_path: Path) -> None:
+    save_file(small(), tmp_path / "a.safetensors")
+    source = read_weights(tmp_path / "a.safetensors")
+    assert same(source.weights, small())
+    assert source.about == str(tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.pt", "a.bin", "checkpoint.pth.tar"])
+def test_a_file_of_torchs_that_is_all_weights(name: str, tmp_path: Path) -> None:
+    assert same(read_weights(saved(tmp_path / name, small())).weights, small())
+
+
+def test_a_file_of_before_zip(tmp_path: Path) -> None:
+    torch.save(small(), tmp_path / "a.pth", _use_new_zipfile_serialization=False)
+    assert same(read_weights(tmp_path / "a.pth").weights, small())
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_usual_places_are_found(key: str, tmp_path: Path) -> None:
+    content = {"epoch": 3, "optimizer": {"state": {}}, key: small()}
+    source = read_weights(saved(tmp_path / "a.pth", content))
+    assert same(source.weights, small())
+    assert source.about.endswith(f"a.pth, entry {key!r}")
+
+
+def test_averaged_weights_go_first_and_an_empty_entry_is_passed_over(tmp_path: Path) -> None:
+    average = {name: weight + 1 for name, weight in small().items()}
+    path = saved(tmp_path / "a.pth", {"model": small(), "model_ema": average})
+    assert same(read_weights(path).weights, average)
+    assert same(read_weights(path, "model").weights, small())
+    path = saved(tmp_path / "b.pth", {"model": small(), "model_ema": None})
+    assert same(read_weights(path).weights, small())
+
+
+def test_any_other_entry_by_its_key(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.pth", {"teacher": small(), "student": {}})
+    assert same(read_weights(path, "teacher").weights, small())
+    with pytest.raises(CheckpointError, match="checkpoint_key where they are; it has teacher, stu"):
+        read_weights(path)
+    with pytest.raises(CheckpointError, match="has no 'model'; it has teacher, student"):
+        read_weights(path, "model")
+    with pytest.raises(CheckpointError, match=r"'student' of .* holds no weights"):
+        read_weights(path, "student")
+
+
+def test_options_beside_the_weights_do_no_harm(tmp_path: Path) -> None:
+    """ConvNeXt, DeiT and timm keep theirs in the checkpoint."""
+    content = {"model": small(), "args": argparse.Namespace(lr=0.1, model="resnet18")}
+    assert same(read_weights(saved(tmp_path / "a.pth", content)).weights, small())
+
+
+def test_the_count_of_an_averaged_model_is_left_out(tmp_path: Path) -> None:
+    average = torch.optim.swa_utils.AveragedModel(nn.Linear(2, 3))
+    source = read_weights(saved(tmp_path / "a.pth", average.state_dict()))
+    weights, done = without_prefix(source, "", set(small()))
+    assert weights.keys() == small().keys()
+    assert done == ["took 'module.' off all names"]
+
+
+# --- what is refused ---
+
+
+class Runs:
+    """What would leave a file behind, were it unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_nothing_in_a_file_is_run(is_zip: bool, tmp_path: Path) -> None:
+    content = {"model": small(), "extra": Runs(tmp_path / "ran")}
+    torch.save(content, tmp_path / "a.pth", _use_new_zipfile_serialization=is_zip)
+    with pytest.raises(CheckpointError) as refused:
+        read_weights(tmp_path / "a.pth")
+    assert re.search(r"a\.pth: holds more than weights \(\w+\.mkdir\)", str(refused.value))
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pth"])
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"PK\x03\x04 cut off", b"\x80\x02K\x01."])
+def test_damaged_files_are_one_line(name: str, content: bytes, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError) as refused:
+        read_weights(tmp_path / name)
+    assert str(refused.value).startswith(f"{tmp_path / name}: cannot be read: ")
+    assert "weights_only" not in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_cut_off_file(tmp_path: Path) -> None:
+    for name, write in (("a.safetensors", save_file), ("a.pth", torch.save)):
+        write(small(), tmp_path / name)
+        whole = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(CheckpointError, match=rf"{name}: cannot be read"):
+            read_weights(tmp_path / name)
+
+
+@pytest.mark.parametrize("content", [[1, 2], {}, {"a": 1}, small()["bias"]])
+def test_a_file_without_weights(content: object, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no weights in the usual places"):
+        read_weights(saved(tmp_path / "a.pth", content))
+
+
+def test_a_plain_pickle(tmp_path: Path) -> None:
+    (tmp_path / "a.pkl").write_bytes(pickle.dumps({"model": [1.0]}))
+    with pytest.raises(CheckpointError, match=r"a\.pkl"):
+        read_weights(tmp_path / "a.pkl")
+
+
+# --- prefixes ---
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "module.",  # DDP
+        "_orig_mod.",  # torch.compile
+        "model.",  # Lightning
+        "_model.",  # decent-dp
+        "module.model.",  # Colossal-AI
+        "_orig_mod.module.",
+        "module._orig_mod.",
+    ],
+)
+def test_what_wrappers_add_is_taken_off(prefix: str) -> None:
+    source = Source({f"{prefix}{name}": weight for name, weight in small().items()}, "a.pth")
+    weights, done = without_prefix(source, "", set(small()))
+    assert same(weights, small())
+    assert len(done) == prefix.count(".")
+
+
+def test_names_of_the_model_itself_stay() -> None:
+    wrapped = {f"model.{name}": weight for name, weight in small().items()}
+    weights, done = without_prefix(Source(wrapped, "a.pth"), "", set(wrapped))
+    assert same(weights, wrapped)
+    assert done == []
+
+
+def test_no_weights_have_no_prefix() -> None:
+    assert without_prefix(Source({}, "a.pth"), "", {"weight"}) == ({}, [])
+
+
+def test_a_prefix_chooses_a_part() -> None:
+    names = {f"visual.{name}": weight for name, weight in small().items()}
+    source = Source(names | {"text.weight": torch.ones(1)}, "clip.pth")
+    weights, done = without_prefix(source, "visual.", set(small()))
+    assert same(weights, small())
+    assert done == ["took 'visual.' off 2 names, left 1 others out"]
+    with pytest.raises(CheckpointError, match=r"no name in clip\.pth begins with 'audio\.'"):
+        without_prefix(source, "audio.", set(small()))
+
+
+# --- timm's own ---
+
+
+def test_pretrained_weights_are_timms(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = timm.create_model("test_resnet").state_dict()
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", lambda *_, **__: there)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    source = pretrained_weights("test_resnet")
+    assert same(source.weights, there)
+    assert source.about == "timm's test_resnet.r160_in1k"
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no route to the hub\nand a long story")
+
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", fails)
+    message = r"model\.checkpoint = 'timm': cannot get the weights of test_resnet: no route to the"
+    with pytest.raises(CheckpointError, match=message + " hub$"):
+        pretrained_weights("test_resnet")
+
+
+def test_a_model_that_timm_never_trained() -> None:
+    with pytest.raises(CheckpointError, match="No pretrained weights exist for resnet200"):
+        pretrained_weights("resnet200")

@@ -1,0 +1,236 @@
+"""Fine-tuning: a run that begins with weights of another run, of a file, or of timm."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import Tensor
+
+from tests.command_line import run
+from tests.spawn import spawn
+from trainyard import run as trainyard_run
+from trainyard.config import load_recipe
+from trainyard.errors import CheckpointError
+from trainyard.files import RunDirectory, sha256
+from trainyard.world import World
+
+Capture = pytest.CaptureFixture[str]
+
+ALONE = World()
+VIT = "{embed_dim=32, depth=2, num_heads=2}"
+
+
+def train(digits: Path, folder: Path, world: World = ALONE, /, **changes: str) -> None:
+    """Two steps of the debug recipe; keys with __ in place of the dot."""
+    torch.set_num_threads(1)
+    keys = {"data.train": str(digits / "train"), "data.val": str(digits / "val")}
+    keys |= {"run.length": "2 steps", "run.eval_every": "2 steps", "data.threads": "1"}
+    keys |= {key.replace("__", "."): text for key, text in changes.items()}
+    config = load_recipe("debug", keys)
+    # Ranks that tests.spawn starts have joined already.
+    trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def events(folder: Path) -> list[str]:
+    return [line["message"] for line in lines_of(folder) if line.get("event") == "initial weights"]
+
+
+def weights_of(folder: Path, name: str = "model") -> dict[str, Tensor]:
+    return load_file(folder / "checkpoints" / "latest" / f"{name}.safetensors")
+
+
+# Steps with a learning rate this small leave the weights where they began.
+STILL = {"optim__lr": "1e-30", "optim__weight_decay": "0"}
+
+
+def began_with(folder: Path, weights: dict[str, Tensor], but: tuple[str, ...] = ("?",)) -> bool:
+    ours = weights_of(folder)
+    kept = [name for name in ours if not name.startswith(but)]
+    return all(torch.allclose(ours[n], weights[n], rtol=0, atol=1e-20) for n in kept)
+
+
+@pytest.fixture
+def three_classes(digits: Path, tmp_path: Path) -> Path:
+    """Three of the digits, as a data set of its own."""
+    for split in ("train", "val"):
+        for label in sorted((digits / split).glob("[0-9]"))[:3]:
+            shutil.copytree(label, tmp_path / "three" / split / label.name)
+    return tmp_path / "three"
+
+
+# --- a run, a checkpoint ---
+
+
+@pytest.mark.parametrize("what", ["run", "checkpoint", "file"])
+def test_a_run_begins_with_the_weights_of_another(
+    what: str, digits: Path, finished: Path, tmp_path: Path
+) -> None:
+    best = finished / "checkpoints" / "best"
+    path = {"run": finished, "checkpoint": best, "file": best / "model.safetensors"}[what]
+    train(digits, tmp_path / "run", model__checkpoint=str(path), **STILL)
+    weights = load_file(best / "model.safetensors")
+    assert began_with(tmp_path / "run", weights)
+    (said,) = events(tmp_path / "run")
+    assert said.startswith(f"began with {len(weights)} of {len(weights)} tensors from")
+
+
+def test_a_run_with_other_classes_trains(
+    three_classes: Path, finished: Path, tmp_path: Path
+) -> None:
+    train(three_classes, tmp_path / "run", model__checkpoint=str(finished), **STILL)
+    weights = load_file(finished / "checkpoints" / "best" / "model.safetensors")
+    assert began_with(tmp_path / "run", weights, but=("head.",))
+    assert weights_of(tmp_path / "run")["head.weight"].shape[0] == 3
+    assert events(tmp_path / "run")[1] == (
+        "the classifier begins anew: it is for 10 classes, not 3"
+    )
+
+
+def test_the_moving_average_goes_first_unless_it_did_worse(digits: Path, tmp_path: Path) -> None:
+    """At a decay of 0 the average is the weights, at 0.999 it is still at the beginning."""
+    train(digits, tmp_path / "old", model__ema_decay="0.999", optim__lr="0.05")
+    best = tmp_path / "old" / "checkpoints" / "best"
+    for raw, averaged, name in ((0.5, 0.6, "ema"), (0.6, 0.5, "model"), (None, None, "ema")):
+        progress = json.loads((best / "progress.json").read_text())
+        progress["last"] = {"step": 2, "top1": raw, "ema_top1": averaged} if raw else {}
+        seal(best, progress)
+        folder = tmp_path / f"{raw}"
+        train(digits, folder, model__checkpoint=str(tmp_path / "old"), **STILL)
+        assert began_with(folder, load_file(best / f"{name}.safetensors"))
+        assert ("the moving average" in events(folder)[0]) == (name == "ema")
+
+
+def seal(checkpoint: Path, progress: dict[str, Any]) -> None:
+    """Write progress.json, and its checksum."""
+    (checkpoint / "progress.json").write_text(json.dumps(progress))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest["progress.json"] = sha256(checkpoint / "progress.json")
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_damaged_checkpoint_is_refused(digits: Path, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "old", symlinks=True)
+    weights = tmp_path / "old" / "checkpoints" / "best" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors is truncated or altered"):
+        train(digits, tmp_path / "run", model__checkpoint=str(tmp_path / "old"))
+    assert not (tmp_path / "run").exists()
+
+
+# --- files, timm ---
+
+
+def test_a_file_by_key_and_prefix(digits: Path, tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    there = timm.create_model("test_vit", num_classes=10, img_size=32).state_dict()
+    teacher = {f"net.{name}": tensor for name, tensor in there.items()}
+    torch.save({"teacher": teacher, "epoch": 3}, tmp_path / "a.pth")
+    keys = {"model__checkpoint_key": "teacher", "model__checkpoint_prefix": "net."}
+    size = {"data__image_size": "32"}
+    checkpoint = str(tmp_path / "a.pth")
+    train(digits, tmp_path / "run", model__checkpoint=checkpoint, **keys, **size, **STILL)
+    assert began_with(tmp_path / "run", there)
+
+
+def test_timms_pretrained_weights(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(7)
+    there = timm.create_model("test_resnet").state_dict()
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", lambda *_, **__: there)
+    keys = {"model__name": "test_resnet", "model__checkpoint": "timm", "model__freeze": '["*bn*"]'}
+    train(digits, tmp_path / "run", **keys, **STILL)
+    statistics = ("running_mean", "running_var", "num_batches_tracked")
+    ours = weights_of(tmp_path / "run")
+    body = {n for n in ours if not n.startswith("fc.") and not n.endswith(statistics)}
+    assert all(torch.allclose(ours[n], there[n], rtol=0, atol=1e-20) for n in body)
+    assert events(tmp_path / "run")[1:] == [
+        "the classifier begins anew: it is for 1,000 classes, not 10"
+    ]
+
+
+# --- going on ---
+
+
+def test_a_run_goes_on_without_the_weights_that_it_began_with(digits: Path, tmp_path: Path) -> None:
+    train(digits, tmp_path / "old")
+    changes = {"model__checkpoint": str(tmp_path / "old"), "run__save_every": "1 step"}
+    train(digits, tmp_path / "whole", **changes)
+    shutil.copytree(tmp_path / "whole", tmp_path / "part", symlinks=True)
+    last = tmp_path / "part" / "checkpoints" / "step-00000002"
+    shutil.rmtree(last)
+    shutil.rmtree(tmp_path / "old")
+    train(digits, tmp_path / "part", **changes)
+    assert began_with(tmp_path / "part", weights_of(tmp_path / "whole"))
+    assert len(events(tmp_path / "part")) == 1
+
+
+def test_weights_that_are_gone_are_one_line_for_a_new_run(digits: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        CheckpointError, match=r"model\.checkpoint = 'old': no such run, checkpoint"
+    ):
+        train(digits, tmp_path / "run", model__checkpoint="old")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CheckpointError, match="neither a run directory nor a checkpoint"):
+        train(digits, tmp_path / "run", model__checkpoint=str(tmp_path / "empty"))
+    assert not (tmp_path / "run").exists()
+
+
+def on_two_ranks(world: World, digits: Path, old: Path, folder: Path) -> None:
+    still = STILL | {"model__freeze": '["blocks.*"]'}
+    train(digits, folder, world, model__checkpoint=str(old), **still)
+
+
+def test_every_rank_begins_with_them(digits: Path, finished: Path, tmp_path: Path) -> None:
+    spawn(on_two_ranks, 2, digits, finished, tmp_path / "run")
+    best = finished / "checkpoints" / "best" / "model.safetensors"
+    assert began_with(tmp_path / "run", load_file(best))
+    assert len(events(tmp_path / "run")) == 1
+
+
+# --- another resolution ---
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model__name": "test_vit"},
+        {"model__name": "vit_tiny_patch16_224", "model__options": VIT},
+    ],
+    ids=lambda keys: str(keys["model__name"]),
+)
+def test_evaluation_at_another_resolution(
+    keys: dict[str, str], digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """FixRes (Touvron et al. 2019): train at 32, evaluate at 48, in the run and afterwards."""
+    sizes = {"data__image_size": "32", "data__eval_size": "48"}
+    train(digits, tmp_path / "run", **sizes, **keys)
+    val = next(line for line in lines_of(tmp_path / "run") if line["kind"] == "val")
+    assert weights_of(tmp_path / "run")["pos_embed"].shape[1] == 5
+    capsys.readouterr()
+    assert run("evaluate", tmp_path / "run", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["top1"], found["samples"]) == (val["top1"], val["evaluated"])
+    assert found["loss"] == pytest.approx(val["loss"], rel=1e-6)
+
+
+def test_fine_tuning_at_another_resolution(digits: Path, tmp_path: Path) -> None:
+    keys = {"model__name": "vit_tiny_patch16_224", "model__options": VIT}
+    train(digits, tmp_path / "old", data__image_size="32", **keys)
+    keys |= {"data__image_size": "64", "model__checkpoint": str(tmp_path / "old")}
+    train(digits, tmp_path / "run", **keys, **STILL)
+    old = weights_of(tmp_path / "old")
+    assert began_with(tmp_path / "run", old, but=("pos_embed",))
+    assert events(tmp_path / "run")[1] == "resampled pos_embed from 1x5x32 to 1x17x32"

@@ -1,0 +1,55 @@
+"""Weights that a run begins with: of another run, of a file, or timm's pretrained ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import nn
+
+from trainyard.errors import CheckpointError
+from trainyard.model.adapt import adapt_weights
+from trainyard.model.build import ModelConfig
+from trainyard.model.weights import Source, pretrained_weights, read_weights
+from trainyard.parts import find_checkpoint
+from trainyard.train import checkpoint
+
+
+def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence[str]) -> list[str]:
+    """Give the model the weights of `model.checkpoint`; what was done, as sentences."""
+    if config.checkpoint is None:
+        return []
+    return adapt_weights(
+        model,
+        _source(config.checkpoint, config),
+        classes=classes,
+        name=config.name,
+        prefix=config.checkpoint_prefix,
+    )
+
+
+def _source(asked: str, config: ModelConfig) -> Source:
+    if asked == "timm":
+        return pretrained_weights(config.name)
+    path = Path(asked)
+    if path.is_file():
+        return read_weights(path, config.checkpoint_key)
+    if not path.is_dir():
+        raise CheckpointError(f"model.checkpoint = {asked!r}: no such run, checkpoint or file")
+    if config.checkpoint_key is not None:
+        raise CheckpointError(f"model.checkpoint_key: {asked} is a folder, and has no entries")
+    return _source_in(path)
+
+
+def _source_in(folder: Path) -> Source:
+    """Of a run its best checkpoint, or its newest; of that the moving average where there is one.
+
+    Unless it was evaluated when it was saved, and the weights themselves did better.
+    """
+    _, path = find_checkpoint(folder)
+    checkpoint.check(path)
+    progress = checkpoint.read_progress(path)
+    last = progress["last"] if progress["last"].get("step") == progress["step"] else {}
+    is_worse = last.get("ema_top1", 1.0) < last.get("top1", 0.0)
+    use_average = (path / "ema.safetensors").is_file() and not is_worse
+    kind = "the moving average of the weights" if use_average else "the weights"
+    weights = checkpoint.load_weights(path, ema=use_average)
+    return Source(weights, f"{path}, {kind}", progress["classes"])

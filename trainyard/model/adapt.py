@@ -1,0 +1,207 @@
+"""Weights of one model put into another: names converted, sizes resampled, the rest exact."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainyard.errors import CheckpointError
+from trainyard.model.weights import Source, Weights, without_prefix
+
+# Buffers that a model works out by itself, or that only count: some programs save them, some not.
+_HARMLESS = (
+    "num_batches_tracked",
+    "relative_position_index",
+    "relative_coords_table",
+    "attn_mask",
+)
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Misfits:
+    """How weights differ from a model's: names of weights."""
+
+    missing: list[str]
+    unexpected: list[str]
+    reshaped: list[str]
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.reshaped)
+
+
+def adapt_weights(
+    model: nn.Module, source: Source, *, classes: Sequence[str], name: str, prefix: str = ""
+) -> list[str]:
+    """Give a timm model, `name`, the weights of `source`; returns what was done, as sentences.
+
+    Names of the original programs become timm's. Position embeddings and tables are resampled to
+    the model's grid, the stem to its kernel. The classifier is left out where the source has
+    another number of classes, or others than `classes`. All else must fit exactly, or a
+    CheckpointError lists what does not, and the model stays as it was.
+    """
+    own = model.state_dict()
+    weights, done = without_prefix(source, prefix, set(own))
+    classifier = _classifier(model)
+    rest = {key: tensor for key, tensor in own.items() if key not in classifier}
+    if _misfits(rest, {k: w for k, w in weights.items() if k not in classifier}):
+        weights = _converted(weights, model, name, done)
+        _resample_stem(weights, model, own, done)
+    _fit_classifier(weights, own, classifier, done, there=source.classes, here=classes)
+    expected = rest if not any(key in weights for key in classifier) else own
+    misfits = _misfits(expected, weights)
+    if misfits:
+        raise CheckpointError(_complaint(misfits, source.about, expected, weights))
+    loaded = {k: w for k, w in weights.items() if k in own and w.shape == own[k].shape}
+    model.load_state_dict(loaded, strict=False)
+    odd = sorted({key.rpartition(".")[2] for key in set(expected) ^ set(weights)})
+    if odd:
+        done.append(f"{', '.join(odd)}: in one of the two only, which does no harm")
+    return [f"began with {len(loaded)} of {len(own)} tensors from {source.about}", *done]
+
+
+def _misfits(own: dict[str, Tensor], weights: Weights) -> Misfits:
+    def matters(name: str) -> bool:
+        return name.rpartition(".")[2] not in _HARMLESS
+
+    both = [name for name in own if name in weights and matters(name)]
+    return Misfits(
+        missing=[name for name in own if name not in weights and matters(name)],
+        unexpected=[name for name in weights if name not in own and matters(name)],
+        reshaped=[name for name in both if own[name].shape != weights[name].shape],
+    )
+
+
+# --- names and sizes ---
+
+
+def _converted(weights: Weights, model: nn.Module, name: str, done: list[str]) -> Weights:
+    """By timm's own conversion of published checkpoints of the model, where it has one."""
+    convert = _conversion(name)
+    if convert is None:
+        return dict(weights)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of timm's own making
+            converted = convert(dict(weights), model)
+    except Exception:  # of another model, so that it met names that it does not know
+        return dict(weights)
+    renamed = sum(key not in weights for key in converted)
+    if renamed:
+        done.append(f"gave {renamed} tensors timm's names")
+    both = [key for key in converted if key in weights]
+    _tell_sizes(done, {key: weights[key] for key in both}, converted)
+    return converted
+
+
+def _conversion(name: str) -> Callable[[Weights, nn.Module], Weights] | None:
+    """What timm does to a downloaded file before it loads it, which it has no public way to ask."""
+    import timm
+    from timm.models import _builder
+
+    asked: dict[str, Any] = {}
+    load_pretrained = _builder.load_pretrained
+    _builder.load_pretrained = lambda model, **options: asked.update(options)
+    try:
+        with torch.device("meta"):
+            timm.create_model(name, pretrained=True)
+    finally:
+        _builder.load_pretrained = load_pretrained
+    return asked.get("filter_fn")
+
+
+def _resample_stem(
+    weights: Weights, model: nn.Module, own: dict[str, Tensor], done: list[str]
+) -> None:
+    """Bring the first convolution to the model's kernel size (FlexiViT, Beyer et al. 2023)."""
+    from timm.layers import resample_patch_embed
+
+    first: Any = model.pretrained_cfg.get("first_conv")  # type: ignore[union-attr, operator]
+    for layer in (first,) if isinstance(first, str) else first or ():
+        key = f"{layer}.weight"
+        if key not in weights or key not in own:
+            continue
+        there, here = weights[key], own[key]  # out, in, height, width
+        is_kernel = there.ndim == here.ndim == 4 and there.shape[:2] == here.shape[:2]
+        if is_kernel and there.shape != here.shape:
+            weights[key] = resample_patch_embed(there, list(here.shape[2:]))
+            _tell_sizes(done, {key: there}, weights)
+
+
+def _tell_sizes(done: list[str], before: Weights, after: Weights) -> None:
+    changed = [key for key in before if before[key].shape != after[key].shape]
+    for key in changed[:_SHOWN]:
+        done.append(f"resampled {key} from {_size(before[key])} to {_size(after[key])}")
+    if len(changed) > _SHOWN:
+        done.append(f"resampled {len(changed) - _SHOWN} more")
+
+
+# --- the classifier ---
+
+
+def _classifier(model: nn.Module) -> list[str]:
+    """Names of the tensors of what makes scores; two layers in models with a distilled token."""
+    layers: Any = model.get_classifier()  # type: ignore[operator]
+    layers = layers if isinstance(layers, (tuple, list, nn.ModuleList)) else (layers,)
+    return [
+        f"{name}.{key}"
+        for name, module in model.named_modules()
+        if any(module is layer for layer in layers)
+        for key in module.state_dict()
+    ]
+
+
+def _fit_classifier(
+    weights: Weights,
+    own: dict[str, Tensor],
+    classifier: list[str],
+    done: list[str],
+    *,
+    there: list[str] | None,
+    here: Sequence[str],
+) -> None:
+    """Keep the classifier, put its rows into the order of the classes `here`, or leave it out."""
+    held = [key for key in classifier if key in weights]
+    if not classifier:
+        return
+    if len(held) < len(classifier):
+        reason = "there is none in it"
+    elif any(weights[key].shape[:1] != own[key].shape[:1] for key in held):
+        reason = f"it is for {len(weights[held[0]]):,} classes, not {len(here):,}"
+    elif there is None or there == list(here):
+        return
+    elif sorted(there) == sorted(here):
+        place = {name: row for row, name in enumerate(there)}
+        order = torch.tensor([place[name] for name in here])
+        weights |= {key: weights[key][order] for key in held}
+        done.append("put the classifier's rows into the order of the classes here")
+        return
+    else:
+        reason = "it is for other classes"
+    for key in held:
+        del weights[key]
+    done.append(f"the classifier begins anew: {reason}")
+
+
+# --- saying what does not fit ---
+
+
+def _complaint(misfits: Misfits, about: str, own: dict[str, Tensor], weights: Weights) -> str:
+    sizes = [f"{n} ({_size(weights[n])}, not {_size(own[n])})" for n in misfits.reshaped]
+    groups = {
+        "missing": misfits.missing,
+        "unexpected": misfits.unexpected,
+        "of another shape": sizes,
+    }
+    found = [f"{len(names):,} {what}: {_list(names)}" for what, names in groups.items() if names]
+    return f"{about}: does not fit the model; {'; '.join(found)}"
+
+
+def _list(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+
+
+def _size(tensor: Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a number"

@@ -1,0 +1,158 @@
+"""Where weights to begin with come from: files of other programs, and timm's pretrained ones."""
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainyard.errors import CheckpointError
+
+Weights = dict[str, Tensor]
+
+# Where training programs put weights, averaged ones first: timm, ConvNeXt and DeiT, the rest.
+KEYS = ("state_dict_ema", "model_ema", "model", "state_dict", "module")
+# What wrappers put before names: DDP, torch.compile, Lightning and Colossal-AI, decent-dp.
+_WRAPPERS = ("module.", "_orig_mod.", "model.", "_model.")
+
+
+@dataclass(frozen=True)
+class Source:
+    weights: Weights
+    about: str
+    """What they are, for a person: "model.pth, entry 'model_ema'"."""
+    classes: list[str] | None = None
+    """Names of the classifier's rows, where they are known."""
+
+
+def read_weights(path: Path, key: str | None = None) -> Source:
+    """The weights of a .safetensors file, or of one of torch's, of which `key` is the entry.
+
+    Nothing in a file is ever run. CheckpointError where it cannot be read or holds no weights.
+    """
+    if path.suffix == ".safetensors":
+        content: Any = _read_safetensors(path)
+    else:
+        content = _read_torch(path)
+    if key is not None:
+        if not isinstance(content, Mapping) or key not in content:
+            raise CheckpointError(f"model.checkpoint_key: {path} has no {key!r}{_entries(content)}")
+        if not _are_weights(content[key]):
+            raise CheckpointError(f"model.checkpoint_key: {key!r} of {path} holds no weights")
+        return Source(_tensors(content[key]), f"{path}, entry {key!r}")
+    if _are_weights(content):
+        return Source(_tensors(content), str(path))
+    for name in KEYS:
+        if isinstance(content, Mapping) and _are_weights(content.get(name)):
+            return Source(_tensors(content[name]), f"{path}, entry {name!r}")
+    raise CheckpointError(
+        f"{path}: no weights in the usual places; say with model.checkpoint_key where they are"
+        f"{_entries(content)}"
+    )
+
+
+def pretrained_weights(name: str) -> Source:
+    """The weights that timm has for a model, as it was trained; CheckpointError without any."""
+    import timm
+
+    try:
+        with torch.random.fork_rng(devices=[]):
+            model: Any = timm.create_model(name, pretrained=True)
+    except Exception as error:  # of any library between here and the hub
+        raise CheckpointError(
+            f"model.checkpoint = 'timm': cannot get the weights of {name}: {_reason(error)}"
+        ) from error
+    tag = model.pretrained_cfg.get("tag", "")
+    full = name if not tag or name.endswith(f".{tag}") else f"{name}.{tag}"
+    return Source(model.state_dict(), f"timm's {full}")
+
+
+def without_prefix(source: Source, prefix: str, names: set[str]) -> tuple[Weights, list[str]]:
+    """Weights under the names of a model (`names`), and what was done to theirs.
+
+    Those that do not begin with `prefix` are left out. What wrappers add is found without asking.
+    """
+    weights, done = dict(source.weights), []
+    if prefix:
+        weights = {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
+        if not weights:
+            raise CheckpointError(
+                f"model.checkpoint_prefix: no name in {source.about} begins with {prefix!r}; "
+                f"the first is {next(iter(source.weights))!r}"
+            )
+        others = len(source.weights) - len(weights)
+        done.append(f"took {prefix!r} off {len(weights)} names, left {others} others out")
+    while found := _wrapper(weights, names):
+        weights = {name.removeprefix(found): weight for name, weight in weights.items()}
+        done.append(f"took {found!r} off all names")
+    return weights, done
+
+
+def _wrapper(weights: Weights, names: set[str]) -> str | None:
+    """What all names begin with although the model's do not."""
+    for wrapper in _WRAPPERS:
+        is_new = not any(name.startswith(wrapper) for name in names)
+        if weights and is_new and all(name.startswith(wrapper) for name in weights):
+            return wrapper
+    return None
+
+
+# --- reading ---
+
+
+def _read_safetensors(path: Path) -> Weights:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def _read_torch(path: Path) -> Any:
+    # Of plain attributes only; checkpoints of timm, ConvNeXt and DeiT keep their options in one.
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file fails in a dozen ways
+        unsafe = re.findall(r"GLOBAL (\S+)", str(error))
+        if unsafe:
+            raise CheckpointError(
+                f"{path}: holds more than weights ({unsafe[0]}), and what a file brings along is "
+                "never run here: if you trust it, load it with torch.load(..., "
+                "weights_only=False) and save its weights as .safetensors"
+            ) from None
+        raise CheckpointError(f"{path}: cannot be read: {_reason(error)}") from None
+
+
+def _reason(error: Exception) -> str:
+    """What an error of torch's says, without its advice how to switch safety off."""
+    if "Weights only load failed" in str(error):
+        return "it is no file of weights that torch wrote, or is damaged"
+    return re.split(r"\n|\. ", str(error))[0] or type(error).__name__
+
+
+def _are_weights(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and len(value) > 0
+        and all(isinstance(name, str) for name in value)
+        and all(isinstance(weight, Tensor) for weight in value.values())
+    )
+
+
+def _tensors(value: Mapping[str, Tensor]) -> Weights:
+    # The count that torch's AveragedModel keeps beside the weights is none of the model's.
+    return {name: weight for name, weight in value.items() if name != "n_averaged"}
+
+
+def _entries(content: Any) -> str:
+    if not isinstance(content, Mapping):
+        return f"; it is a {type(content).__name__}"
+    names = [str(name) for name in content]
+    return f"; it has {', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
