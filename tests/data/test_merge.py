@@ -283,10 +283,13 @@ def test_train_go_on_and_evaluate(halves: list[Path], tmp_path: Path, capsys: Ca
     result = json.loads(shown(capsys, "evaluate", tmp_path / "run", "--json"))
     assert result["samples"] == len(open_index(f"{halves[0]}/val"))
     assert result["top1"] == last["top1"]
-    again = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves)[:2], "--json"))
+    every = ("--all-classes", "--json")  # also those that have no validation data
+    again = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves)[:2], *every))
     assert again == result
-    both = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves), "--json"))
+    both = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves), *every))
     assert both == result  # the other has train data only
+    low_alone = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves), "--json"))
+    assert (low_alone["classes"], low_alone["model_classes"]) == (6, 10)
     itself = ("--data", f"{halves[1]}/train")
     more = json.loads(shown(capsys, "evaluate", tmp_path / "run", *of(halves), *itself, "--json"))
     assert more["samples"] == result["samples"] + high

@@ -5,63 +5,148 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.commands.printing import print_table
-from trainyard.errors import CheckpointError
+from trainyard.errors import InputError, RecipeError
 from trainyard.world import discover
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
+    from trainyard.data.loader import Locations
+
+_SECTIONS = ("model", "data", "augment", "batch")  # of keys that an evaluation can depend on
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="of a run, its best checkpoint")
-    parser.add_argument(
-        "--data", metavar="LOCATION", action="append", help="other validation data, also several"
+    _add_data(parser.add_argument_group("data"))
+    _add_variations(parser.add_argument_group("variations, named in the result"))
+    _add_details(parser.add_argument_group("details"))
+    parser.epilog = (
+        "Recipe keys of the sections model, data, augment and batch can be given as "
+        "--SECTION.KEY VALUE, --data.eval_size 288 say. Of other data than the run's own only the "
+        "classes that it has are guessed, matched by name: so are ImageNet-A and -R meant."
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(run_command=evaluate)
+    parser.set_defaults(run_command=evaluate, takes_overrides=True)
+
+
+def _add_data(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--data",
+        metavar="LOCATION",
+        action="append",
+        help="other validation data; several, given one by one, are one data set",
+    )
+    group.add_argument(
+        "--also",
+        metavar="LOCATION",
+        action="append",
+        default=[],
+        help="a further data set, evaluated by itself after that; also several",
+    )
+    group.add_argument(
+        "--all-classes",
+        action="store_true",
+        help="guess among all classes of the model, also those that other data lacks",
+    )
+    group.add_argument(
+        "--labels",
+        metavar="FILE.json",
+        help="top-1 by labels made anew as well: ReaL's real.json for ImageNet's validation images",
+    )
+
+
+def _add_variations(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--flip",
+        action="store_true",
+        help="judge the mean of the softmax of each image and of its mirror image",
+    )
+    group.add_argument(
+        "--bn-samples",
+        metavar="N",
+        type=_count,
+        default=0,
+        help="first estimate the statistics of batch norm anew, of N training images that are "
+        "cropped and flipped as in training (PreciseBN)",
+    )
+
+
+def _add_details(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--per-class", metavar="N", type=_count, help="the N classes with the lowest top-1"
+    )
+    group.add_argument(
+        "--confusions", metavar="N", type=_count, help="the N most frequent wrong guesses"
+    )
+    group.add_argument(
+        "--predictions", metavar="FILE.csv", help="write what was said of each image to a file"
+    )
+    group.add_argument(
+        "--json", action="store_true", help="print the result as JSON, a list of them with --also"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def evaluate(options: argparse.Namespace) -> int:
-    from trainyard.config import load_recipe
-
-    run_folder, checkpoint = _find_checkpoint(Path(options.target))
-    config = load_recipe(str(run_folder / "recipe.toml"))
-    here = config.data.model_copy(update={"stage": None})  # that was a folder of other nodes
-    config = config.model_copy(update={"data": here})
-    if options.data is not None:
-        config = _with_validation_data(config, options.data)
-    world = discover()
+    _check(options)
     from rich.console import Console
 
-    from trainyard import run
+    from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
+    from trainyard.evaluation import Question, evaluate_checkpoint
+    from trainyard.parts import find_checkpoint
 
+    run_folder, checkpoint = find_checkpoint(Path(options.target))
+    config = _config(run_folder, options.overrides)
+    question = Question(
+        data=_data_sets(options),
+        all_classes=options.all_classes,
+        labels=Path(options.labels) if options.labels else None,
+        flip=options.flip,
+        bn_samples=options.bn_samples,
+    )
+    world = discover()
     console = Console(quiet=options.json or not world.is_first)
-    result = run.evaluate_checkpoint(config, checkpoint, world=world, console=console)
-    if world.is_first and options.json:
-        print(json.dumps(result.as_dict()))
-    elif world.is_first:
-        accuracies = [f"{result.top1:.2%}", f"{result.top5:.2%}", f"{result.loss:.4f}"]
-        row = [f"{result.samples:,}", f"{result.bad:,}", *accuracies]
-        print_table(["samples", "unreadable", "top-1", "top-5", "loss"], [row])
+    results = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
+    if not world.is_first:
+        return 0
+    if options.predictions:
+        write_predictions(Path(options.predictions), results)
+    if options.json:
+        trees = [as_json(result, options.per_class, options.confusions) for result in results]
+        print(json.dumps(trees if options.also else trees[0]))
+    else:
+        print_results(results, options.per_class, options.confusions)
     return 0
 
 
-def _with_validation_data(config: "RunConfig", locations: list[str]) -> "RunConfig":
+def _check(options: argparse.Namespace) -> None:
+    for key in options.overrides:
+        if key.partition(".")[0] not in _SECTIONS:
+            raise RecipeError(
+                f"{key} changes nothing about an evaluation; keys of {', '.join(_SECTIONS)} may"
+            )
+    if options.predictions and not options.predictions.endswith(".csv"):
+        raise InputError(f"--predictions {options.predictions}: name a file that ends in .csv")
+
+
+def _config(run_folder: Path, overrides: dict[str, str]) -> "RunConfig":
+    from trainyard.config import load_recipe
+
+    config = load_recipe(str(run_folder / "recipe.toml"), overrides)
+    if "data.stage" in overrides:
+        return config
+    here = config.data.model_copy(update={"stage": None})  # that was a folder of other nodes
+    return config.model_copy(update={"data": here})
+
+
+def _data_sets(options: argparse.Namespace) -> "tuple[Locations | None, ...]":
     from trainyard.data.merge import validation_splits
 
-    found = validation_splits(locations)
-    val = {"val": found[0] if len(found) == 1 else tuple(found)}
-    return config.model_copy(update={"data": config.data.model_copy(update=val)})
-
-
-def _find_checkpoint(target: Path) -> tuple[Path, Path]:
-    """The run directory and the checkpoint that a run or checkpoint path means."""
-    if (target / "checkpoints").is_dir():
-        for name in ("best", "latest"):
-            if (target / "checkpoints" / name).exists():
-                return target, (target / "checkpoints" / name).resolve()
-        raise CheckpointError(f"{target}: has no checkpoint yet")
-    if (target / "manifest.json").is_file():
-        return target.resolve().parent.parent, target.resolve()
-    raise CheckpointError(f"{target}: neither a run directory nor a checkpoint")
+    found = [tuple(validation_splits(locations)) for locations in ([o] for o in options.also)]
+    if options.data is None:
+        return (None, *found)
+    return (tuple(validation_splits(options.data)), *found)

@@ -2,18 +2,19 @@
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from trainyard.course import Course, Phase
+from trainyard.course import Course, Phase, build_course
 from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
 from trainyard.data.feed import NONE, Augmentation, Feed, TrainingFeed
-from trainyard.data.index import Index, check_same_classes, load_index
+from trainyard.data.index import Index, check_same_classes, load_index, match_classes
 from trainyard.data.indexing import Progress
 from trainyard.data.loader import DataConfig, Loader, LoaderSpec, Locations
 from trainyard.data.merge import open_merged
+from trainyard.data.order import training_plan
 from trainyard.data.plan import EndlessPlan, Excerpt, OnePassPlan
 from trainyard.data.transforms import batch_transforms, pixel_transforms
 from trainyard.errors import DataError, RecipeError
@@ -48,6 +49,20 @@ def open_validation(
     with together(world):
         check_same_classes(classes, val.classes, description(config.val), has_names=val.has_names)
     return val
+
+
+def open_labelled(
+    locations: Locations, classes: Sequence[str], world: World, progress: Progress
+) -> tuple[Index, list[int]]:
+    """Other data to evaluate a model of `classes` on, and their number of each of its classes.
+
+    The labels in the index are numbers of its own classes.
+    """
+    index = open_split(locations, "data.val", world, progress)
+    with together(world):
+        return index, match_classes(
+            classes, index.classes, description(locations), has_names=index.has_names
+        )
 
 
 def description(locations: Locations | None) -> str:
@@ -127,7 +142,12 @@ class Feeds:
                 index,
                 spec,
                 Augmentation(
-                    pixel_transforms(augment, seed=self.seed, mean=self.data.mean),
+                    pixel_transforms(
+                        augment,
+                        seed=self.seed,
+                        mean=self.data.mean,
+                        interpolation=self.data.interpolation,
+                    ),
                     batch_transforms(augment, seed=self.seed),
                     position=first,
                     global_batch=phase.batch,
@@ -135,6 +155,25 @@ class Feeds:
             )
 
         return TrainingFeed(course, open_phase)
+
+    def statistics(self, index: Index, samples: int, image_size: int) -> TrainingFeed:
+        """Training images to estimate batch norm statistics of: cropped and flipped, no more.
+
+        Of `samples`, rounded up to whole batches, the first of the run's order.
+        """
+        batch = min(self.global_batch, max(samples, self.world.size))
+        kept = {key: getattr(self.augment, key) for key in ("scale", "ratio", "flip")}
+        plain = replace(self, augment=AugmentConfig(**kept), global_batch=batch)
+        plan = training_plan(self.data, index, global_batch=batch, seed=self.seed)
+        course = build_course(
+            f"{samples} samples",
+            epoch_samples=plan.epoch_samples,
+            batch=batch,
+            image_size=image_size,
+        )
+        feed = plain.train(index, plan, course)
+        feed.seek(0, 0)
+        return feed
 
     def evaluation(self, index: Index) -> Feed:
         """Every image once, its central crop."""

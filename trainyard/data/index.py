@@ -94,9 +94,39 @@ def check_same_classes(
     fits = (found_is_bare or known_is_bare) and len(found) <= len(known)
     if fits or tuple(known) == tuple(found):
         return
+    raise DataError(_how_they_differ(known, found, where))
+
+
+def match_classes(
+    known: Sequence[str], found: Sequence[str], where: str, *, has_names: bool
+) -> list[int]:
+    """The number among a model's `known` classes of each class found at `where`.
+
+    By name; of a part of them, too. Classes without names are matched by number, if there are as
+    many, and so are folders "0" to "999", say, which no known class is called (ImageNet-V2).
+    DataError for anything else.
+    """
+    number_of = {name: number for number, name in enumerate(known)}
+    numbers = [str(number) for number in range(len(known))]
+    if has_names and number_of.keys() >= set(found):
+        return [number_of[name] for name in found]
+    if sorted(found) == sorted(numbers):
+        return [int(name) for name in found]
+    if list(known) == numbers and len(found) == len(known) and not {*known} & {*found}:
+        return list(range(len(known)))  # the training data had no names for them
+    hint = ""
+    if not has_names:
+        hint = (
+            "; it numbers its classes without naming them, so there must be as many: a "
+            "dataset.json beside it can name them (`trainyard data pack` writes one)"
+        )
+    raise DataError(_how_they_differ(known, found, where) + hint)
+
+
+def _how_they_differ(known: Sequence[str], found: Sequence[str], where: str) -> str:
     extra = [f"{name!r} is new" for name in sorted(set(found) - set(known))[:3]]
     missing = [f"{name!r} is missing" for name in sorted(set(known) - set(found))[:3]]
-    raise DataError(
+    return (
         f"{where}: its classes differ from those of the training data ({len(found)} instead of "
         f"{len(known)}): {', '.join(extra + missing) or 'they are in another order'}"
     )

@@ -1,0 +1,127 @@
+"""Labels made anew belong to images by the numbers in their names, in every format."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import run
+from tests.mini_imagenet import MiniImageNet, write_mini_imagenet
+from trainyard.data.indexing import open_index
+from trainyard.data.merge import open_merged
+from trainyard.data.prepare.imagenet import prepare_imagenet_1k
+from trainyard.data.prepare.preparation import Preparation
+from trainyard.data.read import Reader
+from trainyard.data.reassessed import read_labels
+from trainyard.data.splits import find_splits
+from trainyard.errors import DataError
+
+NUM_VAL, NUM_CLASSES = 20, 5
+
+
+@pytest.fixture(scope="module")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> MiniImageNet:
+    return write_mini_imagenet(tmp_path_factory.mktemp("archives"))
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    """Labels that spell each image's number to the base of five; the tenth has none."""
+    return write(tmp_path, [of(number) for number in range(1, NUM_VAL + 1)])
+
+
+def write(folder: Path, tree: Any) -> Path:
+    path = folder / "real.json"
+    path.write_text(tree if isinstance(tree, str) else json.dumps(tree))
+    return path
+
+
+def of(number: int) -> list[int]:
+    return [] if number == 10 else [number // 5, number % 5]
+
+
+@contextmanager
+def silent(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    yield lambda count: None
+
+
+def prepared(mini: MiniImageNet, folder: Path, kind: str, samples: int | None = None) -> str:
+    """The location of the validation data, in shards of so many samples."""
+    preparation = Preparation(folder, silent, format=kind, checksum=False, shard_samples=samples)
+    prepare_imagenet_1k(mini.folder, preparation, repair=False)
+    return find_splits(str(folder))["val"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "samples"),
+    [("webdataset", None), ("webdataset", 3), ("tfrecord", 7), ("hdf5", None), ("folder", None)],
+)
+def test_each_image_gets_its_own_labels(
+    kind: str, samples: int | None, mini: MiniImageNet, real: Path, tmp_path: Path
+) -> None:
+    index = open_index(prepared(mini, tmp_path / "data", kind, samples))
+    number_of = {
+        image: int(re.sub(r"\D", "", name.removeprefix("ILSVRC2012")))
+        for images in mini.val.values()
+        for name, image in images.items()
+    }
+    labels, reader = read_labels(real, index), Reader(index)
+    assert len(labels) == NUM_VAL
+    for sample in range(NUM_VAL):
+        assert labels[sample] == of(number_of[reader.read(sample)])
+
+
+def test_a_folder_may_have_some_of_the_images(
+    mini: MiniImageNet, real: Path, tmp_path: Path
+) -> None:
+    val = Path(prepared(mini, tmp_path / "data", "folder"))
+    for path in val.glob("*/ILSVRC2012_val_0000000*"):
+        path.unlink()
+    index = open_index(str(val))
+    assert sorted(read_labels(real, index)) == sorted(of(n) for n in range(10, NUM_VAL + 1))
+
+
+def test_images_whose_numbers_are_not_known(mini: MiniImageNet, real: Path, tmp_path: Path) -> None:
+    shards = prepared(mini, tmp_path / "data", "webdataset")
+    named = prepared(mini, tmp_path / "files", "folder")
+    packed = tmp_path / "packed"  # in an order of its own
+    assert run("data", "pack", shards, packed, "--format", "webdataset") == 0
+    renamed = Path(shutil.copytree(named, tmp_path / "renamed"))
+    first = next(renamed.glob("*/*_*"))
+    first.rename(first.with_name("cat.jpg"))
+    train = find_splits(str(tmp_path / "data"))["train"]
+    indices = [open_index(str(where)) for where in (*packed.glob("*.tar"), renamed, train)]
+    for index in (*indices, open_merged([named, named], None)):
+        with pytest.raises(DataError, match=r"ILSVRC2012_val_00000001.JPEG.*does not tell"):
+            read_labels(real, index)
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ("[", "cannot be read"),
+        ({"1": [2]}, "expected a JSON list"),
+        ([[1]] * 19, "labels for 19 images, but .* image 20"),
+        ([[1]] * 19 + [5], "image 20 has 5 instead of a list of class numbers from 0 to 4"),
+        ([[1], [5]], "image 2 has .5. instead"),
+        ([[-1]], "image 1 has .-1. instead"),
+        ([[True]], "image 1 has .true. instead"),
+        ([["n02119789"]], "image 1 has"),
+    ],
+)
+def test_files_of_other_labels(tree: Any, words: str, mini: MiniImageNet, tmp_path: Path) -> None:
+    index = open_index(prepared(mini, tmp_path / "data", "webdataset"))
+    path = write(tmp_path, tree)
+    with pytest.raises(DataError, match=f"{path}: .*{words}"):
+        read_labels(path, index)
+
+
+def test_a_file_that_is_not_there(mini: MiniImageNet, tmp_path: Path) -> None:
+    index = open_index(prepared(mini, tmp_path / "data", "webdataset"))
+    with pytest.raises(DataError, match=r"none.json: labels cannot be read"):
+        read_labels(tmp_path / "none.json", index)

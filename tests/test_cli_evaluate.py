@@ -1,0 +1,153 @@
+"""`trainyard evaluate`: what it prints, and what it takes."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.command_line import SHORT, Capture, newest, run, shown
+from trainyard.files import sha256
+
+
+@pytest.fixture(scope="module")
+def averaged(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with a moving average."""
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    where = ("--data", digits, "--run", folder)
+    assert run("train", "debug", *where, *SHORT, "--model.ema_decay", "0.5", "--json") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def some(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("some")
+    for name in "137":
+        (folder / name).symlink_to(digits / "val" / name)
+    return folder
+
+
+def result(capsys: Capture, *arguments: object) -> Any:
+    return json.loads(shown(capsys, "evaluate", *arguments, "--json"))
+
+
+def flat(text: str) -> str:
+    """Without line breaks and the like."""
+    return " ".join(text.split())
+
+
+def test_the_table_has_a_row_for_each_kind_of_weights(
+    averaged: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    found = result(capsys, averaged)
+    lines = shown(capsys, "evaluate", averaged).splitlines()
+    head, raw, ema = (line.split() for line in lines if line.strip(" ─"))
+    assert head == ["data", "weights", "samples", "top-1", "top-5", "loss", "ECE"]
+    assert raw[-6:] == ["raw", "364", *in_table(found, "")]
+    assert ema == ["EMA", "364", *in_table(found, "ema_")]
+
+
+def in_table(found: dict[str, Any], prefix: str) -> list[str]:
+    shares = [f"{found[prefix + key]:.2%}" for key in ("top1", "top5")]
+    return [*shares, *(f"{found[prefix + key]:.4f}" for key in ("loss", "ece"))]
+
+
+def test_several_data_sets_in_one_table(
+    averaged: Path, some: Path, digits: Path, capsys: Capture
+) -> None:
+    also = ("--also", some, "--also", digits)
+    own, few, again = result(capsys, averaged, *also)
+    assert [tree["samples"] for tree in (own, few, again)] == [364, 110, 364]
+    assert own == again == result(capsys, averaged)
+    assert few == result(capsys, averaged, "--data", some)
+    assert few["data"] == str(some)
+    table = shown(capsys, "evaluate", averaged, *also)
+    assert flat(table).endswith(f"{some}: guesses among its 3 of 10 classes alone")
+    assert table.count("EMA") == 3
+
+
+def test_variations_are_named(averaged: Path, capsys: Capture) -> None:
+    assert "flip" not in shown(capsys, "evaluate", averaged)
+    assert "with test-time flip: the mean of the softmax of each image" in flat(
+        shown(capsys, "evaluate", averaged, "--flip")
+    )
+    assert result(capsys, averaged, "--flip")["flip"] is True
+
+
+def test_recipe_keys_of_an_evaluation(averaged: Path, capsys: Capture) -> None:
+    plain = result(capsys, averaged)
+    assert result(capsys, averaged, "--batch.size", 7)["top1"] == plain["top1"]
+    assert result(capsys, averaged, "--data.crop_pct=0.5")["loss"] != plain["loss"]
+
+
+def test_details(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
+    file = tmp_path / "said.csv"
+    details = ("--per-class", 20, "--confusions", 3)
+    found = result(capsys, averaged, *details, "--predictions", file)
+    with open(file, newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["weights"] for row in rows] == ["raw"] * 364 + ["EMA"] * 364
+    for prefix, weights in (("", "raw"), ("ema_", "EMA")):
+        own = [row for row in rows if row["weights"] == weights]
+        assert np.mean([row["place"] == "1" for row in own]) == found[f"{prefix}top1"]
+        assert all((row["place"] == "1") == (row["class"] == row["guess"]) for row in own)
+        assert all(Path(row["file"]).parent.name == row["class"] for row in own)
+        assert len(found[f"{prefix}per_class"]) == 10
+        for line in found[f"{prefix}per_class"]:
+            mine = [int(row["place"]) for row in own if row["class"] == line["class"]]
+            assert len(mine) == line["samples"]
+            assert line["top1"] == pytest.approx(np.mean([place == 1 for place in mine]))
+            assert line["top5"] == pytest.approx(np.mean([place <= 5 for place in mine]))
+        assert len(found[f"{prefix}confusions"]) == 3
+        for line in found[f"{prefix}confusions"]:
+            pair = (line["class"], line["guess"])
+            assert sum((row["class"], row["guess"]) == pair for row in own) == line["samples"]
+    table = shown(capsys, "evaluate", averaged, "--per-class", 2, "--confusions", 3)
+    assert "The 2 worst of 10 classes (" in table
+    assert "The most frequent wrong guesses (" in table
+
+
+def test_a_narrow_terminal_loses_no_column(
+    averaged: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    found, table = result(capsys, averaged), shown(capsys, "evaluate", averaged)
+    assert all(text in table for text in in_table(found, "ema_"))
+
+
+def test_scores_that_are_not_finite(averaged: Path, tmp_path: Path, capsys: Capture) -> None:
+    """A checkpoint of a run that has diverged: everything is wrong, and JSON stays JSON."""
+    folder = tmp_path / "run"
+    subprocess.run(["cp", "-r", averaged, folder], check=True)
+    path = newest(folder) / "model.safetensors"
+    weights = load_file(path)
+    save_file({name: tensor * math.nan for name, tensor in weights.items()}, path)
+    manifest = path.parent / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {path.name: sha256(path)}))
+    found = result(capsys, folder)
+    assert (found["top1"], found["top5"], found["loss"]) == (0, 0, None)
+    assert (found["not_finite"], found["ema_not_finite"]) == (364, 0)
+    assert found["ema_loss"] > 0
+    table = flat(shown(capsys, "evaluate", folder, "--per-class", 3, "--confusions", 3))
+    assert "raw weights: 364 images get scores that are not finite" in table
+
+
+def test_two_ranks_say_what_one_says(averaged: Path, some: Path, capsys: Capture) -> None:
+    options = [str(averaged), "--also", str(some), "--per-class", "10", "--confusions", "9"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "--"]
+    command += ["trainyard", "evaluate", *options, "--json"]
+    ended = subprocess.run(command, check=True, timeout=200, capture_output=True, env=os.environ)
+    alone = result(capsys, *options)
+    for one, two in zip(alone, json.loads(ended.stdout), strict=True):
+        assert one.keys() == two.keys()
+        for key, value in one.items():
+            close = key.endswith(("loss", "ece"))  # other batches round otherwise
+            assert two[key] == (pytest.approx(value, rel=1e-5) if close else value), key

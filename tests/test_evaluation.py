@@ -1,0 +1,205 @@
+"""Checkpoints evaluated: raw and averaged weights, other data, and what is asked beside."""
+
+import json
+import shutil
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from tests.command_line import SHORT, newest, run
+from trainyard.config import RunConfig, load_recipe
+from trainyard.data.indexing import open_index
+from trainyard.errors import DataError, RecipeError
+from trainyard.evaluation import Question, Result, evaluate_checkpoint
+from trainyard.parts import feeds_of, model_of
+from trainyard.train.predictions import Predictions
+from trainyard.world import World
+
+SOME = "137"
+
+
+@pytest.fixture(scope="module")
+def averaged(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few steps of a model with batch norm, and with a moving average of its weights."""
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    small = ("--batch.size", "48", "--run.length", "16 steps", "--schedule.warmup", "0 steps")
+    where = ("--data", digits, "--run", folder, "--model.ema_decay", "0.9")
+    assert run("train", "digits", *where, *small, *SHORT[2:], "--json") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def some(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The validation images of three of the ten classes."""
+    folder = tmp_path_factory.mktemp("some")
+    for name in SOME:
+        (folder / name).symlink_to(digits / "val" / name)
+    return folder
+
+
+def recipe(folder: Path) -> RunConfig:
+    return load_recipe(str(folder / "recipe.toml"))
+
+
+def evaluate(folder: Path, **asked: Any) -> list[Result]:
+    console = Console(quiet=True)
+    path, question = newest(folder), Question(**asked)
+    return evaluate_checkpoint(recipe(folder), path, question, world=World(), console=console)
+
+
+def equal(a: Predictions, b: Predictions) -> bool:
+    return all(map(np.array_equal, astuple(a), astuple(b)))
+
+
+def test_raw_and_averaged_weights_are_those_that_training_evaluated(averaged: Path) -> None:
+    (result,) = evaluate(averaged)
+    lines = (averaged / "metrics.jsonl").read_text().splitlines()
+    said = [json.loads(line) for line in lines if '"val"' in line][-1]
+    found = result.as_dict()
+    keys = [f"{prefix}{key}" for prefix in ("", "ema_") for key in ("top1", "top5", "loss")]
+    assert {key: found[key] for key in keys} == {key: said[key] for key in keys}
+    assert found["top1"] != found["ema_top1"]
+    assert (found["samples"], found["bad"], found["not_finite"]) == (364, 0, 0)
+    assert (found["classes"], found["model_classes"]) == (10, 10)
+
+
+def test_a_checkpoint_without_an_average_has_one_result(finished: Path) -> None:
+    (result,) = evaluate(finished)
+    assert list(result.predictions) == [""]
+
+
+def plain_scores(folder: Path, where: Path, *, ema: bool) -> tuple[torch.Tensor, list[str]]:
+    """All scores of the images at a place, and the names of their classes."""
+    config, world = recipe(folder), World()
+    index = open_index(str(where))
+    model = model_of(config, 10)
+    name = "ema.safetensors" if ema else "model.safetensors"
+    model.load_state_dict(load_file(newest(folder) / name))
+    model.eval()
+    with torch.no_grad(), feeds_of(config, world, torch.device("cpu")).evaluation(index) as feed:
+        scores = torch.cat([model(batch.images_BCHW) for batch in feed])
+    return scores, [index.classes[label] for label in index.label]
+
+
+@pytest.mark.parametrize("prefix", ["", "ema_"])
+def test_data_of_some_classes_is_judged_among_those(
+    prefix: str, averaged: Path, some: Path
+) -> None:
+    (result,) = evaluate(averaged, data=(str(some),))
+    assert result.classes == tuple(SOME)
+    assert (result.as_dict()["classes"], result.as_dict()["model_classes"]) == (3, 10)
+    scores, names = plain_scores(averaged, some, ema=bool(prefix))
+    among = scores[:, [int(name) for name in SOME]].softmax(dim=1)
+    said = result.predictions[prefix]
+    guesses = [result.classes[int(guess)] for guess in said.guess]
+    assert guesses == [SOME[guess] for guess in among.argmax(dim=1).tolist()]
+    np.testing.assert_allclose(said.confidence, among.amax(dim=1), rtol=1e-5)
+    right = np.mean([guess == name for guess, name in zip(guesses, names, strict=True)])
+    assert result.as_dict()[f"{prefix}top1"] == right
+
+
+def test_all_classes_may_be_guessed_if_asked(averaged: Path, some: Path) -> None:
+    (result,) = evaluate(averaged, data=(str(some),), all_classes=True)
+    assert sorted(result.classes) == [str(digit) for digit in range(10)]
+    scores, names = plain_scores(averaged, some, ema=False)
+    said = result.predictions[""]
+    guesses = [result.classes[int(guess)] for guess in said.guess]
+    assert guesses == [str(guess) for guess in scores.argmax(dim=1).tolist()]
+    assert not set(guesses) <= set(SOME)
+    right = np.mean([guess == name for guess, name in zip(guesses, names, strict=True)])
+    assert result.as_dict()["top1"] == right
+
+
+def test_several_data_sets_are_each_evaluated_as_alone(
+    averaged: Path, some: Path, digits: Path
+) -> None:
+    places = (None, str(some), (str(some), str(digits / "train")))
+    together = evaluate(averaged, data=places)
+    assert [len(result.data.index) for result in together] == [364, 110, 110 + 1433]
+    for place, result in zip(places, together, strict=True):
+        (alone,) = evaluate(averaged, data=(place,))
+        assert alone.as_dict() == result.as_dict()
+        assert equal(alone.predictions["ema_"], result.predictions["ema_"])
+
+
+def test_data_of_unknown_classes(averaged: Path, digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "1").symlink_to(digits / "val" / "1")
+    (tmp_path / "ten").symlink_to(digits / "val" / "2")
+    with pytest.raises(DataError, match=r"its classes differ .*'ten' is new"):
+        evaluate(averaged, data=(None, str(tmp_path)))
+
+
+# --- labels made anew ---
+
+
+@pytest.fixture
+def official(digits: Path, tmp_path: Path) -> tuple[Path, list[str]]:
+    """Validation images by official names, and the class of each in their order."""
+    paths = sorted((digits / "val").glob("*/*"), key=lambda path: path.name)
+    for number, path in enumerate(paths, start=1):
+        folder = tmp_path / "official" / path.parent.name
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / f"ILSVRC2012_val_{number:08d}.png")
+    return tmp_path / "official", [path.parent.name for path in paths]
+
+
+def test_labels_made_anew(averaged: Path, official: tuple[Path, list[str]], tmp_path: Path) -> None:
+    data, names = official
+    labels = [[int(name), (int(name) + 1) % 10] for name in names]
+    labels[5:30] = [[] for _ in range(25)]
+    path = tmp_path / "real.json"
+    path.write_text(json.dumps(labels))
+    (result,) = evaluate(averaged, data=(str(data),), labels=path)
+    said = result.predictions[""]
+    order = np.argsort([Path(result.data.index.locate(n)[0]).name for n in range(364)])
+    guesses = said.guess[order].tolist()
+    hits = [guess in right for guess, right in zip(guesses, labels, strict=True) if right]
+    found = result.as_dict()["reassessed"]
+    assert found["labels"] == str(path)
+    assert found["samples"] == 364 - 25
+    assert found["top1"] == np.mean(hits) > result.as_dict()["top1"]
+    assert found["ema_top1"] != found["top1"]
+
+
+# --- batch norm, flips ---
+
+
+def test_batch_norm_statistics_are_estimated_for_both_weights(averaged: Path) -> None:
+    (before,), (after,) = evaluate(averaged), evaluate(averaged, bn_samples=100)
+    assert after.as_dict()["bn_samples"] == 144  # whole batches
+    for prefix in ("", "ema_"):
+        assert not equal(before.predictions[prefix], after.predictions[prefix])
+    # After so few steps the moving averages of a rate of 0.1 still hold much of their beginning.
+    assert after.as_dict()["loss"] < before.as_dict()["loss"]
+    (again,) = evaluate(averaged)
+    assert equal(before.predictions[""], again.predictions[""])  # the checkpoint is as it was
+
+
+def test_statistics_are_of_images_that_are_not_mixed(digits: Path) -> None:
+    keys = {"augment.mixup": "1.0", "augment.erasing": "1.0", "data.train": str(digits / "train")}
+    config = load_recipe("digits", keys | {"batch.size": "32", "data.threads": "1"})
+    index = open_index(str(digits / "train"))
+    with feeds_of(config, World(), torch.device("cpu")).statistics(index, 40, 32) as feed:
+        batches = list(feed)
+    assert [len(batch.ids) for batch in batches] == [32, 32]  # 40, in whole batches
+    assert len({int(sample) for batch in batches for sample in batch.ids}) == 64
+    assert all((batch.lam == 1).all() for batch in batches)
+    corners = torch.cat([batch.images_BCHW[:, :, 0, 0] for batch in batches])
+    assert len(set(map(tuple, corners.tolist()))) < 40  # the digits' black ground, not noise
+
+
+def test_statistics_of_a_model_without_batch_norm(finished: Path) -> None:
+    with pytest.raises(RecipeError, match=r"--bn-samples: .* has no batch norm"):
+        evaluate(finished, bn_samples=10)
+
+
+def test_a_flip_is_named(averaged: Path) -> None:
+    (plain,), (flipped,) = evaluate(averaged), evaluate(averaged, flip=True)
+    assert (plain.as_dict()["flip"], flipped.as_dict()["flip"]) == (False, True)
+    assert not equal(plain.predictions[""], flipped.predictions[""])

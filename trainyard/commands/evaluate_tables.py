@@ -1,0 +1,174 @@
+"""How the results of an evaluation look: tables, JSON, and a file with a line per image."""
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from trainyard.data.index import Index
+from trainyard.errors import InputError
+from trainyard.evaluation import Result
+from trainyard.train.predictions import Predictions, confusions, per_class
+
+_WEIGHTS = {"": "raw", "ema_": "EMA"}
+_WIDTH = 76  # characters; in a narrower terminal lines wrap rather than lose a column
+
+
+def as_json(result: Result, worst: int | None, wrong: int | None) -> dict[str, Any]:
+    """A result with as many of the worst classes and of the confusions as are wanted."""
+    tree = result.as_dict()
+    for prefix, said in result.predictions.items():
+        if worst is not None:
+            tree[f"{prefix}per_class"] = _classes(result, said, worst)
+        if wrong is not None:
+            tree[f"{prefix}confusions"] = _confusions(result, said, wrong)
+    return {key: _strict(value) for key, value in tree.items()}
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _classes(result: Result, said: Predictions, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "class": result.classes[row.label],
+            "samples": row.samples,
+            "top1": row.top1,
+            "top5": row.top5,
+        }
+        for row in per_class(said, result.data.index.label)[:count]
+    ]
+
+
+def _confusions(result: Result, said: Predictions, count: int) -> list[dict[str, Any]]:
+    names = result.classes
+    return [
+        {"class": names[row.label], "guess": names[row.guess], "samples": row.samples}
+        for row in confusions(said, result.data.index.label, count)
+    ]
+
+
+# --- for a person ---
+
+
+def print_results(results: list[Result], worst: int | None, wrong: int | None) -> None:
+    console = Console(markup=False, highlight=False)  # a class may be called [a]
+    console.width = max(console.width, _WIDTH)
+    trees = [result.as_dict() for result in results]
+    console.print(_overview(trees))
+    for note in _notes(trees):
+        console.print(note, soft_wrap=True)
+    for result, tree in zip(results, trees, strict=True):
+        prefix = max(result.predictions, key=lambda prefix: float(tree[f"{prefix}top1"]))
+        of = f"{result.data.where}, {_WEIGHTS[prefix]} weights"
+        said = result.predictions[prefix]
+        if worst is not None:
+            rows = _classes(result, said, worst)
+            title = f"\nThe {len(rows)} worst of {len(result.classes):,} classes ({of})"
+            console.print(title, soft_wrap=True)
+            console.print(_class_table(rows))
+        if wrong is not None:
+            console.print(f"\nThe most frequent wrong guesses ({of})", soft_wrap=True)
+            console.print(_confusion_table(_confusions(result, said, wrong)))
+
+
+def _table(texts: list[str], numbers: list[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _overview(trees: list[dict[str, Any]]) -> Table:
+    is_new = any("reassessed" in tree for tree in trees)
+    numbers = ["samples", "top-1", "top-5", "loss", "ECE", *(["new top-1"] if is_new else [])]
+    table = _table(["data", "weights"], numbers)
+    for tree in trees:
+        for prefix in (prefix for prefix in _WEIGHTS if f"{prefix}top1" in tree):
+            row = [
+                f"{tree['samples']:,}",
+                *(f"{tree[prefix + key]:.2%}" for key in ("top1", "top5")),
+                *(f"{tree[prefix + key]:.4f}" for key in ("loss", "ece")),
+            ]
+            if "reassessed" in tree:
+                row.append(f"{tree['reassessed'][prefix + 'top1']:.2%}")
+            table.add_row("" if prefix else tree["data"], _WEIGHTS[prefix], *row)
+    return table
+
+
+def _notes(trees: list[dict[str, Any]]) -> Iterator[str]:
+    """What must be known to compare the numbers with others."""
+    if trees[0]["flip"]:
+        yield "with test-time flip: the mean of the softmax of each image and of its mirror image"
+    if trees[0]["bn_samples"]:
+        yield f"batch norm statistics of {trees[0]['bn_samples']:,} training images"
+    for tree in trees:
+        where = tree["data"]
+        if tree["classes"] < tree["model_classes"]:
+            of = f"{tree['classes']:,} of {tree['model_classes']:,} classes"
+            yield f"{where}: guesses among its {of} alone"
+        if tree["bad"]:
+            yield f"{where}: {tree['bad']:,} images cannot be read and count for nothing"
+        for prefix, weights in _WEIGHTS.items():
+            if tree.get(f"{prefix}not_finite"):
+                count = tree[f"{prefix}not_finite"]
+                yield f"{where}, {weights} weights: {count:,} images get scores that are not finite"
+        if "reassessed" in tree:
+            again = tree["reassessed"]
+            yield f"{where}: new top-1 on the {again['samples']:,} images in {again['labels']}"
+
+
+def _class_table(rows: list[dict[str, Any]]) -> Table:
+    table = _table(["class"], ["samples", "top-1", "top-5"])
+    for row in rows:
+        accuracies = (f"{row['top1']:.1%}", f"{row['top5']:.1%}")
+        table.add_row(row["class"], f"{row['samples']:,}", *accuracies)
+    return table
+
+
+def _confusion_table(rows: list[dict[str, Any]]) -> Table:
+    table = _table(["class", "taken for"], ["samples"])
+    for row in rows:
+        table.add_row(row["class"], row["guess"], f"{row['samples']:,}")
+    return table
+
+
+# --- a line per image ---
+
+_COLUMNS = ("data", "weights", "sample", "file", "offset", "class", "guess", "confidence", "place")
+
+
+def write_predictions(path: Path, results: list[Result]) -> None:
+    """What was said of each image that could be read: place 1 is right, 5 is among the top 5."""
+    try:
+        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+            writer = csv.writer(file)
+            writer.writerow(_COLUMNS)
+            for result in results:
+                for prefix, said in result.predictions.items():
+                    writer.writerows(_lines(result, said, _WEIGHTS[prefix]))
+    except OSError as error:
+        raise InputError(f"--predictions {path}: cannot be written ({error.strerror})") from None
+
+
+def _lines(result: Result, said: Predictions, weights: str) -> Iterator[tuple[object, ...]]:
+    index: Index = result.data.index
+    for sample in said.is_read().nonzero()[0].tolist():
+        file, offset, _ = index.locate(sample)
+        guess = int(said.guess[sample])
+        yield (
+            *(result.data.where, weights, sample, file, offset),
+            result.classes[int(index.label[sample])],
+            result.classes[guess] if guess >= 0 else "",
+            f"{said.confidence[sample]:.6f}",
+            int(said.place[sample]) if guess >= 0 else "",
+        )

@@ -1,0 +1,298 @@
+"""Evaluation put together: a recipe, its models and one or more data sets."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from trainyard.config import RunConfig
+from trainyard.data.datasets import (
+    Feeds,
+    description,
+    open_labelled,
+    open_split,
+    open_validation,
+)
+from trainyard.data.feed import Batch
+from trainyard.data.index import Index
+from trainyard.data.indexing import Progress
+from trainyard.data.loader import Locations
+from trainyard.data.reassessed import Labels, read_labels
+from trainyard.errors import DataError, RecipeError
+from trainyard.monitor.progress import counter
+from trainyard.parts import AUTOCASTS, feeds_of, model_of
+from trainyard.train import checkpoint
+from trainyard.train.bn_statistics import batch_norms, estimate_statistics
+from trainyard.train.evaluate import evaluate
+from trainyard.train.precision import use_precision
+from trainyard.train.predictions import Predictions, calibration_error, reassessed_top1
+from trainyard.world import World, member, pick_device, together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is asked of a checkpoint."""
+
+    data: tuple[Locations | None, ...] = (None,)
+    """The data sets, one after another; None for the recipe's own validation data."""
+    all_classes: bool = False
+    """Whether classes that a data set lacks may be guessed too."""
+    labels: Path | None = None
+    """Labels made anew for the first data set; see data/reassessed.py."""
+    flip: bool = False
+    """Whether to judge the mean of the softmax of an image and of its mirror image."""
+    bn_samples: int = 0
+    """Of how many training images to estimate batch norm statistics first; in a Result, of how
+    many they are: whole batches, without images that could not be read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """Data to evaluate on, in terms of a model's classes."""
+
+    where: str
+    index: Index
+    numbers: list[int] | None
+    """Of the logits that take part, in the order of the index's labels; None for all."""
+    labels: Labels | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What came of one data set."""
+
+    data: DataSet
+    classes: tuple[str, ...]
+    """Those that could be guessed; the labels and guesses are numbers of these."""
+    model_classes: int
+    predictions: dict[str, Predictions]
+    """Of the weights under "", of their moving average, if there is one, under "ema_"."""
+    question: Question
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        tree: dict[str, Any] = {"data": self.data.where}
+        for prefix, said in self.predictions.items():
+            found = said.evaluation().as_dict()
+            if prefix:  # the same samples could be read
+                found = {key: found[key] for key in ("top1", "top5", "loss")}
+            found |= {"ece": calibration_error(said), "not_finite": said.not_finite()}
+            tree |= {f"{prefix}{key}": value for key, value in found.items()}
+        tree |= {
+            "classes": len(self.classes),
+            "model_classes": self.model_classes,
+            "flip": self.question.flip,
+            "bn_samples": self.question.bn_samples,
+        }
+        return tree | ({"reassessed": self._reassessed()} if self.data.labels else {})
+
+    def _reassessed(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"labels": str(self.question.labels)}
+        for prefix, said in self.predictions.items():
+            found["samples"], found[f"{prefix}top1"] = reassessed_top1(said, self.data.labels or [])
+        return found
+
+
+def evaluate_checkpoint(
+    config: RunConfig,
+    path: Path,
+    question: Question = Question(),
+    *,
+    world: World,
+    console: Console,
+) -> list[Result]:
+    """Evaluate a checkpoint and its moving average, every image once, on any number of ranks.
+
+    Every rank of the world calls this alike, and gets the result of each data set.
+    """
+    with member(world):
+        device = pick_device(world)
+        use_precision(config.batch.precision)
+        with together(world):
+            if world.is_first:
+                checkpoint.check(path)
+        with together(world):
+            classes = checkpoint.read_progress(path)["classes"]
+        data = _open_all(config, question, classes, world, console=console)
+        with together(world):
+            models = _models(config, path, len(classes), device)
+        feeds = feeds_of(config, world, device)
+        if question.bn_samples:
+            used = _estimate(config, feeds, models, samples=question.bn_samples, console=console)
+            question = replace(question, bn_samples=used)
+        said = [
+            _said(config, feeds, one, models, flip=question.flip, console=console) for one in data
+        ]
+        with together(world):
+            return [
+                _result(one, predictions, classes, question)
+                for one, predictions in zip(data, said, strict=True)
+            ]
+
+
+def _said(
+    config: RunConfig,
+    feeds: Feeds,
+    data: DataSet,
+    models: Mapping[str, nn.Module],
+    *,
+    flip: bool,
+    console: Console,
+) -> dict[str, Predictions]:
+    with counter(console, f"evaluating on {data.where}", len(data.index)) as show:
+        return predict(
+            config,
+            feeds,
+            data.index,
+            models,
+            on_batch=lambda _, count: show(count),
+            numbers=data.numbers,
+            flip=flip,
+        )
+
+
+def predict(
+    config: RunConfig,
+    feeds: Feeds,
+    index: Index,
+    models: Mapping[str, nn.Module],
+    *,
+    on_batch: Callable[[Batch, int], None],
+    numbers: Sequence[int] | None = None,
+    flip: bool = False,
+) -> dict[str, Predictions]:
+    """What each model says of a whole index; see train/evaluate.py.
+
+    `on_batch` is told each batch and the samples begun by then. A model that lies elsewhere, a
+    moving average in the host's memory say, is evaluated as a copy on the feeds' device.
+    """
+    here = {name: _on(feeds.device, model) for name, model in models.items()}
+    with feeds.evaluation(index) as feed:
+        return evaluate(
+            here,
+            _counted(feed, config.batch.size, len(index), on_batch),
+            num_samples=len(index),
+            world=feeds.world,
+            device=feeds.device,
+            precision=AUTOCASTS[config.batch.precision],
+            columns=None if numbers is None else torch.tensor(numbers, device=feeds.device),
+            flip=flip,
+        )
+
+
+def _counted(
+    feed: Iterable[Batch], size: int, total: int, on_batch: Callable[[Batch, int], None]
+) -> Iterator[Batch]:
+    for number, batch in enumerate(feed, start=1):
+        on_batch(batch, min(number * size, total))
+        yield batch
+
+
+def _on(device: torch.device, model: nn.Module) -> nn.Module:
+    found = next(model.parameters()).device
+    return model if found == device else deepcopy(model).to(device)
+
+
+def _open_all(
+    config: RunConfig,
+    question: Question,
+    classes: Sequence[str],
+    world: World,
+    *,
+    console: Console,
+) -> list[DataSet]:
+    with counter(console, "indexing samples") as progress:
+        data = [
+            _open(config, where, classes, world, progress=progress, every=question.all_classes)
+            for where in question.data
+        ]
+    with together(world):
+        if question.labels is not None:
+            labels = read_labels(question.labels, data[0].index)
+            data[0] = replace(data[0], labels=labels)
+    return data
+
+
+def _open(
+    config: RunConfig,
+    where: Locations | None,
+    classes: Sequence[str],
+    world: World,
+    *,
+    progress: Progress,
+    every: bool,
+) -> DataSet:
+    """A data set; of `every` class of the model may be guessed, not only of those it has."""
+    if where is None:
+        index = open_validation(config.data, classes, world, progress)
+        return DataSet(where=description(config.data.val), index=index, numbers=None)
+    index, numbers = open_labelled(where, classes, world, progress)
+    if every:
+        numbers = [*numbers, *sorted(set(range(len(classes))) - set(numbers))]
+    as_they_are = numbers == list(range(len(classes)))
+    return DataSet(where=description(where), index=index, numbers=None if as_they_are else numbers)
+
+
+def _models(
+    config: RunConfig, path: Path, num_classes: int, device: torch.device
+) -> dict[str, nn.Module]:
+    """The model of a checkpoint and, where there is one, its moving average."""
+    # What training began with is of no use here, and may be gone.
+    own = config.model_copy(update={"model": config.model.model_copy(update={"checkpoint": None})})
+    models = {}
+    for prefix, ema in (("", False), ("ema_", True)):
+        if not ema or (path / "ema.safetensors").exists():
+            models[prefix] = model_of(own, num_classes)
+            weights = checkpoint.load_weights(path, ema=ema)
+            checkpoint.put_weights(models[prefix], weights, path)
+            models[prefix].to(device)
+    return models
+
+
+def _estimate(
+    config: RunConfig,
+    feeds: Feeds,
+    models: Mapping[str, nn.Module],
+    *,
+    samples: int,
+    console: Console,
+) -> int:
+    """Give batch norm layers statistics of `samples` training images; how many there were."""
+    with together(feeds.world):
+        if not any(map(batch_norms, models.values())):
+            raise RecipeError(f"--bn-samples: {config.model.name} has no batch norm")
+    with counter(console, "indexing samples") as progress:
+        index = open_split(config.data.train, "data.train", feeds.world, progress)
+    with (
+        counter(console, "estimating batch norm statistics", samples) as show,
+        feeds.statistics(index, samples, config.data.image_size) as feed,
+    ):
+        return estimate_statistics(
+            list(models.values()),
+            _counted(feed, min(config.batch.size, samples), samples, lambda _, count: show(count)),
+            world=feeds.world,
+            precision=AUTOCASTS[config.batch.precision],
+        )
+
+
+def _result(
+    data: DataSet,
+    predictions: dict[str, Predictions],
+    classes: Sequence[str],
+    question: Question,
+) -> Result:
+    if not predictions[""].is_read().any():
+        raise DataError(f"{data.where}: none of its {len(data.index):,} images can be read")
+    numbers = range(len(classes)) if data.numbers is None else data.numbers
+    return Result(
+        data=data,
+        classes=tuple(classes[number] for number in numbers),
+        model_classes=len(classes),
+        predictions=predictions,
+        question=question,
+    )
