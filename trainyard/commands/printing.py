@@ -7,9 +7,10 @@ from typing import Any
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*columns, box=box.SIMPLE_HEAD)
+    # What a row is about stays in one piece.
+    table = Table(Column(columns[0], no_wrap=True), *columns[1:], box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
     Console(markup=False).print(table)  # a class may be called [a]
