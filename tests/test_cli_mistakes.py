@@ -36,7 +36,7 @@ from tests.command_line import SHORT, Capture, complaint, newest
         ("train debug --batch.size true", ["batch.size = true", "valid integer"]),
         ("train debug --batch.size 0", ["batch.size = 0", "greater than or equal to 1"]),
         ("train debug --batch.micro 0", ["batch.micro = 0", "'auto' or", "equal to 1"]),
-        ("train debug --batch.precision fp8", ['"fp8"', "'fp32' or 'bf16'"]),
+        ("train debug --batch.precision fp8", ['"fp8"', "'bf16' or 'fp16'"]),
         ("train debug --run.length '5 years'", ['"5 years"', "5 epochs"]),
         ("train debug --run.length '0 steps'", ['"0 steps"', "at least one step"]),
         ("train debug --run.length 50%", ['"50%"', "no percentage"]),
@@ -54,7 +54,10 @@ from tests.command_line import SHORT, Capture, complaint, newest
         ("launch local debug --ranks two", ["--ranks", "'two' is no whole number above 0"]),
         ("launch local debug --batch.size 0", ["batch.size = 0"]),
         ("evaluate", ["RUN_OR_CHECKPOINT"]),
-        ("evaluate x --batch.size 1", ["evaluate takes no recipe keys such as batch.size"]),
+        ("evaluate x --optim.lr 1", ["optim.lr changes nothing about an evaluation", "batch"]),
+        ("evaluate x --bn-samples 0", ["--bn-samples", "'0' is no whole number above 0"]),
+        ("evaluate x --predictions p.txt", ["--predictions p.txt", "ends in .csv"]),
+        ("data show x --optim.lr 1", ["data takes no recipe keys such as optim.lr"]),
         ("recipes digit", ["'digit'", "did you mean 'digits'?"]),
         ("data prepare cifar", ["'cifar'", "'digits'"]),
         ("data show", ["LOCATION"]),
@@ -103,7 +106,12 @@ def test_a_recipe_that_is_no_text(tmp_path: Path, capsys: Capture) -> None:
             "--model.name vgg11 --model.drop_path 0.1",
             ["vgg11 does not take model.drop_path"],
         ),
-        ("--data.eval_size 64", ["data.eval_size = 64", "test_vit takes one size only"]),
+        ("--data.eval_size 33", ["test_vit takes no images of 33 pixels", "data.eval_size"]),
+        ("--data.image_size 8", ["test_vit takes no images of 8 pixels", "data.image_size"]),
+        ("--model.options {foo=1}", ["model.options: test_vit does not take 'foo'"]),
+        ("--model.options {img_size=32}", ["model.options: img_size", "say data.image_size"]),
+        ("--model.freeze \"['blocks']\"", ["model.freeze", "'blocks'", "did you mean 'blocks.*'?"]),
+        ("--model.checkpoint none.pth", ["model.checkpoint = 'none.pth'", "no such run"]),
     ],
 )
 def test_wrong_models(
@@ -203,8 +211,24 @@ def test_data_that_no_option_named(tmp_path: Path, capsys: Capture) -> None:
 def test_evaluating_on_data_of_other_classes(
     finished: Path, digits: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    data, words = with_fewer_val_classes(digits, tmp_path)
+    data, words = with_another_val_class(digits, tmp_path)
     assert words in complaint(capsys, "evaluate", finished, "--data", data)
+    assert words in complaint(capsys, "evaluate", finished, "--also", data)
+    where = f"--data.val={data / 'val'}"  # in place of the run's own, which had all classes
+    assert words in complaint(capsys, "evaluate", finished, where)
+
+
+def test_evaluating_as_the_checkpoint_cannot(
+    finished: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert "has no batch norm" in complaint(capsys, "evaluate", finished, "--bn-samples", 10)
+    nothing = tmp_path / "none.json"
+    assert f"{nothing}: labels cannot be" in complaint(
+        capsys, "evaluate", finished, "--labels", nothing
+    )
+    nowhere = tmp_path / "none" / "p.csv"
+    said = complaint(capsys, "evaluate", finished, "--json", "--predictions", nowhere)
+    assert "p.csv: cannot be written" in said
 
 
 @pytest.mark.parametrize("action", ["index", "show"])

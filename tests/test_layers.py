@@ -13,7 +13,7 @@ LEVELS = [
     {"data", "model", "optim", "averaging", "monitor"},
     {"train"},
     {"config"},
-    {"run", "parts", "resume"},
+    {"run", "evaluation", "initial", "parts", "resume"},
     {"launch"},
     {"commands", "__main__"},
 ]
@@ -22,6 +22,10 @@ SIBLINGS = {
     ("course", "errors"),
     ("run", "resume"),  # run is the root; resume is the part of it about run directories
     ("run", "parts"),  # and parts what it is built of
+    ("run", "evaluation"),
+    ("run", "initial"),
+    ("initial", "parts"),
+    ("evaluation", "parts"),
     ("__main__", "commands"),
 }
 # The loop and the step know protocols only: what they run is built and handed in by run.py.

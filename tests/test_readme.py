@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
-IN_A_LINE = {"commands", "formats", "remote", "stage", "prepare", "pack", "verify"}
+IN_A_LINE = {"commands", "formats", "remote", "stage", "prepare", "pack", "verify", "randaugment"}
 
 
 def test_every_module_is_in_the_tree_and_every_entry_exists() -> None:

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from trainyard.data.indexing import open_index
     from trainyard.data.loader import Loader, LoaderSpec
     from trainyard.data.plan import OnePassPlan, ShuffledPlan
-    from trainyard.run import evaluate_checkpoint, train
+    from trainyard.evaluation import evaluate_checkpoint
+    from trainyard.run import train
     from trainyard.world import World, discover
 
 __all__ = [
@@ -36,7 +37,8 @@ _HOMES = {
     "trainyard.data.indexing": ("open_index",),
     "trainyard.data.loader": ("Loader", "LoaderSpec"),
     "trainyard.data.plan": ("OnePassPlan", "ShuffledPlan"),
-    "trainyard.run": ("evaluate_checkpoint", "train"),
+    "trainyard.evaluation": ("evaluate_checkpoint",),
+    "trainyard.run": ("train",),
     "trainyard.world": ("World", "discover"),
 }
 

@@ -9,7 +9,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -30,7 +30,9 @@ class BatchConfig(Section):
     size: int = Field(256, ge=1)
     """Samples of an update over all replicas together: the global batch."""
     micro: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Samples that a device takes at a time; "auto" for as many as fit into its memory."""
+    """Samples that a device takes at a time; "auto" for as many as fit into its memory, found by
+    trying in the first step. Memory that does not suffice halves either, and the step is repeated.
+    """
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Arithmetic of the forward and backward pass; weights and updates stay fp32."""
 
@@ -44,13 +46,16 @@ class LengthConfig(Section):
     """How often to evaluate; the last step always is. "0 steps" for the last alone."""
     save_every: Duration = "1 epoch"
     """How often to save a checkpoint, besides each best one and the last."""
+    bn_samples: int = Field(0, ge=0)
+    """Training images of which to estimate batch norm statistics anew before each evaluation; for
+    schedule-free optimizers, whose weights to evaluate are not those that are trained."""
     keep: int = Field(3, ge=1)
     """How many checkpoints to keep, besides the best."""
     log_every: Duration = "50 steps"
     """How often to report the training loss."""
     max_skipped: int = Field(20, ge=1)
     """Updates running that may be skipped because a gradient is not finite; then the weights go
-    back to the last checkpoint before them, and the data runs on."""
+    back to the last checkpoint before them, and the data runs on. Looked at every tenth step."""
     max_roll_backs: int = Field(3, ge=0)
     """How often the weights may go back before the run ends."""
     resume: str = "auto"
@@ -75,16 +80,8 @@ class RunConfig(Section):
 # the same when a run directory is resumed; the data is compared by its fingerprint.
 PRACTICAL = frozenset(
     (
-        *(
-            "data.train",
-            "data.val",
-            "data.max_bad",
-            "data.threads",
-            "batch.micro",
-            "model.compile",
-            "optim.compile",
-        ),
-        *("data.stage", "data.stage_gb"),
+        *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
+        *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
         *("run.keep", "run.log_every", "run.save_every", "run.resume"),
     )
 )
@@ -93,7 +90,7 @@ PRACTICAL = frozenset(
 def builtin_recipes() -> dict[str, Path]:
     """The recipes that come with Trainyard, by name."""
     folder = Path(__file__).parent / "recipes"
-    return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {path.stem: path for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
 
 
 def load_recipe(
@@ -143,9 +140,14 @@ def to_toml(config: RunConfig) -> str:
     """A recipe as TOML, every key written out, so that it can be run again as it stands."""
     lines = []
     for section, values in config.model_dump(mode="json", exclude_none=True).items():
-        # JSON's numbers, strings, booleans and arrays are TOML's too.
-        lines += [f"[{section}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items()), ""]
+        lines += [f"[{section}]", *(f"{key} = {_toml(v)}" for key, v in values.items()), ""]
     return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{json.dumps(key)} = {_toml(v)}' for key, v in value.items())}}}"
+    return json.dumps(value)  # JSON's numbers, strings, booleans and arrays are TOML's too
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
@@ -208,7 +210,7 @@ def _value(key: str, text: str) -> Any:
             continue
         if not is_location or isinstance(value, list):
             return value
-    return text
+    return [text] if get_origin(annotation) is tuple else text  # one pattern, one stage
 
 
 def _explain(error: ValidationError) -> str:

@@ -1,24 +1,33 @@
 """The parts of a run that a recipe's sections name, built."""
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import zip_longest
+from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
-from trainyard.config import RunConfig
+from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course, build_course
 from trainyard.data.datasets import Feeds
+from trainyard.errors import CheckpointError, InputError, RecipeError
 from trainyard.model.build import build_model
+from trainyard.model.drop_path import drop_path_setter
 from trainyard.model.ema import Ema
-from trainyard.optim.optimizers import build_optimizer
+from trainyard.model.execution import compile_in_place, has_cuda_graphs, recompute_activations
+from trainyard.model.freeze import freeze
+from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
+from trainyard.train import checkpoint
+from trainyard.train.buffers import Buffers
 from trainyard.train.checkpoint import TrainState
+from trainyard.train.distill import as_teacher
 from trainyard.train.losses import build_loss
-from trainyard.train.micro import MicroBatchSize
-from trainyard.train.step import TrainStep
+from trainyard.train.micro import MicroBatchSize, bytes_of_moments
+from trainyard.train.step import Loss, TrainStep
 from trainyard.train.update import (
     Clip,
     DynamicLossScale,
@@ -58,12 +67,22 @@ def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
 
 
 def model_of(config: RunConfig, num_classes: int) -> nn.Module:
-    return build_model(
+    """The model, freshly initialised and frozen in part, for every image size of the recipe."""
+    stages = [int(stage.rpartition(":")[2]) for stage in config.schedule.image_size]
+    sizes = {config.data.image_size, *stages}
+    largest = max(sizes)  # position embeddings are for the finest grid that is trained
+    if config.data.eval_size is not None:
+        sizes.add(config.data.eval_size)
+    model = build_model(
         config.model,
         num_classes=num_classes,
-        image_size=config.data.image_size,
-        eval_size=config.data.eval_size,
+        image_size=largest,
+        other_sizes=sizes - {largest},
     )
+    freeze(model, config.model.freeze)
+    if config.model.grad_checkpointing:
+        recompute_activations(model, config.model.name)
+    return model
 
 
 def ema_of(config: RunConfig, model: nn.Module) -> Ema | None:
@@ -73,15 +92,21 @@ def ema_of(config: RunConfig, model: nn.Module) -> Ema | None:
     return Ema(model, decay, warmup=config.model.ema_warmup, cpu=config.model.ema_cpu)
 
 
-def optimizer_of(config: RunConfig, model: nn.Module) -> torch.optim.Optimizer:
-    return build_optimizer(model, config.optim)
-
-
 def loss_scale_of(config: RunConfig, device: torch.device) -> LossScale:
     return DynamicLossScale(device) if config.batch.precision == "fp16" else LossScale(device)
 
 
 def schedule_of(config: RunConfig, course: Course) -> Schedule:
+    if config.schedule.weight_decay_end is not None and config.optim.compile:
+        raise RecipeError(
+            "schedule.weight_decay_end changes the update in every step, which would then be "
+            "compiled anew: set optim.compile = false"
+        )
+    if config.schedule.drop_path_start is not None and config.model.compile != "off":
+        raise RecipeError(
+            "schedule.drop_path_start changes the model in every epoch, which would then be "
+            "compiled anew: set model.compile = 'off'"
+        )
     return build_schedule(
         config.schedule,
         course,
@@ -91,44 +116,129 @@ def schedule_of(config: RunConfig, course: Course) -> Schedule:
     )
 
 
+def teacher_of(
+    config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
+) -> Callable[[Tensor], Tensor] | None:
+    """The model to distil from, by its moving average if it has one: images to logits.
+
+    RecipeError if it cannot be read, or was not made for these classes and images.
+    """
+    if config.loss.teacher is None:
+        return None
+    try:
+        folder, path = find_checkpoint(Path(config.loss.teacher))
+        recipe = load_recipe(str(folder / "recipe.toml"))
+        checkpoint.check(path)
+        known = checkpoint.read_progress(path)["classes"]
+        _check_teacher(config, recipe, classes=classes, known=known)
+        model = model_of(recipe, len(known))
+        has_ema = (path / "ema.safetensors").is_file()
+        checkpoint.put_weights(model, checkpoint.load_weights(path, ema=has_ema), path)
+    except InputError as error:
+        raise RecipeError(f"loss.teacher: {error}") from None
+    teacher = as_teacher(model.to(device), AUTOCASTS[config.batch.precision])
+    for size in sorted({phase.image_size for phase in course.phases}):
+        try:
+            teacher(torch.zeros(1, 3, size, size, device=device))
+        except (AssertionError, RuntimeError) as error:
+            raise RecipeError(
+                f"loss.teacher: {recipe.model.name} in {path} does not take the student's images "
+                f"of {size} x {size} pixels ({error})"
+            ) from None
+    return teacher
+
+
+def _check_teacher(
+    config: RunConfig, recipe: RunConfig, *, classes: Sequence[str], known: Sequence[str]
+) -> None:
+    for number, (theirs, ours) in enumerate(zip_longest(known, classes)):
+        if theirs != ours:
+            raise RecipeError(
+                f"{config.loss.teacher}: its class {number} is {theirs!r}, the data's is {ours!r}; "
+                "names and order must be the same"
+            )
+    for key in ("mean", "std"):
+        theirs, ours = getattr(recipe.data, key), getattr(config.data, key)
+        if theirs != ours:
+            raise RecipeError(
+                f"{config.loss.teacher}: was trained with data.{key} = {list(theirs)}: set that "
+                f"here too, in place of {list(ours)}"
+            )
+
+
+def find_checkpoint(target: Path) -> tuple[Path, Path]:
+    """The run directory and the checkpoint that a run or checkpoint path means."""
+    if (target / "checkpoints").is_dir():
+        for name in ("best", "latest"):
+            if (target / "checkpoints" / name).exists():
+                return target, (target / "checkpoints" / name).resolve()
+        raise CheckpointError(f"{target}: has no checkpoint yet")
+    if (target / "manifest.json").is_file():
+        return target.resolve().parent.parent, target.resolve()
+    raise CheckpointError(f"{target}: neither a run directory nor a checkpoint")
+
+
 def step_of(
     config: RunConfig,
     state: TrainState,
     wrapped: nn.Module,
     *,
+    loss: Loss,
     world: World,
-    ema: Ema | None,
+    follow: Callable[[int], None],
     course: Course,
     report: Callable[[str], None],
 ) -> TrainStep:
     """`wrapped`: the model as the averager wrapped it; `report` hears of smaller micro-batches."""
-    logs = course.every(config.run.log_every)
+    logs, saves = course.every(config.run.log_every), course.every(config.run.save_every)
+
+    def is_reported(step: int) -> bool:
+        return logs.due(step + 1) or saves.due(step + 1) or step + 1 == course.num_steps
+
     micro = None if config.batch.micro == "auto" else config.batch.micro
+    compile_in_place(state.model, config.model.compile)
     return TrainStep(
         model=wrapped,
         averager=state.averager,
-        loss=build_loss(config.loss, config.augment.label_smoothing, teacher=None),
-        micro=MicroBatchSize(micro, report=report),
+        loss=loss,
+        micro=MicroBatchSize(
+            micro, world=world, phase=lambda step: course.phase(step).start, report=report
+        ),
+        to_reserve=partial(bytes_of_moments, state.model, state.optimizer),
+        buffers=Buffers(state.model),
         autocast=AUTOCASTS[config.batch.precision],
-        set_rates=_rate_setter(state.optimizer),
+        graphs=has_cuda_graphs(config.model.compile),
+        set_rates=_rate_setter(config, state),
         update=Update(
             state.model,
             state.optimizer,
             state.scale,
             clip=_clip_of(config, state.model),
-            measure=lambda step: logs.due(step + 1),
+            measure=is_reported,
         ),
-        follow=ema.update if ema else lambda step: None,
+        follow=follow,
         seed=config.run.seed,
-        rank=world.rank,
+        world=world,
     )
 
 
-def _rate_setter(optimizer: torch.optim.Optimizer) -> Callable[[Rates], None]:
+def loss_of(
+    config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
+) -> Loss:
+    teacher = teacher_of(config, classes=classes, course=course, device=device)
+    smoothing, mixes = config.augment.label_smoothing, config.augment.mixes
+    return build_loss(config.loss, smoothing, teacher=teacher, mixes=mixes)
+
+
+def _rate_setter(config: RunConfig, state: TrainState) -> Callable[[Rates], None]:
+    if config.schedule.drop_path_start is not None:
+        assert config.model.drop_path  # build_schedule has refused the recipe otherwise
+        set_drop_path = drop_path_setter(state.model, config.model.drop_path)
+
     def set_rates(rates: Rates) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = rates.lr * group["lr_scale"]
-            group["weight_decay"] = rates.weight_decay * group["decay_scale"]
+        set_group_rates(state.optimizer, lr=rates.lr, weight_decay=rates.weight_decay)
+        if rates.drop_path is not None:
+            set_drop_path(rates.drop_path)
 
     return set_rates
 
@@ -137,6 +247,5 @@ def _clip_of(config: RunConfig, model: nn.Module) -> Clip:
     if config.optim.clip_norm is not None:
         return clip_by_norm(config.optim.clip_norm)
     if config.optim.clip_agc is not None:
-        classifier: Any = model.get_classifier()  # type: ignore[operator]
-        return clip_adaptively(config.optim.clip_agc, exempt=list(classifier.parameters()))
+        return clip_adaptively(config.optim.clip_agc, exempt=classifier_parameters(model))
     return no_clip

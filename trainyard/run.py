@@ -1,7 +1,8 @@
 """The composition root: a RunConfig becomes built parts, then the loop runs them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -9,21 +10,22 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
 from trainyard.course import Course
 from trainyard.data.datasets import (
     Datasets,
     Feeds,
-    description,
     open_datasets,
-    open_validation,
 )
-from trainyard.data.feed import Batch, Feed
-from trainyard.data.index import Index
+from trainyard.data.feed import Batch
 from trainyard.data.order import training_plan
 from trainyard.data.plan import EndlessPlan
-from trainyard.errors import DataError, RecipeError
+from trainyard.errors import RecipeError
+from trainyard.evaluation import predict
 from trainyard.files import RunDirectory
+from trainyard.initial import put_initial_weights
+from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.meters import Meter
@@ -31,27 +33,33 @@ from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.progress import counter
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
+from trainyard.optim.optimizers import build_optimizer
 from trainyard.parts import (
     AUTOCASTS,
     AVERAGERS,
     course_of,
     ema_of,
     feeds_of,
+    loss_of,
     loss_scale_of,
     model_of,
-    optimizer_of,
     schedule_of,
     step_of,
 )
-from trainyard.resume import claim, exclusive, resume, roll_back
+from trainyard.resume import begins_anew, claim, exclusive, resume, roll_back
 from trainyard.train import checkpoint
+from trainyard.train.bn_statistics import batch_norms, estimate_statistics
 from trainyard.train.checkpoint import TrainState
-from trainyard.train.evaluate import Evaluation, evaluate
 from trainyard.train.guard import Guard
 from trainyard.train.loop import Report, Training
 from trainyard.train.loop import train as train_loop
+from trainyard.train.optimizer_state import evaluation_weights
+from trainyard.train.precision import use_precision
+from trainyard.train.step import Loss
 from trainyard.train.stop import StopSignal
 from trainyard.world import World, member, pick_device, together
+
+_BEGINNING = {"kind": "event", "step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
 
 
 def train(
@@ -70,63 +78,71 @@ def train(
         return _train(config, RunDirectory(Path(folder)), world, console)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """A run that could be built, on this rank."""
+
+    config: RunConfig
+    folder: RunDirectory
+    world: World
+    data: Datasets
+    plan: EndlessPlan
+    course: Course
+    model: nn.Module
+    loss: Loss
+
+
 def _train(config: RunConfig, folder: RunDirectory, world: World, console: Console) -> Outcome:
     device = pick_device(world)
+    use_precision(config.batch.precision)
     with counter(console, "indexing samples") as progress:
         data = open_datasets(config.data, world, progress)
+    is_new = begins_anew(config.run.resume, folder, world)
     with together(world):
-        _check_batch(config, world)
+        classes = data.train.classes
         plan = training_plan(
             config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
         )
-        torch.manual_seed(config.run.seed)  # the same first weights on every rank
-        model = model_of(config, len(data.train.classes)).to(device)
         course = course_of(config, plan.epoch_samples)
+        _check_batches(course, world)
+        schedule_of(config, course)  # may refuse the recipe
+        torch.manual_seed(config.run.seed)  # the same first weights on every rank
+        model = model_of(config, len(classes))
+        put = put_initial_weights(config.model, model, classes) if is_new else []
+        loss = loss_of(config, classes=classes, course=course, device=device)
         if world.is_first:  # only now: a recipe that cannot be built leaves no directory behind
             claim(folder, config, data.fingerprints)
-    with exclusive(folder, world), closing(_sinks(folder, course, world, console)) as sinks:
-        return _train_in(
-            folder, config, data, model, plan=plan, world=world, sinks=sinks, course=course
-        )
+    run = _Run(
+        config=config,
+        folder=folder,
+        world=world,
+        data=data,
+        plan=plan,
+        course=course,
+        model=model.to(device),
+        loss=loss,
+    )
+    with exclusive(folder, world), closing(_sinks(run, console)) as sinks:
+        for message in put:
+            sinks.write(_BEGINNING | {"event": "initial weights", "message": message})
+        return _train_in(run, sinks)
 
 
-def _train_in(
-    folder: RunDirectory,
-    config: RunConfig,
-    data: Datasets,
-    model: nn.Module,
-    *,
-    plan: EndlessPlan,
-    world: World,
-    sinks: Sinks,
-    course: Course,
-) -> Outcome:
+def _train_in(run: _Run, sinks: Sinks) -> Outcome:
     """Train in a run directory that is this run's alone."""
-    device = next(model.parameters()).device
-    feeds = feeds_of(config, world, device)
-    quarantine = _quarantine(folder, config, data, world)
+    config, folder, world, course = run.config, run.folder, run.world, run.course
+    device = next(run.model.parameters()).device
     averager = AVERAGERS[config.average.name](world)
-    ema = ema_of(config, model)
+    ema = ema_of(config, run.model)
     if ema is not None:
         averager.follow(ema.module)
-    wrapped = averager.wrap(model.train())
-    state = TrainState(
-        model=model,
-        ema=ema.module if ema else None,
-        optimizer=optimizer_of(config, model),
-        averager=averager,
-        scale=loss_scale_of(config, device),
-        guard=Guard(device, config.run.max_skipped),
-        clock=Clock(),
-        classes=list(data.train.classes),
-    )
+    wrapped = averager.wrap(run.model.train())
+    state = _state(run, averager, ema)
+    quarantine = _quarantine(run)
     report = partial(_report, sinks, state, quarantine, course=course)
-    watch = partial(_watch, quarantine=quarantine, sinks=sinks, total=len(data.val))
     resume(config.run.resume, folder, state, world=world, report=report)
-    with (
-        StopSignal(world) as stop,
-        feeds.train(data.train, plan, course) as feed,
-    ):
+    feeds = feeds_of(config, world, device)
+    with StopSignal(world) as stop, feeds.train(run.data.train, run.plan, course) as feed:
         feed.seek(state.step, state.skipped)
         stopped = train_loop(
             Training(
@@ -137,8 +153,9 @@ def _train_in(
                     config,
                     state,
                     wrapped,
+                    loss=run.loss,
                     world=world,
-                    ema=ema,
+                    follow=ema.update if ema else lambda step: None,
                     course=course,
                     report=partial(_warn, report, "smaller micro-batch"),
                 ),
@@ -146,7 +163,7 @@ def _train_in(
                 meter=Meter(world, device, state.clock),
                 quarantine=quarantine,
                 report=report,
-                evaluate=partial(_evaluate_state, config, feeds, data.val, state, on_batch=watch),
+                evaluate=partial(_evaluate, run, feeds, state, quarantine=quarantine, sinks=sinks),
                 save=partial(_save, world, folder.checkpoints, state, keep=config.run.keep),
                 roll_back=partial(
                     roll_back,
@@ -168,108 +185,76 @@ def _train_in(
     return Outcome(str(folder.path), state.step, state.clock.total, state.last, state.best, stopped)
 
 
-def evaluate_checkpoint(
-    config: RunConfig, path: Path, *, world: World, console: Console
-) -> Evaluation:
-    """Evaluate a checkpoint on `config.data.val`, every image once, on any number of ranks."""
-    with member(world):
-        device = pick_device(world)
-        with together(world):
-            if world.is_first:
-                checkpoint.check(path)
-        with together(world):
-            classes = checkpoint.read_progress(path)["classes"]
-        with counter(console, "indexing samples") as progress:
-            index = open_validation(config.data, classes, world, progress)
-        with together(world):
-            model = model_of(config, len(classes))
-            checkpoint.put_weights(model, checkpoint.load_weights(path), path)
-        feeds = feeds_of(config, world, device)
-        with counter(console, "evaluating", len(index)) as show:
-            models = {"": model.to(device)}
-            found = _evaluate(config, feeds, index, models, on_batch=lambda _, n: show(n))[""]
-        with together(world):
-            if not found.samples:
-                raise DataError(
-                    f"{description(config.data.val)}: none of its {found.bad:,} images can be read"
-                )
-        return found
-
-
 # --- parts ---
 
 
-def _check_batch(config: RunConfig, world: World) -> None:
-    if config.batch.size < world.size:
-        raise RecipeError(
-            f"batch.size = {config.batch.size} is smaller than the number of replicas "
-            f"({world.size}): each needs at least one sample of every global batch"
-        )
+def _check_batches(course: Course, world: World) -> None:
+    for phase in course.phases:
+        if phase.batch < world.size:
+            key = "schedule.batch_size" if phase.start else "batch.size"
+            raise RecipeError(
+                f"{key} = {phase.batch} is smaller than the number of replicas ({world.size}): "
+                "each needs at least one sample of every global batch"
+            )
 
 
-def _sinks(folder: RunDirectory, course: Course, world: World, console: Console) -> Sinks:
-    if not world.is_first:
+def _sinks(run: _Run, console: Console) -> Sinks:
+    if not run.world.is_first:
         return Sinks([])
-    return Sinks([JsonLinesSink(folder.metrics), ConsoleSink(course.num_steps, console)])
+    return Sinks([JsonLinesSink(run.folder.metrics), ConsoleSink(run.course.num_steps, console)])
 
 
-def _quarantine(
-    folder: RunDirectory, config: RunConfig, data: Datasets, world: World
-) -> Quarantine:
-    with together(world):
+def _quarantine(run: _Run) -> Quarantine:
+    with together(run.world):
         return Quarantine(
-            folder.quarantine,
-            world=world,
-            max_bad=config.data.max_bad,
-            num_samples={"train": len(data.train), "val": len(data.val)},
+            run.folder.quarantine,
+            world=run.world,
+            max_bad=run.config.data.max_bad,
+            num_samples={"train": len(run.data.train), "val": len(run.data.val)},
         )
 
 
-def _evaluate_state(
-    config: RunConfig,
-    feeds: Feeds,
-    index: Index,
-    state: TrainState,
-    *,
-    on_batch: Callable[[Batch, int], None],
-) -> Report:
-    """What a val report says of the weights, and under ema_… of their moving average."""
-    models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
-    found = _evaluate(config, feeds, index, models, on_batch=on_batch)
-    report = found.pop("").as_dict()
-    for prefix, evaluation in found.items():
-        report |= {f"{prefix}{key}": getattr(evaluation, key) for key in ("top1", "top5", "loss")}
-    return report
+def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
+    device = next(run.model.parameters()).device
+    return TrainState(
+        model=run.model,
+        ema=ema.module if ema else None,
+        optimizer=build_optimizer(run.model, run.config.optim),
+        averager=averager,
+        scale=loss_scale_of(run.config, device),
+        guard=Guard(device, run.config.run.max_skipped),
+        clock=Clock(),
+        classes=list(run.data.train.classes),
+    )
 
 
 def _evaluate(
-    config: RunConfig,
-    feeds: Feeds,
-    index: Index,
-    models: Mapping[str, nn.Module],
-    *,
-    on_batch: Callable[[Batch, int], None],
-) -> dict[str, Evaluation]:
-    """Evaluate on a whole index; `on_batch` is told each batch and the samples begun by then."""
+    run: _Run, feeds: Feeds, state: TrainState, *, quarantine: Quarantine, sinks: Sinks
+) -> Report:
+    """What a val report says of the weights, and under ema_… of their moving average."""
 
-    def batches(feed: Feed) -> Iterator[Batch]:
-        for number, batch in enumerate(feed, start=1):
-            on_batch(batch, min(number * config.batch.size, len(index)))
-            yield batch
+    def on_batch(batch: Batch, count: int) -> None:
+        quarantine.note("val", batch.bad)
+        sinks.show_evaluation(count, len(run.data.val))
 
-    with feeds.evaluation(index) as feed:
-        return evaluate(
-            models,
-            batches(feed),
-            world=feeds.world,
-            device=feeds.device,
-            precision=AUTOCASTS[config.batch.precision],
-        )
+    models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
+    with evaluation_weights(state.optimizer):
+        _estimate_statistics(run, feeds, list(models.values()))
+        said = predict(run.config, feeds, run.data.val, models, on_batch=on_batch)
+    report = said.pop("").evaluation().as_dict()
+    for prefix, predictions in said.items():
+        found = predictions.evaluation()
+        report |= {f"{prefix}{key}": getattr(found, key) for key in ("top1", "top5", "loss")}
+    return report
 
 
-def _watch(batch: Batch, count: int, *, quarantine: Quarantine, sinks: Sinks, total: int) -> None:
-    quarantine.note("val", batch.bad)
-    sinks.show_evaluation(count, total)
+def _estimate_statistics(run: _Run, feeds: Feeds, models: list[nn.Module]) -> None:
+    samples = run.config.run.bn_samples
+    if samples and batch_norms(run.model):
+        size = run.course.phases[-1].image_size
+        with feeds.statistics(run.data.train, samples, size) as feed:
+            precision = AUTOCASTS[run.config.batch.precision]
+            estimate_statistics(models, feed, world=run.world, precision=precision)
 
 
 def _save(world: World, folder: Path, state: TrainState, *, keep: int) -> None:
