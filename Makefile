@@ -35,7 +35,10 @@ check: setup
 bench: setup
 	$(BIN)/python benchmarks/plan.py
 	$(BIN)/python benchmarks/index.py
-	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/prepare.py build/prepare
+	$(BIN)/python benchmarks/randaugment.py
+	$(BIN)/python benchmarks/optimizers.py build/optimizers
+	@echo "benchmarks/step.py needs a checkout of timm besides: see its first lines"
 
 clean:
 	rm -rf .venv data/digits runs/digits

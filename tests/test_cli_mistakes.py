@@ -286,10 +286,15 @@ def test_a_damaged_checkpoint_is_refused(
         assert "taking the one before it" not in said  # there is none
 
 
-@pytest.mark.parametrize("content", ["", "[]", "null", "{}", "\0"])
+@pytest.mark.parametrize("content", ["", "[]", "null", "\0"])
 def test_a_manifest_of_nonsense(content: str, copied: Path, capsys: Capture) -> None:
     (newest(copied) / "manifest.json").write_text(content)
     assert "manifest.json is unreadable" in complaint(capsys, "evaluate", copied)
+
+
+def test_a_manifest_that_lacks_a_file(copied: Path, capsys: Capture) -> None:
+    (newest(copied) / "manifest.json").write_text("{}")
+    assert "manifest.json lacks 'model.safetensors'" in complaint(capsys, "evaluate", copied)
 
 
 def test_checkpoints_that_are_none(digits: Path, tmp_path: Path, capsys: Capture) -> None:

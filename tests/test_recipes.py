@@ -98,6 +98,7 @@ def in_small(name: str, digits: Path) -> RunConfig:
         "batch.size": "8",
         "run.length": "2 steps",
         "run.eval_every": "2 steps",
+        "run.bn_samples": "16" if config.run.bn_samples else "0",
     }
     if config.schedule.image_size:
         changes["schedule.image_size"] = '["1 step: 48"]'

@@ -26,6 +26,7 @@ from trainyard.data.loader import HostBatch
 from trainyard.data.plan import ShuffledPlan
 from trainyard.errors import Requeued, Stopped
 from trainyard.files import RunDirectory
+from trainyard.optim.optimizers import with_momenta
 from trainyard.train.buffers import Buffers
 from trainyard.train.checkpoint import find_problem
 from trainyard.train.guard import Guard
@@ -91,7 +92,7 @@ def share(step: int, rank: int, is_bad: bool) -> Share:
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd, fused": lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, fused=True),
+    "sgd, fused": lambda p: with_momenta(torch.optim.SGD(p, 0.05, momentum=0.9, fused=True)),
     "adamw": lambda p: torch.optim.AdamW(p, 1e-3),
 }
 BAD_STEPS = (0, 2, 3)

@@ -11,6 +11,7 @@ from timm.optim import Lamb
 from timm.utils.agc import adaptive_clip_grad
 from torch import Tensor, nn, optim
 
+from trainyard.optim.optimizers import with_momenta
 from trainyard.train.update import (
     Clip,
     DynamicLossScale,
@@ -66,7 +67,9 @@ def backward(model: nn.Module, step: int, seed: Tensor | float = 1.0) -> None:
 Make = Callable[[Any], optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
     "sgd": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
-    "sgd, fused": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, fused=True),
+    "sgd, fused": lambda p: with_momenta(
+        optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, fused=True)
+    ),
     "sgd, fused, no momentum": lambda p: optim.SGD(p, 0.1, fused=True),
     "adamw": lambda p: optim.AdamW(p, 0.01),
     "adamw, fused": lambda p: optim.AdamW(p, 0.01, fused=True),

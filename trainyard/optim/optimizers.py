@@ -141,9 +141,15 @@ def _sgd(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
     optimizer = torch.optim.SGD(
         groups, config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
     )
-    if fused and config.momentum:
-        # Else torch leaves them uninitialised where the very first update is skipped.
-        for parameter in (p for group in groups for p in group["params"]):
+    return with_momenta(optimizer) if fused and config.momentum else optimizer
+
+
+def with_momenta(optimizer: "optim.SGD") -> "optim.SGD":
+    """A fused SGD whose momenta are there: torch's are uninitialised if its first update skips."""
+    import torch
+
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
