@@ -167,10 +167,13 @@ def timm_train(options: argparse.Namespace) -> None:
     if options.data == "synthetic":
         images, labels = fixed_batch(options)
 
-        def create_loader(*arguments: Any, **keywords: Any) -> list[tuple[Any, Any]]:
-            return [(images, labels)] * (WARM_UP + options.steps + 20)
+        class Fixed(list[tuple[Any, Any]]):
+            dataset = sampler = batch_sampler = None
 
-        timm.data.create_loader = create_loader
+            def __init__(self, *_: Any, **__: Any) -> None:
+                super().__init__([(images, labels)] * (WARM_UP + options.steps + 20))
+
+        timm.data.create_loader = Fixed
     sys.argv = [
         *("train.py", "--data-dir", str(options.folder), "--model", options.model),
         *("--num-classes", str(CLASSES), "--batch-size", str(options.batch)),
