@@ -46,13 +46,6 @@ class AllReduce:
     def accumulating(self) -> AbstractContextManager[None]:
         return self._parallel.no_sync() if self._parallel else nullcontext()
 
-    def agree(self) -> None:
-        if self._parallel is None:
-            return
-        for parameter in self._parallel.parameters():
-            if parameter.grad is not None:
-                parameter.grad = total(self._world, parameter.grad / self._world.size)
-
     def before_update(self) -> None:
         pass
 

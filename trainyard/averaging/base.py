@@ -30,9 +30,6 @@ class Averager(Protocol):
     def accumulating(self) -> AbstractContextManager[None]:
         """Inside, gradients stay local: for all micro-steps but the last."""
 
-    def agree(self) -> None:
-        """Does what the last micro-step would have done outside `accumulating`."""
-
     def before_update(self) -> None:
         """After it, gradients and parameters are what the optimizer may use."""
 

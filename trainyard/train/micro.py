@@ -68,7 +68,7 @@ class MicroBatchSize:
             torch.cuda.empty_cache()
 
     def settle(self) -> None:
-        """After the first step of a phase: take the smallest size that a rank has come to.
+        """After the trial of a phase: take the smallest size that a rank has come to.
 
         Ranks on equal hardware differ in it only where memory is all but full.
         """

@@ -95,22 +95,30 @@ class TrainStep:
     def _gradient(self, batch: Batch, step: int, divisor: Tensor) -> Tensor:
         """Leave the gradient of the whole batch in the parameters; see _forward_backward.
 
-        If memory does not suffice the micro-batch is halved, and the batch begun anew. In the first
-        step of a phase every rank can do so by itself, as the ranks average their gradients after
-        all backward passes, and in later ones in all micro-batches but the last, in whose backward
-        pass they do it.
+        The first step of a phase is tried before it is done: every rank by itself finds out how
+        much fits, and what comes of it is dropped, so that whoever resumes there changes nothing.
         """
-        is_trial = self.micro.begins(step)
-        is_local = is_trial or self.world.size == 1
-        device = batch.weights.device
         self.buffers.remember()
+        if self.micro.begins(step):
+            self._fit(batch, step, divisor, is_trial=True)
+            self.update.forget()
+            self.buffers.restore()
+            self.micro.settle()
+        return self._fit(batch, step, divisor, is_trial=False)
+
+    def _fit(self, batch: Batch, step: int, divisor: Tensor, *, is_trial: bool) -> Tensor:
+        """Take half as many samples at a time, and begin anew, until memory suffices.
+
+        A rank can do so by itself but in the backward pass in which the ranks average gradients,
+        which is that of the last micro-batch, and of none in a trial.
+        """
+        is_local = is_trial or self.world.size == 1
         while True:
             # Keyed by the step, so that a resumed run drops out alike: there is no state to save.
             torch.manual_seed(_seed_of(self.seed, self.world.rank, step))
             try:
-                with reserved(self.to_reserve() if is_trial else 0, device):
-                    sums = self._accumulate(batch, divisor, is_local)
-                break
+                with reserved(self.to_reserve() if is_trial else 0, batch.weights.device):
+                    return self._accumulate(batch, divisor, is_local)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -121,13 +129,9 @@ class TrainStep:
             self.micro.halve(len(batch.labels), reason)
             if not is_trial:
                 self.micro.tell()
-        if is_trial:
-            self.averager.agree()
-            self.micro.settle()
-        return sums
 
     def _accumulate(self, batch: Batch, divisor: Tensor, is_local: bool) -> Tensor:
-        """`is_local`: leave the gradients of the last micro-batch, too, to `averager.agree`."""
+        """`is_local`: leave out that the ranks average gradients, in the last micro-batch."""
         micro_batches = list(_split(batch, self.micro.size))
         if self.graphs and len(micro_batches) > 1:
             _allocate_gradients(self.model)
