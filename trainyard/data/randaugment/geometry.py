@@ -90,11 +90,10 @@ def _warp(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:
 
 
 def _rotate(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:
-    if _taps(moves) == 2:
-        return _warp(moves, size, fill)
+    cubic = _taps(moves) == 4
     degrees = np.array([move.argument for move in moves])
     rows = np.array([move.row for move in moves])
-    return Job(partial(rotate_singly, fill=fill), rows, (degrees,))
+    return Job(partial(rotate_singly, cubic=cubic, fill=fill), rows, (degrees,))
 
 
 def _along_rows(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:

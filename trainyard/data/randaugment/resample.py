@@ -115,11 +115,11 @@ def _patterns(
 # --- any affine map ---
 
 
-def rotate_singly(images_nHWC: Tensor, degrees: Tensor, *, fill: Fill) -> Tensor:
-    """Bicubically, by Pillow itself, on the CPU, where `warp` would not be faster."""
-    cubic = Image.Resampling.BICUBIC
+def rotate_singly(images_nHWC: Tensor, degrees: Tensor, *, cubic: bool, fill: Fill) -> Tensor:
+    """By Pillow itself, on the CPU, where grid samples are slower."""
+    taps = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
     for image_HWC, angle in zip(images_nHWC.numpy(), degrees.tolist(), strict=True):
-        image_HWC[:] = Image.fromarray(image_HWC).rotate(angle, cubic, fillcolor=fill)
+        image_HWC[:] = Image.fromarray(image_HWC).rotate(angle, taps, fillcolor=fill)
     return images_nHWC
 
 
