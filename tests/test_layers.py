@@ -20,6 +20,7 @@ LEVELS = [
 SIBLINGS = {
     ("world", "errors"),
     ("course", "errors"),
+    ("files", "errors"),
     ("run", "resume"),  # run is the root; resume is the part of it about run directories
     ("run", "parts"),  # and parts what it is built of
     ("run", "evaluation"),

@@ -101,7 +101,7 @@ class Course:
 
     def phase(self, step: int) -> Phase:
         """The phase of a step, counted from 0; the last one goes on for ever."""
-        return next((phase for phase in self.phases if step < phase.stop), self.phases[-1])
+        return _phase(step, self.phases)
 
     def at(self, duration: str) -> Fraction:
         """A duration from the beginning of the run, in steps; the last may be a part of one."""

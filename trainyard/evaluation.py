@@ -25,12 +25,12 @@ from trainyard.data.loader import Locations
 from trainyard.data.reassessed import Labels, read_labels
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
-from trainyard.parts import AUTOCASTS, feeds_of, model_of
+from trainyard.parts import feeds_of, trained_model
 from trainyard.train import checkpoint
 from trainyard.train.bn_statistics import batch_norms, estimate_statistics
 from trainyard.train.evaluate import evaluate
-from trainyard.train.precision import use_precision
-from trainyard.train.predictions import Predictions, calibration_error, reassessed_top1
+from trainyard.train.precision import AUTOCASTS, use_precision
+from trainyard.train.predictions import Predictions, calibration_error, reassessed_top1, summary
 from trainyard.world import World, member, pick_device, together
 
 
@@ -77,12 +77,10 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         tree: dict[str, Any] = {"data": self.data.where}
+        tree |= summary(self.predictions)
         for prefix, said in self.predictions.items():
-            found = said.evaluation().as_dict()
-            if prefix:  # the same samples could be read
-                found = {key: found[key] for key in ("top1", "top5", "loss")}
-            found |= {"ece": calibration_error(said), "not_finite": said.not_finite()}
-            tree |= {f"{prefix}{key}": value for key, value in found.items()}
+            tree |= {f"{prefix}ece": calibration_error(said)}
+            tree |= {f"{prefix}not_finite": said.not_finite()}
         tree |= {
             "classes": len(self.classes),
             "model_classes": self.model_classes,
@@ -242,16 +240,11 @@ def _models(
     config: RunConfig, path: Path, num_classes: int, device: torch.device
 ) -> dict[str, nn.Module]:
     """The model of a checkpoint and, where there is one, its moving average."""
-    # What training began with is of no use here, and may be gone.
-    own = config.model_copy(update={"model": config.model.model_copy(update={"checkpoint": None})})
-    models = {}
-    for prefix, ema in (("", False), ("ema_", True)):
-        if not ema or (path / "ema.safetensors").exists():
-            models[prefix] = model_of(own, num_classes)
-            weights = checkpoint.load_weights(path, ema=ema)
-            checkpoint.put_weights(models[prefix], weights, path)
-            models[prefix].to(device)
-    return models
+    kinds = {"": False} | ({"ema_": True} if checkpoint.has_ema(path) else {})
+    return {
+        prefix: trained_model(config, path, num_classes, ema=ema).to(device)
+        for prefix, ema in kinds.items()
+    }
 
 
 def _estimate(

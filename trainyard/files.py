@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trainyard.errors import CheckpointError
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
@@ -122,3 +124,19 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+
+def find_checkpoint(target: Path) -> tuple[Path, Path]:
+    """The run directory and the checkpoint that a run or checkpoint path means.
+
+    Of a run, its best checkpoint, or its latest. CheckpointError if there is none.
+    """
+    checkpoints = RunDirectory(target).checkpoints
+    if checkpoints.is_dir():
+        for name in ("best", "latest"):
+            if (checkpoints / name).exists():
+                return target, (checkpoints / name).resolve()
+        raise CheckpointError(f"{target}: has no checkpoint yet")
+    if (target / "manifest.json").is_file():
+        return target.resolve().parent.parent, target.resolve()
+    raise CheckpointError(f"{target}: neither a run directory nor a checkpoint")

@@ -6,10 +6,10 @@ from pathlib import Path
 from torch import nn
 
 from trainyard.errors import CheckpointError
+from trainyard.files import find_checkpoint
 from trainyard.model.adapt import adapt_weights
 from trainyard.model.build import ModelConfig
 from trainyard.model.weights import Source, pretrained_weights, read_weights
-from trainyard.parts import find_checkpoint
 from trainyard.train import checkpoint
 
 
@@ -49,7 +49,7 @@ def _source_in(folder: Path) -> Source:
     progress = checkpoint.read_progress(path)
     last = progress["last"] if progress["last"].get("step") == progress["step"] else {}
     is_worse = last.get("ema_top1", 1.0) < last.get("top1", 0.0)
-    use_average = (path / "ema.safetensors").is_file() and not is_worse
+    use_average = checkpoint.has_ema(path) and not is_worse
     kind = "the moving average of the weights" if use_average else "the weights"
     weights = checkpoint.load_weights(path, ema=use_average)
     return Source(weights, f"{path}, {kind}", progress["classes"])

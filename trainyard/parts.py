@@ -13,7 +13,8 @@ from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course, build_course
 from trainyard.data.datasets import Feeds
-from trainyard.errors import CheckpointError, InputError, RecipeError
+from trainyard.errors import InputError, RecipeError
+from trainyard.files import find_checkpoint
 from trainyard.model.build import build_model
 from trainyard.model.drop_path import drop_path_setter
 from trainyard.model.ema import Ema
@@ -27,6 +28,7 @@ from trainyard.train.checkpoint import TrainState
 from trainyard.train.distill import as_teacher
 from trainyard.train.losses import build_loss
 from trainyard.train.micro import MicroBatchSize, bytes_of_moments
+from trainyard.train.precision import AUTOCASTS
 from trainyard.train.step import Loss, TrainStep
 from trainyard.train.update import (
     Clip,
@@ -40,7 +42,6 @@ from trainyard.train.update import (
 from trainyard.world import World
 
 AVERAGERS: dict[str, Callable[[World], Averager]] = {"allreduce": AllReduce}
-AUTOCASTS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def course_of(config: RunConfig, epoch_samples: int) -> Course:
@@ -82,6 +83,13 @@ def model_of(config: RunConfig, num_classes: int) -> nn.Module:
     freeze(model, config.model.freeze)
     if config.model.grad_checkpointing:
         recompute_activations(model, config.model.name)
+    return model
+
+
+def trained_model(config: RunConfig, path: Path, num_classes: int, *, ema: bool) -> nn.Module:
+    """The model of a recipe with the weights of a checkpoint, or their moving average."""
+    model = model_of(config, num_classes)
+    checkpoint.put_weights(model, checkpoint.load_weights(path, ema=ema), path)
     return model
 
 
@@ -131,9 +139,7 @@ def teacher_of(
         checkpoint.check(path)
         known = checkpoint.read_progress(path)["classes"]
         _check_teacher(config, recipe, classes=classes, known=known)
-        model = model_of(recipe, len(known))
-        has_ema = (path / "ema.safetensors").is_file()
-        checkpoint.put_weights(model, checkpoint.load_weights(path, ema=has_ema), path)
+        model = trained_model(recipe, path, len(known), ema=checkpoint.has_ema(path))
     except InputError as error:
         raise RecipeError(f"loss.teacher: {error}") from None
     teacher = as_teacher(model.to(device), AUTOCASTS[config.batch.precision])
@@ -164,18 +170,6 @@ def _check_teacher(
                 f"{config.loss.teacher}: was trained with data.{key} = {list(theirs)}: set that "
                 f"here too, in place of {list(ours)}"
             )
-
-
-def find_checkpoint(target: Path) -> tuple[Path, Path]:
-    """The run directory and the checkpoint that a run or checkpoint path means."""
-    if (target / "checkpoints").is_dir():
-        for name in ("best", "latest"):
-            if (target / "checkpoints" / name).exists():
-                return target, (target / "checkpoints" / name).resolve()
-        raise CheckpointError(f"{target}: has no checkpoint yet")
-    if (target / "manifest.json").is_file():
-        return target.resolve().parent.parent, target.resolve()
-    raise CheckpointError(f"{target}: neither a run directory nor a checkpoint")
 
 
 def step_of(

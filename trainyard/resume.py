@@ -14,7 +14,7 @@ from trainyard.course import Course
 from trainyard.errors import CheckpointError, DataError, DivergedError
 from trainyard.files import RunDirectory, write_text
 from trainyard.monitor.environment import describe_environment
-from trainyard.train import checkpoint
+from trainyard.train import checkpoint, keeping
 from trainyard.train.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
@@ -145,7 +145,7 @@ def resume(
             if path.parent.resolve() != folder.checkpoints.resolve():
                 state.last, state.best = {}, {}  # of another run, whose checkpoints are not here
             if world.is_first:
-                checkpoint.point_best(folder.checkpoints, state)
+                keeping.point_best(folder.checkpoints, state)
         replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"
         message = f"going on from {path} at step {state.step:,} with {replicas}"
         place = {"world_size": world.size, "host": socket.gethostname()}
@@ -185,8 +185,8 @@ def roll_back(
     with together(world):
         checkpoint.load_checkpoint(state, path)
         if world.is_first:
-            checkpoint.point_best(folder.checkpoints, state)
-            checkpoint.drop_after(folder.checkpoints, path)
+            keeping.point_best(folder.checkpoints, state)
+            keeping.drop_after(folder.checkpoints, path)
     state.roll_backs = roll_backs
     state.clock.load_state_dict(clock)
     state.skipped = position - course.samples(state.step)
@@ -197,7 +197,7 @@ def roll_back(
 
 def _find_earlier(folder: RunDirectory, state: TrainState) -> Path | None:
     """The checkpoint to go back to; after one that did not help, the one before it."""
-    paths = checkpoint.finite(folder.checkpoints)
+    paths = keeping.finite(folder.checkpoints)
     newest = next(paths, None)
     if newest and checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs:
         return next(paths, newest)
@@ -207,7 +207,7 @@ def _find_earlier(folder: RunDirectory, state: TrainState) -> Path | None:
 def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     """The checkpoint to load, and what is wrong with those that were passed over."""
     passed_over: list[str] = []
-    newest = checkpoint.newest_good(folder.checkpoints, passed_over.append)
+    newest = keeping.newest_good(folder.checkpoints, passed_over.append)
     if newest is None and passed_over:
         raise CheckpointError(
             f"no checkpoint of the run can be read: {'; '.join(passed_over)}. To begin anew, "

@@ -34,8 +34,8 @@ from trainyard.monitor.progress import counter
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
 from trainyard.optim.optimizers import build_optimizer
+from trainyard.optim.schedules import Schedule
 from trainyard.parts import (
-    AUTOCASTS,
     AVERAGERS,
     course_of,
     ema_of,
@@ -47,14 +47,15 @@ from trainyard.parts import (
     step_of,
 )
 from trainyard.resume import begins_anew, claim, exclusive, resume, roll_back
-from trainyard.train import checkpoint
+from trainyard.train import keeping
 from trainyard.train.bn_statistics import batch_norms, estimate_statistics
 from trainyard.train.checkpoint import TrainState
 from trainyard.train.guard import Guard
 from trainyard.train.loop import Report, Training
 from trainyard.train.loop import train as train_loop
 from trainyard.train.optimizer_state import evaluation_weights
-from trainyard.train.precision import use_precision
+from trainyard.train.precision import AUTOCASTS, use_precision
+from trainyard.train.predictions import summary
 from trainyard.train.step import Loss
 from trainyard.train.stop import StopSignal
 from trainyard.world import World, member, pick_device, together
@@ -88,6 +89,7 @@ class _Run:
     data: Datasets
     plan: EndlessPlan
     course: Course
+    schedule: Schedule
     model: nn.Module
     loss: Loss
 
@@ -105,7 +107,7 @@ def _train(config: RunConfig, folder: RunDirectory, world: World, console: Conso
         )
         course = course_of(config, plan.epoch_samples)
         _check_batches(course, world)
-        schedule_of(config, course)  # may refuse the recipe
+        schedule = schedule_of(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = model_of(config, len(classes))
         put = put_initial_weights(config.model, model, classes) if is_new else []
@@ -119,6 +121,7 @@ def _train(config: RunConfig, folder: RunDirectory, world: World, console: Conso
         data=data,
         plan=plan,
         course=course,
+        schedule=schedule,
         model=model.to(device),
         loss=loss,
     )
@@ -159,7 +162,7 @@ def _train_in(run: _Run, sinks: Sinks) -> Outcome:
                     course=course,
                     report=partial(_warn, report, "smaller micro-batch"),
                 ),
-                schedule=schedule_of(config, course),
+                schedule=run.schedule,
                 meter=Meter(world, device, state.clock),
                 quarantine=quarantine,
                 report=report,
@@ -241,11 +244,7 @@ def _evaluate(
     with evaluation_weights(state.optimizer):
         _estimate_statistics(run, feeds, list(models.values()))
         said = predict(run.config, feeds, run.data.val, models, on_batch=on_batch)
-    report = said.pop("").evaluation().as_dict()
-    for prefix, predictions in said.items():
-        found = predictions.evaluation()
-        report |= {f"{prefix}{key}": getattr(found, key) for key in ("top1", "top5", "loss")}
-    return report
+    return summary(said)
 
 
 def _estimate_statistics(run: _Run, feeds: Feeds, models: list[nn.Module]) -> None:
@@ -260,8 +259,8 @@ def _estimate_statistics(run: _Run, feeds: Feeds, models: list[nn.Module]) -> No
 def _save(world: World, folder: Path, state: TrainState, *, keep: int) -> None:
     with together(world):
         if world.is_first:
-            checkpoint.save_checkpoint(state, folder, keep=keep)
-            checkpoint.point_best(folder, state)
+            keeping.save_checkpoint(state, folder, keep=keep)
+            keeping.point_best(folder, state)
 
 
 def _report(

@@ -18,9 +18,10 @@ from trainyard.files import sha256
 from trainyard.monitor.clock import Clock
 from trainyard.optim.groups import set_group_rates
 from trainyard.optim.optimizers import OptimConfig, build_optimizer
-from trainyard.train import checkpoint
-from trainyard.train.checkpoint import TrainState, load_checkpoint, save_checkpoint
+from trainyard.train import checkpoint, keeping
+from trainyard.train.checkpoint import TrainState, load_checkpoint
 from trainyard.train.guard import Guard
+from trainyard.train.keeping import save_checkpoint
 from trainyard.train.optimizer_state import evaluation_weights
 from trainyard.train.update import DynamicLossScale
 from trainyard.world import World
@@ -78,7 +79,7 @@ def names(folder: Path) -> list[str]:
 
 def newest_good(folder: Path) -> tuple[str | None, list[str]]:
     passed_over: list[str] = []
-    path = checkpoint.newest_good(folder, passed_over.append)
+    path = keeping.newest_good(folder, passed_over.append)
     return path.name if path else None, passed_over
 
 
@@ -162,7 +163,11 @@ def test_a_failing_rename_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert newest_good(tmp_path) == ("step-00000001", [])
 
 
-CALLS = [*(f"trainyard.train.checkpoint.{name}" for name in ("_write", "sha256")), "os.fsync"]
+CALLS = [
+    "trainyard.train.keeping.write_checkpoint",
+    "trainyard.train.checkpoint.sha256",
+    "os.fsync",
+]
 
 
 @pytest.mark.parametrize("call", CALLS)
@@ -199,7 +204,7 @@ def test_killed_before_latest_points_to_it(tmp_path: Path, monkeypatch: pytest.M
     """The checkpoint is complete, and it is the newest that counts, not the link."""
     save(tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "point", kill)
+        patch.setattr(keeping, "point", kill)
         with pytest.raises(Killed):
             save(tmp_path, 2)
     assert newest_good(tmp_path) == ("step-00000002", [])
@@ -459,13 +464,13 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_the_best_is_kept(keep: int, tmp_path: Path) -> None:
-    checkpoint.point(tmp_path / "best", save(tmp_path, 1))
+    keeping.point(tmp_path / "best", save(tmp_path, 1))
     save(tmp_path, 2, 3, 4, 5, keep=keep)
     kept = [f"step-{step:08d}" for step in range(6 - keep, 6)]
     assert names(tmp_path) == ["best", "latest", "step-00000001", *kept]
     checkpoint.check(tmp_path / "best")
     # A new best one frees the old.
-    checkpoint.point(tmp_path / "best", tmp_path / "step-00000005")
+    keeping.point(tmp_path / "best", tmp_path / "step-00000005")
     save(tmp_path, 6, keep=keep)
     assert "step-00000001" not in names(tmp_path)
 
@@ -483,13 +488,13 @@ def test_a_copy_that_someone_set_aside_is_no_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 8, 9, keep=2)
     assert (tmp_path / "step-00000007.bak").is_dir()
     assert names(tmp_path) == ["latest", "step-00000007.bak", "step-00000008", "step-00000009"]
-    assert checkpoint.newest_good(tmp_path, print) == tmp_path / "step-00000009"
+    assert keeping.newest_good(tmp_path, print) == tmp_path / "step-00000009"
 
 
 def test_links_are_relative(tmp_path: Path) -> None:
     """So that a run directory may be moved."""
     folder = tmp_path / "checkpoints"
-    checkpoint.point(folder / "best", save(folder, 1))
+    keeping.point(folder / "best", save(folder, 1))
     save(folder, 2)
     assert os.readlink(folder / "latest") == "step-00000002"
     assert os.readlink(folder / "best") == "step-00000001"
@@ -504,5 +509,5 @@ def test_a_link_is_moved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", kill)
         with pytest.raises(Killed):
-            checkpoint.point(tmp_path / "latest", tmp_path / "step-00000001")
+            keeping.point(tmp_path / "latest", tmp_path / "step-00000001")
     assert os.readlink(tmp_path / "latest") == "step-00000002"

@@ -47,7 +47,9 @@ def vit() -> nn.Module:
 
 
 @pytest.mark.parametrize("name", AUTOCAST)
-def test_layers_compute_in_the_precision_of_the_recipe(name: str) -> None:
+def test_layers_compute_in_the_precision_of_the_recipe(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Products in low precision; the loss, the gradients and the weights in float32."""
     model: Any = vit()
     seen: dict[str, torch.dtype] = {}
@@ -64,15 +66,15 @@ def test_layers_compute_in_the_precision_of_the_recipe(name: str) -> None:
         return logits.square().mean(dim=1)
 
     gradients: list[torch.dtype] = []
-    step = make_step(model, AllReduce(World()), World(), case=Case(autocast=AUTOCAST[name]))
-    update = step.update
+    update = Update.__call__
 
-    def look(number: int) -> Any:
+    def look(self: Update, number: int) -> Any:
         gradients.extend(p.grad.dtype for p in model.parameters() if p.grad is not None)
-        return update(number)
+        return update(self, number)
 
-    look.loss_scale = torch.ones(())  # type: ignore[attr-defined]
-    replace(step, loss=loss, update=look)(global_batch(Case(batch=8), 0), 0, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(Update, "__call__", look)
+    step = make_step(model, AllReduce(World()), World(), case=Case(autocast=AUTOCAST[name]))
+    replace(step, loss=loss)(global_batch(Case(batch=8), 0), 0, None)
     low = AUTOCAST[name] or torch.float32
     assert seen == {"convolution": low, "product": low, "logits": low, "loss": torch.float32}
     assert set(gradients) == {torch.float32}

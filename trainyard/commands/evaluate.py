@@ -97,7 +97,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
     from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
     from trainyard.evaluation import Question, evaluate_checkpoint
-    from trainyard.parts import find_checkpoint
+    from trainyard.files import find_checkpoint
 
     run_folder, checkpoint = find_checkpoint(Path(options.target))
     config = _config(run_folder, options.overrides)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from trainyard.data.keyed import fold, uniforms
+from trainyard.data.keyed import between, fold, uniforms
 from trainyard.data.randaugment.policy import check_policy
 from trainyard.section import Section
 
@@ -116,8 +116,8 @@ class RandomResizedCrop:
         Where none does, they are those of the largest box that fits, to be taken centrally.
         """
         image_width, image_height = sizes[:, 0].astype(float), sizes[:, 1].astype(float)
-        area = (image_width * image_height)[:, None] * _between(self.scale, area_random)
-        ratio = np.exp(_between((np.log(self.ratio[0]), np.log(self.ratio[1])), ratio_random))
+        area = (image_width * image_height)[:, None] * between(self.scale, area_random)
+        ratio = np.exp(between((np.log(self.ratio[0]), np.log(self.ratio[1])), ratio_random))
         widths, heights = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
         fits = (
             (widths >= 1)
@@ -152,7 +152,3 @@ class CentralCrop:
         step = sizes / resized
         boxes = np.concatenate([start * step, (start + self.size) * step], axis=1)
         return Crops(boxes, np.zeros(len(sizes), np.bool_))
-
-
-def _between(limits: tuple[float, float], random: NDArray[np.float64]) -> NDArray[np.float64]:
-    return limits[0] + (limits[1] - limits[0]) * random

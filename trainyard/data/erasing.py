@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.keyed import fold, uniforms
+from trainyard.data.keyed import between, fold, uniforms
 
 if TYPE_CHECKING:
     from trainyard.data.transforms import Keys, MixedBatch
@@ -55,8 +55,8 @@ class RandomErasing:
     def _boxes(self, keys: Keys, height: int, width: int) -> _Boxes:
         """Of each image that is erased, the first of ten tries that fits inside."""
         random = uniforms(self._keys(keys, 0), 3 + 2 * _ATTEMPTS)
-        area = _between(_AREA, random[:, 3 : 3 + _ATTEMPTS]) * height * width
-        aspect = np.exp(_between(_LOG_ASPECT, random[:, 3 + _ATTEMPTS :]))
+        area = between(_AREA, random[:, 3 : 3 + _ATTEMPTS]) * height * width
+        aspect = np.exp(between(_LOG_ASPECT, random[:, 3 + _ATTEMPTS :]))
         heights, widths = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
         fits = (heights < height) & (widths < width)
         rows = np.flatnonzero((random[:, 0] < self._probability) & fits.any(axis=1))
@@ -109,7 +109,3 @@ def _signed(word: int) -> int:
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """Of the 64-bit words in int64: torch would draw copies of the sign in."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
-
-
-def _between(limits: tuple[float, float], random: NDArray[np.float64]) -> NDArray[np.float64]:
-    return limits[0] + (limits[1] - limits[0]) * random

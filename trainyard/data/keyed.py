@@ -33,6 +33,11 @@ def uniforms(keys: UInt64s, count: int) -> NDArray[np.float64]:
     return (words >> np.uint64(11)) * np.float64(2.0**-53)
 
 
+def between(limits: tuple[float, float], random: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Numbers in [0, 1) spread over [limits[0], limits[1])."""
+    return limits[0] + (limits[1] - limits[0]) * random
+
+
 def permute(positions: NDArray[np.int64], keys: UInt64s, size: int) -> NDArray[np.int64]:
     """Where a keyed permutation of range(size) sends each position; O(1) memory in `size`.
 

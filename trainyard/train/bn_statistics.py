@@ -2,27 +2,19 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainyard.errors import DataError
-from trainyard.train.step import autocast
+from trainyard.train.precision import autocast
+from trainyard.train.step import Samples
 from trainyard.world import World, total
 
 Sums = Tensor
 """Of a layer's input over values, float64[3, C]: their number, their sum and that of squares."""
-
-
-class Batch(Protocol):
-    """One rank's samples, on the device."""
-
-    @property
-    def images_BCHW(self) -> Tensor: ...
-    @property
-    def weights(self) -> Tensor: ...
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -35,7 +27,7 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 @torch.no_grad()
 def estimate_statistics(
     models: Sequence[nn.Module],
-    batches: Iterable[Batch],
+    batches: Iterable[Samples],
     *,
     world: World,
     precision: torch.dtype | None = None,

@@ -1,4 +1,4 @@
-"""Checkpoints: complete or absent, checksummed, newest good one first.
+"""A checkpoint: what it holds, checksummed.
 
 checkpoints/step-00001234/
     model.safetensors   the weights, for anyone
@@ -7,13 +7,10 @@ checkpoints/step-00001234/
                         to use are others (schedule-free); loaded with weights_only
     progress.json       version, step, clock, evaluations, what was skipped
     manifest.json       SHA-256 of each file above
-checkpoints/latest -> step-00001234        checkpoints/best -> step-00001000
 """
 
 import json
 import os
-import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -26,7 +23,7 @@ from torch import nn
 
 from trainyard.averaging.base import Averager
 from trainyard.errors import CheckpointError
-from trainyard.files import fsync_folder, part_of, sha256
+from trainyard.files import fsync_folder, sha256
 from trainyard.monitor.clock import Clock
 from trainyard.train.guard import Guard
 from trainyard.train.optimizer_state import (
@@ -68,34 +65,12 @@ class TrainState:
     """The evaluation with the highest top1 so far and its step."""
 
 
-def save_checkpoint(state: TrainState, folder: Path, *, keep: int) -> Path:
-    """Write `state` to folder/step-…, then move `latest` to it and drop all but `keep` old ones."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    final = folder / f"step-{state.step:08d}"
-    part = part_of(final)
-    try:
-        _write(state, part)
-        # One of this step is there if it was damaged, or if its evaluation is being made up for.
-        old = _hide(final) if final.exists() else None
-        os.replace(part, final)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    fsync_folder(folder)
-    if old is not None:
-        shutil.rmtree(old)
-    point(folder / "latest", final)
-    _prune(folder, keep)
-    return final
-
-
 def load_checkpoint(state: TrainState, path: Path) -> None:
     """Put a verified checkpoint's contents into `state`."""
     progress = read_progress(path)
     put_weights(state.model, load_weights(path), path)
     if state.ema is not None:
-        if not (path / _EMA).exists():
+        if not has_ema(path):
             raise CheckpointError(f"{path}: has no {_EMA}, its run had no model.ema_decay")
         put_weights(state.ema, load_weights(path, ema=True), path)
     training = _load_training(path)
@@ -109,6 +84,11 @@ def load_checkpoint(state: TrainState, path: Path) -> None:
     state.step, state.skipped = progress["step"], progress["skipped"]
     state.roll_backs = progress["roll_backs"]
     state.last, state.best = progress["last"], progress["best"]
+
+
+def has_ema(path: Path) -> bool:
+    """Whether a checkpoint holds a moving average of the weights."""
+    return (path / _EMA).exists()
 
 
 def load_weights(path: Path, *, ema: bool = False) -> dict[str, torch.Tensor]:
@@ -160,7 +140,7 @@ def find_problem(path: Path) -> str | None:
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         # There may be no moving average.
-        for name in (n for n in _FILES if n != _EMA or n in manifest or (path / n).exists()):
+        for name in (n for n in _FILES if n != _EMA or n in manifest or has_ema(path)):
             if sha256(path / name) != manifest[name]:
                 return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
     except FileNotFoundError as error:
@@ -179,45 +159,8 @@ def check(path: Path) -> None:
         raise CheckpointError(f"{path}: {problem}")
 
 
-def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint without a problem; `report` is told of each that is passed over."""
-    for path in reversed(_checkpoints(folder)):
-        problem = find_problem(path)
-        if problem is None:
-            return path
-        report(f"{path}: {problem}")
-    return None
-
-
-def finite(folder: Path) -> Iterator[Path]:
-    """Good checkpoints that were not saved while updates were being skipped, newest first."""
-    paths = filter(_is_finite, reversed(_checkpoints(folder)))
-    return (path for path in paths if find_problem(path) is None)
-
-
-def drop_after(folder: Path, path: Path) -> None:
-    """Make a checkpoint the latest, and remove those after it."""
-    point(folder / "latest", path)
-    paths = _checkpoints(folder)
-    for later in paths[paths.index(path) + 1 :]:
-        shutil.rmtree(_hide(later))
-
-
-def point_best(folder: Path, state: TrainState) -> None:
-    """Make `best` what `state` knows to be the best; a kill may have come between the two."""
-    best = folder / f"step-{state.best.get('step', 0):08d}"
-    if best.is_dir() and (folder / "best").resolve() != best.resolve():
-        point(folder / "best", best)
-
-
-def point(link: Path, target: Path) -> None:
-    """Make `link` a relative symbolic link to a sibling, in one step."""
-    part = part_of(link)
-    part.symlink_to(target.name)
-    os.replace(part, link)
-
-
-def _write(state: TrainState, folder: Path) -> None:
+def write_checkpoint(state: TrainState, folder: Path) -> None:
+    """Write all files of a checkpoint to a new folder, down to the disk."""
     folder.mkdir()
     with evaluation_weights(state.optimizer):
         _write_weights(state.model, folder / _MODEL)
@@ -257,43 +200,3 @@ def _write_weights(model: nn.Module, path: Path) -> None:
         for name, tensor in model.state_dict().items()
     }
     save_file(weights, path)
-
-
-def _prune(folder: Path, keep: int) -> None:
-    kept = {(folder / name).resolve() for name in ("latest", "best")}
-    # Those saved while updates were being skipped are not counted: there may be a way back.
-    finite = [path.resolve() for path in _checkpoints(folder) if _is_finite(path)][-keep:]
-    best_then = [read_progress(path)["best"].get("step", 0) for path in finite[-1:]]
-    kept |= {*finite, *((folder / f"step-{step:08d}").resolve() for step in best_then)}
-    for path in _checkpoints(folder):
-        if path.resolve() not in kept:
-            shutil.rmtree(_hide(path))
-
-
-def _is_finite(path: Path) -> bool:
-    try:
-        return not read_progress(path)["guard"]["running"]
-    except CheckpointError:
-        return False
-
-
-def _checkpoints(folder: Path) -> list[Path]:
-    """Those of a run, oldest first; a copy that someone set aside, step-00000100.bak, is none."""
-    paths = [path for path in folder.glob("step-*") if path.name[5:].isdigit()]
-    return sorted(paths, key=lambda path: int(path.name[5:]))
-
-
-def _hide(path: Path) -> Path:
-    """A doomed checkpoint's new name: there is never half a one under a checkpoint's name."""
-    doomed = part_of(path)
-    os.replace(path, doomed)
-    return doomed
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """What a killed run left half-written."""
-    for part in folder.glob(".*.part"):
-        if part.is_symlink():
-            part.unlink()
-        else:
-            shutil.rmtree(part, ignore_errors=True)

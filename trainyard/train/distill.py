@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from trainyard.train.step import autocast
+from trainyard.train.precision import autocast
 
 
 def as_teacher(model: nn.Module, precision: torch.dtype | None) -> Callable[[Tensor], Tensor]:

@@ -9,20 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainyard.train.precision import autocast
 from trainyard.train.predictions import NOWHERE, Predictions
-from trainyard.train.step import autocast
+from trainyard.train.step import Samples
 from trainyard.world import World, total
 
 
-class Batch(Protocol):
-    """One rank's samples, on the device."""
+class Batch(Samples, Protocol):
+    """One rank's samples of a data set."""
 
     @property
-    def images_BCHW(self) -> Tensor: ...
-    @property
     def labels(self) -> Tensor: ...
-    @property
-    def weights(self) -> Tensor: ...
     @property
     def ids(self) -> Tensor: ...
 

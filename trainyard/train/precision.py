@@ -2,6 +2,9 @@
 
 import torch
 
+AUTOCASTS = {"fp32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""The mixed precision of each value of `batch.precision`, see `autocast`."""
+
 
 def use_precision(name: str) -> None:
     """Set, for this process, how float32 is multiplied: as tf32 for "tf32", else as it is.
@@ -13,3 +16,8 @@ def use_precision(name: str) -> None:
     is_tf32 = name == "tf32"
     torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = is_tf32
+
+
+def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
+    """Mixed precision of `dtype`, or none."""
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)

@@ -3,7 +3,7 @@
 One row per sample, so memory grows with the samples alone, however many classes there are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -58,6 +58,18 @@ class Predictions:
     def not_finite(self) -> int:
         """How many samples gave a logit that is not finite."""
         return int((self.guess < 0).sum())
+
+
+def summary(predictions: Mapping[str, Predictions]) -> dict[str, Any]:
+    """What is said of the weights, under "", and of others, under prefixes of their own.
+
+    All read the same samples, so how many is said once.
+    """
+    found = predictions[""].evaluation().as_dict()
+    for prefix in predictions.keys() - {""}:
+        other = predictions[prefix].evaluation()
+        found |= {f"{prefix}{key}": getattr(other, key) for key in ("top1", "top5", "loss")}
+    return found
 
 
 def calibration_error(predictions: Predictions, bins: int = 15) -> float:

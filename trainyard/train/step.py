@@ -13,23 +13,29 @@ from trainyard.averaging.base import Averager
 from trainyard.errors import RecipeError
 from trainyard.train.buffers import Buffers
 from trainyard.train.micro import MicroBatchSize, is_out_of_memory, reserved
+from trainyard.train.precision import autocast
 from trainyard.train.update import Update
 from trainyard.world import World
 
 
-class Batch(Protocol):
-    """One rank's share of a global batch, on the device."""
+class Samples(Protocol):
+    """One rank's samples, on the device."""
 
     @property
     def images_BCHW(self) -> Tensor: ...
+    @property
+    def weights(self) -> Tensor: ...
+
+
+class Batch(Samples, Protocol):
+    """One rank's share of a global batch."""
+
     @property
     def labels(self) -> Tensor: ...
     @property
     def mixed_labels(self) -> Tensor: ...
     @property
     def lam(self) -> Tensor: ...
-    @property
-    def weights(self) -> Tensor: ...
 
 
 class MicroBatch(NamedTuple):
@@ -181,11 +187,6 @@ def _allocate_gradients(model: nn.Module) -> None:
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
-
-
-def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
-    """Mixed precision of `dtype`, or none."""
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def _seed_of(*key: int) -> int:
