@@ -19,9 +19,11 @@ demo: setup
 	$(BIN)/trainyard data prepare digits data/digits
 	$(BIN)/trainyard launch local digits --ranks 2
 
-# Two scripts of DALI's, which the tests compare with, without the libraries that it needs.
+# What the tests compare with: two scripts of DALI's, without the libraries that it needs, and
+# decentralized training as published.
 .venv/.peers: .venv/.ready
-	$(BIN)/python -m pip install --quiet --no-deps nvidia-dali-cuda130==2.4.0
+	$(BIN)/python -m pip install --quiet --no-deps nvidia-dali-cuda130==2.4.0 \
+		decent-dp==0.2.3 loguru==0.7.3
 	touch $@
 
 test: check .venv/.peers

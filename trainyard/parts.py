@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import Averager
+from trainyard.averaging.base import AverageConfig, Averager
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course, build_course
 from trainyard.data.datasets import Feeds
@@ -41,7 +41,15 @@ from trainyard.train.update import (
 )
 from trainyard.world import World
 
-AVERAGERS: dict[str, Callable[[World], Averager]] = {"allreduce": AllReduce}
+AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
+    "allreduce": AllReduce,
+}
+
+
+def averager_of(config: RunConfig, world: World) -> Averager:
+    """How the replicas of a run agree; alone, there is nobody to agree with."""
+    build = AVERAGERS[config.average.name] if world.size > 1 else AllReduce
+    return build(config.average, world)
 
 
 def course_of(config: RunConfig, epoch_samples: int) -> Course:
@@ -209,6 +217,8 @@ def step_of(
             state.scale,
             clip=_clip_of(config, state.model),
             measure=is_reported,
+            # Replicas that share a loss scale skip together, others each by itself.
+            highest=state.averager.highest if config.batch.precision == "fp16" else _as_it_is,
         ),
         follow=follow,
         seed=config.run.seed,
@@ -235,6 +245,10 @@ def _rate_setter(config: RunConfig, state: TrainState) -> Callable[[Rates], None
             set_drop_path(rates.drop_path)
 
     return set_rates
+
+
+def _as_it_is(value: Tensor) -> Tensor:
+    return value
 
 
 def _clip_of(config: RunConfig, model: nn.Module) -> Clip:

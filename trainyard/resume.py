@@ -141,7 +141,7 @@ def resume(
         report({"kind": "event", "event": "bad checkpoint", "level": "warning", "message": message})
     if path is not None:
         with together(world):
-            checkpoint.load_checkpoint(state, path)
+            note = checkpoint.load_checkpoint(state, path)
             if path.parent.resolve() != folder.checkpoints.resolve():
                 state.last, state.best = {}, {}  # of another run, whose checkpoints are not here
             if world.is_first:
@@ -150,6 +150,8 @@ def resume(
         message = f"going on from {path} at step {state.step:,} with {replicas}"
         place = {"world_size": world.size, "host": socket.gethostname()}
         report({"kind": "event", "event": "resumed", "message": message, **place})
+        if note is not None:
+            report({"kind": "event", "event": "replicas", "level": "warning", "message": note})
 
 
 class Seekable(Protocol):

@@ -36,7 +36,7 @@ from trainyard.monitor.sinks import JsonLinesSink, Sinks
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Schedule
 from trainyard.parts import (
-    AVERAGERS,
+    averager_of,
     course_of,
     ema_of,
     feeds_of,
@@ -60,6 +60,7 @@ from trainyard.train.step import Loss
 from trainyard.train.stop import StopSignal
 from trainyard.world import World, member, pick_device, together
 
+_LAG = 8  # steps by which replicas that do not wait for each other may drift apart
 _BEGINNING = {"kind": "event", "step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
 
 
@@ -135,7 +136,7 @@ def _train_in(run: _Run, sinks: Sinks) -> Outcome:
     """Train in a run directory that is this run's alone."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
     device = next(run.model.parameters()).device
-    averager = AVERAGERS[config.average.name](world)
+    averager = averager_of(config, world)
     ema = ema_of(config, run.model)
     if ema is not None:
         averager.follow(ema.module)
@@ -145,7 +146,8 @@ def _train_in(run: _Run, sinks: Sinks) -> Outcome:
     report = partial(_report, sinks, state, quarantine, course=course)
     resume(config.run.resume, folder, state, world=world, report=report)
     feeds = feeds_of(config, world, device)
-    with StopSignal(world) as stop, feeds.train(run.data.train, run.plan, course) as feed:
+    lag = 1 if averager.replica.total == 1 else _LAG
+    with StopSignal(world, lag) as stop, feeds.train(run.data.train, run.plan, course) as feed:
         feed.seek(state.step, state.skipped)
         stopped = train_loop(
             Training(
@@ -225,7 +227,7 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
         optimizer=build_optimizer(run.model, run.config.optim),
         averager=averager,
         scale=loss_scale_of(run.config, device),
-        guard=Guard(device, run.config.run.max_skipped),
+        guard=Guard(device, run.config.run.max_skipped, averager.highest),
         clock=Clock(),
         classes=list(run.data.train.classes),
     )
@@ -257,9 +259,10 @@ def _estimate_statistics(run: _Run, feeds: Feeds, models: list[nn.Module]) -> No
 
 
 def _save(world: World, folder: Path, state: TrainState, *, keep: int) -> None:
+    state.guard.settle()
+    keeping.save_checkpoint(state, folder, keep=keep, world=world)
     with together(world):
         if world.is_first:
-            keeping.save_checkpoint(state, folder, keep=keep)
             keeping.point_best(folder, state)
 
 

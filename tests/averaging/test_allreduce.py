@@ -9,6 +9,7 @@ from torch import distributed as dist
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.model.ema import Ema
 from trainyard.world import World
 
@@ -27,7 +28,7 @@ def agree_on_buffers(world: World, follows: bool) -> tuple[list[Any], list[Any],
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 2))
     ema = Ema(model, 0.5, warmup=False, cpu=True)
-    averager = AllReduce(world)
+    averager = AllReduce(AverageConfig(), world)
     if follows:
         averager.follow(ema.module)
     wrapped = averager.wrap(model)

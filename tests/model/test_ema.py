@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.model.ema import Ema
 from trainyard.world import World
 
@@ -116,7 +117,7 @@ def follow(world: World) -> tuple[Any, Any, Any]:
     """The statistics of the average before, inside, and those of the model inside consensus."""
     torch.set_num_threads(1)
     model = fresh()
-    averager = AllReduce(world)
+    averager = AllReduce(AverageConfig(), world)
     ema = Ema(model, 0.5, warmup=False, cpu=True)
     averager.follow(ema.module)
     averager.wrap(model)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.model.freeze import freeze
@@ -124,7 +125,7 @@ def test_no_patterns_freeze_nothing() -> None:
 
 def two_steps(world: World) -> dict[str, NDArray[Any]]:
     module = frozen()
-    averager = AllReduce(world)
+    averager = AllReduce(AverageConfig(), world)
     wrapped = averager.wrap(module.train())
     for number in range(2):
         step(wrapped, 10 * number + world.rank)

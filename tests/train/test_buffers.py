@@ -8,6 +8,7 @@ from torch import nn
 
 from tests.train.test_equivalence import Batch, Case, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.train.buffers import Buffers
 from trainyard.world import World
 
@@ -62,7 +63,7 @@ def test_a_model_without_buffers_has_nothing_to_remember() -> None:
 def test_a_damaged_batch_leaves_no_trace(value: float) -> None:
     """Neither in the weights nor in the statistics that evaluation uses."""
     model: Any = normed()
-    step = make_step(model, AllReduce(World()), World())
+    step = make_step(model, AllReduce(AverageConfig(), World()), World())
     batches = [global_batch(Case(batch=16), number) for number in range(3)]
     step(batches[0], 0, None)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

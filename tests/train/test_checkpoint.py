@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.errors import CheckpointError
 from trainyard.files import sha256
 from trainyard.monitor.clock import Clock
@@ -41,7 +42,7 @@ def backward(model: nn.Module) -> None:
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
-    averager = AllReduce(World())
+    averager = AllReduce(AverageConfig(), World())
     averager.wrap(model)
     cpu = torch.device("cpu")
     return TrainState(
@@ -164,7 +165,7 @@ def test_a_failing_rename_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 CALLS = [
-    "trainyard.train.keeping.write_checkpoint",
+    "trainyard.train.keeping.write_common",
     "trainyard.train.checkpoint.sha256",
     "os.fsync",
 ]

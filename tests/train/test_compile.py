@@ -16,6 +16,7 @@ from tests.command_line import Capture, complaint, newest, run
 from tests.spawn import spawn
 from tests.train.test_equivalence import Batch, Case, flat, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.errors import RecipeError
 from trainyard.model.execution import has_cuda_graphs, recompute_activations
 from trainyard.world import World
@@ -73,7 +74,7 @@ def test_gradients_that_are_allocated_before_are_the_same() -> None:
     def train(graphs: bool) -> torch.Tensor:
         torch.manual_seed(0)
         model = timm.create_model("test_vit", num_classes=10, img_size=32)
-        step = make_step(model, AllReduce(World()), World(), case=Case(micro=5))
+        step = make_step(model, AllReduce(AverageConfig(), World()), World(), case=Case(micro=5))
         step.__dict__["graphs"] = graphs
         for number in range(3):
             step(global_batch(Case(batch=12), number), number, None)
@@ -90,7 +91,7 @@ def train_traced(world: World) -> tuple[list[float], list[float]]:
         torch.manual_seed(0)
         layers = nn.Linear(3072, 64), nn.GELU(), nn.Linear(64, 10)
         model = nn.Sequential(nn.Flatten(), *layers)
-        step = make_step(model, AllReduce(world), world, case=Case(micro=4))
+        step = make_step(model, AllReduce(AverageConfig(), world), world, case=Case(micro=4))
         if traced:
             model.compile(backend="aot_eager")
         for number in range(3):

@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.train.buffers import Buffers
 from trainyard.train.losses import LossConfig, build_loss
 from trainyard.train.micro import MicroBatchSize
@@ -110,7 +111,7 @@ def train(world: World, case: Case) -> Trained:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = timm.create_model("test_vit", num_classes=10, img_size=32)
-    step = make_step(model, AllReduce(world), world, case=case)
+    step = make_step(model, AllReduce(AverageConfig(), world), world, case=case)
     losses, norms = [], []
     for number in range(NUM_STEPS):
         whole = global_batch(case, number)
@@ -180,7 +181,9 @@ def test_the_gradient_is_the_mean_over_the_good_samples() -> None:
     mean = nn.functional.cross_entropy(logits, batch.labels[good], label_smoothing=0.1)
     gradients = torch.autograd.grad(mean, list(model.parameters()))
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    make_step(model, AllReduce(World()), World(), lr=1.0, case=Case(micro=5))(batch, 0, 1.0)
+    make_step(model, AllReduce(AverageConfig(), World()), World(), lr=1.0, case=Case(micro=5))(
+        batch, 0, 1.0
+    )
     for was, parameter, gradient in zip(before, model.parameters(), gradients, strict=True):
         torch.testing.assert_close(was - parameter.detach(), gradient, rtol=1e-4, atol=1e-6)
 
@@ -190,7 +193,7 @@ def test_a_batch_of_bad_samples_only_moves_nothing() -> None:
     model = timm.create_model("test_vit", num_classes=10, img_size=32)
     before = flat(model)
     batch = global_batch(Case(batch=4, bad=(0, 1, 2, 3)), step=0)
-    stats = make_step(model, AllReduce(World()), World())(batch, 0, 1.0)
+    stats = make_step(model, AllReduce(AverageConfig(), World()), World())(batch, 0, 1.0)
     assert torch.equal(flat(model), before)
     assert [float(stats.loss_sum), float(stats.count), float(stats.grad_norm)] == [0, 0, 0]
 
@@ -210,7 +213,7 @@ def count_messages(world: World, micro: int | None) -> tuple[list[int], int]:
 
     buckets: set[int] = set()
     model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
-    step = make_step(model, AllReduce(world), world, case=Case(micro=micro))
+    step = make_step(model, AllReduce(AverageConfig(), world), world, case=Case(micro=micro))
     assert isinstance(step.model, DistributedDataParallel)
     step.model.register_comm_hook(None, hook)
     for number in range(4):
@@ -234,7 +237,7 @@ def batch_norm_statistics(world: World) -> tuple[list[list[float]], list[float],
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(10))
     model(torch.zeros(2, 3, 32, 32))
-    averager = AllReduce(world)
+    averager = AllReduce(AverageConfig(), world)
     step = make_step(model, averager, world)
     for number in range(3):
         whole = global_batch(Case(batch=8 * world.size), number)

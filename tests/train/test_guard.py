@@ -20,6 +20,7 @@ from tests.spawn import _CONTEXT, spawn
 from tests.train.test_resume import Lines, assert_same_end, interleaved, read, words
 from trainyard import run as trainyard_run
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.feed import Batch, Feed
 from trainyard.data.loader import HostBatch
@@ -131,7 +132,7 @@ def train_with_faults(world: World, kind: str, optimizer_name: str, leave_out: b
     model = timm.create_model("test_resnet", num_classes=5)
     faults = Faults(model, kind)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
-    averager = AllReduce(world)
+    averager = AllReduce(AverageConfig(), world)
     step = TrainStep(
         model=averager.wrap(model),
         averager=averager,

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tests.spawn import spawn
 from tests.train.test_equivalence import Batch, Case, flat, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.errors import RecipeError
 from trainyard.train.micro import MicroBatchSize, bytes_of_moments, is_out_of_memory
 from trainyard.world import World, total
@@ -99,7 +100,7 @@ def train(world: World, shortage: Shortage, batch_norm: bool = False, steps: int
     model = Small(tiny(batch_norm), shortage, world.rank)
     said: list[str] = []
     micro = MicroBatchSize(shortage.micro, world=world, phase=lambda step: 0, report=said.append)
-    step = replace(make_step(model, AllReduce(world), world), micro=micro)
+    step = replace(make_step(model, AllReduce(AverageConfig(), world), world), micro=micro)
     losses, sizes = [], []
     for number in range(steps):
         model.step, model.sizes = number, []
@@ -148,7 +149,7 @@ def test_a_batch_that_does_not_fit_is_taken_in_smaller_parts(
 def test_memory_that_ends_in_a_later_micro_batch_begins_the_batch_anew(alone: Found) -> None:
     """The gradient of those before is dropped."""
     model = Small(tiny(), Shortage(), 0)
-    step = make_step(model, AllReduce(World()), World(), case=Case(micro=6))
+    step = make_step(model, AllReduce(AverageConfig(), World()), World(), case=Case(micro=6))
     calls = 0
     forward = model.forward
 
@@ -171,7 +172,7 @@ def test_memory_that_ends_in_a_later_micro_batch_begins_the_batch_anew(alone: Fo
 
 def test_activations_are_released_before_the_batch_is_repeated() -> None:
     model = Small(tiny(), Shortage(7, in_backward=True), 0)
-    step = make_step(model, AllReduce(World()), World())
+    step = make_step(model, AllReduce(AverageConfig(), World()), World())
     alive: list[int] = []
     halve = MicroBatchSize.halve
 
@@ -215,7 +216,7 @@ def test_a_phase_begins_with_the_size_that_was_asked_for() -> None:
 
 def test_a_sample_that_does_not_fit_is_an_error_that_says_what_to_do() -> None:
     model = Small(tiny(), Shortage(fits=0), 0)
-    step = make_step(model, AllReduce(World()), World())
+    step = make_step(model, AllReduce(AverageConfig(), World()), World())
     with pytest.raises(RecipeError, match=r"a single sample .* model.grad_checkpointing"):
         step(global_batch(Case(batch=SAMPLES), 0), 0, None)
     assert model.sizes == [24, 12, 6, 3, 2, 1]
@@ -226,7 +227,7 @@ def test_other_errors_are_raised_as_they_are() -> None:
         def forward(self, input: Tensor) -> Tensor:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    step = make_step(Wrong(1, 1), AllReduce(World()), World())
+    step = make_step(Wrong(1, 1), AllReduce(AverageConfig(), World()), World())
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         step(global_batch(Case(batch=4), 0), 0, None)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tests.spawn import spawn
 from tests.train.test_equivalence import Batch, Case, flat, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
 from trainyard.train.precision import use_precision
 from trainyard.train.step import TrainStep
 from trainyard.train.update import DynamicLossScale, Update, clip_by_norm, no_clip
@@ -73,7 +74,9 @@ def test_layers_compute_in_the_precision_of_the_recipe(
         return update(self, number)
 
     monkeypatch.setattr(Update, "__call__", look)
-    step = make_step(model, AllReduce(World()), World(), case=Case(autocast=AUTOCAST[name]))
+    step = make_step(
+        model, AllReduce(AverageConfig(), World()), World(), case=Case(autocast=AUTOCAST[name])
+    )
     replace(step, loss=loss)(global_batch(Case(batch=8), 0), 0, None)
     low = AUTOCAST[name] or torch.float32
     assert seen == {"convolution": low, "product": low, "logits": low, "loss": torch.float32}
@@ -82,7 +85,9 @@ def test_layers_compute_in_the_precision_of_the_recipe(
 
 
 def losses(name: str, steps: int = 20) -> list[float]:
-    step = make_step(vit(), AllReduce(World()), World(), case=Case(autocast=AUTOCAST[name]))
+    step = make_step(
+        vit(), AllReduce(AverageConfig(), World()), World(), case=Case(autocast=AUTOCAST[name])
+    )
     found = []
     for number in range(steps):
         stats = step(global_batch(Case(), number), number, None)
@@ -103,7 +108,9 @@ def test_low_precision_trains_as_float32_does(name: str, tolerance: float) -> No
 
 def scaled_step(world: World, model: nn.Module, initial: float) -> tuple[TrainStep, Any]:
     scale = DynamicLossScale(torch.device("cpu"), initial)
-    step = make_step(model, AllReduce(world), world, case=Case(autocast=torch.float16, micro=4))
+    step = make_step(
+        model, AllReduce(AverageConfig(), world), world, case=Case(autocast=torch.float16, micro=4)
+    )
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     update = Update(model, optimizer, scale, clip=no_clip, measure=lambda step: False)
     return replace(step, update=update), scale
@@ -117,7 +124,7 @@ def test_the_loss_scale_keeps_gradients_that_fp16_cannot_hold() -> None:
         faint = replace(step, loss=lambda logits, batch: 1e-7 * step.loss(logits, batch))
         return float(faint(global_batch(Case(batch=8), 0), 0, None).grad_norm)
 
-    reference = make_step(vit(), AllReduce(World()), World())
+    reference = make_step(vit(), AllReduce(AverageConfig(), World()), World())
     expected = 1e-7 * float(reference(global_batch(Case(batch=8), 0), 0, None).grad_norm)
     assert norm(2.0**16) == pytest.approx(expected, rel=0.02)
     assert norm(1.0) < 0.5 * expected
@@ -131,7 +138,7 @@ def test_clipping_and_the_gradient_norm_are_of_unscaled_gradients() -> None:
     clipped = Update(model, optimizer, scale, clip=clip, measure=lambda step: False)
     before = flat(model)
     norm = float(replace(step, update=clipped)(batch, 0, None).grad_norm)
-    reference = make_step(vit(), AllReduce(World()), World())
+    reference = make_step(vit(), AllReduce(AverageConfig(), World()), World())
     assert norm == pytest.approx(float(reference(batch, 0, None).grad_norm), rel=0.02)
     assert float((flat(model) - before).norm()) == pytest.approx(0.1, rel=0.01)
 

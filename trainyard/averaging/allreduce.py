@@ -1,14 +1,16 @@
 """All-reduce: every replica takes the same step, along the mean gradient (torch's DDP)."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from trainyard.averaging.base import AverageConfig, Replica
 from trainyard.world import World, total
 
 _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -21,8 +23,10 @@ _SYNC_BUFFERS = (
 class AllReduce:
     """Parameters are equal everywhere at all times; batch-norm statistics are on demand."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    replica = Replica()
+
+    def __init__(self, config: AverageConfig, world: World) -> None:
+        self._config, self._world = config, world
         self._modules: list[nn.Module] = []  # the model, and what follows it
         self._parallel: DistributedDataParallel | None = None
 
@@ -38,15 +42,14 @@ class AllReduce:
     def follow(self, module: nn.Module) -> None:
         self._modules.append(module)
 
-    def divisor(self, weight: Tensor) -> Tensor:
+    def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of replicas, whose mean DDP takes."""
-        # At least one, for a batch in which every sample is bad.
-        return total(self._world, weight).clamp(min=1) / self._world.size
+        return mean_weight(weight, self._world.size)
 
     def accumulating(self) -> AbstractContextManager[None]:
         return self._parallel.no_sync() if self._parallel else nullcontext()
 
-    def before_update(self) -> None:
+    def before_update(self, step: int) -> None:
         pass
 
     def after_update(self, step: int) -> None:
@@ -57,6 +60,12 @@ class AllReduce:
         if self._world.size > 1:
             self._average_buffers()
         yield
+
+    def highest(self, value: Tensor) -> Tensor:
+        return value
+
+    def figures(self) -> dict[str, float]:
+        return {}
 
     def _average_buffers(self) -> None:
         every = [buffer for module in self._modules for buffer in module.buffers()]
@@ -77,3 +86,22 @@ class AllReduce:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         pass
+
+
+def mean_weight(
+    weight: Tensor, size: int, group: dist.ProcessGroup | None = None
+) -> Callable[[], Tensor]:
+    """The mean of the weights of a group's `size` ranks, or of all; known once it is asked for.
+
+    At least one sample's among them all, for a batch in which every sample is bad.
+    """
+    total_weight = weight.clone()
+    if size == 1:
+        return lambda: total_weight.clamp(min=1)
+    work: Any = dist.all_reduce(total_weight, group=group, async_op=True)
+
+    def value() -> Tensor:
+        work.wait()
+        return total_weight.clamp(min=1) / size
+
+    return value

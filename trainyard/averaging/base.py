@@ -1,44 +1,129 @@
 """The seam through which replicas agree; the loop does not know which averager it runs."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from pydantic import Field, ValidationInfo, field_validator
 
 from trainyard.section import Section
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+_Name = Literal["allreduce", "gossip", "periodic", "sharded"]
+# Which averagers a key is for.
+_KEYS_OF: dict[str, tuple[_Name, ...]] = {
+    "compress": ("allreduce", "periodic"),
+    "batch_norm": ("allreduce",),
+    "topology": ("gossip",),
+    "mixing": ("gossip",),
+    "overlap": ("gossip", "periodic"),
+    "hierarchical": ("gossip", "periodic"),
+    "every": ("periodic",),
+    "outer_lr": ("periodic",),
+    "outer_momentum": ("periodic",),
+}
+_COMPRESSIONS = {"allreduce": ("bf16", "fp16", "powersgd"), "periodic": ("bf16", "int8")}
+
 
 class AverageConfig(Section):
-    name: Literal["allreduce"] = "allreduce"
-    """How replicas agree: allreduce averages gradients in every step."""
+    name: _Name = "allreduce"
+    """How replicas agree: allreduce averages gradients in every step; gossip averages weights with
+    a few peers in every step; periodic averages them with all now and then; sharded is all-reduce
+    for models that do not fit, of which each rank keeps a part."""
+    compress: Literal["bf16", "fp16", "powersgd", "int8"] | None = None
+    """Send less: allreduce takes bf16, fp16 and powersgd, periodic bf16 and int8. Nothing is
+    compressed if not set."""
+    batch_norm: Literal["local", "sync"] | None = None
+    """Batch norm normalises by a replica's own samples (local), or by those of all (sync, on GPUs).
+    With local, the statistics for evaluation are averaged."""
+    topology: str | None = None
+    """Who mixes with whom in gossip: complete, ring, one-peer-exponential (if not set),
+    alternating-exponential-ring, or a function of your own as "module:function"."""
+    mixing: float | None = Field(None, gt=0, le=1)
+    """How far weights move towards the mean of the peers: all the way (1) if not set."""
+    overlap: bool | None = None
+    """Exchange while computing. gossip: during the next step, on if not set; periodic: during the
+    next period, off if not set."""
+    hierarchical: bool | None = None
+    """Gradients are all-reduced inside a node in every step, so that a node is one replica."""
+    every: int | None = Field(None, ge=1)
+    """Steps between the exchanges of periodic; 64 if not set."""
+    outer_lr: float | None = Field(None, gt=0)
+    """periodic: how far to go along the mean of what the replicas have moved; 1 if not set."""
+    outer_momentum: float | None = Field(None, ge=0, lt=1)
+    """periodic: Nesterov momentum of that; 0 if not set. DiLoCo takes 0.9 and an outer_lr of 0.7.
+    """
+
+    @field_validator(*_KEYS_OF)
+    @classmethod
+    def _is_for_this_averager(cls, value: object, others: ValidationInfo) -> object:
+        name, names = others.data.get("name"), _KEYS_OF[str(others.field_name)]
+        if value is not None and name not in names:
+            wanted = " or ".join(f"'{name}'" for name in names)
+            raise ValueError(f"is for average.name = {wanted}, not {name!r}: leave it out")
+        return value
+
+    @field_validator("compress")
+    @classmethod
+    def _is_known_to_it(cls, compress: str | None, others: ValidationInfo) -> str | None:
+        allowed = _COMPRESSIONS.get(str(others.data.get("name")), ())
+        if compress is not None and allowed and compress not in allowed:
+            raise ValueError(f"average.name = {others.data['name']!r} takes {' or '.join(allowed)}")
+        return compress
+
+
+class Replica(NamedTuple):
+    """Which of the ranks that differ, and save what they have each by itself."""
+
+    number: int = 0
+    total: int = 1  # 1 if all ranks have the same weights
 
 
 class Averager(Protocol):
+    @property
+    def replica(self) -> Replica: ...
+
     def wrap(self, model: "nn.Module") -> "nn.Module":
         """The module to call in training; the replicas start equal."""
 
     def follow(self, module: "nn.Module") -> None:
         """Average `module`, a moving average of the wrapped model, with it in `consensus`."""
 
-    def divisor(self, weight: "Tensor") -> "Tensor":
+    def divisor(self, weight: "Tensor") -> Callable[[], "Tensor"]:
         """What a replica's summed loss is divided by, given the `weight` of its samples.
 
-        After the replicas have agreed, the gradient is then the exact mean over the samples.
+        After the replicas have agreed, the gradient is then the exact mean over the samples of
+        those that agreed on it. To be asked for its value late: until then, a message travels.
         """
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Inside, gradients stay local: for all micro-steps but the last."""
 
-    def before_update(self) -> None:
+    def before_update(self, step: int) -> None:
         """After it, gradients and parameters are what the optimizer may use."""
 
     def after_update(self, step: int) -> None:
-        """Mixes parameters, or begins to."""
+        """Mixes parameters, or begins to. `step` counts from 0, as that of before_update."""
 
     def consensus(self) -> AbstractContextManager[None]:
-        """Inside, every replica holds the mean: for evaluation, checkpoints and export."""
+        """Inside, every replica holds the mean: for evaluation, checkpoints and export.
 
-    def state_dict(self) -> dict[str, Any]: ...
+        Nothing is under way inside; the last thing that a run does is to save, inside.
+        """
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def highest(self, value: "Tensor") -> "Tensor":
+        """The highest of the replicas' values, where each has its own."""
+
+    def figures(self) -> dict[str, float]:
+        """What there is to say of the replicas, measured when consensus was last entered."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Inside consensus: all that it takes to go on exactly.
+
+        Where replicas differ, that includes a replica's own weights and its moving average.
+        """
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """After the mean was loaded into the modules; an empty state means to go on from it."""

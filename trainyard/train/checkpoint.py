@@ -1,10 +1,11 @@
 """A checkpoint: what it holds, checksummed.
 
 checkpoints/step-00001234/
-    model.safetensors   the weights, for anyone
+    model.safetensors   the weights, for anyone; of replicas that differ, their mean
     ema.safetensors     their moving average, where there is one
-    training.pt         optimizer, averager, loss scale, and the weights in training where those
+    training.pt         loss scale; optimizer, averager, and the weights in training where those
                         to use are others (schedule-free); loaded with weights_only
+    replicas/00000.pt   where replicas differ, of each: optimizer, averager with its own weights
     progress.json       version, step, clock, evaluations, what was skipped
     manifest.json       SHA-256 of each file above
 """
@@ -35,12 +36,14 @@ from trainyard.train.optimizer_state import (
 from trainyard.train.update import LossScale
 
 VERSION = 2
-_MODEL, _EMA, _TRAINING, _PROGRESS = _FILES = (
+_MODEL, _EMA, _TRAINING, _PROGRESS, _MANIFEST = (
     "model.safetensors",
     "ema.safetensors",
     "training.pt",
     "progress.json",
+    "manifest.json",
 )
+_REPLICAS = "replicas"
 
 
 @dataclass
@@ -65,25 +68,41 @@ class TrainState:
     """The evaluation with the highest top1 so far and its step."""
 
 
-def load_checkpoint(state: TrainState, path: Path) -> None:
-    """Put a verified checkpoint's contents into `state`."""
+def load_checkpoint(state: TrainState, path: Path) -> str | None:
+    """Put a verified checkpoint's contents into `state`; what is not as it was saved, in words."""
     progress = read_progress(path)
     put_weights(state.model, load_weights(path), path)
     if state.ema is not None:
         if not has_ema(path):
             raise CheckpointError(f"{path}: has no {_EMA}, its run had no model.ema_decay")
         put_weights(state.ema, load_weights(path, ema=True), path)
-    training = _load_training(path)
+    training = _load(path / _TRAINING)
     if training["weights"] is not None:
         put_weights(state.model, training["weights"], path)
-    put_optimizer(state.optimizer, training["optimizer"], path)
-    state.averager.load_state_dict(training["averager"])
+    note = _load_replica(state, path, training)
     state.scale.load_state_dict(training["scale"])
     state.guard.load_state_dict(progress["guard"])
     state.clock.load_state_dict(progress["clock"])
     state.step, state.skipped = progress["step"], progress["skipped"]
     state.roll_backs = progress["roll_backs"]
     state.last, state.best = progress["last"], progress["best"]
+    return note
+
+
+def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> str | None:
+    """What each replica has of its own; as many as were saved go on exactly as they were."""
+    replica = state.averager.replica
+    saved = sorted((path / _REPLICAS).glob("*.pt"))
+    own = _load(saved[replica.number % len(saved)]) if saved else training
+    put_optimizer(state.optimizer, own["optimizer"], path)
+    is_as_saved = max(len(saved), 1) == replica.total
+    state.averager.load_state_dict(own["averager"] if is_as_saved else {})
+    if is_as_saved or not saved:
+        return None
+    return (
+        f"{len(saved)} replicas were saved and {replica.total} go on: all from their mean, each "
+        "with the moments of one of them"
+    )
 
 
 def has_ema(path: Path) -> bool:
@@ -99,15 +118,13 @@ def load_weights(path: Path, *, ema: bool = False) -> dict[str, torch.Tensor]:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
 
-def _load_training(path: Path) -> dict[str, Any]:
+def _load(file: Path) -> dict[str, Any]:
     try:
-        training: dict[str, Any] = torch.load(
-            path / _TRAINING, map_location="cpu", weights_only=True
-        )
+        loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, UnpicklingError) as error:
         reason = str(error).partition("\n")[0]  # torch goes on about how to switch safety off
-        raise CheckpointError(f"{path}: training.pt cannot be read: {reason}") from None
-    return training
+        raise CheckpointError(f"{file.parent}: {file.name} cannot be read: {reason}") from None
+    return loaded
 
 
 def read_progress(path: Path) -> dict[str, Any]:
@@ -138,16 +155,16 @@ def find_problem(path: Path) -> str | None:
     if not path.is_dir():
         return "no such checkpoint"
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        # There may be no moving average.
-        for name in (n for n in _FILES if n != _EMA or n in manifest or has_ema(path)):
+        manifest = json.loads((path / _MANIFEST).read_text())
+        there = {_MODEL, _TRAINING, _PROGRESS} | ({_EMA} if has_ema(path) else set())
+        for name in sorted(there | manifest.keys()):
             if sha256(path / name) != manifest[name]:
                 return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except KeyError as error:
         return f"manifest.json lacks {error}"
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"manifest.json is unreadable ({error})"
     return None
 
@@ -159,20 +176,19 @@ def check(path: Path) -> None:
         raise CheckpointError(f"{path}: {problem}")
 
 
-def write_checkpoint(state: TrainState, folder: Path) -> None:
-    """Write all files of a checkpoint to a new folder, down to the disk."""
-    folder.mkdir()
+Manifest = dict[str, str]
+"""The SHA-256 of each file, by its path in the checkpoint."""
+
+
+def write_common(state: TrainState, folder: Path) -> Manifest:
+    """What one rank writes for all, inside consensus, to a new checkpoint's folder."""
     with evaluation_weights(state.optimizer):
         _write_weights(state.model, folder / _MODEL)
     if state.ema is not None:
         _write_weights(state.ema, folder / _EMA)
-    training = {
-        "optimizer": save_optimizer(state.optimizer),
-        "weights": state.model.state_dict() if has_own_weights(state.optimizer) else None,
-        "averager": state.averager.state_dict(),
-        "scale": state.scale.state_dict(),
-    }
-    torch.save(training, folder / _TRAINING)
+    own = _own(state) if state.averager.replica.total == 1 else {}
+    weights = state.model.state_dict() if has_own_weights(state.optimizer) else None
+    torch.save({"scale": state.scale.state_dict(), "weights": weights, **own}, folder / _TRAINING)
     progress = {
         "version": VERSION,
         "step": state.step,
@@ -185,12 +201,43 @@ def write_checkpoint(state: TrainState, folder: Path) -> None:
         "best": state.best,
     }
     (folder / _PROGRESS).write_text(json.dumps(progress, indent=2) + "\n")
-    manifest = {name: sha256(folder / name) for name in _FILES if (folder / name).exists()}
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    for name in (*manifest, "manifest.json"):
+    names = (_MODEL, _EMA, _TRAINING, _PROGRESS)
+    return _down_to_the_disk(folder, [name for name in names if (folder / name).exists()])
+
+
+def write_replica(state: TrainState, folder: Path) -> Manifest:
+    """What this rank alone has, inside consensus; nothing where ranks have equal weights."""
+    number, total = state.averager.replica
+    if total == 1:
+        return {}
+    name = f"{_REPLICAS}/{number:05d}.pt"
+    (folder / _REPLICAS).mkdir(exist_ok=True)
+    torch.save(_own(state), folder / name)
+    return _down_to_the_disk(folder, [name])
+
+
+def _own(state: TrainState) -> dict[str, Any]:
+    return {
+        "optimizer": save_optimizer(state.optimizer),
+        "averager": state.averager.state_dict(),
+    }
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a checkpoint of the files in a folder."""
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    _down_to_the_disk(folder, [_MANIFEST])
+    for inner in (folder / _REPLICAS, folder):
+        if inner.exists():
+            fsync_folder(inner)
+
+
+def _down_to_the_disk(folder: Path, names: list[str]) -> Manifest:
+    manifest = {name: sha256(folder / name) for name in names}
+    for name in names:
         with open(folder / name, "rb") as file:
             os.fsync(file.fileno())
-    fsync_folder(folder)
+    return manifest
 
 
 def _write_weights(model: nn.Module, path: Path) -> None:

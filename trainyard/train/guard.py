@@ -1,5 +1,6 @@
 """When gradients stop being finite: counting, and going back."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,11 +10,19 @@ _LOOK_EVERY = 10  # steps: to look is to wait for the device
 
 
 class Guard:
-    """Counts the updates that were skipped running. All ranks count alike."""
+    """Counts the updates that were skipped running.
 
-    def __init__(self, device: torch.device, limit: int) -> None:
+    All ranks decide alike: where replicas may skip an update each by itself, by the highest count.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        limit: int,
+        highest: Callable[[Tensor], Tensor] = lambda value: value,
+    ) -> None:
         """`limit`: updates skipped running, after which the run is to go back."""
-        self._limit = limit
+        self._limit, self._highest = limit, highest
         self._running = torch.zeros((), device=device)
 
     def add(self, skipped: Tensor) -> None:
@@ -25,7 +34,11 @@ class Guard:
 
         A run of skipped updates that is over by then needs no going back.
         """
-        return step % _LOOK_EVERY == 0 and int(self._running) >= self._limit
+        return step % _LOOK_EVERY == 0 and int(self._highest(self._running)) >= self._limit
+
+    def settle(self) -> None:
+        """Before it is saved: count alike."""
+        self._running = self._highest(self._running)
 
     def state_dict(self) -> dict[str, Any]:
         return {"running": int(self._running)}

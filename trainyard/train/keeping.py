@@ -11,29 +11,65 @@ from pathlib import Path
 
 from trainyard.errors import CheckpointError
 from trainyard.files import fsync_folder, part_of
-from trainyard.train.checkpoint import TrainState, find_problem, read_progress, write_checkpoint
+from trainyard.train.checkpoint import (
+    TrainState,
+    find_problem,
+    read_progress,
+    write_common,
+    write_manifest,
+    write_replica,
+)
+from trainyard.world import World, gather, together
+
+_ALONE = World()
 
 
-def save_checkpoint(state: TrainState, folder: Path, *, keep: int) -> Path:
-    """Write `state` to folder/step-…, then move `latest` to it and drop all but `keep` old ones."""
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
+def save_checkpoint(state: TrainState, folder: Path, *, keep: int, world: World = _ALONE) -> Path:
+    """Write `state` to folder/step-…, then move `latest` to it and drop all but `keep` old ones.
+
+    Every rank calls it, in the consensus of the averager; the checkpoint is complete or absent.
+    """
     final = folder / f"step-{state.step:08d}"
-    part = part_of(final)
+    part = None
     try:
-        write_checkpoint(state, part)
-        # One of this step is there if it was damaged, or if its evaluation is being made up for.
-        old = _hide(final) if final.exists() else None
-        os.replace(part, final)
+        with together(world):
+            part = _begin(final) if world.is_first else None
+        shared = gather(world, part)[0]
+        assert shared is not None
+        with together(world):
+            manifest = write_replica(state, shared)
+            if world.is_first:
+                manifest |= write_common(state, shared)
+        manifests = gather(world, manifest)
+        with together(world):
+            if world.is_first:
+                write_manifest(shared, {k: v for each in manifests for k, v in each.items()})
+                _put(shared, final)
+                point(folder / "latest", final)
+                _prune(folder, keep)
     except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
+        if part is not None:
+            shutil.rmtree(part, ignore_errors=True)
         raise
-    fsync_folder(folder)
+    return final
+
+
+def _begin(final: Path) -> Path:
+    """The folder in which a checkpoint comes to be."""
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(final.parent)
+    part = part_of(final)
+    part.mkdir()
+    return part
+
+
+def _put(part: Path, final: Path) -> None:
+    """One of this step is there if it was damaged, or if its evaluation is being made up for."""
+    old = _hide(final) if final.exists() else None
+    os.replace(part, final)
+    fsync_folder(final.parent)
     if old is not None:
         shutil.rmtree(old)
-    point(folder / "latest", final)
-    _prune(folder, keep)
-    return final
 
 
 def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:

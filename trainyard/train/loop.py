@@ -107,7 +107,7 @@ def evaluate(run: Training) -> bool:
     """Evaluate the consensus and report it; True if it is the best so far."""
     state = run.state
     with run.phase("eval"), state.averager.consensus():
-        state.last = {"step": state.step, **run.evaluate()}
+        state.last = {"step": state.step, **run.evaluate(), **state.averager.figures()}
     run.quarantine.exchange()
     is_best = score(state.last) > score(state.best)
     if is_best:

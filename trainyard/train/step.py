@@ -48,6 +48,8 @@ class MicroBatch(NamedTuple):
     weights: Tensor
 
 
+Divisor = Callable[[], Tensor]
+"""By what a loss is divided; see Averager.divisor."""
 Loss = Callable[[Tensor, MicroBatch], Tensor]
 """float32 logits[B, C] and their micro-batch to losses[B]."""
 
@@ -91,14 +93,14 @@ class TrainStep:
         self.set_rates(rates)
         count = batch.weights.sum()
         sums = self._gradient(batch, step, self.averager.divisor(count))
-        self.averager.before_update()
+        self.averager.before_update(step)
         updated = self.update(step)
         self.buffers.restore_if(updated.skipped)
         self.averager.after_update(step)
         self.follow(step)
         return StepStats(sums[0], sums[1], count, *updated)
 
-    def _gradient(self, batch: Batch, step: int, divisor: Tensor) -> Tensor:
+    def _gradient(self, batch: Batch, step: int, divisor: Divisor) -> Tensor:
         """Leave the gradient of the whole batch in the parameters; see _forward_backward.
 
         The first step of a phase is tried before it is done: every rank by itself finds out how
@@ -112,7 +114,7 @@ class TrainStep:
             self.micro.settle()
         return self._fit(batch, step, divisor, is_trial=False)
 
-    def _fit(self, batch: Batch, step: int, divisor: Tensor, *, is_trial: bool) -> Tensor:
+    def _fit(self, batch: Batch, step: int, divisor: Divisor, *, is_trial: bool) -> Tensor:
         """Take half as many samples at a time, and begin anew, until memory suffices.
 
         A rank can do so by itself but in the backward pass in which the ranks average gradients,
@@ -136,7 +138,7 @@ class TrainStep:
             if not is_trial:
                 self.micro.tell()
 
-    def _accumulate(self, batch: Batch, divisor: Tensor, is_local: bool) -> Tensor:
+    def _accumulate(self, batch: Batch, divisor: Divisor, is_local: bool) -> Tensor:
         """`is_local`: leave out that the ranks average gradients, in the last micro-batch."""
         micro_batches = list(_split(batch, self.micro.size))
         if self.graphs and len(micro_batches) > 1:
@@ -148,7 +150,7 @@ class TrainStep:
         with self.averager.accumulating() if is_local else nullcontext():
             return sums + self._forward_backward(micro_batches[-1], divisor, is_local=is_local)
 
-    def _forward_backward(self, batch: MicroBatch, divisor: Tensor, *, is_local: bool) -> Tensor:
+    def _forward_backward(self, batch: MicroBatch, divisor: Divisor, *, is_local: bool) -> Tensor:
         """Loss sum and number of correct samples, as one tensor of two."""
         with autocast(batch.images_BCHW.device, self.autocast):
             logits = self.model(batch.images_BCHW)
@@ -160,13 +162,13 @@ class TrainStep:
         return torch.stack([loss_sum.detach(), (hits * batch.weights).sum()])
 
     def _backward(
-        self, loss_sum: Tensor, divisor: Tensor, num_samples: int, *, is_local: bool
+        self, loss_sum: Tensor, divisor: Divisor, num_samples: int, *, is_local: bool
     ) -> None:
         # A loss that is not finite makes every gradient so, and by the averager every rank's: all
         # then skip the update together.
         seed = torch.where(loss_sum.isfinite(), self.update.loss_scale, torch.nan)
         try:
-            torch.autograd.backward(loss_sum / divisor, seed)
+            torch.autograd.backward(loss_sum / divisor(), seed)
         except RuntimeError as error:
             if is_local or not is_out_of_memory(error):
                 raise

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections import deque
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -28,13 +29,17 @@ class StopSignal:
     But a second Ctrl-C raises KeyboardInterrupt: no checkpoint, no waiting.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, lag: int = 1) -> None:
+        """What a rank was told is decided on `lag` steps later; by so many may ranks drift apart.
+
+        That holds up no one in a run whose replicas do not wait for each other in every step.
+        """
+        self._world, self._lag = world, lag
         self._wanted = 0
         self._interrupted: float | None = None  # when Ctrl-C first came
         self._previous: dict[signal.Signals, object] = {}
         self._group: Any = None
-        self._pending: tuple[Any, Any] | None = None  # the message under way and its tensor
+        self._pending: deque[tuple[Any, Any]] = deque()  # messages under way and their tensors
 
     def __enter__(self) -> "StopSignal":
         if threading.current_thread() is threading.main_thread():
@@ -55,13 +60,13 @@ class StopSignal:
     ) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        if self._pending is not None and error is None:
-            self._pending[0].wait()
+        for work, _ in self._pending if error is None else ():
+            work.wait()
 
     def poll(self) -> type[Stopped] | None:
         """How to stop after this step, the same on every rank. To be called once per step.
 
-        What a rank was told reaches the others one step later: the message travels during it.
+        What a rank was told reaches the others while they compute.
         """
         if self._world.size == 1:
             return _REASONS.get(self._wanted)
@@ -69,13 +74,13 @@ class StopSignal:
         import torch.distributed as dist
 
         decided = 0
-        if self._pending is not None:
-            work, flag = self._pending
+        if len(self._pending) == self._lag:
+            work, flag = self._pending.popleft()
             work.wait()
             decided = int(flag)
         flag = torch.tensor(self._wanted)
         work = dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        self._pending = (work, flag)
+        self._pending.append((work, flag))
         return _REASONS.get(decided)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

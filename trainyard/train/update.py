@@ -33,11 +33,15 @@ class Update:
         *,
         clip: Clip,
         measure: Callable[[int], bool],
+        highest: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        """`measure`: whether, at a step, to look how far the weights move; a copy of them."""
+        """`measure`: whether, at a step, to look how far the weights move; a copy of them.
+
+        `highest` makes one decision of whether to skip out of those of replicas that differ.
+        """
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer, self._scale = optimizer, scale
-        self._clip, self._measure = clip, measure
+        self._clip, self._measure, self._highest = clip, measure, highest
         self._can_skip = getattr(optimizer, "_step_supports_amp_scaling", False)
 
     @property
@@ -54,7 +58,7 @@ class Update:
         grads = [p.grad for p in parameters if p.grad is not None]
         self._scale.unscale(grads)
         norm = get_total_norm(grads)
-        finite = norm.isfinite()
+        finite = self._highest(1.0 - norm.isfinite().float()) == 0
         self._clip(parameters, norm)
         before = [p.clone() for p in parameters] if self._measure(step) else None
         self._step(finite)
