@@ -1,5 +1,6 @@
 """Recipes: read, inherited, overridden, checked strictly, compared, written back."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -152,6 +153,27 @@ def test_what_is_no_duration(duration: str) -> None:
         check({"schedule": {"warmup": duration}})
 
 
+@pytest.mark.parametrize(
+    ("average", "complaint"),
+    [
+        (
+            {"topology": "ring"},
+            "topology = \"ring\": is for average.name = 'gossip', not 'allreduce'",
+        ),
+        (
+            {"name": "sharded", "compress": "bf16"},
+            "is for average.name = 'allreduce' or 'gossip' or",
+        ),
+        ({"name": "gossip", "compress": "int8"}, "average.name = 'gossip' takes bf16"),
+        ({"name": "periodic", "compress": "fp16"}, "average.name = 'periodic' takes bf16 or int8"),
+        ({"name": "sharded", "every": 4}, "is for average.name = 'periodic', not 'sharded'"),
+    ],
+)
+def test_keys_of_another_averager_are_refused(average: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(complaint)):
+        check({"average": average})
+
+
 # --- near misses ---
 
 
@@ -254,6 +276,11 @@ OTHER_VALUES = {
     "schedule.milestones": '["7 steps"]',
     "schedule.image_size": '["7 steps: 64"]',
     "schedule.batch_size": '["7 steps: 64"]',
+    "average.compress": "bf16",
+    "average.batch_norm": "sync",
+    "average.topology": "ring",
+    "average.overlap": "false",
+    "average.hierarchical": "true",
 }
 
 
@@ -274,19 +301,24 @@ def another_value(key: str, field: Any, value: Any) -> str:
 
 def test_every_key_that_matters_is_compared() -> None:
     """Each key, changed alone, is named; only those in PRACTICAL are not."""
-    only_one_value = {"average.name"}
     also = {  # keys that are of no use without others
         "model.checkpoint_key": {"model.checkpoint": "a.pth"},
         "model.checkpoint_prefix": {"model.checkpoint": "a.pth"},
+        "data.samples": {"data.order": "join"},
         "loss.bce_threshold": {"loss.name": "bce"},
         "loss.bce_sum": {"loss.name": "bce"},
         "loss.distillation": {"loss.teacher": "old"},
         "loss.distillation_share": {"loss.teacher": "old"},
         "loss.temperature": {"loss.teacher": "old"},
+        "average.topology": {"average.name": "gossip"},
+        "average.mixing": {"average.name": "gossip"},
+        "average.overlap": {"average.name": "gossip"},
+        "average.hierarchical": {"average.name": "gossip"},
+        "average.every": {"average.name": "periodic"},
+        "average.outer_lr": {"average.name": "periodic"},
+        "average.outer_momentum": {"average.name": "periodic"},
     }
     for key, field in all_keys().items():
-        if key in only_one_value:
-            continue
         with_others = also.get(key, {})
         before = load_recipe("debug", with_others)
         section, _, name = key.partition(".")

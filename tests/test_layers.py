@@ -13,8 +13,8 @@ LEVELS = [
     {"data", "model", "optim", "averaging", "monitor"},
     {"train"},
     {"config"},
-    {"run", "evaluation", "initial", "parts", "resume"},
-    {"launch"},
+    {"run", "evaluation", "initial", "parts", "resume", "survivors", "teacher"},
+    {"estimate", "launch"},
     {"commands", "__main__"},
 ]
 SIBLINGS = {
@@ -22,9 +22,12 @@ SIBLINGS = {
     ("course", "errors"),
     ("files", "errors"),
     ("run", "resume"),  # run is the root; resume is the part of it about run directories
+    ("run", "survivors"),  # and survivors that about ranks that are gone
     ("run", "parts"),  # and parts what it is built of
     ("run", "evaluation"),
     ("run", "initial"),
+    ("run", "teacher"),
+    ("teacher", "parts"),
     ("initial", "parts"),
     ("evaluation", "parts"),
     ("__main__", "commands"),

@@ -280,9 +280,9 @@ def test_a_later_batch_that_is_smaller_than_the_number_of_replicas(digits: Path)
         digits, **{"schedule.batch_size": "['5 steps: 2']", "schedule.image_size": "[]"}
     )
     course = course_of(config, EPOCH)
-    trainyard_run._check_batches(course, World(0, 2, 0, 2))
+    trainyard_run._check_batches(config, course, World(0, 2, 0, 2))
     with pytest.raises(RecipeError, match=r"^schedule\.batch_size = 2 is smaller than .* \(3\)"):
-        trainyard_run._check_batches(course, World(0, 3, 0, 3))
+        trainyard_run._check_batches(config, course, World(0, 3, 0, 3))
 
 
 REFUSED = {

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trainyard.commands import data, evaluate, launch, recipes, train
+from trainyard.commands import data, estimate, evaluate, launch, recipes, train
 from trainyard.data.source import without_login
 from trainyard.errors import InputError, Stopped, TrainyardError
 
@@ -96,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         ("train", train, "train a recipe, or go on with a run"),
         ("launch", launch, "train a recipe on several replicas"),
         ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
+        ("estimate", estimate, "hours of a recipe on a cluster, by each averager"),
         ("recipes", recipes, "list the recipes, or print one"),
         ("data", data, "prepare, index and look at data sets"),
     ):
@@ -103,5 +104,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def end(code: int) -> NoReturn:
+    """End this process; at once if it has failed as one of several.
+
+    What torch has under way with a rank that is gone can keep the interpreter from ending.
+    """
+    if code and "RANK" in os.environ:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end(main())

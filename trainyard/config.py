@@ -129,11 +129,53 @@ def check(tree: dict[str, Any]) -> RunConfig:
     """A checked RunConfig from nested plain values; RecipeError names the first wrong key."""
     try:
         # By way of JSON: in its strict mode an array may become a tuple, and nothing else gives.
-        return RunConfig.model_validate_json(json.dumps(tree))
+        config = RunConfig.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         raise RecipeError(_explain(error)) from None
     except TypeError as error:  # a TOML date, say
         raise RecipeError(f"a recipe holds numbers, text and lists only: {error}") from None
+    _check_order(config)
+    _check_sharded(config)
+    return config
+
+
+def _check_order(config: RunConfig) -> None:
+    """RecipeError where keys of other sections do not go with data.order."""
+    if config.data.order != "join":
+        if config.data.samples is not None:
+            raise RecipeError(
+                "data.samples is for data.order = 'join' only: data with an index has been counted"
+            )
+        return
+    length, stages = config.run.length, (*config.schedule.batch_size, *config.schedule.image_size)
+    reasons = {
+        f"average.name = {config.average.name!r}": config.average.name != "allreduce",
+        "average.batch_norm = 'sync'": config.average.batch_norm == "sync",
+        "stages of schedule.batch_size or schedule.image_size": bool(stages),
+        f"run.bn_samples = {config.run.bn_samples}": config.run.bn_samples > 0,
+        f"run.length = {length!r}, as a pass is whole or none,": (
+            "epoch" in length and float(length.partition("e")[0]) % 1 > 0
+        ),
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise RecipeError(f"{reason} cannot go with data.order = 'join': change one of them")
+
+
+def _check_sharded(config: RunConfig) -> None:
+    """RecipeError where keys do not go with a model of which each rank keeps a part."""
+    if config.average.name != "sharded":
+        return
+    reasons = {
+        # CUDA graphs want weights to stay where they are.
+        f"model.compile = {config.model.compile!r}": config.model.compile not in ("off", "default"),
+        "model.ema_cpu = true": config.model.ema_cpu,  # the average lies where the weights do
+        "optim.compile = true": config.optim.compile,
+        f"optim.clip_agc = {config.optim.clip_agc}": config.optim.clip_agc is not None,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise RecipeError(f"{reason} cannot go with average.name = 'sharded': leave it out")
 
 
 def to_toml(config: RunConfig) -> str:

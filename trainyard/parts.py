@@ -1,8 +1,7 @@
 """The parts of a run that a recipe's sections name, built."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -10,11 +9,14 @@ from torch import Tensor, nn
 
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig, Averager
-from trainyard.config import RunConfig, load_recipe
+from trainyard.averaging.gossip import Gossip
+from trainyard.averaging.periodic import Periodic
+from trainyard.averaging.sharded import Sharded
+from trainyard.averaging.sync_bn import is_synchronised
+from trainyard.config import RunConfig
 from trainyard.course import Course, build_course
 from trainyard.data.datasets import Feeds
-from trainyard.errors import InputError, RecipeError
-from trainyard.files import find_checkpoint
+from trainyard.errors import RecipeError
 from trainyard.model.build import build_model
 from trainyard.model.drop_path import drop_path_setter
 from trainyard.model.ema import Ema
@@ -25,10 +27,9 @@ from trainyard.optim.schedules import Rates, Schedule, build_schedule
 from trainyard.train import checkpoint
 from trainyard.train.buffers import Buffers
 from trainyard.train.checkpoint import TrainState
-from trainyard.train.distill import as_teacher
-from trainyard.train.losses import build_loss
 from trainyard.train.micro import MicroBatchSize, bytes_of_moments
 from trainyard.train.precision import AUTOCASTS
+from trainyard.train.sharding import is_sharded
 from trainyard.train.step import Loss, TrainStep
 from trainyard.train.update import (
     Clip,
@@ -43,13 +44,35 @@ from trainyard.world import World
 
 AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
     "allreduce": AllReduce,
+    "gossip": Gossip,
+    "periodic": Periodic,
+    "sharded": Sharded,
 }
+
+_DIFFERING = ("gossip", "periodic")  # their replicas have weights of their own
 
 
 def averager_of(config: RunConfig, world: World) -> Averager:
     """How the replicas of a run agree; alone, there is nobody to agree with."""
+    if config.average.name in _DIFFERING and config.optim.name.startswith("schedule_free"):
+        raise RecipeError(
+            f"average.name = {config.average.name!r} cannot go with optim.name = "
+            f"{config.optim.name!r}, which evaluates other weights than those that the replicas "
+            "average: take another optimizer, or average.name = 'allreduce'"
+        )
+    if config.average.compress == "powersgd" and config.batch.precision == "fp16":
+        raise RecipeError(
+            "average.compress = 'powersgd' keeps what it leaves out of gradients, whose scale "
+            "changes with batch.precision = 'fp16': take batch.precision = 'bf16', or "
+            "average.compress = 'fp16'"
+        )
     build = AVERAGERS[config.average.name] if world.size > 1 else AllReduce
     return build(config.average, world)
+
+
+def placed(model: nn.Module, averager: Averager, device: torch.device) -> nn.Module:
+    """On the device; one that may not fit there is put there by its averager, in pieces."""
+    return model if isinstance(averager, Sharded) else model.to(device)
 
 
 def course_of(config: RunConfig, epoch_samples: int) -> Course:
@@ -109,7 +132,9 @@ def ema_of(config: RunConfig, model: nn.Module) -> Ema | None:
 
 
 def loss_scale_of(config: RunConfig, device: torch.device) -> LossScale:
-    return DynamicLossScale(device) if config.batch.precision == "fp16" else LossScale(device)
+    # Gradients that are sent as fp16 have its range, whatever they were computed in.
+    is_narrow = "fp16" in (config.batch.precision, config.average.compress)
+    return DynamicLossScale(device) if is_narrow else LossScale(device)
 
 
 def schedule_of(config: RunConfig, course: Course) -> Schedule:
@@ -132,54 +157,6 @@ def schedule_of(config: RunConfig, course: Course) -> Schedule:
     )
 
 
-def teacher_of(
-    config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
-) -> Callable[[Tensor], Tensor] | None:
-    """The model to distil from, by its moving average if it has one: images to logits.
-
-    RecipeError if it cannot be read, or was not made for these classes and images.
-    """
-    if config.loss.teacher is None:
-        return None
-    try:
-        folder, path = find_checkpoint(Path(config.loss.teacher))
-        recipe = load_recipe(str(folder / "recipe.toml"))
-        checkpoint.check(path)
-        known = checkpoint.read_progress(path)["classes"]
-        _check_teacher(config, recipe, classes=classes, known=known)
-        model = trained_model(recipe, path, len(known), ema=checkpoint.has_ema(path))
-    except InputError as error:
-        raise RecipeError(f"loss.teacher: {error}") from None
-    teacher = as_teacher(model.to(device), AUTOCASTS[config.batch.precision])
-    for size in sorted({phase.image_size for phase in course.phases}):
-        try:
-            teacher(torch.zeros(1, 3, size, size, device=device))
-        except (AssertionError, RuntimeError) as error:
-            raise RecipeError(
-                f"loss.teacher: {recipe.model.name} in {path} does not take the student's images "
-                f"of {size} x {size} pixels ({error})"
-            ) from None
-    return teacher
-
-
-def _check_teacher(
-    config: RunConfig, recipe: RunConfig, *, classes: Sequence[str], known: Sequence[str]
-) -> None:
-    for number, (theirs, ours) in enumerate(zip_longest(known, classes)):
-        if theirs != ours:
-            raise RecipeError(
-                f"{config.loss.teacher}: its class {number} is {theirs!r}, the data's is {ours!r}; "
-                "names and order must be the same"
-            )
-    for key in ("mean", "std"):
-        theirs, ours = getattr(recipe.data, key), getattr(config.data, key)
-        if theirs != ours:
-            raise RecipeError(
-                f"{config.loss.teacher}: was trained with data.{key} = {list(theirs)}: set that "
-                f"here too, in place of {list(ours)}"
-            )
-
-
 def step_of(
     config: RunConfig,
     state: TrainState,
@@ -197,15 +174,12 @@ def step_of(
     def is_reported(step: int) -> bool:
         return logs.due(step + 1) or saves.due(step + 1) or step + 1 == course.num_steps
 
-    micro = None if config.batch.micro == "auto" else config.batch.micro
     compile_in_place(state.model, config.model.compile)
     return TrainStep(
         model=wrapped,
         averager=state.averager,
         loss=loss,
-        micro=MicroBatchSize(
-            micro, world=world, phase=lambda step: course.phase(step).start, report=report
-        ),
+        micro=_micro_of(config, state.model, world=world, course=course, report=report),
         to_reserve=partial(bytes_of_moments, state.model, state.optimizer),
         buffers=Buffers(state.model),
         autocast=AUTOCASTS[config.batch.precision],
@@ -226,12 +200,21 @@ def step_of(
     )
 
 
-def loss_of(
-    config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
-) -> Loss:
-    teacher = teacher_of(config, classes=classes, course=course, device=device)
-    smoothing, mixes = config.augment.label_smoothing, config.augment.mixes
-    return build_loss(config.loss, smoothing, teacher=teacher, mixes=mixes)
+def _micro_of(
+    config: RunConfig,
+    model: nn.Module,
+    *,
+    world: World,
+    course: Course,
+    report: Callable[[str], None],
+) -> MicroBatchSize:
+    return MicroBatchSize(
+        None if config.batch.micro == "auto" else config.batch.micro,
+        world=world,
+        phase=lambda step: course.phase(step).start,
+        report=report,
+        is_tried=not (is_sharded(model) or is_synchronised(model)),
+    )
 
 
 def _rate_setter(config: RunConfig, state: TrainState) -> Callable[[Rates], None]:

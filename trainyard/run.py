@@ -1,6 +1,5 @@
 """The composition root: a RunConfig becomes built parts, then the loop runs them."""
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +18,7 @@ from trainyard.data.datasets import (
     open_datasets,
 )
 from trainyard.data.feed import Batch
-from trainyard.data.order import training_plan
-from trainyard.data.plan import EndlessPlan
+from trainyard.data.order import Order, training_order
 from trainyard.errors import RecipeError
 from trainyard.evaluation import predict
 from trainyard.files import RunDirectory
@@ -32,6 +30,7 @@ from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.progress import counter
 from trainyard.monitor.quarantine import Quarantine
+from trainyard.monitor.reporter import Reporter
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Schedule
@@ -40,13 +39,15 @@ from trainyard.parts import (
     course_of,
     ema_of,
     feeds_of,
-    loss_of,
     loss_scale_of,
     model_of,
+    placed,
     schedule_of,
     step_of,
 )
 from trainyard.resume import begins_anew, claim, exclusive, resume, roll_back
+from trainyard.survivors import Estate, outlived
+from trainyard.teacher import loss_of
 from trainyard.train import keeping
 from trainyard.train.bn_statistics import batch_norms, estimate_statistics
 from trainyard.train.checkpoint import TrainState
@@ -87,8 +88,9 @@ class _Run:
     config: RunConfig
     folder: RunDirectory
     world: World
+    averager: Averager
     data: Datasets
-    plan: EndlessPlan
+    order: Order
     course: Course
     schedule: Schedule
     model: nn.Module
@@ -98,16 +100,17 @@ class _Run:
 def _train(config: RunConfig, folder: RunDirectory, world: World, console: Console) -> Outcome:
     device = pick_device(world)
     use_precision(config.batch.precision)
+    averager = averager_of(config, world)
     with counter(console, "indexing samples") as progress:
         data = open_datasets(config.data, world, progress)
     is_new = begins_anew(config.run.resume, folder, world)
     with together(world):
         classes = data.train.classes
-        plan = training_plan(
+        order = training_order(
             config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
         )
-        course = course_of(config, plan.epoch_samples)
-        _check_batches(course, world)
+        course = course_of(config, order.epoch_samples)
+        _check_batches(config, course, world)
         schedule = schedule_of(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = model_of(config, len(classes))
@@ -119,11 +122,12 @@ def _train(config: RunConfig, folder: RunDirectory, world: World, console: Conso
         config=config,
         folder=folder,
         world=world,
+        averager=averager,
         data=data,
-        plan=plan,
+        order=order,
         course=course,
         schedule=schedule,
-        model=model.to(device),
+        model=placed(model, averager, device),
         loss=loss,
     )
     with exclusive(folder, world), closing(_sinks(run, console)) as sinks:
@@ -135,24 +139,28 @@ def _train(config: RunConfig, folder: RunDirectory, world: World, console: Conso
 def _train_in(run: _Run, sinks: Sinks) -> Outcome:
     """Train in a run directory that is this run's alone."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
-    device = next(run.model.parameters()).device
-    averager = averager_of(config, world)
-    ema = ema_of(config, run.model)
+    averager, ema = run.averager, ema_of(config, run.model)
+    wrapped = averager.wrap(run.model.train())
     if ema is not None:
         averager.follow(ema.module)
-    wrapped = averager.wrap(run.model.train())
+    device = next(run.model.parameters()).device
     state = _state(run, averager, ema)
     quarantine = _quarantine(run)
-    report = partial(_report, sinks, state, quarantine, course=course)
+    report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"))
     resume(config.run.resume, folder, state, world=world, report=report)
     feeds = feeds_of(config, world, device)
-    lag = 1 if averager.replica.total == 1 else _LAG
-    with StopSignal(world, lag) as stop, feeds.train(run.data.train, run.plan, course) as feed:
+    with (
+        StopSignal(world, _LAG if averager.replica.differs else 1) as stop,
+        feeds.training(
+            run.data.train, run.order, course, place=state.stream, report=report
+        ) as feed,
+        outlived(Estate(folder, state, quarantine, report), world, keep=config.run.keep),
+    ):
         feed.seek(state.step, state.skipped)
         stopped = train_loop(
             Training(
                 state=state,
-                num_steps=course.num_steps,
+                is_over=feed.is_over,
                 feed=feed,
                 step=step_of(
                     config,
@@ -162,7 +170,7 @@ def _train_in(run: _Run, sinks: Sinks) -> Outcome:
                     world=world,
                     follow=ema.update if ema else lambda step: None,
                     course=course,
-                    report=partial(_warn, report, "smaller micro-batch"),
+                    report=partial(report.warn, "smaller micro-batch"),
                 ),
                 schedule=run.schedule,
                 meter=Meter(world, device, state.clock),
@@ -183,7 +191,7 @@ def _train_in(run: _Run, sinks: Sinks) -> Outcome:
                 stop=stop,
                 log_every=course.every(config.run.log_every),
                 eval_every=course.every(config.run.eval_every),
-                save_every=course.every(config.run.save_every),
+                save_every=feed.saving(course.every(config.run.save_every)),
                 phase=state.clock.phase,
             )
         )
@@ -193,13 +201,26 @@ def _train_in(run: _Run, sinks: Sinks) -> Outcome:
 # --- parts ---
 
 
-def _check_batches(course: Course, world: World) -> None:
+def _check_batches(config: RunConfig, course: Course, world: World) -> None:
+    in_step = None  # what has ranks wait for each other in every forward pass
+    if config.average.name == "sharded":
+        in_step = "average.name = 'sharded'"
+    elif config.average.batch_norm == "sync":
+        in_step = "average.batch_norm = 'sync'"
     for phase in course.phases:
+        key = "schedule.batch_size" if phase.start else "batch.size"
         if phase.batch < world.size:
-            key = "schedule.batch_size" if phase.start else "batch.size"
             raise RecipeError(
                 f"{key} = {phase.batch} is smaller than the number of replicas ({world.size}): "
                 "each needs at least one sample of every global batch"
+            )
+        least, most = phase.batch // world.size, -(-phase.batch // world.size)
+        micro = most if config.batch.micro == "auto" else config.batch.micro
+        if in_step is not None and -(-least // micro) != -(-most // micro):
+            raise RecipeError(
+                f"batch.micro = {micro}: of {key} = {phase.batch} some of {world.size} ranks would "
+                f"take more micro-batches than others, which {in_step} cannot do: make {key} a "
+                "multiple of the number of ranks"
             )
 
 
@@ -264,22 +285,3 @@ def _save(world: World, folder: Path, state: TrainState, *, keep: int) -> None:
     with together(world):
         if world.is_first:
             keeping.point_best(folder, state)
-
-
-def _report(
-    sinks: Sinks, state: TrainState, quarantine: Quarantine, report: Report, *, course: Course
-) -> None:
-    """Add to a report when and where in the run it is."""
-    when = {
-        "step": state.step,
-        "epoch": course.epoch(state.step),
-        "samples": course.samples(state.step),
-        "time": state.clock.total,
-    }
-    if report["kind"] == "train":
-        when["bad"] = quarantine.count("train")
-    sinks.write(report | when)
-
-
-def _warn(report: Callable[[Report], None], event: str, message: str) -> None:
-    report({"kind": "event", "event": event, "level": "warning", "message": message})

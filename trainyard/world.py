@@ -30,8 +30,14 @@ _STARTERS = {
     },
 }
 _REQUIRED = ("rank", "size")
-# gloo raises plain RuntimeErrors; these are its words for a peer that has ended.
-_LOST_PEER = ("Connection closed by peer", "Connection reset by peer", "Broken pipe")
+# torch raises plain RuntimeErrors; these are its words for a peer that has ended.
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "remote process exited",
+)
 
 
 @dataclass(frozen=True)
@@ -105,12 +111,17 @@ def member(world: World) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if any(sign in str(error) for sign in _LOST_PEER):
+        if is_lost_peer(error):
             raise PeerError("another rank is gone; its own output says why") from error
         raise
     finally:
         dist.destroy_process_group()
         signal.signal(signal.SIGINT, on_interrupt)
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an error is torch's for a rank that is gone."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_PEER)
 
 
 def gather(world: World, value: T) -> list[T]:

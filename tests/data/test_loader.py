@@ -23,7 +23,8 @@ from PIL import Image
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
-from trainyard.data.loader import HostBatch, Loader, LoaderSpec
+from trainyard.data.loader import Loader, LoaderSpec
+from trainyard.data.loader_client import HostBatch
 from trainyard.data.plan import OnePassPlan, ShuffledPlan
 from trainyard.errors import LoaderError
 

@@ -157,7 +157,7 @@ def test_keys_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "words"),
     [
-        ("order", "join", "data.order = \"join\": expected 'exact' or 'resample'"),
+        ("order", "any", "data.order = \"any\": expected 'exact', 'resample' or 'join'"),
         ("locality", "-1", "data.locality = -1: input should be greater than or equal to 0"),
         ("weights", "2,0", "data.weights = 0: input should be greater than 0"),
         ("weights", "[]", "data.weights = []: tuple should have at least 1 item"),

@@ -108,6 +108,13 @@ def test_a_row_for_each_evaluation_under_one_head() -> None:
     assert len(head.rstrip()) == len(first.rstrip()) == len(second.rstrip())  # columns line up
 
 
+def test_the_distance_of_replicas_has_a_column_of_its_own() -> None:
+    head, row = written(VAL | {"consensus_distance": 0.012345}, terminal=False).splitlines()
+    assert head.split()[-3:] == ["loss", "distance", "time"]
+    assert row.split()[-3:] == ["0.1234", "0.0123", "0:01:05"]
+    assert len(head.rstrip()) == len(row.rstrip())
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_moving_average_has_a_column_of_its_own(terminal: bool) -> None:
     average = {"ema_top1": 0.5432, "ema_top5": 0.9, "ema_loss": 0.5}

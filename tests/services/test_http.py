@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.services.servers import FaultyServer, free_port
-from trainyard.data.remote import http
+from trainyard.data.remote import http, request
 from trainyard.data.remote.download import download
 from trainyard.data.remote.http import HttpFile
 from trainyard.data.source import open_source
@@ -106,7 +106,7 @@ def test_many_threads_that_wait_say_so_once(
 
 def test_a_server_that_is_silent_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
-    monkeypatch.setattr(http, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(request, "_TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar"
         with pytest.raises(DataError, match=r"x\.tar: no answer in time; gave up"):

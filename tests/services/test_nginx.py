@@ -25,10 +25,11 @@ from tests.test_cli_signals import LONG, Started, has_begun, started, wait_for
 from trainyard.data.augment import RandomResizedCrop
 from trainyard.data.index import Index, save_index
 from trainyard.data.indexing import build_index, open_index
-from trainyard.data.loader import HostBatch, Loader, LoaderSpec
+from trainyard.data.loader import Loader, LoaderSpec
+from trainyard.data.loader_client import HostBatch
 from trainyard.data.plan import ShuffledPlan
 from trainyard.data.read import Reader
-from trainyard.data.remote import http
+from trainyard.data.remote import request
 from trainyard.data.remote.remote_index import _columns
 from trainyard.data.splits import find_splits
 from trainyard.errors import DataError
@@ -311,7 +312,7 @@ def test_a_password_opens_and_is_never_told(
     own_shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    http._login_in_netrc.cache_clear()
+    request._login_in_netrc.cache_clear()
     with web_server(own_shards, logins=("me:s3cret pass:wörd", "you:other")) as server:
         bare = server.url.removeprefix("http://")
         login = "me:s3cret%20pass:w%C3%B6rd"
@@ -332,9 +333,9 @@ def test_a_password_opens_and_is_never_told(
             assert bare in said
             assert "s3cret" not in said
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login you password other\n")
-        http._login_in_netrc.cache_clear()
+        request._login_in_netrc.cache_clear()
         assert set(find_splits(server.url)) == {"train", "val"}
-    http._login_in_netrc.cache_clear()
+    request._login_in_netrc.cache_clear()
 
 
 @pytest.fixture
@@ -362,15 +363,15 @@ def test_tls_needs_a_certificate_that_is_trusted(
 ) -> None:
     with web_server(shards, certificate=certificate[0], key=certificate[1]) as server:
         assert server.url.startswith("https://")
-        http._pool.cache_clear()
+        request._pool.cache_clear()
         with pytest.raises(DataError, match=r"certificate is not trusted \(self-signed"):
             find_splits(server.url)
         monkeypatch.setenv(ssl.get_default_verify_paths().openssl_cafile_env, str(certificate[0]))
-        http._pool.cache_clear()
+        request._pool.cache_clear()
         index = open_index(f"{server.url}/{TRAIN}")
         with Loader(index, spec(index, stop=2)) as loader:
             assert all(not batch.bad for batch in loader)
-    http._pool.cache_clear()
+    request._pool.cache_clear()
 
 
 # --- the command ---

@@ -15,7 +15,8 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
-from trainyard.parts import model_of, teacher_of
+from trainyard.parts import model_of
+from trainyard.teacher import teacher_of
 from trainyard.train.step import StepStats, TrainStep
 
 torch.set_num_threads(1)

@@ -23,7 +23,7 @@ from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.feed import Batch, Feed
-from trainyard.data.loader import HostBatch
+from trainyard.data.loader_client import HostBatch
 from trainyard.data.plan import ShuffledPlan
 from trainyard.errors import Requeued, Stopped
 from trainyard.files import RunDirectory

@@ -11,7 +11,10 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.averaging.base import AverageConfig, Replica
-from trainyard.world import World, total
+from trainyard.averaging.buffers import Buffers
+from trainyard.averaging.hooks import PowerSgd, send_halves
+from trainyard.averaging.sync_bn import synchronise
+from trainyard.world import World
 
 _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
 # Renamed in torch 2.15.
@@ -23,43 +26,57 @@ _SYNC_BUFFERS = (
 class AllReduce:
     """Parameters are equal everywhere at all times; batch-norm statistics are on demand."""
 
-    replica = Replica()
-
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._config, self._world = config, world
-        self._modules: list[nn.Module] = []  # the model, and what follows it
+        self._buffers = Buffers(world)  # of the model, and of what follows it
         self._parallel: DistributedDataParallel | None = None
+        self._power_sgd: PowerSgd | None = None
+
+    @property
+    def replica(self) -> Replica:
+        if self._power_sgd is None:
+            return Replica()
+        return Replica(self._world.rank, self._world.size, weights_differ=False)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._modules.append(model)
+        self._buffers.add(model)
         if self._world.size == 1:
             return model
-        # Each replica keeps batch-norm statistics of its own samples; consensus() averages them.
-        options: dict[str, Any] = {"gradient_as_bucket_view": True, _SYNC_BUFFERS: False}
-        self._parallel = DistributedDataParallel(model, **options)
+        if self._config.batch_norm == "sync":
+            synchronise(model)
+        self._parallel = parallel(model)
+        compress = self._config.compress
+        if compress == "powersgd":
+            self._power_sgd = PowerSgd(self._parallel)
+        elif compress is not None:
+            send_halves(self._parallel, compress)
         return self._parallel
 
     def follow(self, module: nn.Module) -> None:
-        self._modules.append(module)
+        self._buffers.add(module)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of replicas, whose mean DDP takes."""
+        self._buffers.see(weight)
         return mean_weight(weight, self._world.size)
 
     def accumulating(self) -> AbstractContextManager[None]:
         return self._parallel.no_sync() if self._parallel else nullcontext()
 
     def before_update(self, step: int) -> None:
-        pass
+        if self._power_sgd is not None:
+            self._power_sgd.settle(step)
 
     def after_update(self, step: int) -> None:
         pass
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        if self._world.size > 1:
-            self._average_buffers()
+        self._buffers.put_mean()
         yield
+
+    def alone(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def highest(self, value: Tensor) -> Tensor:
         return value
@@ -67,25 +84,55 @@ class AllReduce:
     def figures(self) -> dict[str, float]:
         return {}
 
-    def _average_buffers(self) -> None:
-        every = [buffer for module in self._modules for buffer in module.buffers()]
-        buffers = [buffer for buffer in every if buffer.is_floating_point()]
-        if not buffers:
-            return
-        # One message for all of them: there are a hundred small ones in a ResNet-50. Those of a
-        # moving average may lie on the host.
-        device = buffers[-1].device
-        flat = torch.cat([buffer.reshape(-1).to(device, torch.float32) for buffer in buffers])
-        mean = total(self._world, flat) / self._world.size
-        parts = torch.split(mean, [buffer.numel() for buffer in buffers])
-        for buffer, part in zip(buffers, parts, strict=True):
-            buffer.copy_(part.view_as(buffer))
-
     def state_dict(self) -> dict[str, Any]:
-        return {}
+        return self._power_sgd.state_dict() if self._power_sgd else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        pass
+        self._buffers.forget()
+        if self._power_sgd is not None:
+            self._power_sgd.load_state_dict(state)
+
+
+def parallel(model: nn.Module, group: dist.ProcessGroup | None = None) -> DistributedDataParallel:
+    """`model` with the mean of its gradients over the ranks of a group, or over all ranks.
+
+    Buffers are not made equal: each replica keeps batch-norm statistics of its own samples. DDP's
+    static_graph is left off: it spares a search for unused parameters, of which there is none
+    here, and fails when a process begins under no_sync (pytorch pull request 187732), as the trial
+    of a step does.
+    """
+    options: dict[str, Any] = {"gradient_as_bucket_view": True, _SYNC_BUFFERS: False}
+    wrapped = DistributedDataParallel(model, process_group=group, **options)
+    _settle_buckets(wrapped)
+    return wrapped
+
+
+def _settle_buckets(parallel: DistributedDataParallel) -> None:
+    """Make DDP's buckets now what they will be in every step.
+
+    It cuts them when its second forward pass begins, in the order in which the first gradients
+    came, and a sum over three ranks or more depends in its last bit on the place in a bucket: the
+    first step after a resume would differ from that of a run that was not stopped. The gradients
+    of a sum of all parameters come in reverse order, as those of nearly all models do.
+    """
+    model, parallel.module = parallel.module, _Sum(parallel.module)
+    parallel().backward()
+    for parameter in model.parameters():
+        parameter.grad = None
+    with parallel.no_sync():
+        parallel()
+    parallel.module = model
+
+
+class _Sum(nn.Module):
+    """The sum of the parameters that a model trains, added in its order."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._trained = [p for p in model.parameters() if p.requires_grad]
+
+    def forward(self) -> Tensor:
+        return torch.stack([p.sum() for p in self._trained]).sum()
 
 
 def mean_weight(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _Name = Literal["allreduce", "gossip", "periodic", "sharded"]
 # Which averagers a key is for.
 _KEYS_OF: dict[str, tuple[_Name, ...]] = {
-    "compress": ("allreduce", "periodic"),
+    "compress": ("allreduce", "gossip", "periodic"),
     "batch_norm": ("allreduce",),
     "topology": ("gossip",),
     "mixing": ("gossip",),
@@ -24,7 +24,11 @@ _KEYS_OF: dict[str, tuple[_Name, ...]] = {
     "outer_lr": ("periodic",),
     "outer_momentum": ("periodic",),
 }
-_COMPRESSIONS = {"allreduce": ("bf16", "fp16", "powersgd"), "periodic": ("bf16", "int8")}
+_COMPRESSIONS = {
+    "allreduce": ("bf16", "fp16", "powersgd"),
+    "gossip": ("bf16",),
+    "periodic": ("bf16", "int8"),
+}
 
 
 class AverageConfig(Section):
@@ -33,8 +37,8 @@ class AverageConfig(Section):
     a few peers in every step; periodic averages them with all now and then; sharded is all-reduce
     for models that do not fit, of which each rank keeps a part."""
     compress: Literal["bf16", "fp16", "powersgd", "int8"] | None = None
-    """Send less: allreduce takes bf16, fp16 and powersgd, periodic bf16 and int8. Nothing is
-    compressed if not set."""
+    """Send less: allreduce takes bf16, fp16 and powersgd (from step 1,000 on), periodic bf16 and
+    int8. Nothing is compressed if not set."""
     batch_norm: Literal["local", "sync"] | None = None
     """Batch norm normalises by a replica's own samples (local), or by those of all (sync, on GPUs).
     With local, the statistics for evaluation are averaged."""
@@ -75,10 +79,16 @@ class AverageConfig(Section):
 
 
 class Replica(NamedTuple):
-    """Which of the ranks that differ, and save what they have each by itself."""
+    """Which of the ranks that save what they have each by itself."""
 
     number: int = 0
-    total: int = 1  # 1 if all ranks have the same weights
+    total: int = 1  # 1 if no rank has anything of its own
+    weights_differ: bool = True
+
+    @property
+    def differs(self) -> bool:
+        """Whether ranks have weights, and their moments, of their own."""
+        return self.total > 1 and self.weights_differ
 
 
 class Averager(Protocol):
@@ -111,6 +121,12 @@ class Averager(Protocol):
         """Inside, every replica holds the mean: for evaluation, checkpoints and export.
 
         Nothing is under way inside; the last thing that a run does is to save, inside.
+        """
+
+    def alone(self) -> AbstractContextManager[None]:
+        """consensus() where a rank is gone: inside, what there is to save is this replica's own.
+
+        It asks nothing of others, and drops what is under way.
         """
 
     def highest(self, value: "Tensor") -> "Tensor":

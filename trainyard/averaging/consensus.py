@@ -1,11 +1,12 @@
 """Replicas that differ, and their mean."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from trainyard.world import World, total
 
@@ -32,32 +33,46 @@ class Consensus:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """The modules hold the mean; then, bit by bit, what they had."""
+        with self.alone():
+            try:
+                self._measure()
+                yield
+            finally:
+                self.put_own(self._own)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """As inside, without the others: the modules keep what they have."""
         self._own = [_copy(module) for module in self._modules]
+        try:
+            yield
+        finally:
+            self._own = []
+
+    def _measure(self) -> None:
+        """Put the mean into the modules, and see how far it is."""
         squared = torch.zeros(())
         for number, module in enumerate(self._modules):
             parameters = self._put_mean(list(module.parameters()))
             self._put_mean([buffer for buffer in module.buffers() if buffer.is_floating_point()])
             squared = squared if number else parameters
         self.distance = float(total(self._world, squared) / self._world.size) ** 0.5
-        try:
-            yield
-        finally:
-            self.put_own(self._own)
-            self._own = []
 
     def own(self) -> list[dict[str, Any]]:
         """Inside: the state of each module as this replica had it."""
         return self._own
 
     def put_own(self, states: Sequence[dict[str, Any]]) -> None:
-        for module, state in zip(self._modules, states, strict=True):
+        # There may be one more: a run that goes on from another's checkpoint may do so without a
+        # moving average.
+        for module, state in zip(self._modules, states, strict=False):
             module.load_state_dict(state)
 
     @torch.no_grad()
     def _put_mean(self, tensors: Sequence[Tensor]) -> Tensor:
         """Returns how far, squared, the mean is from here."""
         squared = torch.zeros(())
-        for some in _messages(tensors):
+        for some in stretches(tensors, _MESSAGE_BYTES):
             # A moving average may lie on the host: what is sent lies where the group can send it.
             device = next(self._modules[0].parameters()).device
             own = torch.cat([tensor.reshape(-1).to(device) for tensor in some])
@@ -73,16 +88,34 @@ def _copy(module: nn.Module) -> dict[str, Any]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-def _messages(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Stretches of one kind of number, of a size that is well sent and needs little memory."""
+def stretches(tensors: Iterable[Tensor], num_bytes: int) -> Iterator[list[Tensor]]:
+    """Tensors in their order, as many of one kind of number at a time as have `num_bytes`."""
     some: list[Tensor] = []
-    num_bytes = 0
+    total_bytes = 0
     for tensor in tensors:
-        is_full = num_bytes + tensor.nbytes > _MESSAGE_BYTES
+        is_full = total_bytes + tensor.nbytes > num_bytes
         if some and (is_full or tensor.dtype != some[0].dtype):
             yield some
-            some, num_bytes = [], 0
+            some, total_bytes = [], 0
         some.append(tensor)
-        num_bytes += tensor.nbytes
+        total_bytes += tensor.nbytes
     if some:
         yield some
+
+
+# --- what averagers whose replicas differ have in common ---
+
+
+def start_alike(module: nn.Module) -> None:
+    """Give every rank the first one's weights and buffers."""
+    for tensor in module.state_dict().values():
+        first = tensor.contiguous()
+        dist.broadcast(first, 0)
+        tensor.copy_(first)
+
+
+def highest(value: Tensor) -> Tensor:
+    """The highest of all ranks' values."""
+    value = value.clone()
+    dist.all_reduce(value, dist.ReduceOp.MAX)
+    return value

@@ -12,6 +12,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     local = subparsers.add_parser("local", help="several ranks on this machine")
     add_training_options(local)
     local.add_argument("--ranks", type=_positive, metavar="N", help="processes (one per GPU, or 1)")
+    local.add_argument(
+        "--restarts",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="how often all ranks are started again, and go on, after one has died (0)",
+    )
     local.add_argument("--dry-run", action="store_true", help="print what would be started")
     local.set_defaults(run_command=launch_local)
 
@@ -28,7 +35,12 @@ def launch_local(options: argparse.Namespace) -> int:
         return 0
     from trainyard.launch.local import launch_local as launch
 
-    return launch(arguments, ranks=options.ranks or _num_devices())
+    ranks = options.ranks or _num_devices()
+    return launch(arguments, ranks=ranks, restarts=options.restarts, say=_say)
+
+
+def _say(message: str) -> None:
+    print(f"trainyard: {message}", file=sys.stderr)
 
 
 def _num_devices() -> int:
@@ -40,4 +52,10 @@ def _num_devices() -> int:
 def _positive(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
     return int(text)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainyard.launch.local import end_with_launcher
 from trainyard.world import discover
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def train(options: argparse.Namespace) -> int:
+    end_with_launcher()
     config, folder = config_of(options), run_folder(options)
     world = discover()
     from rich.console import Console

@@ -1,7 +1,7 @@
 """From the [data] and [augment] sections of a recipe to feeds of batches."""
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,13 +9,17 @@ import torch
 
 from trainyard.course import Course, Phase, build_course
 from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
-from trainyard.data.feed import NONE, Augmentation, Feed, TrainingFeed
+from trainyard.data.feed import NONE, Augmentation, Feed, HostBatches, TrainingFeed
 from trainyard.data.index import Index, check_same_classes, load_index, match_classes
 from trainyard.data.indexing import Progress
 from trainyard.data.loader import DataConfig, Loader, LoaderSpec, Locations
 from trainyard.data.merge import open_merged
-from trainyard.data.order import training_plan
+from trainyard.data.order import Order, training_plan
 from trainyard.data.plan import EndlessPlan, Excerpt, OnePassPlan
+from trainyard.data.stream.join import JoinFeed, Place, num_passes
+from trainyard.data.stream.loader import StreamLoader
+from trainyard.data.stream.shards import PIPE, Stream, open_stream
+from trainyard.data.stream.walk import StreamSpec
 from trainyard.data.transforms import batch_transforms, pixel_transforms
 from trainyard.errors import DataError, RecipeError
 from trainyard.world import World, cores_per_rank, gather, in_turns, together
@@ -23,7 +27,7 @@ from trainyard.world import World, cores_per_rank, gather, in_turns, together
 
 @dataclass(frozen=True)
 class Datasets:
-    train: Index
+    train: Index | Stream
     val: Index
 
     @property
@@ -32,7 +36,14 @@ class Datasets:
 
 
 def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datasets:
-    """The indices of the recipe's data, whose classes are the same."""
+    """The indices of the recipe's data, whose classes are the same.
+
+    Training data that comes as a stream has no index, and the classes of the validation data.
+    """
+    if config.order == "join":
+        val = open_split(config.val, "data.val", world, progress)
+        with together(world):
+            return Datasets(open_stream(config, val.classes), val)
     train = open_split(config.train, "data.train", world, progress)
     return Datasets(train, open_validation(config, train.classes, world, progress))
 
@@ -91,6 +102,11 @@ def open_split(
     """
     if locations is None:
         raise RecipeError(f"{key} is not set: pass --data LOCATION, or --{key} LOCATION")
+    if any(location.startswith(PIPE) for location in _listed(locations)):
+        raise RecipeError(
+            f"{key} = {description(locations)!r}: only training data with data.order = 'join' can "
+            "come out of a pipe"
+        )
     with together(world):
         first = open_merged(_listed(locations), known, progress) if world.is_first else None
     found = gather(world, None if first is None else (first.path, first.fingerprint))[0]
@@ -123,44 +139,82 @@ class Feeds:
     world: World
     device: torch.device
 
+    def training(
+        self,
+        data: Index | Stream,
+        order: Order,
+        course: Course,
+        *,
+        place: Place,
+        report: Callable[[dict[str, Any]], None],
+    ) -> TrainingFeed | JoinFeed:
+        """Augmented samples; of a stream, see JoinFeed for `place` and `report`."""
+        if isinstance(data, Stream):
+            return self.join(data, course, place, report)
+        assert not isinstance(order, Stream)
+        return self.train(data, order, course)
+
     def train(self, index: Index, plan: EndlessPlan, course: Course) -> TrainingFeed:
         """Augmented, in the order of a plan, with the batches and image sizes of a course."""
-        augment = self.augment
-        crop = RandomResizedCrop(self.seed, augment.scale, augment.ratio, augment.flip)
 
         def open_phase(phase: Phase, step: int, skipped: int) -> Feed:
             first = course.samples(step) + skipped
             spec = LoaderSpec(
                 plan=Excerpt(plan, first, phase.batch),
-                crop=crop,
+                crop=self._crop(),
                 image_size=phase.image_size,
                 start=0,
                 stop=phase.stop - step,
+                stage=self.data.stage,
+                stage_gb=self.data.stage_gb,
                 **self._common(),
             )
-            return self._feed(
-                index,
-                spec,
-                Augmentation(
-                    pixel_transforms(
-                        augment,
-                        seed=self.seed,
-                        mean=self.data.mean,
-                        interpolation=self.data.interpolation,
-                    ),
-                    batch_transforms(augment, seed=self.seed),
-                    position=first,
-                    global_batch=phase.batch,
-                ),
-            )
+            return self._feed(Loader(index, spec), self._augmentation(first, phase.batch))
 
         return TrainingFeed(course, open_phase)
 
-    def statistics(self, index: Index, samples: int, image_size: int) -> TrainingFeed:
+    def join(
+        self,
+        stream: Stream,
+        course: Course,
+        place: Place,
+        report: Callable[[dict[str, Any]], None],
+    ) -> JoinFeed:
+        """Augmented, as the shards of a stream have them; see JoinFeed."""
+        (phase,) = course.phases
+
+        def open_loader(number: int, seen: int) -> StreamLoader:
+            spec = StreamSpec(
+                shards=stream.shards,
+                num_classes=len(stream.classes),
+                seed=self.seed,
+                share=len(range(self.world.rank, phase.batch, self.world.size)),
+                first_pass=number,
+                seen=seen,
+                num_passes=num_passes(course),
+                crop=self._crop(),
+                image_size=phase.image_size,
+                **self._common(),
+            )
+            return StreamLoader(spec)
+
+        return JoinFeed(
+            course,
+            open_loader=open_loader,
+            open_feed=lambda batches, first: self._feed(
+                batches, self._augmentation(first, phase.batch)
+            ),
+            place=place,
+            world=self.world,
+            report=report,
+        )
+
+    def statistics(self, index: Index | Stream, samples: int, image_size: int) -> TrainingFeed:
         """Training images to estimate batch norm statistics of: cropped and flipped, no more.
 
         Of `samples`, rounded up to whole batches, the first of the run's order.
         """
+        assert isinstance(index, Index)  # config.py refuses run.bn_samples of a stream
         batch = min(self.global_batch, max(samples, self.world.size))
         kept = {key: getattr(self.augment, key) for key in ("scale", "ratio", "flip")}
         plain = replace(self, augment=AugmentConfig(**kept), global_batch=batch)
@@ -185,9 +239,25 @@ class Feeds:
             image_size=size,
             start=0,
             stop=plan.num_steps,
+            stage=self.data.stage,
+            stage_gb=self.data.stage_gb,
             **self._common(),
         )
-        return self._feed(index, spec)
+        return self._feed(Loader(index, spec))
+
+    def _crop(self) -> RandomResizedCrop:
+        augment = self.augment
+        return RandomResizedCrop(self.seed, augment.scale, augment.ratio, augment.flip)
+
+    def _augmentation(self, first: int, batch: int) -> Augmentation:
+        pixels = pixel_transforms(
+            self.augment,
+            seed=self.seed,
+            mean=self.data.mean,
+            interpolation=self.data.interpolation,
+        )
+        batches = batch_transforms(self.augment, seed=self.seed)
+        return Augmentation(pixels, batches, position=first, global_batch=batch)
 
     def _common(self) -> dict[str, Any]:
         return {
@@ -195,13 +265,11 @@ class Feeds:
             "rank": self.world.rank,
             "size": self.world.size,
             "threads": self.data.threads or cores_per_rank(self.world),
-            "stage": self.data.stage,
-            "stage_gb": self.data.stage_gb,
         }
 
-    def _feed(self, index: Index, spec: LoaderSpec, augmentation: Augmentation = NONE) -> Feed:
+    def _feed(self, batches: HostBatches, augmentation: Augmentation = NONE) -> Feed:
         return Feed(
-            Loader(index, spec),
+            batches,
             self.device,
             mean=self.data.mean,
             std=self.data.std,

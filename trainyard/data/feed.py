@@ -1,13 +1,13 @@
 """Batches on the device: copied, augmented, normalised, mixed."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from trainyard.course import Course, Phase
-from trainyard.data.loader import BadSample, HostBatch, Loader
+from trainyard.course import Course, Every, Phase
+from trainyard.data.loader_client import BadSample, HostBatch
 from trainyard.data.transforms import BatchTransform, Keys, MixedBatch, PixelTransform
 
 
@@ -35,12 +35,19 @@ class Augmentation(NamedTuple):
 NONE = Augmentation()
 
 
+class HostBatches(Protocol):
+    """A loader, to a feed."""
+
+    def __iter__(self) -> Iterator[HostBatch]: ...
+    def close(self) -> None: ...
+
+
 class Feed:
     """Turns a loader's batches into device batches; closes the loader with itself."""
 
     def __init__(
         self,
-        loader: Loader,
+        loader: HostBatches,
         device: torch.device,
         *,
         mean: tuple[float, float, float],
@@ -110,6 +117,14 @@ class TrainingFeed:
             with self._open_phase(phase, step, skipped) as self._feed:
                 yield from self._feed
             step = phase.stop
+
+    def is_over(self, step: int) -> bool:
+        """Whether the run is over after `step` steps of it."""
+        return step >= self._course.num_steps
+
+    def saving(self, every: Every) -> Every:
+        """When to save: at any step alike."""
+        return every
 
     def __iter__(self) -> Iterator[Batch]:
         return self

@@ -1,7 +1,8 @@
 """The loader process: reads, decodes and fills the ring, and ends when the trainer does.
 
 Started by `Loader` as `python -m trainyard.data.loader_process CHANNEL_FD MEMORY_FD`. It imports
-no torch, so it starts in a fraction of a second and stays small.
+no torch, so it starts in a fraction of a second and stays small. What it does with batches, not
+where it has them from, it has in common with that for streams (`stream/process.py`).
 """
 
 import json
@@ -12,16 +13,20 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
-from trainyard.data.decode import decode_batch
+from trainyard.data.augment import Crops
+from trainyard.data.decode import Interpolation, decode_batch
 from trainyard.data.index import Index, load_index
 from trainyard.data.loader import LoaderSpec
 from trainyard.data.plan import Ids
@@ -35,6 +40,16 @@ if TYPE_CHECKING:
     Channel = mpc.Connection[Any, Any]
 
 Bad = list[tuple[int, str, int, str]]  # id, file, offset, reason
+Crop = Callable[[Ids, Ids, Ids], Crops]  # of sizes, ids and visits
+
+
+@dataclass(frozen=True)
+class Work:
+    """A batch to be filled."""
+
+    count: int  # samples
+    fill: Callable[[Slot, slice], Bad]  # called once for each slice of it, in threads
+    is_last: bool = False  # of a pass over a stream
 
 
 @dataclass(frozen=True)
@@ -42,16 +57,27 @@ class Pending:
     """A batch that threads are filling."""
 
     slot: int
-    count: int
+    work: Work
     slices: list[Future[Bad]]
 
+    @staticmethod
+    def failure(error: BaseException) -> "Pending":
+        """Delivered like an error in a batch: after all batches before it."""
+        failed: Future[Bad] = Future()
+        failed.set_exception(error)
+        return Pending(0, Work(0, lambda slot, part: []), [failed])
 
-def main(channel_fd: int, memory_fd: int) -> None:
+
+Serve = Callable[["Channel", int, dict[str, Any]], None]
+"""Does a loader process's work, given the channel, the ring's memory and the spec."""
+
+
+def run(channel_fd: int, memory_fd: int, serve: Serve) -> None:
     warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
     Image.init()  # here, not in threads: one would pass over the formats another is registering
     channel = mpc.Connection(channel_fd)
     try:
-        _serve(channel, memory_fd, channel.recv())
+        serve(channel, memory_fd, channel.recv())
     except EOFError:
         pass  # the trainer closed the channel or died
     except DataError as error:
@@ -71,22 +97,59 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
     ring = Ring(memory_fd, **spec["ring"])
     stager = Stager(index, config.stage, config.stage_gb) if config.stage else None
     fill = SliceFiller(index, config, stager.copies if stager else None)
-    pending: queue.SimpleQueue[Pending] = queue.SimpleQueue()
-    threading.Thread(target=_deliver, args=(channel, pending), daemon=True).start()
+    pending = deliverer(channel)
     if stager is not None:
         stager.start().add_done_callback(partial(_staged, stager.copies, pending))
-    pool = ThreadPoolExecutor(config.threads)
+    fill_all(_batches(config, fill), channel, ring, pending, threads=config.threads)
+
+
+def _batches(config: LoaderSpec, fill: "SliceFiller") -> Iterator[Work]:
     for step in range(config.start, config.stop):
         ids = config.plan.batch(step, config.rank, config.size)
         epochs = config.plan.epochs(step, config.rank, config.size)
-        slot = channel.recv_bytes()[0]  # waits here while the trainer is behind
-        slices = [
-            pool.submit(fill, ring.slots[slot], ids, epochs, part)
-            for part in _slices(len(ids), config.threads)
-        ]
-        pending.put(Pending(slot, len(ids), slices))
-    while True:  # until the trainer closes the channel
-        channel.recv_bytes()
+        yield Work(len(ids), partial(fill, ids, epochs))
+
+
+def fill_all(
+    batches: Iterable[Work],
+    channel: "Channel",
+    ring: Ring,
+    pending: "queue.SimpleQueue[Pending]",
+    *,
+    threads: int,
+) -> None:
+    """Hand batches to threads, each as soon as there is a slot for it, until the trainer ends."""
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    listener = threading.Thread(target=_listen, args=(channel, free), daemon=True)
+    listener.start()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        for work in batches:
+            slot = free.get()  # waits here while the trainer is behind
+            slices = [
+                pool.submit(work.fill, ring.slots[slot], part)
+                for part in _slices(work.count, threads)
+            ]
+            pending.put(Pending(slot, work, slices))
+    except DataError as error:
+        pending.put(Pending.failure(error))
+    listener.join()
+
+
+def _listen(channel: "Channel", free: "queue.SimpleQueue[int]") -> None:
+    """Take back slots; the trainer's end is this process's, whatever it is waiting for."""
+    try:
+        while True:
+            free.put(channel.recv_bytes()[0])
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def deliverer(channel: "Channel") -> "queue.SimpleQueue[Pending]":
+    """A queue of batches that are announced to the trainer in order."""
+    pending: queue.SimpleQueue[Pending] = queue.SimpleQueue()
+    threading.Thread(target=_deliver, args=(channel, pending), daemon=True).start()
+    return pending
 
 
 def _deliver(channel: "Channel", pending: "queue.SimpleQueue[Pending]") -> None:
@@ -101,7 +164,9 @@ def _deliver(channel: "Channel", pending: "queue.SimpleQueue[Pending]") -> None:
         except Exception:
             _send(channel, {"error": traceback.format_exc()})
             os._exit(1)
-        _send(channel, {"slot": batch.slot, "count": batch.count, "bad": bad})
+        work = batch.work
+        what = {"slot": batch.slot, "count": work.count, "is_last": work.is_last, "bad": bad}
+        _send(channel, what)
 
 
 def _staged(
@@ -110,9 +175,7 @@ def _staged(
     """Staging has ended: an error is delivered like one in a batch."""
     error = done.exception()
     if error is not None:
-        failed: Future[Bad] = Future()
-        failed.set_exception(error)
-        pending.put(Pending(0, 0, [failed]))
+        pending.put(Pending.failure(error))
     elif done.result() is not None and copies.is_news():
         sys.stderr.write(f"trainyard: {done.result()}\n")
 
@@ -124,6 +187,32 @@ def _send(channel: "Channel", message: dict[str, Any]) -> None:
         os._exit(0)
 
 
+class Columns(NamedTuple):
+    """Samples on their way into a slot."""
+
+    encoded: Sequence[bytes]
+    labels: NDArray[np.integer[Any]]
+    ids: Ids
+    visits: Ids
+
+
+def put(
+    samples: Columns, slot: Slot, part: slice, *, crop: Crop, how: Interpolation
+) -> dict[int, str]:
+    """Fill a slice of a slot; the positions in it that could not be decoded, with the reasons."""
+    bad = decode_batch(
+        samples.encoded,
+        lambda sizes: crop(sizes, samples.ids, samples.visits),
+        slot.images_BHWC[part],
+        how,
+    )
+    slot.ids[part] = samples.ids
+    slot.visits[part] = samples.visits
+    slot.labels[part] = samples.labels
+    slot.weights[part] = [position not in bad for position in range(len(samples.ids))]
+    return bad
+
+
 class SliceFiller:
     """Fills one slice of a batch, in a thread: labels, weights, pixels."""
 
@@ -131,20 +220,13 @@ class SliceFiller:
         self._index, self._config = index, config
         self._reader = Reader(index, copies)
 
-    def __call__(self, slot: Slot, ids: Ids, epochs: Ids, part: slice) -> Bad:
+    def __call__(self, ids: Ids, epochs: Ids, slot: Slot, part: slice) -> Bad:
         ids, epochs = ids[part], epochs[part]
         encoded, unreadable = self._read(ids)
-        bad = decode_batch(
-            encoded,
-            lambda sizes: self._config.crop(sizes, ids, epochs),
-            slot.images_BHWC[part],
-            self._config.interpolation,
-        )
+        labels = self._index.label[ids]
+        columns = Columns(encoded, labels, ids, epochs)
+        bad = put(columns, slot, part, crop=self._config.crop, how=self._config.interpolation)
         bad |= unreadable
-        slot.ids[part] = ids
-        slot.visits[part] = epochs
-        slot.labels[part] = self._index.label[ids]
-        slot.weights[part] = [position not in bad for position in range(len(ids))]
         return [self._describe(int(ids[position]), reason) for position, reason in bad.items()]
 
     def _read(self, ids: Ids) -> tuple[list[bytes], dict[int, str]]:
@@ -169,4 +251,4 @@ def _slices(count: int, threads: int) -> list[slice]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    run(int(sys.argv[1]), int(sys.argv[2]), _serve)

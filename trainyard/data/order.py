@@ -13,13 +13,25 @@ from trainyard.data.plan import (
     ShuffledPlan,
     WeightedPlan,
 )
+from trainyard.data.stream.shards import Stream
 from trainyard.errors import RecipeError
 
+Order = EndlessPlan | Stream
+"""In which order samples come: by a plan, or as the shards of a stream have them."""
 _MAX_RUN = 64  # samples read one after another from a drawn shard; 7 MB of ImageNet
 
 
-def training_plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> EndlessPlan:
+def training_order(
+    config: DataConfig, data: Index | Stream, *, global_batch: int, seed: int
+) -> Order:
     """The order that a recipe asks for. RecipeError if its keys do not fit the data."""
+    if isinstance(data, Stream):
+        return data
+    return training_plan(config, data, global_batch=global_batch, seed=seed)
+
+
+def training_plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> EndlessPlan:
+    """The order that a recipe asks for, of data that has an index."""
     plan = _plan(config, index, global_batch=global_batch, seed=seed)
     return plan if config.repeats == 1 else RepeatedPlan(plan, config.repeats, global_batch)
 

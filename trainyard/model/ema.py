@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 
 class Ema:
@@ -26,4 +27,6 @@ class Ema:
 
     def update(self, step: int) -> None:
         """After the update of a step, counted from 0. The first one makes the average a copy."""
+        # Sharded weights and buffers that are whole cannot be averaged in one call.
+        self._ema.foreach &= not isinstance(next(self.module.parameters()), DTensor)
         self._ema.update(self._model, step + 1)  # timm counts updates

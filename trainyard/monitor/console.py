@@ -12,6 +12,7 @@ Report = dict[str, Any]
 
 _LINE_EVERY_S = 10  # seconds between lines where there is no terminal to draw a bar on
 _EMA = "ema_top1"
+_DISTANCE = "consensus_distance"
 
 
 class ConsoleSink:
@@ -58,7 +59,7 @@ class ConsoleSink:
         if report.get("bad"):
             numbers += f"  [yellow]{report['bad']} bad[/yellow]"
         if report.get("skipped"):
-            numbers += f"  [yellow]{report['skipped']} updates skipped[/yellow]"
+            numbers += f"  [yellow]{report['skipped']:g} updates skipped[/yellow]"
         self._numbers = numbers
         self._bar.update(self._task, numbers=numbers)
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
@@ -75,9 +76,10 @@ class ConsoleSink:
             self._console.print(f"[bold]{_table_head(report)}[/bold]", soft_wrap=True)
             self._has_head = True
         average = f" {report[_EMA]:9.2%}" if _EMA in report else ""
+        distance = f" {report[_DISTANCE]:9.3g}" if _DISTANCE in report else ""
         row = (
             f"{report['epoch']:7.1f} {report['step']:9d} {report['top1']:10.2%}{average} "
-            f"{report['top5']:8.2%} {report['loss']:8.4f} {_clock(report['time']):>9}"
+            f"{report['top5']:8.2%} {report['loss']:8.4f}{distance} {_clock(report['time']):>9}"
         )
         if report["bad"]:
             row += f"   {report['bad']} could not be read"
@@ -94,8 +96,10 @@ class ConsoleSink:
 
 def _table_head(report: Report) -> str:
     average = f" {'EMA top-1':>9}" if _EMA in report else ""
+    distance = f" {'distance':>9}" if _DISTANCE in report else ""
     return (
-        f"{'epoch':>7} {'step':>9} {'val top-1':>10}{average} {'top-5':>8} {'loss':>8} {'time':>9}"
+        f"{'epoch':>7} {'step':>9} {'val top-1':>10}{average} {'top-5':>8} {'loss':>8}{distance} "
+        f"{'time':>9}"
     )
 
 

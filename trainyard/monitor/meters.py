@@ -39,8 +39,7 @@ class Meter:
         # A step without an update counts as skipped, not into the means: its loss may be no number.
         good = 1 - stats.skipped
         means = torch.stack([stats.loss_sum, stats.correct, stats.count]).mul(good).nan_to_num()
-        self._sums += torch.cat([means, stats.count.view(1)])
-        self._skipped += stats.skipped
+        self._sums += torch.cat([means, stats.count.view(1), stats.skipped.view(1)])
         self._grad_norm = torch.where(good > 0, stats.grad_norm, self._grad_norm)
         if stats.update_ratio is not None:
             self._update_ratio = stats.update_ratio
@@ -48,9 +47,10 @@ class Meter:
     def report(self) -> dict[str, Any]:
         """Mean loss and accuracy of the updates, gradient norm of the last one of them.
 
-        And images per second of training time, and the share of it spent waiting for data.
+        And images per second of training time, and the share of it spent waiting for data. Of
+        replicas that differ, the norm is the first one's, and `skipped` a mean over them.
         """
-        loss, correct, count, images = total(self._world, self._sums).tolist()
+        loss, correct, count, images, skipped = total(self._world, self._sums).tolist()
         training = self._training_seconds() - self._training_before
         waiting = self._clock.seconds("data") - self._waiting_before
         report = {
@@ -58,7 +58,7 @@ class Meter:
             "top1": correct / max(count, 1),
             "grad_norm": float(self._grad_norm),
             "update_ratio": None if self._update_ratio is None else float(self._update_ratio),
-            "skipped": int(self._skipped),
+            "skipped": skipped / self._world.size,
             "images_per_s": images / training,
             "data_wait": waiting / training,
         }
@@ -67,8 +67,7 @@ class Meter:
 
     def _reset(self) -> None:
         # float64: a float32 sum of a million images would drop the last digits.
-        self._sums = torch.zeros(4, dtype=torch.float64, device=self._device)
-        self._skipped = torch.zeros((), device=self._device)
+        self._sums = torch.zeros(5, dtype=torch.float64, device=self._device)
         self._training_before = self._training_seconds()
         self._waiting_before = self._clock.seconds("data")
 

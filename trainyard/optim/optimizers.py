@@ -137,11 +137,17 @@ def _compiled(optimizer: "optim.Optimizer") -> "optim.Optimizer":
 def _sgd(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
     import torch
 
-    fused = not config.compile
+    fused = not config.compile and not _is_sharded(groups)  # for which torch has no kernel
     optimizer = torch.optim.SGD(
         groups, config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
     )
     return with_momenta(optimizer) if fused and config.momentum else optimizer
+
+
+def _is_sharded(groups: Groups) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in groups[0]["params"])
 
 
 def with_momenta(optimizer: "optim.SGD") -> "optim.SGD":

@@ -84,6 +84,7 @@ def build_schedule(
     drop = _drop_path(config, course, drop_path)
 
     def schedule(step: int) -> Rates:
+        step = min(step, course.num_steps - 1)  # a stream may be longer than was thought
         epoch = course.samples(step) // course.epoch_samples
         now = step if config.per == "step" else epoch
         return Rates(rate(now), decay(now), drop(epoch))

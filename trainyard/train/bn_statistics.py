@@ -1,13 +1,15 @@
 """The statistics of batch norm layers, estimated anew for weights that training never ran with."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from trainyard.averaging.sync_bn import apart
 from trainyard.errors import DataError
 from trainyard.train.precision import autocast
 from trainyard.train.step import Samples
@@ -15,6 +17,28 @@ from trainyard.world import World, total
 
 Sums = Tensor
 """Of a layer's input over values, float64[3, C]: their number, their sum and that of squares."""
+
+
+@dataclass
+class _Seen:
+    """What batch norm layers were given."""
+
+    sums_of: dict[_BatchNorm, Sums]
+    counts: bool = True
+    """Whether what they are given now is to be added."""
+
+    def add(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """A hook, before the forward pass of a layer."""
+        if not self.counts:
+            return
+        assert isinstance(layer, _BatchNorm)
+        values: Tensor = inputs[0].float()
+        dims = [dim for dim in range(values.dim()) if dim != 1]
+        variance, mean = torch.var_mean(values, dims, correction=0)
+        mean, variance = mean.double(), variance.double()
+        count = values.numel() // values.shape[1]
+        sums = torch.stack([torch.ones_like(mean), mean, variance + mean**2])
+        self.sums_of[layer].add_(sums, alpha=count)
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -44,21 +68,22 @@ def estimate_statistics(
         layers = batch_norms(model)
         assert layers, "a model without batch norm has no statistics"
     images = 0
-    with _observed(models) as sums_of:
+    with _observed(models) as seen, apart(models):
         for batch in batches:
             images_BCHW = batch.images_BCHW[batch.weights > 0]
-            if len(images_BCHW) < 2:  # of one value a layer's variance would be zero
-                continue
-            images += len(images_BCHW)
+            seen.counts = len(images_BCHW) > 1  # of one value a layer's variance would be zero
+            images += len(images_BCHW) * seen.counts
+            if not seen.counts:  # all ranks take part in a forward pass of a sharded model
+                images_BCHW = batch.images_BCHW.new_zeros(2, *batch.images_BCHW.shape[1:])
             for model in models:
                 with autocast(images_BCHW.device, precision):
                     model(images_BCHW)
-    merged = total(world, torch.cat(list(sums_of.values()), dim=1))
-    widths = [sums.shape[1] for sums in sums_of.values()]
+    merged = total(world, torch.cat(list(seen.sums_of.values()), dim=1))
+    widths = [sums.shape[1] for sums in seen.sums_of.values()]
     if not merged[0].min() > 1:
         raise DataError("batch norm statistics: no two training images of a batch can be read")
     parts = torch.split(merged, widths, dim=1)
-    for layer, (count, first, second) in zip(sums_of, parts, strict=True):
+    for layer, (count, first, second) in zip(seen.sums_of, parts, strict=True):
         mean = first / count
         variance = (second / count - mean**2) * count / (count - 1)  # unbiased, as torch keeps it
         assert layer.running_mean is not None and layer.running_var is not None
@@ -68,7 +93,7 @@ def estimate_statistics(
 
 
 @contextmanager
-def _observed(models: Sequence[nn.Module]) -> Iterator[dict[_BatchNorm, Sums]]:
+def _observed(models: Sequence[nn.Module]) -> Iterator[_Seen]:
     """Inside, batch norm layers normalise with their batch, leave their buffers, and are summed."""
     was_training = {module: module.training for model in models for module in model.modules()}
     layers = [layer for model in models for layer in batch_norms(model)]
@@ -76,13 +101,14 @@ def _observed(models: Sequence[nn.Module]) -> Iterator[dict[_BatchNorm, Sums]]:
         layer: torch.zeros(3, layer.num_features, dtype=torch.float64, device=_device(layer))
         for layer in layers
     }
-    hooks = [layer.register_forward_pre_hook(_adder(sums_of[layer])) for layer in layers]
+    seen = _Seen(sums_of)
+    hooks = [layer.register_forward_pre_hook(seen.add) for layer in layers]
     for model in models:
         model.eval()
     for layer in layers:
         layer.training, layer.track_running_stats = True, False
     try:
-        yield sums_of
+        yield seen
     finally:
         for hook in hooks:
             hook.remove()
@@ -95,15 +121,3 @@ def _observed(models: Sequence[nn.Module]) -> Iterator[dict[_BatchNorm, Sums]]:
 def _device(layer: _BatchNorm) -> torch.device:
     assert layer.running_mean is not None
     return layer.running_mean.device
-
-
-def _adder(sums: Sums) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def add(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        values: Tensor = inputs[0].float()
-        dims = [dim for dim in range(values.dim()) if dim != 1]
-        variance, mean = torch.var_mean(values, dims, correction=0)
-        mean, variance = mean.double(), variance.double()
-        count = values.numel() // values.shape[1]
-        sums.add_(torch.stack([torch.ones_like(mean), mean, variance + mean**2]), alpha=count)
-
-    return add

@@ -5,7 +5,10 @@ checkpoints/step-00001234/
     ema.safetensors     their moving average, where there is one
     training.pt         loss scale; optimizer, averager, and the weights in training where those
                         to use are others (schedule-free); loaded with weights_only
-    replicas/00000.pt   where replicas differ, of each: optimizer, averager with its own weights
+    replicas/00000.pt   where replicas differ, of each: optimizer, averager with its own weights;
+                        where gradients are sent as PowerSGD: what was left out of each's own
+    sharded/            where each rank keeps a part: weights in training, average, moments; see
+                        sharding.py
     progress.json       version, step, clock, evaluations, what was skipped
     manifest.json       SHA-256 of each file above
 """
@@ -33,7 +36,18 @@ from trainyard.train.optimizer_state import (
     put_optimizer,
     save_optimizer,
 )
+from trainyard.train.sharding import (
+    SHARDS,
+    has_shards,
+    is_sharded,
+    part_like,
+    read_shards,
+    whole_weights,
+    without_shards,
+    write_shards,
+)
 from trainyard.train.update import LossScale
+from trainyard.world import World, together
 
 VERSION = 2
 _MODEL, _EMA, _TRAINING, _PROGRESS, _MANIFEST = (
@@ -61,6 +75,8 @@ class TrainState:
     step: int = 0
     skipped: int = 0
     """Samples of the stream that were passed over when the weights went back."""
+    stream: dict[str, Any] = field(default_factory=dict)
+    """Where in data without an index the run is, as its feed keeps it; see data/stream/join.py."""
     roll_backs: int = 0
     last: dict[str, Any] = field(default_factory=dict)
     """The newest evaluation and its step."""
@@ -71,38 +87,50 @@ class TrainState:
 def load_checkpoint(state: TrainState, path: Path) -> str | None:
     """Put a verified checkpoint's contents into `state`; what is not as it was saved, in words."""
     progress = read_progress(path)
-    put_weights(state.model, load_weights(path), path)
-    if state.ema is not None:
-        if not has_ema(path):
-            raise CheckpointError(f"{path}: has no {_EMA}, its run had no model.ema_decay")
-        put_weights(state.ema, load_weights(path, ema=True), path)
+    if state.ema is not None and not has_ema(path):
+        raise CheckpointError(f"{path}: has no {_EMA}, its run had no model.ema_decay")
     training = _load(path / _TRAINING)
-    if training["weights"] is not None:
-        put_weights(state.model, training["weights"], path)
+    if has_shards(path):
+        moments = read_shards(path, state.model, state.ema, state.optimizer)
+        for number, own in training["optimizer"]["state"].items():
+            own |= moments.get(number, {})
+    else:
+        _put_all_weights(state, path, training)
     note = _load_replica(state, path, training)
     state.scale.load_state_dict(training["scale"])
     state.guard.load_state_dict(progress["guard"])
     state.clock.load_state_dict(progress["clock"])
     state.step, state.skipped = progress["step"], progress["skipped"]
+    state.stream.clear()
+    state.stream.update(progress.get("stream", {}))  # in place: a feed has it too
     state.roll_backs = progress["roll_backs"]
     state.last, state.best = progress["last"], progress["best"]
     return note
+
+
+def _put_all_weights(state: TrainState, path: Path, training: dict[str, Any]) -> None:
+    put_weights(state.model, load_weights(path), path)
+    if state.ema is not None:
+        put_weights(state.ema, load_weights(path, ema=True), path)
+    if training["weights"] is not None:
+        put_weights(state.model, training["weights"], path)
 
 
 def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> str | None:
     """What each replica has of its own; as many as were saved go on exactly as they were."""
     replica = state.averager.replica
     saved = sorted((path / _REPLICAS).glob("*.pt"))
-    own = _load(saved[replica.number % len(saved)]) if saved else training
+    mine = _load(saved[replica.number % len(saved)]) if saved else {}
+    own = training | mine
     put_optimizer(state.optimizer, own["optimizer"], path)
     is_as_saved = max(len(saved), 1) == replica.total
     state.averager.load_state_dict(own["averager"] if is_as_saved else {})
     if is_as_saved or not saved:
         return None
-    return (
-        f"{len(saved)} replicas were saved and {replica.total} go on: all from their mean, each "
-        "with the moments of one of them"
-    )
+    how = "all from their mean, each with the moments of one of them"
+    if "optimizer" not in mine:
+        how = "without what was left out of the gradients that each has sent (average.compress)"
+    return f"{len(saved)} replicas were saved and {replica.total} go on: {how}"
 
 
 def has_ema(path: Path) -> bool:
@@ -143,8 +171,10 @@ def read_progress(path: Path) -> dict[str, Any]:
 
 def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
     """Give a model the weights of the checkpoint at `path`."""
+    own = model.state_dict()
+    parts = {name: part_like(tensor, own.get(name)) for name, tensor in weights.items()}
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(parts)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip()[:200]  # of what may be a line per weight
         raise CheckpointError(f"{path}: its weights do not fit the model: {first}") from None
@@ -180,19 +210,28 @@ Manifest = dict[str, str]
 """The SHA-256 of each file, by its path in the checkpoint."""
 
 
-def write_common(state: TrainState, folder: Path) -> Manifest:
-    """What one rank writes for all, inside consensus, to a new checkpoint's folder."""
+def write_common(state: TrainState, folder: Path, world: World) -> Manifest:
+    """What the first rank writes for all, inside consensus, to a new checkpoint's folder.
+
+    Every rank calls it: the parts of what is sharded come together.
+    """
     with evaluation_weights(state.optimizer):
-        _write_weights(state.model, folder / _MODEL)
+        _write_weights(state.model, folder / _MODEL, world)
     if state.ema is not None:
-        _write_weights(state.ema, folder / _EMA)
-    own = _own(state) if state.averager.replica.total == 1 else {}
-    weights = state.model.state_dict() if has_own_weights(state.optimizer) else None
+        _write_weights(state.ema, folder / _EMA, world)
+    return _write_progress(state, folder) if world.is_first else {}
+
+
+def _write_progress(state: TrainState, folder: Path) -> Manifest:
+    own = _own(state, by_each=False)
+    is_apart = has_own_weights(state.optimizer) and not is_sharded(state.model)
+    weights = state.model.state_dict() if is_apart else None
     torch.save({"scale": state.scale.state_dict(), "weights": weights, **own}, folder / _TRAINING)
     progress = {
         "version": VERSION,
         "step": state.step,
         "skipped": state.skipped,
+        "stream": state.stream,
         "roll_backs": state.roll_backs,
         "guard": state.guard.state_dict(),
         "clock": state.clock.state_dict(),
@@ -206,28 +245,35 @@ def write_common(state: TrainState, folder: Path) -> Manifest:
 
 
 def write_replica(state: TrainState, folder: Path) -> Manifest:
-    """What this rank alone has, inside consensus; nothing where ranks have equal weights."""
-    number, total = state.averager.replica
-    if total == 1:
+    """What this rank alone has, inside consensus."""
+    if is_sharded(state.model):
+        names = write_shards(folder, state.model, state.ema, state.optimizer)
+        return _down_to_the_disk(folder, names)
+    replica = state.averager.replica
+    if replica.total == 1:
         return {}
-    name = f"{_REPLICAS}/{number:05d}.pt"
+    name = f"{_REPLICAS}/{replica.number:05d}.pt"
     (folder / _REPLICAS).mkdir(exist_ok=True)
-    torch.save(_own(state), folder / name)
+    torch.save(_own(state, by_each=True), folder / name)
     return _down_to_the_disk(folder, [name])
 
 
-def _own(state: TrainState) -> dict[str, Any]:
-    return {
-        "optimizer": save_optimizer(state.optimizer),
-        "averager": state.averager.state_dict(),
-    }
+def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
+    """What each replica saves by itself, or one for all."""
+    replica = state.averager.replica
+    own: dict[str, Any] = {}
+    if replica.differs == by_each:
+        own["optimizer"] = without_shards(save_optimizer(state.optimizer))
+    if (replica.total > 1) == by_each:
+        own["averager"] = state.averager.state_dict()
+    return own
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a checkpoint of the files in a folder."""
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     _down_to_the_disk(folder, [_MANIFEST])
-    for inner in (folder / _REPLICAS, folder):
+    for inner in (folder / _REPLICAS, folder / SHARDS, folder):
         if inner.exists():
             fsync_folder(inner)
 
@@ -240,10 +286,9 @@ def _down_to_the_disk(folder: Path, names: list[str]) -> Manifest:
     return manifest
 
 
-def _write_weights(model: nn.Module, path: Path) -> None:
+def _write_weights(model: nn.Module, path: Path, world: World) -> None:
     # Copies on the CPU: safetensors takes neither strided nor shared storage.
-    weights = {
-        name: tensor.detach().to("cpu", copy=True).contiguous()
-        for name, tensor in model.state_dict().items()
-    }
-    save_file(weights, path)
+    weights = whole_weights(model, keep=world.is_first)
+    with together(world):  # or others go on to gather more
+        if world.is_first:
+            save_file(weights, path)

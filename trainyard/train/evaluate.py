@@ -46,12 +46,11 @@ def evaluate(
     table = torch.zeros(len(models), len(_ROWS), num_samples, device=device)
     with _in_eval_mode(models.values()):
         for batch in batches:
-            if len(batch.labels):
-                judged = [
-                    _judge(_logits(model, batch.images_BCHW, precision, columns, flip=flip), batch)
-                    for model in models.values()
-                ]
-                table[:, :, batch.ids.to(device)] = torch.stack(judged)
+            judged = [
+                _judge(_logits(model, batch, precision, columns, flip=flip), batch)
+                for model in models.values()
+            ]
+            table[:, :, batch.ids.to(device)] = torch.stack(judged)
     rows = total(world, table).cpu().numpy()
     return {name: Predictions(*own) for name, own in zip(models, rows, strict=True)}
 
@@ -73,21 +72,29 @@ def _in_eval_mode(models: Iterable[nn.Module]) -> Iterator[None]:
 
 def _logits(
     model: nn.Module,
-    images_BCHW: Tensor,
+    batch: Batch,
     precision: torch.dtype | None,
     columns: Tensor | None,
     *,
     flip: bool,
 ) -> Tensor:
-    with autocast(images_BCHW.device, precision):
-        logits_BC: Tensor = model(images_BCHW).float()
-    if columns is not None:
-        logits_BC = logits_BC[:, columns]
+    images_BCHW = batch.images_BCHW
+    if not len(images_BCHW):  # a share of the last batch: all ranks take part in a sharded model
+        images_BCHW = images_BCHW.new_zeros(1, *images_BCHW.shape[1:])
+    logits_BC = _forward(model, images_BCHW, precision, columns)
     if flip:
-        mirrored_BC = _logits(model, images_BCHW.flip(3), precision, columns, flip=False)
+        mirrored_BC = _forward(model, images_BCHW.flip(3), precision, columns)
         both = logits_BC.log_softmax(dim=1), mirrored_BC.log_softmax(dim=1)
         logits_BC = torch.logaddexp(*both) - math.log(2)  # of the mean of the two softmax
-    return logits_BC
+    return logits_BC[: len(batch.images_BCHW)]
+
+
+def _forward(
+    model: nn.Module, images_BCHW: Tensor, precision: torch.dtype | None, columns: Tensor | None
+) -> Tensor:
+    with autocast(images_BCHW.device, precision):
+        logits_BC: Tensor = model(images_BCHW).float()
+    return logits_BC if columns is None else logits_BC[:, columns]
 
 
 def _judge(logits_BC: Tensor, batch: Batch) -> Tensor:

@@ -12,6 +12,7 @@ from pathlib import Path
 from trainyard.errors import CheckpointError
 from trainyard.files import fsync_folder, part_of
 from trainyard.train.checkpoint import (
+    Manifest,
     TrainState,
     find_problem,
     read_progress,
@@ -29,24 +30,22 @@ def save_checkpoint(state: TrainState, folder: Path, *, keep: int, world: World 
 
     Every rank calls it, in the consensus of the averager; the checkpoint is complete or absent.
     """
-    final = folder / f"step-{state.step:08d}"
+    final = path_of(folder, state.step)
     part = None
     try:
         with together(world):
-            part = _begin(final) if world.is_first else None
+            part = begin(final) if world.is_first else None
         shared = gather(world, part)[0]
         assert shared is not None
         with together(world):
             manifest = write_replica(state, shared)
-            if world.is_first:
-                manifest |= write_common(state, shared)
+        with together(world):
+            manifest |= write_common(state, shared, world)
         manifests = gather(world, manifest)
         with together(world):
             if world.is_first:
-                write_manifest(shared, {k: v for each in manifests for k, v in each.items()})
-                _put(shared, final)
-                point(folder / "latest", final)
-                _prune(folder, keep)
+                whole = {k: v for each in manifests for k, v in each.items()}
+                finish(shared, final, whole, keep=keep)
     except BaseException:
         if part is not None:
             shutil.rmtree(part, ignore_errors=True)
@@ -54,13 +53,25 @@ def save_checkpoint(state: TrainState, folder: Path, *, keep: int, world: World 
     return final
 
 
-def _begin(final: Path) -> Path:
+def path_of(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
+def begin(final: Path) -> Path:
     """The folder in which a checkpoint comes to be."""
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final.parent)
     part = part_of(final)
     part.mkdir()
     return part
+
+
+def finish(part: Path, final: Path, manifest: Manifest, *, keep: int) -> None:
+    """Make it the latest checkpoint, and drop all but `keep` old ones."""
+    write_manifest(part, manifest)
+    _put(part, final)
+    point(final.parent / "latest", final)
+    _prune(final.parent, keep)
 
 
 def _put(part: Path, final: Path) -> None:
@@ -98,7 +109,7 @@ def drop_after(folder: Path, path: Path) -> None:
 
 def point_best(folder: Path, state: TrainState) -> None:
     """Make `best` what `state` knows to be the best; a kill may have come between the two."""
-    best = folder / f"step-{state.best.get('step', 0):08d}"
+    best = path_of(folder, state.best.get("step", 0))
     if best.is_dir() and (folder / "best").resolve() != best.resolve():
         point(folder / "best", best)
 
@@ -115,7 +126,7 @@ def _prune(folder: Path, keep: int) -> None:
     # Those saved while updates were being skipped are not counted: there may be a way back.
     clean = [path.resolve() for path in _checkpoints(folder) if _is_finite(path)][-keep:]
     best_then = [read_progress(path)["best"].get("step", 0) for path in clean[-1:]]
-    kept |= {*clean, *((folder / f"step-{step:08d}").resolve() for step in best_then)}
+    kept |= {*clean, *(path_of(folder, step).resolve() for step in best_then)}
     for path in _checkpoints(folder):
         if path.resolve() not in kept:
             shutil.rmtree(_hide(path))

@@ -39,7 +39,7 @@ class Training:
     """The built parts of a run; none of them is optional, a part that is off does nothing."""
 
     state: TrainState
-    num_steps: int
+    is_over: Callable[[int], bool]  # after so many steps
     feed: Iterator[Any]  # batches from state.step on
     step: Callable[[Batch, int, Any], StepStats]
     schedule: Callable[[int], Rates]
@@ -72,7 +72,7 @@ def train(run: Training) -> type[Stopped] | None:
     if evaluation_is_due(run):
         evaluate(run)
         save(run)
-    while state.step < run.num_steps:
+    while not run.is_over(state.step):
         if state.guard.tripped(state.step):
             run.roll_back()
         with run.phase("data"):
@@ -84,7 +84,7 @@ def train(run: Training) -> type[Stopped] | None:
         run.meter.add(stats)
         run.quarantine.note("train", batch.bad)
         stopped = run.stop.poll()
-        is_last = state.step == run.num_steps
+        is_last = run.is_over(state.step)
         save_is_due = run.save_every.due(state.step) or is_last or stopped
         if run.log_every.due(state.step) or save_is_due:
             run.quarantine.exchange()
@@ -100,7 +100,7 @@ def train(run: Training) -> type[Stopped] | None:
 def evaluation_is_due(run: Training) -> bool:
     step = run.state.step
     is_done = step == run.state.last.get("step", 0)
-    return not is_done and (run.eval_every.due(step) or step == run.num_steps)
+    return not is_done and (run.eval_every.due(step) or run.is_over(step))
 
 
 def evaluate(run: Training) -> bool:

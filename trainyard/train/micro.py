@@ -36,11 +36,14 @@ class MicroBatchSize:
         world: World,
         phase: Callable[[int], int],
         report: Callable[[str], None],
+        is_tried: bool = True,
     ) -> None:
         """`size` None takes a rank's whole share; `phase` names the stretch of a step, in which
-        batches and images keep their size; `report` is told of sizes that did not fit."""
+        batches and images keep their size; `report` is told of sizes that did not fit. One that is
+        not tried is as it was asked for: no rank can repeat a step that takes all of them."""
         self.size = self._asked = size
         self._world, self._phase, self._report = world, phase, report
+        self._is_tried = is_tried
         self._tried: set[int] = set()
 
     def begins(self, step: int) -> bool:
@@ -49,15 +52,23 @@ class MicroBatchSize:
         All ranks find the same, as they take the same steps.
         """
         phase = self._phase(step)
-        if phase in self._tried:
+        if phase in self._tried or not self._is_tried:
             return False
         self._tried.add(phase)
         self.size = self._asked
         return True
 
     def halve(self, share: int, reason: str) -> None:
-        """After an out-of-memory error in a batch of `share` samples. RecipeError at one sample."""
+        """After an out-of-memory error in a batch of `share` samples.
+
+        RecipeError at one sample, and where sizes are not tried.
+        """
         now = min(self.size or share, share)
+        if not self._is_tried and now > 1:
+            raise RecipeError(
+                f"out of memory with {now} samples at a time, and ranks that wait for each other "
+                f"inside the model cannot try fewer: set a smaller batch.micro ({reason})"
+            )
         if now <= 1:
             raise RecipeError(
                 "a single sample does not fit into the memory of the device: take a smaller "

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainyard.errors import CheckpointError
+from trainyard.train.sharding import part_like
 
 # Entries of a parameter group that are state: of timm's LAMB, and of schedule-free optimizers.
 _COUNTS = frozenset(("step", "k", "weight_sum", "lr_max", "scheduled_lr", "train_mode"))
@@ -37,7 +39,8 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
     finally:
         modes.train()  # computes them back, but for the rounding
         with torch.no_grad():
-            torch._foreach_copy_(parameters, in_training)
+            for parameter, own in zip(parameters, in_training, strict=True):
+                parameter.copy_(own)
 
 
 def save_optimizer(optimizer: Optimizer) -> dict[str, Any]:
@@ -58,7 +61,16 @@ def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> No
         group | {key: own[key] for key in own if key != "params" and key not in _COUNTS}
         for group, own in zip(groups, own_groups, strict=True)
     ]
+    parameters = dict(enumerate(p for group in own_groups for p in group["params"]))
+    state = {
+        number: {key: _part_of(value, parameters.get(number)) for key, value in own.items()}
+        for number, own in saved["state"].items()
+    }
     try:
-        optimizer.load_state_dict({"state": saved["state"], "param_groups": merged})
+        optimizer.load_state_dict({"state": state, "param_groups": merged})
     except ValueError as error:
         raise CheckpointError(f"{path}: does not fit the model: {error}") from None
+
+
+def _part_of(value: Any, parameter: nn.Parameter | None) -> Any:
+    return part_like(value, parameter) if isinstance(value, Tensor) else value

@@ -15,7 +15,7 @@ from trainyard.train.buffers import Buffers
 from trainyard.train.micro import MicroBatchSize, is_out_of_memory, reserved
 from trainyard.train.precision import autocast
 from trainyard.train.update import Update
-from trainyard.world import World
+from trainyard.world import World, is_lost_peer
 
 
 class Samples(Protocol):
@@ -92,13 +92,27 @@ class TrainStep:
         """Update the model with one batch; its loss is the exact mean over the global batch."""
         self.set_rates(rates)
         count = batch.weights.sum()
-        sums = self._gradient(batch, step, self.averager.divisor(count))
-        self.averager.before_update(step)
-        updated = self.update(step)
-        self.buffers.restore_if(updated.skipped)
-        self.averager.after_update(step)
+        self.buffers.remember()
+        try:
+            sums = self._gradient(batch, step, self.averager.divisor(count))
+            self.averager.before_update(step)
+            updated = self.update(step)
+        except RuntimeError:
+            self.buffers.restore()  # a step is made or is not: see survivors.py
+            raise
+        # Of a rank without a sample, in a stream that has run dry, only placeholders were seen.
+        self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
+        self._after_update(step)
         self.follow(step)
         return StepStats(sums[0], sums[1], count, *updated)
+
+    def _after_update(self, step: int) -> None:
+        """The step is made, though a peer be lost: whatever else is asked of it will say so."""
+        try:
+            self.averager.after_update(step)
+        except RuntimeError as error:
+            if not is_lost_peer(error):
+                raise
 
     def _gradient(self, batch: Batch, step: int, divisor: Divisor) -> Tensor:
         """Leave the gradient of the whole batch in the parameters; see _forward_backward.
@@ -106,7 +120,6 @@ class TrainStep:
         The first step of a phase is tried before it is done: every rank by itself finds out how
         much fits, and what comes of it is dropped, so that whoever resumes there changes nothing.
         """
-        self.buffers.remember()
         if self.micro.begins(step):
             self._fit(batch, step, divisor, is_trial=True)
             self.update.forget()

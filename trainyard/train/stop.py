@@ -7,7 +7,7 @@ from collections import deque
 from types import FrameType, TracebackType
 from typing import Any
 
-from trainyard.errors import Requeued, Stopped
+from trainyard.errors import PeerError, Requeued, Stopped
 from trainyard.world import World
 
 # What each signal asks for; where ranks differ, the higher number wins.
@@ -58,7 +58,8 @@ class StopSignal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._previous.items():
+        # A launcher that misses a rank signals the others, which are ending: not in mid-sentence.
+        for number, handler in () if isinstance(error, PeerError) else self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         for work, _ in self._pending if error is None else ():
             work.wait()

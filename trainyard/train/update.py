@@ -8,6 +8,8 @@ from timm.utils.agc import adaptive_clip_grad
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from trainyard.train.sharding import whole
+
 Clip = Callable[[Sequence[nn.Parameter], Tensor], None]
 """Alters the gradients of parameters in place, given the norm of them all."""
 
@@ -57,7 +59,7 @@ class Update:
         parameters = [p for p in self._parameters if p.grad is not None]
         grads = [p.grad for p in parameters if p.grad is not None]
         self._scale.unscale(grads)
-        norm = get_total_norm(grads)
+        norm = whole(get_total_norm(grads))
         finite = self._highest(1.0 - norm.isfinite().float()) == 0
         self._clip(parameters, norm)
         before = [p.clone() for p in parameters] if self._measure(step) else None
@@ -155,4 +157,4 @@ def clip_adaptively(factor: float, *, exempt: Sequence[nn.Parameter]) -> Clip:
 def _ratio(parameters: list[nn.Parameter], before: list[Tensor]) -> Tensor:
     """Norm of the change over the norm of what was changed."""
     moved = [now - then for now, then in zip(parameters, before, strict=True)]
-    return get_total_norm(moved) / get_total_norm(before).clamp(min=1e-12)
+    return whole(get_total_norm(moved)) / whole(get_total_norm(before)).clamp(min=1e-12)

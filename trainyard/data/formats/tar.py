@@ -6,8 +6,9 @@ but one that is named like an image is an error: it would be missed.
 """
 
 import struct
+import sys
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import IO, NamedTuple
 from zlib import adler32
 
 from trainyard.data.formats.scan import IMAGE_SUFFIXES
@@ -21,6 +22,7 @@ _NEAR = 1 << 15  # bytes that are sooner read than jumped over; ImageNet's files
 _PAGE = 1 << 12  # bytes; what a disk reads at least
 _PROBES = 128  # places: a split of one per cent of the tar is met
 _MAX_METADATA = 1 << 20  # bytes of a long name or pax header; real ones are under 10 kB
+_MAX_READ = 1 << 30  # bytes; a longer image in a stream is damage
 
 # name, size, checksum, kind, magic, prefix
 _HEADER = struct.Struct("100s24x12s12x8sc100x8s80x155s12x")
@@ -77,10 +79,47 @@ class ReadAhead:
         self._source.close()
 
 
+class Forward:
+    """A tar that comes once, from front to back, and whose end is not known beforehand."""
+
+    size = sys.maxsize
+
+    def __init__(self, name: str, stream: IO[bytes]) -> None:
+        self.name, self.stamp = name, Stamp()
+        self._stream, self._position = stream, 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes that lie ahead. DataError if the stream ends before."""
+        if size > _MAX_READ:
+            raise DataError(f"{self.name}, byte {offset}: {size:,} bytes are not believable")
+        while self._position < offset:
+            self._take(min(offset - self._position, _AHEAD))
+        return self._take(size)
+
+    def finish(self) -> None:
+        """Read what follows the end mark. DataError if it is more than padding."""
+        while content := self._stream.read(_AHEAD):
+            if content.strip(b"\0"):
+                raise DataError(
+                    f"{self.name}: goes on after the end mark of its tar at byte {self._position}; "
+                    "each shard is one tar: name several by a brace list"
+                )
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _take(self, size: int) -> bytes:
+        content = self._stream.read(size)
+        self._position += len(content)
+        if len(content) < size:
+            raise DataError(_truncated(self.name, self._position))
+        return content
+
+
 def members(tar: Source, start: int = 0, end: int | None = None) -> Iterator[Member]:
     """The regular files of a tar, or of one that lies inside another from byte `start` to `end`."""
     end = tar.size if end is None else end
-    tar = tar if isinstance(tar, ReadAhead) else ReadAhead(tar)
+    tar = tar if isinstance(tar, (ReadAhead, Forward)) else ReadAhead(tar)
     position = start
     override: dict[str, str] = {}  # path and size that a pax or GNU header sets for the next member
     while position + _BLOCK <= end:
@@ -99,9 +138,11 @@ def members(tar: Source, start: int = 0, end: int | None = None) -> Iterator[Mem
         if is_file and name[-1:] != "/":  # so tars older than POSIX mark a folder
             yield member
         position = member.offset + -(-size // _BLOCK) * _BLOCK
-    raise DataError(
-        f"{tar.name}: the archive is truncated: it ends at byte {end} without its end mark"
-    )
+    raise DataError(_truncated(tar.name, end))
+
+
+def _truncated(name: str, end: int) -> str:
+    return f"{name}: the archive is truncated: it ends at byte {end} without its end mark"
 
 
 def some_names(tar: Source) -> Iterator[str]:

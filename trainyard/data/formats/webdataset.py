@@ -20,7 +20,7 @@ from zlib import adler32
 
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_LABEL, FileRows, Scan
-from trainyard.data.formats.tar import Member, ReadAhead, members
+from trainyard.data.formats.tar import Forward, Member, ReadAhead, members
 from trainyard.data.location import Place
 from trainyard.data.source import open_source
 from trainyard.errors import DataError
@@ -59,7 +59,7 @@ class _Part(NamedTuple):
     key: str
     field: str
     member: Member
-    content: bytes  # of a label
+    content: bytes  # of a label, and of an image where it is wanted
 
 
 def _are_samples(found: list[Member]) -> bool:
@@ -81,17 +81,36 @@ def _shard_rows(place: Place, name: str) -> FileRows:
     with closing(ReadAhead(open_source(path))) as tar:
         for key, parts in groupby(_parts(tar), key=attrgetter("key")):
             image, label = _sample(list(parts), f"{path}: sample {key!r}")
-            offsets.append(image.offset)
-            sizes.append(image.size)
+            offsets.append(image.member.offset)
+            sizes.append(image.member.size)
             labels.append(label)
     return FileRows(name, offsets, sizes, labels)
 
 
-def _parts(tar: ReadAhead) -> Iterator[_Part]:
+class Streamed(NamedTuple):
+    """A sample out of a tar that comes once."""
+
+    key: str
+    offset: int  # bytes from the start of the tar to the image
+    image: bytes
+    label: int
+
+
+def streamed(tar: Forward) -> Iterator[Streamed]:
+    """The samples of a shard in stored order; all of it has been read at their end."""
+    for key, parts in groupby(_parts(tar, images=True), key=attrgetter("key")):
+        image, label = _sample(list(parts), f"{tar.name}: sample {key!r}")
+        yield Streamed(key, image.member.offset, image.content, label)
+    tar.finish()
+
+
+def _parts(tar: ReadAhead | Forward, *, images: bool = False) -> Iterator[_Part]:
+    """`images`: with the content of images too, not of labels alone."""
     for member in members(tar):
         key, field = _split(member.name)
         if field in IMAGE_SUFFIXES:
-            yield _Part(key, field, member, b"")
+            content = tar.read(member.offset, member.size) if images else b""
+            yield _Part(key, field, member, content)
         elif field == ".cls":
             content = tar.read(member.offset, min(member.size, 32))
             yield _Part(key, field, member, content)
@@ -112,9 +131,9 @@ def _split(name: str) -> tuple[str, str]:
     return name[:dot], name[dot:].lower()
 
 
-def _sample(parts: list[_Part], where: str) -> tuple[Member, int]:
+def _sample(parts: list[_Part], where: str) -> tuple[_Part, int]:
     """The image and the label among the parts of one key."""
-    images = [part.member for part in parts if part.field in IMAGE_SUFFIXES]
+    images = [part for part in parts if part.field in IMAGE_SUFFIXES]
     labels = [part for part in parts if part.field == ".cls"]
     labels = labels or [part for part in parts if part.field == ".json"]
     if len(images) != 1 or len(labels) != 1:

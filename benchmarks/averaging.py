@@ -1,0 +1,356 @@
+"""Steps of data-parallel training on four hosts of an emulated network, by how replicas agree.
+
+python -m benchmarks.averaging [--models resnet50 vit_base_patch16_224] [--networks 0:0 100:5 ...]
+    [--seconds 4] [--rounds 2] [--straggler 1] [--hardware NAME]
+python -m benchmarks.averaging --quick
+
+A network is MBIT:MS: what each host sends, in Mbit/s (0: no limit), and how late it arrives, one
+way; see network.py, and be root. Contenders:
+
+- DDP alone: torch's DistributedDataParallel in a bare loop
+- our all-reduce: Trainyard's step with `average.name = "allreduce"`
+- decent-dp: the package of that name, one-peer exponential topology, in a bare loop
+- our gossip: Trainyard's step, the same topology
+- our periodic: Trainyard's step, an exchange in int8 every 16; on slow networks only
+
+All have the same optimizer (SGD with momentum, fused) and the same model, which has the parameters
+of a real one, by shape and order, but next to no arithmetic: each of its modules that has any
+parameters sleeps in the forward and in the backward pass, 0.25 s in all, as a host does whose
+accelerator computes, and then gives its parameters p the gradient p - rank, of a quadratic. So the
+mean of the replicas' weights after any number of steps is known, and is checked for each contender;
+and so is that they are closer to each other than they would be without averaging.
+
+A round takes the contenders in turns, in an order that rotates. Each is built, warmed up without
+limits and then timed on the round's networks: as many steps as fit into --seconds, at least one. A
+step's time is the mean of that on the hosts. Networks on which a step takes longer than SLOW_S come
+after the others, with half as many rounds. Megabytes are what a host sends in a step.
+"""
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed as dist
+from torch import nn
+
+from benchmarks.contenders import (
+    ALL_REDUCE,
+    COMPUTE_S,
+    CONTENDERS,
+    EVERY,
+    HOSTS,
+    SLOW_ONLY,
+    Shaped,
+    Step,
+    expected_error,
+    real_model,
+)
+from benchmarks.network import Link, Network, bytes_sent, network
+
+WARM_UP = 3  # DDP makes its buckets anew, decent-dp begins with the second step
+SLOW_S = 5.0
+UNLIMITED_MBIT = 4000.0  # about
+FAST = Link()
+NETWORKS = ("0:0", "0:5", "1000:0", "1000:5", "100:0", "100:5")
+
+
+# --- a rank, on a host of its own ---
+
+
+class Member:
+    """One of the ranks; the first of them asks for other links, by its standard output."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.rank = int(os.environ["RANK"])
+        self._store = dist.TCPStore(
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            HOSTS,
+            is_master=self.rank == 0,
+            timeout=timedelta(seconds=60),
+        )
+
+    def tell(self, **message: Any) -> None:
+        if self.rank == 0:
+            print(json.dumps(message), flush=True)
+
+    def relink(self, link: Link) -> None:
+        dist.barrier()
+        self.tell(link=[link.mbit, link.delay_ms])
+        if self.rank == 0:
+            sys.stdin.readline()
+        dist.barrier()
+
+    def measure(self, name: str, number: int, networks: Sequence[str]) -> None:
+        """One contender of one round."""
+        store = dist.PrefixStore(f"{number}", self._store)
+        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=HOSTS)
+        slower = self.options.straggler if self.rank == HOSTS - 1 else 1.0
+        model = Shaped(self.options.model, self.rank, COMPUTE_S * slower)
+        num_bytes = sum(p.nbytes for p in model.parameters())
+        steps = Steps(CONTENDERS[name](model), EVERY if name in SLOW_ONLY else 1)
+        steps.take(WARM_UP)
+        for text in networks:
+            until_quiet()
+            sent, taken = bytes_sent(), steps.taken
+            self.relink(link_of(text))
+            ideal_s = ideal_seconds(text, num_bytes)
+            if name not in ALL_REDUCE + SLOW_ONLY or ideal_s < SLOW_S:
+                steps.take(1)  # what is under way in overlap is then under this network's limits
+            seconds, busy = steps.timed(max(1, int(self.options.seconds / ideal_s)))
+            self.relink(FAST)
+            until_quiet()
+            megabytes = (bytes_sent() - sent) / 1e6 / (steps.taken - taken)
+            whole = torch.tensor([megabytes, busy, *seconds], dtype=torch.float64)
+            dist.all_reduce(whole)
+            megabytes, busy, *seconds = (whole / HOSTS).tolist()
+            figures = {"seconds": seconds, "megabytes": [megabytes], "cpu_seconds": [busy]}
+            self.tell(contender=name, network=text, figures=figures)
+        check(name, model, steps.taken)
+        dist.destroy_process_group()
+
+
+class Steps:
+    """Of a contender, so many at a time: a period's, if it has periods."""
+
+    def __init__(self, step: Step, period: int) -> None:
+        self._step, self._period = step, period
+        self.taken = 0
+
+    def take(self, times: int) -> None:
+        for _ in range(times * self._period):
+            self._step()
+        self.taken += times * self._period
+
+    def timed(self, times: int) -> tuple[list[float], float]:
+        """Seconds of each step, or of the mean step of each period; a step's processor time."""
+        dist.barrier()
+        busy, begun, seconds = time.process_time(), time.perf_counter(), []
+        for _ in range(times):
+            self.take(1)
+            now = time.perf_counter()
+            seconds.append((now - begun) / self._period)
+            begun = now
+        return seconds, (time.process_time() - busy) / times / self._period
+
+
+def until_quiet() -> None:
+    """Nothing more is under way from this host."""
+    sent = -1
+    while sent != (sent := bytes_sent()):
+        time.sleep(0.2)
+
+
+def check(name: str, model: nn.Module, steps: int) -> None:
+    """AssertionError if weights are not where this many steps with averaging bring them."""
+    own = torch.stack([p.detach().double().mean() for p in model.parameters()])
+    mean = own.clone()
+    dist.all_reduce(mean)
+    mean /= HOSTS
+    middle = (HOSTS - 1) / 2  # of the ranks, which are the minima of their losses
+    error = expected_error(steps)
+    wanted = middle + (-1 - middle) * error
+    tolerance = 1e-2 if name in SLOW_ONLY else 1e-4  # of int8, and of float32
+    off = float((mean - wanted).abs().max())
+    assert off < tolerance, f"{name}: weights are {off} from the {wanted} after {steps} steps"
+    apart, alone = float((own - mean).abs().max()), middle * (1 - error)
+    assert apart < 0.5 * alone, (
+        f"{name}: apart by {apart}, where {alone} is apart without averaging"
+    )
+
+
+def run_rank(options: argparse.Namespace) -> None:
+    torch.set_num_threads(1)
+    member = Member(options)
+    number = 0
+    for networks, rounds, contenders in passes(options):
+        for turn in range(rounds):
+            first = turn % len(contenders)
+            for name in contenders[first:] + contenders[:first]:
+                member.measure(name, number, networks)
+                gc.collect()
+                number += 1
+    member.tell(done=True)
+
+
+# --- the rounds ---
+
+
+def link_of(text: str) -> Link:
+    mbit, _, milliseconds = text.partition(":")
+    return Link(float(mbit) or None, float(milliseconds))
+
+
+def ideal_seconds(text: str, num_bytes: int) -> float:
+    """About what an all-reduce takes by a ring, and the computing."""
+    sent = 2 * (HOSTS - 1) / HOSTS * num_bytes
+    return COMPUTE_S + sent * 8e-6 / (link_of(text).mbit or UNLIMITED_MBIT)
+
+
+class Pass(NamedTuple):
+    """Networks that are measured in the same rounds."""
+
+    networks: list[str]
+    rounds: int
+    contenders: list[str]
+
+
+def passes(options: argparse.Namespace) -> list[Pass]:
+    num_bytes = sum(4 * p.numel() for p in real_model(options.model).parameters())
+    is_slow = {text: ideal_seconds(text, num_bytes) > SLOW_S for text in options.networks}
+    fast, slow = ([text for text in is_slow if is_slow[text] is wanted] for wanted in (False, True))
+    both = [
+        Pass(fast, options.rounds, [name for name in CONTENDERS if name not in SLOW_ONLY]),
+        Pass(slow, max(1, options.rounds // 2), list(CONTENDERS)),
+    ]
+    return [each for each in both if each.networks]
+
+
+Found = dict[str, dict[str, dict[str, list[float]]]]  # by network, contender, and figure
+
+
+def run_model(options: argparse.Namespace, emulated: Network, said: Any) -> Found:
+    """`said`: the file for what the ranks print of errors."""
+    command = [sys.executable, "-m", "benchmarks.averaging", "--rank", *sys.argv[1:]]
+    command += ["--model", options.model]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    ranks: list[Any] = [
+        host.start(
+            *command,
+            env=os.environ | emulated.rank_variables(host.number),
+            stderr=said,
+            **(pipes if host.number == 0 else {}),
+        )
+        for host in emulated.hosts
+    ]
+    found: Found = {text: {} for text in options.networks}
+    is_done = False
+    for line in ranks[0].stdout:
+        message = json.loads(line)
+        if "link" in message:
+            emulated.set(Link(*message["link"]))
+            print(file=ranks[0].stdin, flush=True)
+        elif "contender" in message:
+            values = found[message["network"]].setdefault(message["contender"], {})
+            for figure, more in message["figures"].items():
+                values.setdefault(figure, []).extend(more)
+            print(options.model, message, file=sys.stderr)
+        else:
+            is_done = True
+    if any(rank.wait() for rank in ranks) or not is_done:
+        said.seek(0)
+        raise SystemExit(f"a rank has failed:\n{said.read()[-5000:]}")
+    return found
+
+
+def spelled(text: str) -> str:
+    link = link_of(text)
+    rate = f"{link.mbit:,.0f} Mbit/s" if link.mbit else "no limit"
+    return f"{rate}, {link.delay_ms:g} ms"
+
+
+def table(found: Found) -> str:
+    lines = [
+        "| network | replicas agree by | s a step: median (min, max) | faster than DDP alone "
+        "| MB a step and host | processor's s a step and host |",
+        "|---|---|---|---|---|---|",
+    ]
+    for text, of_network in found.items():
+        alone = middle(found, text, "DDP alone")
+        for name in (name for name in CONTENDERS if name in of_network):
+            seconds, median = of_network[name]["seconds"], middle(found, text, name)
+            spread = f"{median:.3f} ({min(seconds):.3f}, {max(seconds):.3f})"
+            sent, busy = (middle(found, text, name, key) for key in ("megabytes", "cpu_seconds"))
+            figures = f"{alone / median:.2f} x | {sent:,.0f} | {busy:.3f}"
+            lines.append(f"| {spelled(text)} | {name} | {spread} | {figures} |")
+    return "\n".join(lines)
+
+
+def comparison(found: Found) -> str:
+    """Ratios of medians."""
+    pairs = (
+        ("our all-reduce", "DDP alone"),
+        ("our gossip", "decent-dp"),
+        ("our all-reduce", "our gossip"),
+    )
+    titles = " | ".join(f"{one} / {other}" for one, other in pairs)
+    lines = [f"| network | {titles} |", "|---|---|---|---|"]
+    for text in found:
+        ratios = [middle(found, text, one) / middle(found, text, other) for one, other in pairs]
+        lines.append(f"| {spelled(text)} | {' | '.join(f'{ratio:.3f}' for ratio in ratios)} |")
+    return "\n".join(lines)
+
+
+def middle(found: Found, text: str, name: str, figure: str = "seconds") -> float:
+    return statistics.median(found[text][name][figure])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["resnet50", "vit_base_patch16_224"])
+    parser.add_argument("--networks", nargs="+", default=NETWORKS, metavar="MBIT:MS")
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument(
+        "--straggler", type=float, default=1.0, help="the last host computes so many times as long"
+    )
+    parser.add_argument("--quick", action="store_true", help="a ResNet-18's, two networks, once")
+    parser.add_argument("--hardware", help="save results/DATE-HARDWARE-averaging.json and .md")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.quick:
+        options.models, options.networks = ["resnet18"], ["0:0", "1000:5"]
+        options.seconds, options.rounds = 2.0, 1
+    if options.rank:
+        run_rank(options)
+        sys.stdout.flush()
+        os._exit(0)  # groups and their threads need no farewell
+    load, begun = os.getloadavg()[0], time.monotonic()
+    results, tables = {}, []
+    for model in options.models:
+        options.model = model
+        with network(HOSTS) as emulated, tempfile.TemporaryFile("w+") as said:
+            results[model] = run_model(options, emulated, said)
+        tables += [f"## {model}", comparison(results[model]), table(results[model])]
+        print(*tables[-3:], sep="\n\n")
+    about = {
+        "date": date.today().isoformat(),
+        "hardware": options.hardware,
+        "processor": platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "hosts": HOSTS,
+        "compute_s": COMPUTE_S,
+        "straggler": options.straggler,
+        "rounds": options.rounds,
+        "torch": torch.__version__,
+        "decent-dp": importlib.metadata.version("decent-dp"),
+        "load_before_and_after": [round(load, 1), round(os.getloadavg()[0], 1)],
+        "minutes": round((time.monotonic() - begun) / 60, 1),
+    }
+    if options.hardware:
+        path = Path(__file__).parent / "results" / f"{about['date']}-{options.hardware}-averaging"
+        path.with_suffix(".json").write_text(
+            json.dumps(about | {"found": results}, indent=1) + "\n"
+        )
+        facts = ", ".join(f"{key} {value}" for key, value in about.items())
+        text = "\n\n".join(["# Averaging", facts, *tables])
+        path.with_suffix(".md").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

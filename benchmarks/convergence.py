@@ -1,0 +1,256 @@
+"""Where replicas end that agree by all-reduce, by gossip, and now and then: four of them.
+
+python benchmarks/convergence.py FOLDER [--hardware NAME] [--out benchmarks/results]
+    [--only NAME ...] [--data digits photographs] [--epochs 10] [--seeds 5]
+
+Two small real problems: scikit-learn's scanned digits, and tiles of photographs of scikit-learn's
+and scikit-image's, to be told from which photograph they are. The `digits` recipe by SGD with
+another [average] section, and nothing else changed: the same images in the same order. Four ranks
+of two nodes, by gloo; FOLDER is for the data and the runs. 30 minutes on two cores.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from trainyard.data.prepare.digits import prepare_digits
+
+RANKS, RANKS_PER_NODE = 4, 2
+EXPONENTIAL = {"name": "gossip", "topology": "one-peer-exponential"}
+DILOCO = {"name": "periodic", "every": 8, "outer_lr": 0.7, "outer_momentum": 0.9}
+# Keys of [average].
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "all-reduce": {"name": "allreduce"},
+    "gossip, complete": {"name": "gossip", "topology": "complete"},
+    "gossip, ring": {"name": "gossip", "topology": "ring"},
+    "gossip, one-peer exponential": EXPONENTIAL,
+    "the same, no overlap": EXPONENTIAL | {"overlap": False},
+    "the same, sent as bf16": EXPONENTIAL | {"compress": "bf16"},
+    "gossip, alternating exponential ring": {
+        "name": "gossip",
+        "topology": "alternating-exponential-ring",
+    },
+    "gossip between nodes, all-reduce inside": EXPONENTIAL | {"hierarchical": True},
+    "periodic, every 8 steps": {"name": "periodic", "every": 8},
+    "periodic, every 8, DiLoCo's momentum": DILOCO,
+    "periodic, every 8, overlapped, int8": {
+        "name": "periodic",
+        "every": 8,
+        "overlap": True,
+        "compress": "int8",
+    },
+}
+PHOTOGRAPHS = "astronaut brick camera cell chelsea coffee grass gravel hubble_deep_field retina"
+_TILE = 32  # pixels
+_STRIDES = {"train": 28, "val": 16}
+
+Run = dict[str, Any]
+Job = tuple[str, str, int]  # data, contender, seed
+
+
+# --- the photographs ---
+
+
+def prepare_photographs(folder: Path) -> None:
+    """Tiles of photographs, a folder for each; every fourth stretch of columns is to validate."""
+    if (folder / "val").exists():
+        return
+    for name, pixels in photographs():
+        for split, stride in _STRIDES.items():
+            rows, columns = (range(0, size - _TILE, stride) for size in pixels.shape[:2])
+            for y, x in itertools.product(rows, columns):
+                # None that shows pixels of both.
+                if {split_of(column) for column in (x, x + _TILE - 1)} == {split}:
+                    tile = folder / split / name / f"{y}-{x}.png"
+                    tile.parent.mkdir(parents=True, exist_ok=True)
+                    Image.fromarray(pixels[y : y + _TILE, x : x + _TILE]).save(tile)
+
+
+def split_of(column: int) -> str:
+    return "val" if (column // 64) % 4 == 3 else "train"
+
+
+def photographs() -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Names and pixels, half of their size and no wider than 400."""
+    from skimage import data
+    from sklearn.datasets import load_sample_images
+
+    samples = load_sample_images()
+    images = dict(zip(("china", "flower"), samples.images, strict=True))
+    images |= {name: getattr(data, name)() for name in PHOTOGRAPHS.split()}
+    for name, pixels in images.items():
+        image = Image.fromarray(pixels).convert("RGB")
+        image.thumbnail((400, 400))
+        yield name, np.asarray(image)
+
+
+# --- the runs ---
+
+
+def overrides(folder: Path, job: Job, epochs: int) -> dict[str, str]:
+    data, contender, seed = job
+    keys: dict[str, Any] = {
+        **{f"average.{key}": value for key, value in CONTENDERS[contender].items()},
+        "optim.name": "sgd",
+        "optim.lr": 0.1,
+        "optim.weight_decay": 1e-3,
+        "data.train": f"{folder}/{data}/train",
+        "data.val": f"{folder}/{data}/val",
+        "data.threads": 1,
+        "run.length": f"{epochs} epochs",
+        "run.seed": seed,
+        "run.eval_every": "0 steps",
+        "run.save_every": "0 steps",
+    }
+    return {
+        key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()
+    }
+
+
+def train_all(
+    rank: int, port: int, jobs: list[Job], folder: Path, epochs: int, results: Any
+) -> None:
+    """What each of the ranks does: one run after another."""
+    import torch
+    from rich.console import Console
+
+    from trainyard.config import load_recipe
+    from trainyard.run import train
+    from trainyard.world import World
+
+    os.environ |= {"MASTER_ADDR": "127.0.0.1"}
+    node, local_rank = divmod(rank, RANKS_PER_NODE)
+    world = World(rank, RANKS, local_rank, RANKS_PER_NODE, node, RANKS // RANKS_PER_NODE)
+    torch.set_num_threads(1)
+    for number, job in enumerate(jobs):
+        os.environ["MASTER_PORT"] = str(port + number % 50)
+        started = time.perf_counter()
+        run_folder = folder / "run" / f"{number}"
+        config = load_recipe("digits", overrides(folder, job, epochs))
+        outcome = train(config, run_folder, world=world, console=Console(quiet=True))
+        if rank == 0:
+            lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").open()]
+            train_loss = next(line["loss"] for line in reversed(lines) if line["kind"] == "train")
+            results.put(
+                {
+                    **dict(zip(("data", "contender", "seed"), job, strict=True)),
+                    "steps": outcome.step,
+                    "top1": outcome.last["top1"],
+                    "val_loss": outcome.last["loss"],
+                    "train_loss": train_loss,
+                    "curve": [line["loss"] for line in lines if line["kind"] == "train"],
+                    "consensus_distance": outcome.last.get("consensus_distance"),
+                    "seconds": time.perf_counter() - started,
+                }
+            )
+
+
+def runs(options: argparse.Namespace) -> list[Run]:
+    import torch.multiprocessing as multiprocessing
+
+    jobs = [
+        (data, contender, seed)
+        for data in options.data
+        for seed in range(options.seeds)
+        for contender in options.only
+    ]
+    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
+        for data in options.data:
+            (Path(scratch) / data).symlink_to((options.folder / data).resolve())
+        results = multiprocessing.get_context("spawn").Queue()
+        arguments = (free_port(), jobs, Path(scratch), options.epochs, results)
+        context = multiprocessing.spawn(train_all, arguments, nprocs=RANKS, join=False)  # type: ignore[no-untyped-call]
+        found: list[Run] = []
+        while len(found) < len(jobs):
+            while results.empty():
+                context.join(timeout=1)  # raises where a rank has failed
+            found.append(results.get())
+            one = found[-1]
+            print(
+                f"{one['data']}, {one['contender']}, seed {one['seed']}: {one['top1']:.2%}, "
+                f"{one['seconds']:.0f} s",
+                flush=True,
+            )
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- the table ---
+
+
+def table(found: list[Run]) -> str:
+    lines = [
+        "| data | averager | top-1, % | against all-reduce | loss | training loss | distance |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for data, name in dict.fromkeys((one["data"], one["contender"]) for one in found):
+        same = [one for one in found if (one["data"], one["contender"]) == (data, name)]
+        base = [one for one in found if (one["data"], one["contender"]) == (data, "all-reduce")]
+        top1 = [one["top1"] * 100 for one in same]
+        gap = mean(same, "top1") * 100 - mean(base or same, "top1") * 100
+        distances = [one["consensus_distance"] for one in same]
+        distance = "" if None in distances else f"{statistics.median(distances):.3f}"
+        lines.append(
+            f"| {data} | {name} | {statistics.mean(top1):.2f} ({min(top1):.1f} to {max(top1):.1f}) "
+            f"| {gap:+.2f} | {mean(same, 'val_loss'):.3f} | {mean(same, 'train_loss'):.3f} "
+            f"| {distance} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def mean(found: list[Run], key: str) -> float:
+    return float(statistics.mean(one[key] for one in found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hardware", default=f"{os.cpu_count()}-core CPU")
+    parser.add_argument("--out", type=Path, help="folder for the table and the figures as JSON")
+    parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--data", nargs="+", default=["digits", "photographs"])
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=5)
+    options = parser.parse_args()
+    prepare_digits(options.folder / "digits")
+    prepare_photographs(options.folder / "photographs")
+    found = runs(options)
+    print(table(found))
+    if options.out:
+        write(found, options)
+
+
+def write(found: list[Run], options: argparse.Namespace) -> None:
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{date.today()}-{options.hardware}-convergence"
+    about = {"hardware": options.hardware, "epochs": options.epochs, "average": CONTENDERS}
+    path.with_suffix(".json").write_text(json.dumps({**about, "runs": found}, indent=1) + "\n")
+    heading = (
+        f"# Four replicas, {options.hardware}\n\n"
+        f"{options.epochs} epochs, SGD, 16 images per replica and step. Top-1 is of the mean of "
+        f"the replicas: mean of {options.seeds} seeds (least to most), and its difference from "
+        "all-reduce in points. Distance: root mean square over the replicas of how far their "
+        "weights lie from the mean, at the end.\n\n"
+    )
+    path.with_suffix(".md").write_text(heading + table(found))
+
+
+if __name__ == "__main__":
+    main()

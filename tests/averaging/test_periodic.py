@@ -1,0 +1,365 @@
+"""Periodic averaging beside a calculation in one process."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from tests.averaging.test_quantize import plain_mean
+from tests.spawn import spawn
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig, Averager
+from trainyard.averaging.periodic import Periodic
+from trainyard.model.ema import Ema
+from trainyard.world import World
+
+Array = np.ndarray[Any, Any]
+EVERY, STEPS = 3, 16  # five periods, and a step of a sixth
+WAYS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "DiLoCo": {"outer_lr": 0.7, "outer_momentum": 0.9},
+    "overlap": {"overlap": True},
+    "DiLoCo, overlap": {"outer_lr": 0.7, "outer_momentum": 0.9, "overlap": True},
+    "bf16": {"compress": "bf16", "outer_momentum": 0.5},
+    "int8": {"compress": "int8", "outer_lr": 0.7, "outer_momentum": 0.9},
+    "int8, overlap": {"compress": "int8", "overlap": True, "outer_momentum": 0.5},
+}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.02, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.01),
+}
+
+
+def config_of(**options: Any) -> AverageConfig:
+    return AverageConfig(name="periodic", every=EVERY, **options)
+
+
+def fresh() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3)).double()
+
+
+def loss_of(model: nn.Module, step: int, rank: int) -> Tensor:
+    """The sum over eight samples."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    samples = torch.randn(8, 9, generator=generator, dtype=torch.float64)
+    loss: Tensor = (model(samples[:, :6]) - samples[:, 6:]).square().sum()
+    return loss
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
+
+
+def put(model: nn.Module, flat: Tensor) -> None:
+    torch.nn.utils.vector_to_parameters(flat.clone(), model.parameters())
+
+
+def train(
+    averager: Averager, wrapped: nn.Module, optimizer: Any, rank: int, steps: range
+) -> list[Tensor]:
+    """What the weights are after each step."""
+    trace = []
+    for step in steps:
+        divisor = averager.divisor(torch.tensor(8.0))
+        (loss_of(wrapped, step, rank) / divisor()).backward()  # type: ignore[no-untyped-call]
+        averager.before_update(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        averager.after_update(step)
+        trace.append(weights(wrapped))
+    return trace
+
+
+# --- the rule, written out ---
+
+
+def expected(num_replicas: int, optimizer: str, options: dict[str, Any]) -> Array:
+    """weights[replica, step, …], of the rule in the docstring of Periodic."""
+    lr, momentum = options.get("outer_lr", 1.0), options.get("outer_momentum", 0.0)
+    models = [fresh() for _ in range(num_replicas)]
+    inner = [OPTIMIZERS[optimizer](model.parameters()) for model in models]
+    anchor = weights(models[0])
+    velocity = torch.zeros_like(anchor)
+    starts, under_way, trace = [anchor] * num_replicas, None, []
+    for step in range(STEPS):
+        for rank, model in enumerate(models):
+            (loss_of(model, step, rank) / 8).backward()  # type: ignore[no-untyped-call]
+            inner[rank].step()
+            inner[rank].zero_grad()
+        if step % EVERY == EVERY - 1:
+            moved = [start - weights(model) for start, model in zip(starts, models, strict=True)]
+            arrived = mean_of(moved, options.get("compress"))
+            if options.get("overlap"):
+                arrived, under_way = under_way, arrived
+            if arrived is not None:
+                velocity = momentum * velocity + arrived
+                anchor = anchor - lr * (arrived + momentum * velocity)
+            starts = (
+                [anchor - d for d in moved] if options.get("overlap") else [anchor] * len(moved)
+            )
+            for model, start in zip(models, starts, strict=True):
+                put(model, start)
+        trace.append(torch.stack([weights(model) for model in models]))
+    return torch.stack(trace, dim=1).numpy()
+
+
+def mean_of(moved: list[Tensor], compress: str | None) -> Tensor | None:
+    if compress is None:
+        return torch.stack(moved).mean(dim=0)
+    return torch.from_numpy(plain_mean(compress, [d.float().numpy() for d in moved])).double()
+
+
+def train_all_ways(world: World, optimizer: str) -> dict[str, Array]:
+    torch.set_num_threads(1)
+    return {
+        way: train_one_way(world, config_of(**options), OPTIMIZERS[optimizer])
+        for way, options in WAYS.items()
+    }
+
+
+def train_one_way(
+    world: World, config: AverageConfig, optimizer_of: Callable[[Any], torch.optim.Optimizer]
+) -> Array:
+    """weights[step, …] of this rank, which looks at the consensus after one step in four."""
+    averager, model = Periodic(config, world), fresh()
+    parts = averager, averager.wrap(model), optimizer_of(model.parameters()), world.rank
+    trace = []
+    for step in range(STEPS):
+        trace += train(*parts, range(step, step + 1))
+        if step % 4 == 0:
+            with averager.consensus():
+                check_consensus(world, weights(model), trace[-1], averager.figures())
+    return torch.stack(trace).numpy()
+
+
+def check_consensus(
+    world: World, consensus: Tensor, own: Tensor, figures: dict[str, float]
+) -> None:
+    every = [torch.empty_like(own) for _ in range(world.size)]
+    dist.all_gather(every, own)
+    mean = torch.stack(every).mean(dim=0)
+    torch.testing.assert_close(consensus, mean, rtol=0, atol=1e-14)
+    distance = float((torch.stack(every) - mean).square().sum(dim=1).mean().sqrt())
+    assert figures["consensus_distance"] == pytest.approx(distance, abs=1e-12)
+
+
+@pytest.mark.parametrize(("size", "optimizer"), [(2, "adamw"), (4, "sgd")])
+def test_the_rule(size: int, optimizer: str) -> None:
+    """For five periods, to rounding in fp64."""
+    ranks = spawn(train_all_ways, size, optimizer)
+    for way, options in WAYS.items():
+        ours = np.stack([found[way] for found in ranks])
+        error = float(np.abs(ours - expected(size, optimizer, options)).max())
+        print(f"{size} replicas, {way}: {error:.1g}")
+        assert error < 1e-12
+        assert float(np.abs(ours[0, -1] - ours[0, 0]).max()) > 0.01
+        ends = ours[:, EVERY - 1 :: EVERY]
+        assert (ends == ends[0]).all() == ("overlap" not in options)
+        assert not np.array_equal(ours[0, -1], ours[1, -1])
+
+
+# --- in every step, and by nodes ---
+
+
+def beside_all_reduce(world: World) -> list[float]:
+    """How far one is from the other, after each step."""
+    torch.set_num_threads(1)
+    config = AverageConfig(name="periodic", every=1)
+    traces = []
+    for averager in (Periodic(config, world), AllReduce(AverageConfig(), world)):
+        model = fresh()
+        wrapped = averager.wrap(model)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        traces.append(train(averager, wrapped, optimizer, world.rank, range(10)))
+    return [float((one - other).abs().max()) for one, other in zip(*traces, strict=True)]
+
+
+def test_plain_sgd_averaged_in_every_step_is_all_reduce() -> None:
+    for differences in spawn(beside_all_reduce, 2):
+        assert max(differences) < 1e-14
+
+
+def train_in_nodes(world: World, options: dict[str, Any]) -> tuple[Array, float]:
+    torch.set_num_threads(1)
+    node, local = divmod(world.rank, 2)
+    world = replace(world, node=node, num_nodes=2, local_rank=local, local_size=2)
+    averager, model = Periodic(config_of(hierarchical=True, **options), world), fresh()
+    wrapped = averager.wrap(model)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    divisor = float(averager.divisor(torch.tensor(1.0 + world.rank))())
+    trace = torch.stack(train(averager, wrapped, optimizer, world.rank, range(STEPS)))
+    return trace.numpy(), divisor
+
+
+@pytest.mark.parametrize("way", ["plain", "int8, overlap"])
+def test_a_node_is_a_replica(way: str) -> None:
+    ranks = spawn(train_in_nodes, 4, WAYS[way])
+    traces = [trace for trace, _ in ranks]
+    assert np.array_equal(traces[0], traces[1])
+    assert np.array_equal(traces[2], traces[3])
+    assert not np.array_equal(traces[0][0], traces[2][0])
+    end = EVERY - 1
+    assert np.array_equal(traces[0][end], traces[2][end]) == (way == "plain")
+    assert [divisor for _, divisor in ranks] == [1.5, 1.5, 3.5, 3.5]
+
+
+# --- going on, and going back ---
+
+
+def go_on(world: World) -> list[str]:
+    """Ways in which what is saved is not all that it takes."""
+    torch.set_num_threads(1)
+    wrong = []
+    for way, options in WAYS.items():
+        for saved_at in (EVERY, 2 * EVERY - 1, 2 * EVERY):
+            averager, model = Periodic(config_of(**options), world), fresh()
+            optimizer = OPTIMIZERS["adamw"](model.parameters())
+            parts = averager, averager.wrap(model), optimizer, world.rank
+            train(*parts, range(saved_at))
+            with averager.consensus():
+                saved = deepcopy((optimizer.state_dict(), averager.state_dict()))
+            end = train(*parts, range(saved_at, saved_at + 7))[-1]
+            for what in ("back", "anew"):
+                if what == "anew":
+                    averager, model = Periodic(config_of(**options), world), fresh()
+                    optimizer = OPTIMIZERS["adamw"](model.parameters())
+                    parts = averager, averager.wrap(model), optimizer, world.rank
+                optimizer.load_state_dict(deepcopy(saved[0]))
+                averager.load_state_dict(deepcopy(saved[1]))
+                if not torch.equal(train(*parts, range(saved_at, saved_at + 7))[-1], end):
+                    wrong.append(f"{way}: {what} from {saved_at}")
+    return wrong
+
+
+def test_going_back_and_beginning_anew_from_a_state_repeats_the_run() -> None:
+    """In the midst of a period, and after its last step, with what is under way then."""
+    assert spawn(go_on, 2) == [[], []]
+
+
+def go_on_from_the_mean(world: World, state_of: str) -> bool:
+    torch.set_num_threads(1)
+    config = config_of(**WAYS["DiLoCo, overlap"])
+    averager, model = Periodic(config, world), fresh()
+    wrapped, optimizer = averager.wrap(model), torch.optim.SGD(model.parameters(), 0.1)
+    train(averager, wrapped, optimizer, world.rank, range(STEPS))
+    with averager.consensus():
+        mean = weights(model)
+        state = {"own": averager.state_dict()["own"]} if state_of == "gossip" else {}
+    traces = []
+    for way in ("loaded", "new"):
+        if way == "new":
+            averager = Periodic(config, world)
+            wrapped = averager.wrap(model)
+        put(model, mean)  # as a checkpoint's weights are
+        averager.load_state_dict(state)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        trace = train(averager, wrapped, optimizer, world.rank, range(STEPS, STEPS + 3 * EVERY))
+        traces.append(torch.stack(trace))
+    return torch.equal(*traces) and bool((traces[0][0] - mean).abs().max() < 0.1)
+
+
+@pytest.mark.parametrize("state_of", ["nobody", "gossip"])
+def test_from_the_mean_all_goes_on_as_from_the_beginning(state_of: str) -> None:
+    """Neither anchor nor momentum is left of what was before, nor what was under way."""
+    assert spawn(go_on_from_the_mean, 2, state_of) == [True, True]
+
+
+# --- what is not averaged in steps ---
+
+
+def train_beside_statistics(world: World) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    torch.manual_seed(world.rank)  # they do not start alike by themselves
+    first = nn.Conv2d(3, 4, 3).requires_grad_(False)
+    model = nn.Sequential(first, nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.Flatten())
+    model.to(memory_format=torch.channels_last)
+    averager = Periodic(config_of(), world)
+    wrapped = averager.wrap(model)
+    frozen = first.weight.clone()
+    ema = Ema(model, 0.5, warmup=False, cpu=True)
+    averager.follow(ema.module)
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    for step in range(2 * EVERY):
+        generator = torch.Generator().manual_seed(10 * step + world.rank)
+        wrapped(torch.randn(4, 3, 8, 8, generator=generator)).square().mean().backward()
+        averager.before_update(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        averager.after_update(step)
+        ema.update(step)
+    before = deepcopy([model.state_dict(), ema.module.state_dict()])
+    with averager.consensus():
+        inside = deepcopy([model.state_dict(), ema.module.state_dict()])
+    after = [model.state_dict(), ema.module.state_dict()]
+    assert all(
+        torch.equal(one[k], other[k]) for one, other in zip(before, after, strict=True) for k in one
+    )
+    assert torch.equal(first.weight, frozen)
+    return {"before": arrays(before), "inside": arrays(inside)}
+
+
+def arrays(states: list[dict[str, Tensor]]) -> list[dict[str, Array]]:
+    return [{key: tensor.numpy().copy() for key, tensor in state.items()} for state in states]
+
+
+def test_frozen_weights_statistics_and_a_moving_average() -> None:
+    one, other = spawn(train_beside_statistics, 2)
+    for key, value in one["before"][0].items():
+        is_same = np.array_equal(value, other["before"][0][key])
+        assert is_same == ("running" not in key)
+    for module in (0, 1):
+        for key, mean in one["inside"][module].items():
+            assert np.array_equal(other["inside"][module][key], mean)
+            if mean.dtype == np.float32:
+                middle = (one["before"][module][key] + other["before"][module][key]) / 2
+                np.testing.assert_allclose(mean, middle, rtol=1e-6)
+
+
+# --- not waiting, and not hiding ---
+
+
+def run_ahead(world: World) -> None:
+    """The first rank ends a period, and nearly another one, before the second ends one."""
+    torch.set_num_threads(1)
+    averager, model = Periodic(config_of(overlap=True), world), fresh()
+    parts = averager, averager.wrap(model), torch.optim.SGD(model.parameters(), 0.1), world.rank
+    if world.rank == 0:
+        train(*parts, range(2 * EVERY - 1))
+        dist.send(torch.zeros(1), 1)
+        train(*parts, range(2 * EVERY - 1, 2 * EVERY))
+    else:
+        train(*parts, range(EVERY - 1))
+        dist.recv(torch.zeros(1), 0)
+        train(*parts, range(EVERY - 1, 2 * EVERY))
+    with averager.consensus():
+        pass
+
+
+def test_with_overlap_nobody_waits_within_a_period() -> None:
+    spawn(run_ahead, 2, timeout_s=30)
+
+
+def spoil(world: World) -> dict[str, bool]:
+    torch.set_num_threads(1)
+    found = {}
+    for way in ("plain", "bf16", "int8", "overlap"):
+        averager, model = Periodic(config_of(**WAYS[way]), world), fresh()
+        averager.wrap(model)
+        if world.rank == 1:
+            next(model.parameters()).data[3, 2] = torch.inf
+        for step in range(2 * EVERY):
+            averager.after_update(step)
+        found[way] = bool(weights(model).isfinite().all())
+    return found
+
+
+def test_weights_that_are_not_finite_are_so_for_all() -> None:
+    """Then all skip their updates, and the run goes back."""
+    assert spawn(spoil, 2) == [dict.fromkeys(("plain", "bf16", "int8", "overlap"), False)] * 2

@@ -1,0 +1,354 @@
+"""A model of which each rank keeps a part takes the steps that all-reduce takes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tests.spawn import spawn
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig, Averager
+from trainyard.averaging.sharded import Sharded, blocks
+from trainyard.config import load_recipe
+from trainyard.errors import PeerError, RecipeError
+from trainyard.model.ema import Ema
+from trainyard.optim.optimizers import OptimConfig, build_optimizer
+from trainyard.train.bn_statistics import estimate_statistics
+from trainyard.train.buffers import Buffers
+from trainyard.train.evaluate import evaluate
+from trainyard.train.losses import LossConfig, build_loss
+from trainyard.train.micro import MicroBatchSize
+from trainyard.train.sharding import whole_weights
+from trainyard.train.step import TrainStep
+from trainyard.train.update import (
+    DynamicLossScale,
+    LossScale,
+    Update,
+    clip_by_norm,
+    no_clip,
+)
+from trainyard.world import World
+
+CPU = torch.device("cpu")
+NUM_STEPS, NUM_RANKS = 3, 3
+
+
+class Batch(NamedTuple):
+    images_BCHW: Tensor
+    labels: Tensor
+    mixed_labels: Tensor
+    lam: Tensor
+    weights: Tensor
+    ids: Tensor
+
+
+class Case(NamedTuple):
+    model: str = "test_vit"
+    optimizer: str = "sgd"
+    micro: int | None = None
+    clip: float | None = None
+    frozen: str = "none"
+    autocast: torch.dtype | None = None
+    dtype: torch.dtype = torch.float32
+    bad: tuple[int, ...] = ()
+
+
+CASES = {
+    "micro-batches, clipped": Case(micro=2, clip=0.1, bad=(1, 2, 8)),
+    "frozen in part": Case(frozen="blocks.0", optimizer="adamw"),
+    # Over three images its backward pass would make much of the order of sums in single precision.
+    "batch norm": Case(model="test_resnet", dtype=torch.float64),
+    "bf16": Case(autocast=torch.bfloat16),
+    "fp16": Case(autocast=torch.float16),
+}
+ROUGH = {"bf16": 0.02, "fp16": 0.005}
+
+
+def batch_of(step: int, world: World, size: int = 10, bad: tuple[int, ...] = ()) -> Batch:
+    generator = torch.Generator().manual_seed(step)
+    labels = torch.randint(5, (size,), generator=generator)
+    images = torch.randn(size, 3, 32, 32, generator=generator)
+    weights = torch.ones(size)
+    weights[list(bad)] = 0
+    whole = Batch(images, labels, labels, torch.ones(size), weights, torch.arange(size))
+    return Batch(*(column[world.rank :: world.size] for column in whole))
+
+
+def model_of(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    size: dict[str, Any] = {"img_size": 32} if name == "test_vit" else {}
+    model: nn.Module = timm.create_model(name, num_classes=5, **size)
+    return model.to(memory_format=torch.channels_last)
+
+
+def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: World) -> TrainStep:
+    wrapped = averager.wrap(model)
+    averager.follow(ema.module)
+    # In single precision the update of Adam-like optimizers depends on the order of sums where a
+    # gradient all but vanishes.
+    config = OptimConfig(name=case.optimizer, lr=0.05, eps=1e-3)  # type: ignore[arg-type]
+    is_fp16 = case.autocast == torch.float16
+    return TrainStep(
+        model=wrapped,
+        averager=averager,
+        loss=build_loss(LossConfig(), 0.1, teacher=None, mixes=False),
+        micro=MicroBatchSize(
+            case.micro, world=world, phase=lambda step: 0, report=print, is_tried=False
+        ),
+        to_reserve=lambda: 0,
+        buffers=Buffers(model),
+        autocast=case.autocast,
+        graphs=False,
+        set_rates=lambda rates: None,
+        update=Update(
+            model,
+            build_optimizer(model, config),
+            DynamicLossScale(CPU, 2.0**8) if is_fp16 else LossScale(CPU),
+            clip=no_clip if case.clip is None else clip_by_norm(case.clip),
+            measure=lambda step: True,
+        ),
+        follow=ema.update,
+        seed=0,
+        world=world,
+    )
+
+
+Trained = tuple[list[list[float]], dict[str, NDArray[Any]]]
+
+
+def train(world: World, case: Case, kind: Callable[[AverageConfig, World], Averager]) -> Trained:
+    """Figures of each step, and all weights and averages in the end."""
+    model = model_of(case.model).to(case.dtype)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(case.frozen))
+    ema = Ema(model, 0.5, warmup=False, cpu=False)
+    averager = kind(AverageConfig(), world)
+    step = step_of(model, averager, ema, case, world)
+    figures = []
+    for number in range(NUM_STEPS):
+        batch = batch_of(number, world, bad=case.bad)
+        batch = batch._replace(images_BCHW=batch.images_BCHW.to(case.dtype))
+        stats = step(batch, number, None)
+        assert stats.update_ratio is not None
+        found = (stats.loss_sum, stats.grad_norm, stats.skipped, stats.update_ratio)
+        figures.append([float(value) for value in found])
+    with averager.consensus():
+        weights = {
+            f"{kind}.{name}": tensor.numpy()
+            for kind, module in (("model", model), ("ema", ema.module))
+            for name, tensor in whole_weights(module, keep=True).items()
+        }
+    return figures, weights
+
+
+def train_all(world: World) -> dict[str, tuple[Trained, Trained]]:
+    torch.set_num_threads(1)
+    return {
+        name: (train(world, case, AllReduce), train(world, case, Sharded))
+        for name, case in CASES.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, tuple[Trained, Trained]]]:
+    return spawn(train_all, NUM_RANKS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_same_steps_as_all_reduce(
+    name: str, ranks: list[dict[str, tuple[Trained, Trained]]]
+) -> None:
+    tolerance = ROUGH.get(name, 1e-5)
+    for rank in ranks:
+        (figures, weights), (our_figures, our_weights) = rank[name]
+        np.testing.assert_allclose(our_figures, figures, rtol=10 * tolerance, atol=1e-6)
+        assert our_weights.keys() == weights.keys()
+        for key, value in weights.items():
+            np.testing.assert_allclose(
+                our_weights[key], value, rtol=tolerance, atol=tolerance, err_msg=key
+            )
+        for key, value in ranks[0][name][1][1].items():
+            np.testing.assert_array_equal(our_weights[key], value)
+
+
+# --- optimizers ---
+
+
+def update_twice(world: World, kind: Any, optimizer: str) -> dict[str, Tensor]:
+    """In double precision: sums in another order then differ by next to nothing."""
+    torch.manual_seed(0)
+    hidden = nn.Linear(4, 7), nn.Linear(7, 6)  # 7 rows: shares are not alike
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), *hidden)
+    averager = kind(AverageConfig(), world)
+    wrapped = averager.wrap(model)
+    config = OptimConfig(name=optimizer, lr=0.01, accum_iter=2)  # type: ignore[arg-type]
+    update = Update(
+        model,
+        build_optimizer(model, config),
+        LossScale(CPU),
+        clip=clip_by_norm(1.0),
+        measure=lambda step: False,
+    )
+    for step in range(3):
+        images = batch_of(step, world).images_BCHW.double()
+        wrapped(images).square().mean().backward()
+        update(step)
+    return whole_weights(model, keep=True)
+
+
+OPTIMIZERS = [
+    *("sgd", "adam", "adamw", "lamb", "lars", "lion", "muon", "accum_adam", "accum_adamw"),
+    *("schedule_free_sgd", "schedule_free_adamw"),
+]
+
+
+def furthest(world: World) -> dict[str, float]:
+    """By optimizer, the largest difference from all-reduce in any weight."""
+    import timm.optim.muon
+
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    precise: Any = timm.optim.muon.zeropower_via_newtonschulz
+    precise.__defaults__ = tuple(
+        torch.float64 if value is torch.bfloat16 else value for value in precise.__defaults__
+    )
+    found = {}
+    for name in OPTIMIZERS:
+        theirs, ours = (update_twice(world, kind, name) for kind in (AllReduce, Sharded))
+        found[name] = max(float((ours[key] - value).abs().max()) for key, value in theirs.items())
+    return found
+
+
+def test_every_optimizer_sees_whole_tensors() -> None:
+    """Norms of LAMB and LARS are of a whole layer, and Muon's products of whole matrices."""
+    for found in spawn(furthest, 2):
+        print(found)
+        assert max(found.values()) < 1e-9
+
+
+# --- what takes all ranks ---
+
+
+class Images(NamedTuple):
+    images_BCHW: Tensor
+    labels: Tensor
+    weights: Tensor
+    ids: Tensor
+
+
+def share(world: World, size: int) -> Images:
+    batch = batch_of(9, world, size)
+    return Images(batch.images_BCHW, batch.labels, batch.weights, batch.ids)
+
+
+def judge(world: World) -> tuple[list[Any], int, list[Any], bool]:
+    """One image for the ranks to evaluate and four for statistics: some have none, or one."""
+    torch.set_num_threads(1)
+    model = model_of("test_resnet")
+    averager = Sharded(AverageConfig(), world)
+    averager.wrap(model)
+    with averager.consensus():
+        images = estimate_statistics([model], [share(world, 12), share(world, 4)], world=world)
+        said = evaluate(
+            {"": model}, [share(world, 1)], num_samples=1, world=world, device=CPU, flip=True
+        )
+    statistics = whole_weights(model, keep=True)["bn1.running_var"]
+    is_whole = any(not isinstance(parameter, DTensor) for parameter in model.parameters())
+    return [said[""].loss.tolist(), said[""].place.tolist()], images, statistics.tolist(), is_whole
+
+
+def test_ranks_without_images_take_part() -> None:
+    results = spawn(judge, NUM_RANKS)
+    model = model_of("test_resnet")
+    alone = World()
+    shares = [share(World(rank=rank, size=NUM_RANKS), 12) for rank in range(NUM_RANKS)]
+    shares.append(share(World(rank=0, size=NUM_RANKS), 4))  # the other shares are of one image
+    assert estimate_statistics([model], shares, world=alone) == 14
+    said = evaluate(
+        {"": model}, [share(alone, 1)], num_samples=1, world=alone, device=CPU, flip=True
+    )
+    for (losses, places), images, statistics, is_whole in results:
+        assert images == 14
+        assert losses == pytest.approx(said[""].loss.tolist(), rel=1e-4)
+        assert places == said[""].place.tolist()
+        running = model.state_dict()["bn1.running_var"]
+        assert statistics == pytest.approx(running.tolist(), rel=1e-4)
+        assert not is_whole  # afterwards
+
+
+class OutOfMemory(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * 32 * 32, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if len(images) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        logits: Tensor = self.linear(images.flatten(1))
+        return logits
+
+
+def run_out(world: World) -> tuple[str, str]:
+    torch.set_num_threads(1)
+    model = OutOfMemory()
+    averager = Sharded(AverageConfig(), world)
+    ema = Ema(model, 0.5, warmup=False, cpu=False)
+    step = step_of(model, averager, ema, Case(), world)
+    with pytest.raises(RecipeError) as error:
+        step(batch_of(0, world), 0, None)
+    with pytest.raises(PeerError) as gone:
+        averager.alone()
+    return str(error.value), str(gone.value)
+
+
+def test_out_of_memory_names_the_key() -> None:
+    for message, gone in spawn(run_out, 2):
+        assert "out of memory with 5 samples at a time" in message
+        assert "a smaller batch.micro" in message
+        assert "its part of the model" in gone
+
+
+# --- which parts ---
+
+
+@pytest.mark.parametrize(
+    "name, number, kind",
+    [
+        ("vit_tiny_patch16_224", 12, "Block"),
+        ("resnet50", 16, "Bottleneck"),
+        ("convnext_tiny", 18, "ConvNeXtBlock"),
+        ("swin_tiny_patch4_window7_224", 12, "SwinTransformerBlock"),
+        ("efficientnet_b0", 15, "InvertedResidual"),
+    ],
+)
+def test_blocks_are_what_a_model_repeats(name: str, number: int, kind: str) -> None:
+    with torch.device("meta"):
+        model: Any = timm.create_model(name)
+    found = blocks(model)
+    assert sum(type(block).__name__ == kind for block in found) == number
+    inside = {id(p) for block in found for p in block.parameters()}
+    outside = sum(p.numel() for p in model.parameters() if id(p) not in inside)
+    classifier: Any = model.get_classifier()
+    largest = sum(p.numel() for p in classifier.parameters())
+    assert outside < largest + 0.15 * sum(p.numel() for p in model.parameters())
+
+
+REFUSED = {
+    "model.compile": "reduce-overhead",
+    "model.ema_cpu": "true",
+    "optim.compile": "true",
+    "optim.clip_agc": "0.01",
+}
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_keys_that_do_not_go_with_it(key: str) -> None:
+    more = {"model.ema_decay": "0.9"} if key == "model.ema_cpu" else {}
+    with pytest.raises(RecipeError, match=rf"{key} = .* average.name = 'sharded'"):
+        load_recipe("debug", {"average.name": "sharded", key: REFUSED[key], **more})

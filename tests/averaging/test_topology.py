@@ -1,0 +1,247 @@
+"""Topologies as mixing matrices on 2 to 32 simulated replicas, and beside decent-dp's."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainyard.averaging.topology import BUILT_IN, Round, lifted, rounds
+from trainyard.errors import RecipeError
+
+SIZES = range(2, 33)
+POWERS = [2, 4, 8, 16, 32]
+
+
+def matrix(groups: Round, size: int) -> np.ndarray:
+    """x becomes matrix @ x: each replica has the mean of its group."""
+    mixing = np.zeros((size, size))
+    for group in groups:
+        mixing[np.ix_(group, group)] = 1 / len(group)
+    return mixing
+
+
+def period(found: list[Round], size: int) -> np.ndarray:
+    product = np.eye(size)
+    for groups in found:
+        product = matrix(groups, size) @ product
+    return product
+
+
+def distance_of(mixing: np.ndarray) -> float:
+    """The spectral radius of what a matrix leaves of disagreements."""
+    size = len(mixing)
+    return float(np.abs(np.linalg.eigvals(mixing - np.full((size, size), 1 / size))).max())
+
+
+def is_exact(found: list[Round], size: int) -> bool:
+    return bool(np.allclose(period(found, size), 1 / size, rtol=0, atol=1e-15))
+
+
+# --- what a period does ---
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_complete_mixes_exactly_in_one_round(size: int) -> None:
+    found = rounds("complete", size)
+    assert len(found) == 1
+    assert is_exact(found, size)
+
+
+@pytest.mark.parametrize("size", POWERS)
+def test_one_peer_exponential_mixes_exactly_in_log2_rounds_of_pairs(size: int) -> None:
+    found = rounds("one-peer-exponential", size)
+    assert 2 ** len(found) == size
+    assert {len(group) for groups in found for group in groups} == {2}
+    assert is_exact(found, size)
+    assert not is_exact(found[:-1], size)
+    # Wherever a run begins or goes on.
+    assert is_exact(found[1:] + found[:1], size)
+
+
+LAYOUTS = [
+    (nodes * local, local) for nodes in POWERS for local in (1, 2, 3, 8) if nodes * local < 33
+]
+
+
+@pytest.mark.parametrize(("size", "local_size"), LAYOUTS)
+def test_alternating_exponential_ring_mixes_exactly(size: int, local_size: int) -> None:
+    found = rounds("alternating-exponential-ring", size, local_size)
+    num_nodes = size // local_size
+    assert len(found) == 2 * np.log2(num_nodes)
+    assert is_exact(found, size)
+    for groups in found:
+        assert {len(group) for group in groups} <= {local_size, 2 * local_size}
+    if num_nodes >= 4:  # half of the nodes keep to themselves
+        counts = [sum(len(group) == local_size for group in groups) for groups in found]
+        assert counts == [num_nodes // 2] * len(found)
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size % 2 == 0])
+def test_an_even_ring_mixes_at_its_rate(size: int) -> None:
+    """cos^2(2 pi / n) per two rounds; two and four replicas are mixed exactly."""
+    found = rounds("ring", size)
+    assert len(found) == (2 if size > 2 else 1)
+    assert {len(group) for groups in found for group in groups} == {2}
+    expected = np.cos(2 * np.pi / size) ** 2 if size > 2 else 0
+    assert distance_of(period(found, size)) == pytest.approx(expected, abs=1e-7)
+    assert is_exact(found, size) == (size <= 4)
+
+
+@pytest.mark.parametrize("size", [size for size in SIZES if size % 2])
+def test_an_odd_ring_mixes_at_its_rate_and_each_replica_rests_once(size: int) -> None:
+    found = rounds("ring", size)
+    assert len(found) == size
+    resting = [[group for group in groups if len(group) == 1] for groups in found]
+    assert resting == [[(replica,)] for replica in range(size)]
+    half = (size - 1) // 2
+    roots = np.roots([1, 1, *[0] * (half - 1), -2])
+    others = roots[np.abs(roots - 1) > 1e-6]
+    assert len(others) == half
+    per_round = np.abs(1 + others).max() / 2
+    # The radius of a matrix whose eigenvectors are far from orthogonal is known less well.
+    assert distance_of(period(found, size)) ** (1 / size) == pytest.approx(per_round, rel=1e-4)
+
+
+@pytest.mark.parametrize("topology", BUILT_IN)
+def test_one_replica_of_a_kind(topology: str) -> None:
+    """A hierarchical run on one node."""
+    if topology == "alternating-exponential-ring":
+        with pytest.raises(RecipeError, match=r"needs 2, 4, 8, \.\.\. nodes, not 1: take"):
+            rounds(topology, 1)
+    else:
+        assert rounds(topology, 1) == [[(0,)]]
+
+
+@pytest.mark.parametrize("local_size", [2, 3])
+def test_lifted_to_ranks_the_means_of_nodes_mix(local_size: int) -> None:
+    """Ranks of a node are equal; each mixes with the ranks that have its place on other nodes."""
+    of_nodes = rounds("one-peer-exponential", 4)
+    found = lifted(of_nodes, local_size)
+    size = 4 * local_size
+    equal_inside = np.kron(np.eye(4), np.full((local_size, local_size), 1 / local_size))
+    assert np.allclose(period(found, size) @ equal_inside, 1 / size, rtol=0, atol=1e-15)
+    assert sorted(found[0][0]) == [0, local_size]
+    for groups in found:
+        assert sorted(rank for group in groups for rank in group) == list(range(size))
+        assert all(len({rank % local_size for rank in group}) == 1 for group in groups)
+
+
+# --- the peer ---
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("complete", "complete"),
+        ("ring", "ring"),
+        ("one-peer-exponential", "one-peer-exp"),
+        ("alternating-exponential-ring", "alternating-exp-ring"),
+    ],
+)
+@pytest.mark.parametrize(("size", "local_size"), [(4, 2), (8, 2), (16, 2), (16, 4), (32, 8)])
+def test_the_rounds_are_decent_dps(ours: str, theirs: str, size: int, local_size: int) -> None:
+    """Of its 0.2.3, whose edges are listed without the process groups that it makes of them."""
+    topo = pytest.importorskip("decent_dp.topo", reason="the peer is not installed")
+    registered = topo.TopologyReg.registry[theirs]
+    peer = registered.__new__(registered)
+    peer._world_size, peer._local_world_size = size, local_size
+    peer._n_nodes = size // local_size
+    edges = peer._get_topo_edges()
+    assert [{tuple(sorted(edge.ranks)) for edge in groups} for groups in edges] == [
+        set(groups) for groups in rounds(ours, size, local_size)
+    ]
+    for edge in [edge for groups in edges for edge in groups]:
+        assert edge.weight == pytest.approx(1 / len(edge.ranks))
+
+
+# --- one's own, and mistakes ---
+
+
+def star(size: int, local_size: int) -> list[list[list[int]]]:
+    """Rank 0 with each of the others in turn, who rest otherwise; in no order."""
+    return [
+        [[peer, 0], *([other] for other in range(1, size) if other != peer)]
+        for peer in range(1, size)
+    ]
+
+
+def test_a_function_of_ones_own() -> None:
+    assert rounds(f"{__name__}:star", 3) == [[(0, 1), (2,)], [(0, 2), (1,)]]
+    assert distance_of(period(rounds(f"{__name__}:star", 8), 8)) < 1
+
+
+def numpy_integers(size: int, local_size: int) -> np.ndarray:
+    return np.arange(size).reshape(1, -1, 2)
+
+
+def twice(size: int, local_size: int) -> list[list[list[int]]]:
+    return [[[0, 1], [2, 3]], [[0, 1], [1, 2, 3]]]
+
+
+def lacks(size: int, local_size: int) -> list[list[list[int]]]:
+    return [[[0, 1], [2]]]
+
+
+def stranger(size: int, local_size: int) -> list[list[list[int]]]:
+    return [[[0, 1], [2, 3], [4]]]
+
+
+def nothing(size: int, local_size: int) -> list[list[list[int]]]:
+    return []
+
+
+def fractions(size: int, local_size: int) -> list[list[list[float]]]:
+    return [[[0.0, 1.0], [2.0, 3.0]]]
+
+
+def no_lists(size: int, local_size: int) -> int:
+    return 3
+
+
+def fails(size: int, local_size: int) -> None:
+    raise KeyError("what")
+
+
+not_a_function = 3
+
+MISTAKES = {
+    "twice": "round 1: has rank 1 2 times",
+    "lacks": "round 0: has rank 3 0 times",
+    "stranger": r"round 0: has rank 4 1 times; each of the ranks 0 to 3",
+    "nothing": "gives no rounds",
+    "fractions": "failed: TypeError.*integer",
+    "no_lists": "failed: TypeError.*iterable",
+    "fails": r"failed: KeyError\('what'\)",
+    "not_a_function": "failed: TypeError.*callable",
+    "absent": "has no attribute 'absent'.*PYTHONPATH",
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_in_a_function_are_named(name: str) -> None:
+    with pytest.raises(RecipeError, match=MISTAKES[name]) as caught:
+        rounds(f"{__name__}:{name}", 4)
+    assert f"average.topology = '{__name__}:{name}'" in str(caught.value)
+
+
+def test_integers_of_numpy_do() -> None:
+    assert rounds(f"{__name__}:numpy_integers", 4) == [[(0, 1), (2, 3)]]
+
+
+def test_other_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match=r"'one-peer-exp' is neither one of complete, ring"):
+        rounds("one-peer-exp", 4)
+    with pytest.raises(RecipeError, match=r"No module named 'nowhere'; .* set PYTHONPATH"):
+        rounds("nowhere:f", 4)
+    with pytest.raises(RecipeError, match=r"needs 1, 2, 4, \.\.\. replicas, not 6: take 'ring'"):
+        rounds("one-peer-exponential", 6)
+    (tmp_path / "mine.py").write_text("def f(size, local_size): return [[range(size)]]")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert rounds("mine:f", 3) == [[(0, 1, 2)]]
+
+
+def test_4096_ranks_are_listed() -> None:
+    """0.1 s for all four: each rank of a run lists all groups, to find its own."""
+    counts = [len(rounds(topology, 4096, 8)) for topology in BUILT_IN]
+    assert counts == [1, 2, 12, 18]

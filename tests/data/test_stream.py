@@ -1,0 +1,354 @@
+"""Streams: every sample once a pass, the same again when asked, and no silence when one breaks."""
+
+import io
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.data.streams import PlainServer, ids_of, plain_server, png, write_shards
+from tests.data.tars import TAR_FORMATS, read_rows, write_tar
+from trainyard.data.augment import RandomResizedCrop
+from trainyard.data.formats.tar import Forward
+from trainyard.data.formats.webdataset import streamed
+from trainyard.data.loader import DataConfig
+from trainyard.data.stream.loader import StreamLoader
+from trainyard.data.stream.shards import open_shard, open_stream
+from trainyard.data.stream.walk import Item, PassBatch, StreamSpec, shards_of, shuffled, walk
+from trainyard.errors import DataError, RecipeError
+
+SIZES = (3, 0, 7, 1, 40)
+CLASSES = tuple("0123456789")
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_shards(tmp_path_factory.mktemp("shards"), SIZES)
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "10")
+
+
+def spec(location: str, **changes: Any) -> StreamSpec:
+    stream = open_stream(DataConfig(train=location, order="join", samples=51), CLASSES)
+    usual = StreamSpec(
+        shards=stream.shards,
+        num_classes=len(CLASSES),
+        seed=3,
+        rank=0,
+        size=1,
+        share=4,
+        first_pass=0,
+        seen=0,
+        num_passes=2,
+        crop=RandomResizedCrop(seed=3, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0),
+        image_size=16,
+        interpolation="bilinear",
+        threads=2,
+    )
+    return replace(usual, **changes)
+
+
+def ids(batches: list[PassBatch], number: int) -> list[int]:
+    return [item.id for batch in batches if batch.number == number for item in batch.items]
+
+
+# --- the walk ---
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_every_sample_once_a_pass(shards: str, size: int) -> None:
+    ranks = [list(walk(spec(shards, rank=rank, size=size))) for rank in range(size)]
+    for number in (0, 1):
+        seen = [ids(batches, number) for batches in ranks]
+        assert sorted(chain(*seen)) == ids_of(SIZES)
+        for rank, mine in enumerate(seen):
+            assert {id_ >> 32 for id_ in mine} <= set(range(rank, len(SIZES), size))
+    for batches in ranks:
+        assert [batch.number for batch in batches if batch.is_last] == [0, 1]
+        assert all(len(batch.items) == 4 for batch in batches if not batch.is_last)
+
+
+def test_passes_differ_and_come_again_alike(shards: str) -> None:
+    once, again = list(walk(spec(shards))), list(walk(spec(shards)))
+    assert once == again
+    assert ids(once, 0) != ids(once, 1)
+    assert ids(once, 0) != ids(list(walk(spec(shards, seed=4))), 0)
+
+
+@pytest.mark.parametrize("seen", [0, 1, 12, 13, 20])
+def test_what_was_seen_is_passed_over(shards: str, seen: int) -> None:
+    """51 samples are 12 batches of 4 and one of 3; beyond those nothing is left, and said so."""
+    whole = list(walk(spec(shards)))
+    first, second = whole[:13], whole[13:]
+    rest = first[seen:] or [PassBatch(0, [], is_last=True)]
+    assert list(walk(spec(shards, seen=seen))) == rest + second
+    assert list(walk(spec(shards, first_pass=1))) == second
+
+
+def test_shards_come_in_another_order_each_pass() -> None:
+    orders = [shards_of(40, seed=0, number=number, rank=1, size=2) for number in range(3)]
+    assert all(sorted(order) == list(range(1, 40, 2)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+    assert shards_of(1, seed=0, number=0, rank=1, size=2) == []
+
+
+def test_the_buffer_holds_back_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard.data.stream.walk._BUFFER", 20)
+    monkeypatch.setattr("trainyard.data.stream.walk._FIRST", 5)
+    taken = 0
+
+    def items() -> Iterator[Item]:
+        nonlocal taken
+        for taken in range(1, 201):
+            yield Item(0, taken, None)  # type: ignore[arg-type]
+
+    random = np.random.default_rng(0)
+    out, held = [], []
+    for item in shuffled(items(), iter(random.random, None)):
+        out.append(item.position)
+        held.append(taken - len(out))
+    assert sorted(out) == list(range(1, 201))
+    assert out != sorted(out)
+    assert held[0] == 5
+    assert max(held) == 20
+
+
+# --- tars that come once ---
+
+
+@pytest.mark.parametrize("tar_format", TAR_FORMATS)
+def test_a_stream_has_the_samples_of_an_index(tmp_path: Path, tar_format: int) -> None:
+    members = []
+    for number in range(5):
+        key = f"{'long' * 30}/{number}" if tar_format else str(number)
+        members += [(f"{key}.json", b'{"label": %d}' % number), (f"{key}.PNG", png(number))]
+        members += [(f"{key}.txt", b"nothing" * 999)]
+    path = write_tar(tmp_path / "x.tar", members, tar_format)
+    with open(path, "rb") as file:
+        found = list(streamed(Forward("x", file)))
+    assert [(sample.image, sample.label) for sample in found] == read_rows(path)
+    content = path.read_bytes()
+    assert all(content[sample.offset :].startswith(sample.image) for sample in found)
+
+
+def test_a_tar_that_is_cut_off_is_never_taken_for_whole(tmp_path: Path) -> None:
+    content = write_tar(
+        tmp_path / "x.tar", [("1.cls", b"1"), ("1.png", png(1)), ("2.png", png(2)), ("2.cls", b"1")]
+    ).read_bytes()
+    end = content.rindex(b"1" + bytes(511)) + 512  # behind the last label
+    for length in (0, 100, 512, 1024, 1600, end - 1, end):
+        with pytest.raises(DataError, match=rf"x: the archive is truncated: .* byte {length} "):
+            list(streamed(Forward("x", io.BytesIO(content[:length]))))
+    assert len(list(streamed(Forward("x", io.BytesIO(content[: end + 512]))))) == 2
+
+
+def test_a_second_tar_behind_the_first_is_not_passed_over(tmp_path: Path) -> None:
+    content = write_tar(tmp_path / "x.tar", [("1.cls", b"1"), ("1.png", png(1))]).read_bytes()
+    with pytest.raises(DataError, match=r"x: goes on after the end mark .* brace list"):
+        list(streamed(Forward("x", io.BytesIO(content + content))))
+
+
+def test_a_size_that_cannot_be_is_not_waited_for(tmp_path: Path) -> None:
+    content = bytearray(write_tar(tmp_path / "x.tar", [("1.png", b"")]).read_bytes())
+    content[124:136] = b"%011o\0" % (1 << 32)
+    content[148:156] = b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content[:512])
+    with pytest.raises(DataError, match="4,294,967,296 bytes are not believable"):
+        list(streamed(Forward("x", io.BytesIO(content))))
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ([("7.png", png(1))], r"sample '7': expected one image and one label"),
+        ([("7.cls", b"1")], r"sample '7': expected one image and one label"),
+        ([("7.png", png(1)), ("7.cls", b"many")], r"sample '7': b'many' in \.cls is no class"),
+        ([("7.png", png(1)), ("7.cls", b"10")], r"'7' has label 10, .* has 10 classes"),
+    ],
+)
+def test_a_label_that_is_wrong_is_named(
+    tmp_path: Path, members: list[tuple[str, bytes]], words: str
+) -> None:
+    write_tar(tmp_path / "x.tar", members)
+    with pytest.raises(DataError, match=rf"x\.tar: .*{words}"):
+        list(walk(spec(f"{tmp_path}/x.tar")))
+
+
+# --- pipes ---
+
+
+def test_a_pipe_is_what_a_command_writes(shards: str) -> None:
+    piped = list(walk(spec(f"pipe:cat < {shards} | cat")))
+    assert piped == list(walk(spec(shards)))
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("false", r"^pipe:false: the command failed \(exit code 1\)"),
+        ("cat {0}; exit 3", r"the command failed \(exit code 3\)"),
+        ("cat {0}; kill -9 $$", r"the command failed \(signal 9\)"),
+        ("head -c 3000 {0}", r"^pipe:head .*: the archive is truncated"),
+        ("true", r"^pipe:true: the archive is truncated"),
+        ("no-such-command", r"the command failed \(exit code 127\)"),
+    ],
+)
+def test_a_command_that_fails_is_named(
+    shards: str, command: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = command.format(shards.replace("{000..004}", "004"))
+    with pytest.raises(DataError, match=words):
+        list(walk(spec(f"pipe:{command}")))
+
+
+def test_a_command_ends_with_who_reads_it(tmp_path: Path) -> None:
+    """It writes nothing, so it would never find out."""
+    note = tmp_path / "pid"
+    for end in ("close", "kill"):
+        note.unlink(missing_ok=True)
+        loader = StreamLoader(spec(f"pipe:echo $$ > {note}; exec sleep 1000"))
+        while not (note.exists() and note.read_text()):
+            assert loader._process.poll() is None
+            time.sleep(0.01)
+        command = os.pidfd_open(int(note.read_text()))
+        (loader.close if end == "close" else loader._process.kill)()
+        assert select.select([command], [], [], 20)[0]
+        os.close(command)
+        loader.close()
+
+
+# --- web servers ---
+
+
+@pytest.fixture
+def server(shards: str) -> Iterator[PlainServer]:
+    with plain_server(Path(shards).parent) as server:
+        yield server
+
+
+def test_a_server_without_ranges(server: PlainServer, shards: str) -> None:
+    remote = f"{server.url}/part-{{000..004}}.tar"
+    assert list(walk(spec(remote))) == list(walk(spec(shards)))
+    assert len(server.requests) == 2 * len(SIZES)
+
+
+def test_a_transfer_that_breaks_is_begun_again(server: PlainServer) -> None:
+    server.faults = ["503", "cut", "cut", "500"]
+    with open_shard(f"{server.url}/part-004.tar") as shard:
+        whole = shard.read()
+    assert len(server.requests) == 4 + 1
+    with open_shard(f"{server.url}/part-004.tar") as shard:
+        assert shard.read() == whole
+
+
+@pytest.mark.parametrize(
+    ("faults", "words"),
+    [
+        (["cut", "changed"], r"has changed on the server"),
+        (["404"], r"the server answers 404"),
+        (["unsized cut"], r"the archive is truncated"),
+        (["cut"] * 9, r"the transfer broke off; gave up"),
+    ],
+)
+def test_a_transfer_that_cannot_go_on_is_named(
+    server: PlainServer, faults: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.faults = faults
+    if len(faults) > 2:
+        monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
+    with pytest.raises(DataError, match=rf"{server.url}/part-004\.tar.*{words}"):
+        list(walk(spec(f"{server.url}/part-004.tar")))
+
+
+# --- the loader process ---
+
+
+def test_the_loader_has_the_images(shards: str) -> None:
+    config = spec(shards, num_passes=1)
+    batch = next(walk(config))
+    with StreamLoader(config) as loader:
+        host, is_last = loader.take()
+        assert not is_last
+        assert host.ids.tolist() == [item.id for item in batch.items]
+        assert host.labels.tolist() == [item.sample.label for item in batch.items]
+        assert host.visits.tolist() == [0] * 4
+        assert host.weights.tolist() == [1] * 4
+        for pixels, id_ in zip(host.images_BHWC, host.ids.tolist(), strict=True):
+            number = (id_ >> 32) << 16 | id_ & 0xFFFF
+            side = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
+            assert np.array_equal(pixels, side)
+        counts = [len(loader.take()[0].ids) for _ in range(12)]
+    assert counts == [4] * 11 + [3]
+
+
+def test_a_bad_image_is_named_by_shard_and_key(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", [("no.jpg", b"hello"), ("no.cls", b"1")])
+    with StreamLoader(spec(str(path), num_passes=1)) as loader:
+        host, is_last = loader.take()
+    assert is_last
+    assert host.weights.tolist() == [0]
+    (bad,) = host.bad
+    assert bad.file == str(path)
+    assert path.read_bytes()[bad.offset :].startswith(b"hello")
+    assert bad.reason == "sample 'no': not an image"
+
+
+def test_an_error_comes_after_the_batches_before_it(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "x.tar", [("1.png", png(1)), ("1.cls", b"1")])
+    once = f"pipe:test -e {tmp_path}/second && exit 1; touch {tmp_path}/second; cat {path}"
+    with StreamLoader(spec(once, num_passes=3)) as loader:
+        assert loader.take()[1]
+        with pytest.raises(DataError, match=r"the command failed \(exit code 1\)"):
+            loader.take()
+
+
+def test_signals_that_end_a_run_do_not_end_a_command(shards: str) -> None:
+    """But for its own session's: the trainer still wants its last batches."""
+    with StreamLoader(spec(f"pipe:sleep 0.2; cat {shards}", num_passes=1)) as loader:
+        os.kill(loader._process.pid, signal.SIGTERM)
+        assert len(loader.take()[0].ids) == 4
+
+
+# --- what cannot be a stream ---
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"train": None}, "data.train is not set"),
+        ({"train": ("a", "b")}, "one: a brace list"),
+        ({"samples": None}, "data.samples is not set"),
+        ({"locality": 9}, "data.locality = 9"),
+        ({"repeats": 2}, "data.repeats = 2"),
+        ({"weights": (2.0,)}, "data.weights"),
+        ({"stage": "/tmp"}, "data.stage = /tmp"),
+    ],
+)
+def test_keys_that_do_not_apply(keys: dict[str, Any], words: str) -> None:
+    usual: dict[str, Any] = {"train": "pipe:true", "order": "join", "samples": 1}
+    with pytest.raises(RecipeError, match=words):
+        open_stream(DataConfig(**usual | keys), CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("s3://bucket/x-{0..3}.tar", "leave out data.order = 'join', or name a command"),
+        ("/nowhere/x-{0..3}.tar", "/nowhere/x-0.tar: no such file"),
+    ],
+)
+def test_places_that_are_none(location: str, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        spec(location)

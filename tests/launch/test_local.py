@@ -1,0 +1,63 @@
+"""`launch local`: what becomes of a run when a rank, or the launcher, is killed."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+from tests.command_line import newest
+from tests.test_cli_signals import LONG, Started, check_stopped_run, has_begun, started, wait_for
+from trainyard.train.checkpoint import find_problem
+
+
+def process_of(command: Started, rank: int) -> int:
+    for process in command.members():
+        folder = Path(f"/proc/{process}")
+        is_rank = f"\0RANK={rank}\0".encode() in folder.joinpath("environ").read_bytes()
+        if is_rank and b"loader_process" not in folder.joinpath("cmdline").read_bytes():
+            return process
+    raise AssertionError(f"no rank {rank}")
+
+
+def test_a_run_goes_on_after_a_rank_was_killed(digits: Path, tmp_path: Path) -> None:
+    folder, num_steps = tmp_path / "run", 60
+    words = ["--data", digits, "--run", folder, "--ranks", 4, "--restarts", 1, "--data.threads", 1]
+    words += ["--average.name", "gossip", "--batch.size", 8, "--run.length", f"{num_steps} steps"]
+    words += ["--run.log_every", "1 step", "--run.save_every", "0 steps", "--model.ema_decay", 0.9]
+    with started(tmp_path, "launch", "local", "debug", *words) as command:
+        wait_for(lambda: has_begun(folder), "the first report")
+        os.kill(process_of(command, 0), signal.SIGKILL)
+        out, err = command.process.communicate(timeout=100)
+        assert command.members() == []
+    assert command.process.returncode == 0
+    saved = int(re.findall(r"the others have saved step (\d+): the same command", err)[0])
+    assert err.count("rank 0 (") == err.count("starting again (1 of 1)") == 1
+    assert err.count("\n") == 2
+    assert f"at step {saved} with 4 replicas" in out.replace("\n", " ")
+    assert "3 replicas were saved and 4 go on: all from their mean" in out.replace("\n", " ")
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if line["kind"] == "train"]
+    assert steps[-1] == num_steps
+    assert set(range(1, num_steps + 1)) - set(steps) <= {saved}  # it had no one left to report it
+    assert newest(folder).name == f"step-{num_steps:08d}"
+    assert find_problem(newest(folder)) is None
+
+
+def test_ranks_end_with_their_launcher(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("--data", digits, "--run", folder, "--ranks", "2", *LONG)
+    with started(tmp_path, "launch", "local", "debug", *words) as command:
+        wait_for(lambda: has_begun(folder), "the first report")
+        command.process.kill()
+        wait_for(lambda: not command.members(), "the ranks to end")
+    check_stopped_run(folder)
+
+
+def test_a_mistake_is_not_made_again(digits: Path, tmp_path: Path) -> None:
+    words = ["--data", digits, "--run", tmp_path / "run", "--restarts", 3, "--ranks", 1]
+    words += ["--run.resume", tmp_path / "nowhere"]
+    with started(tmp_path, "launch", "local", "debug", *words) as command:
+        _, err = command.process.communicate(timeout=60)
+    assert command.process.returncode == 2
+    assert err.count("\n") == 1 and "no such checkpoint" in err

@@ -1,0 +1,380 @@
+"""Training on streams: every sample once a pass, however unevenly the ranks' shards are filled."""
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.command_line import Capture, complaint, newest, shown
+from tests.data.streams import ids_of, plain_server, write_shards
+from tests.spawn import spawn
+from tests.train.test_equivalence import Batch, make_step
+from tests.train.test_resume import assert_same_end, curve
+from trainyard import run as trainyard_run
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
+from trainyard.config import RunConfig, load_recipe
+from trainyard.files import RunDirectory
+from trainyard.parts import model_of
+from trainyard.train.step import StepStats, TrainStep
+from trainyard.world import World
+
+UNEVEN = (1, 0, 7, 1000)
+SMALL = (9, 0, 5, 31)  # on two ranks 14 and 31 samples: 4 and 8 batches of 4
+OPTIONS = {
+    "data.order": "join",
+    "data.image_size": "16",
+    "data.threads": "1",
+    "model.name": "test_vit",
+    "run.log_every": "1 step",
+    "run.eval_every": "0 steps",
+    "run.save_every": "0 steps",
+}
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with uneven and small shards, and validation data."""
+    folder = tmp_path_factory.mktemp("shards")
+    write_shards(folder / "uneven", UNEVEN)
+    write_shards(folder / "small", SMALL)
+    write_shards(folder / "val", [20])
+    return folder
+
+
+def options(shards: Path, kind: str, **changes: str) -> dict[str, str]:
+    """Recipe keys; those of `changes` have __ for the dot."""
+    data = {
+        "data.train": f"pipe:cat {shards}/{kind}/part-{{000..003}}.tar",
+        "data.val": str(shards / "val"),
+        "data.samples": "1008" if kind == "uneven" else "45",
+        "batch.size": "256" if kind == "uneven" else "8",
+        "run.length": "2 epochs",
+    }
+    return OPTIONS | data | {key.replace("__", "."): value for key, value in changes.items()}
+
+
+def recipe(shards: Path, kind: str, **changes: str) -> RunConfig:
+    return load_recipe("debug", options(shards, kind, **changes))
+
+
+def words(shards: Path, **changes: str) -> list[str]:
+    """The command that trains on the small shards."""
+    keys = options(shards, "small", **changes)
+    return ["train", "debug", "--json", *(w for key in keys for w in (f"--{key}", keys[key]))]
+
+
+class Seen(NamedTuple):
+    """What a rank trained on in a step."""
+
+    step: int
+    ids: list[int]
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    weights: NDArray[np.float32]
+
+
+def train_on(
+    world: World, config: RunConfig, folder: Path, die_at: int | None = None
+) -> list[Seen]:
+    """What this rank trained on; in the midst of step `die_at` all ranks are killed."""
+    torch.set_num_threads(1)
+    update = TrainStep.__call__
+    seen: list[Seen] = []
+
+    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+        if step == die_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        columns = (batch.images_BCHW, batch.labels, batch.weights)
+        seen.append(Seen(step, batch.ids.tolist(), *(c.clone().numpy() for c in columns)))
+        return update(self, batch, step, rates)
+
+    TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
+    try:
+        trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
+    finally:
+        TrainStep.__call__ = update  # type: ignore[method-assign]
+    return seen
+
+
+def train_on_and_report(world: World, config: RunConfig, folder: Path) -> tuple[list[Seen], str]:
+    """As `train_on`, but an error is told rather than raised."""
+    try:
+        return train_on(world, config, folder), ""
+    except Exception as error:
+        return [], f"{type(error).__name__}: {error}"
+
+
+def passes(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line.get("event") == "pass"]
+
+
+def ids_by_pass(ranks: Sequence[list[Seen]], ends: Sequence[int]) -> list[list[int]]:
+    """All ids that were trained on in each pass, in the order of steps and ranks."""
+    found = []
+    for begin, end in zip([0, *ends[:-1]], ends, strict=True):
+        steps = [rank[begin:end] for rank in ranks]
+        shares = [seen.ids for step in zip(*steps, strict=True) for seen in step]
+        found.append([id_ for share in shares for id_ in share if id_ >= 0])
+    return found
+
+
+def progress(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((newest(folder) / "progress.json").read_text())
+    return found
+
+
+# --- every sample once ---
+
+PLAIN_SGD = {
+    "optim__name": "sgd",
+    "optim__lr": "0.05",
+    "optim__weight_decay": "0",
+    "optim__momentum": "0.9",
+    "schedule__name": "constant",
+    "schedule__warmup": "0 steps",
+}
+
+
+def test_four_ranks_of_1_0_7_and_1000_samples(shards: Path, tmp_path: Path) -> None:
+    """They end, together, every sample was seen once a pass, and as if by one process."""
+    config = recipe(shards, "uneven", **PLAIN_SGD)
+    ranks = spawn(train_on, 4, config, tmp_path)
+    assert progress(tmp_path)["stream"] == {"ranks": 4, "ends": [16, 32], "seen": 0}
+    assert [event["seen"] for event in passes(tmp_path)] == [1008, 1008]
+    assert [len(rank) for rank in ranks] == [32] * 4
+    first, second = ids_by_pass(ranks, [16, 32])
+    assert sorted(first) == sorted(second) == ids_of(UNEVEN)
+    assert first != second
+    for rank, seen in enumerate(ranks):  # each its own shards
+        assert {id_ >> 32 for batch in seen for id_ in batch.ids if id_ >= 0} <= {rank}
+        assert all(len(batch.ids) >= 2 for batch in seen)
+    counts = curve(tmp_path, "train", "loss")
+    assert sorted(counts) == list(range(1, 33))
+    alone = trained_alone(config, ranks)
+    together = load_file(newest(tmp_path) / "model.safetensors")
+    for name, tensor in alone.state_dict().items():
+        torch.testing.assert_close(tensor, together[name], rtol=1e-3, atol=2e-5)
+
+
+def trained_alone(config: RunConfig, ranks: list[list[Seen]]) -> nn.Module:
+    """The model of a single process that takes the real samples of all ranks, step by step."""
+    torch.manual_seed(config.run.seed)
+    model = model_of(config, 10).train()
+    step = make_step(model, AllReduce(AverageConfig(), World()), World(), lr=config.optim.lr)
+    for batches in zip(*ranks, strict=True):
+        real = [(seen, seen.weights > 0) for seen in batches]
+        images = torch.from_numpy(np.concatenate([seen.images[good] for seen, good in real]))
+        labels = torch.from_numpy(np.concatenate([seen.labels[good] for seen, good in real]))
+        ones = torch.ones(len(labels))
+        step(Batch(images, labels, labels, ones, ones), batches[0].step, None)
+    return model
+
+
+def test_shadows_spoil_no_statistics(shards: Path, tmp_path: Path) -> None:
+    """Batch norm: rank 1 of 2 has black images alone for half of a pass, and rank 0 none."""
+    config = recipe(shards, "small", model__name="test_resnet", data__samples="31")
+    only_first = config.data.model_copy(update={"train": f"{shards}/small/part-003.tar"})
+    config = config.model_copy(update={"data": only_first})
+    spawn(train_on, 2, config, tmp_path / "two")
+    (seen,) = [train_on(World(), config, tmp_path / "one")]
+    weights = [load_file(newest(tmp_path / name) / "model.safetensors") for name in ("two", "one")]
+    means = [w[name] for w in weights for name in w if name.endswith("running_mean")]
+    assert len(seen) == 8 and all(mean.isfinite().all() for mean in means)
+    # One rank of four a batch has seen all: the statistics are its own, not half those of black.
+    first = next(name for name in weights[0] if name.endswith("running_var"))
+    ratio = weights[0][first] / weights[1][first]
+    assert ((ratio > 0.3) & (ratio < 3)).all()
+
+
+# --- going on ---
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two ranks, two passes of 8 steps."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    spawn(train_on, 2, saving(shards), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def killed(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, killed in step 14 of 16, after the checkpoint of step 12: in mid-pass."""
+    folder = tmp_path_factory.mktemp("killed")
+    with pytest.raises(AssertionError, match="died"):
+        spawn(train_on, 2, saving(shards), folder, 13)
+    return folder
+
+
+def saving(shards: Path) -> RunConfig:
+    often = {"run__save_every": "6 steps", "run__eval_every": "9 steps"}
+    return recipe(shards, "small", **often, model__drop_path="0.2", augment__mixup="0.2")
+
+
+def test_two_ranks_go_on_in_the_midst_of_a_pass(
+    shards: Path, uninterrupted: Path, killed: Path, tmp_path: Path
+) -> None:
+    """Weights, optimizer, evaluations, counts: the same, bit for bit."""
+    shutil.copytree(killed, tmp_path / "run", symlinks=True)
+    assert progress(tmp_path / "run")["stream"]["ends"] == [8]
+    ranks = spawn(train_on, 2, saving(shards), tmp_path / "run")
+    assert [seen.step for seen in ranks[0]] == [12, 13, 14, 15]
+    assert_same_end(tmp_path / "run", uninterrupted, 16)
+    assert [event["seen"] for event in passes(tmp_path / "run")] == [45, 45]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_another_number_of_ranks_goes_on_between_passes(
+    size: int, shards: Path, killed: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(killed, tmp_path / "run", symlinks=True))
+    said = spawn(train_on_and_report, size, saving(shards), folder)
+    assert "lies in the midst of a pass, and 2 ranks read it" in said[0][1]
+    assert all("CheckpointError" in message for _, message in said)
+    for step in (9, 12):
+        shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
+    ranks = spawn(train_on, size, saving(shards), folder)
+    assert {seen.step for seen in ranks[0]} == set(range(8, 8 + len(ranks[0])))
+    (second,) = ids_by_pass(ranks, [len(ranks[0])])
+    assert sorted(second) == ids_of(SMALL)
+
+
+def test_a_checkpoint_of_another_order_is_no_place_in_a_stream(
+    shards: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    exact = ["--data.order", "exact", "--data.train", f"{shards}/small", "--run.length", "2 steps"]
+    keys = [*words(shards), *exact]
+    place = keys.index("--data.samples")
+    shown(capsys, *keys[:place], *keys[place + 2 :], "--run", tmp_path / "exact")
+    begin = ["--run.resume", newest(tmp_path / "exact"), "--run", tmp_path / "join"]
+    said = complaint(capsys, *words(shards), *begin)
+    assert "'join' goes on from its own checkpoints only" in said
+
+
+def train_on_poisoned(world: World, config: RunConfig, folder: Path) -> list[Seen]:
+    """The first eight batches of the second pass give gradients that are not finite."""
+    update, numbers = TrainStep.__call__, count()
+
+    def spoil_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+        if next(numbers) in range(12, 20):
+            batch.images_BCHW.fill_(torch.nan)
+        return update(self, batch, step, rates)
+
+    TrainStep.__call__ = spoil_and_update  # type: ignore[method-assign]
+    return train_on(world, config, folder)
+
+
+def test_it_goes_back_and_the_data_runs_on(shards: Path, tmp_path: Path) -> None:
+    """To the end of the first pass; what is left of the second is seen, once."""
+    keys = {"batch__size": "4", "run__max_skipped": "5", "run__save_every": "5 steps"}
+    (seen,) = spawn(train_on_poisoned, 1, recipe(shards, "small", **keys), tmp_path)
+    first, second = ids_by_pass([seen], [12, 24])
+    assert sorted(first) == sorted(second) == ids_of(SMALL)
+    assert [batch.step for batch in seen] == [*range(20), *range(12, 16)]
+    saved = progress(tmp_path)
+    assert saved["stream"] == {"ranks": 1, "ends": [12, 24], "seen": 0}
+    assert (saved["step"], saved["skipped"], saved["roll_backs"]) == (16, 8 * 4, 1)
+
+
+# --- one rank, from a server and by the command line ---
+
+
+def test_one_rank_from_a_plain_web_server(
+    shards: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    with plain_server(shards / "small") as server:
+        server.faults = ["", "", "cut"]
+        remote = ["--data.train", f"{server.url}/part-{{000..003}}.tar"]
+        shown(capsys, *words(shards), *remote, "--run", tmp_path / "remote")
+    shown(capsys, *words(shards), "--run", tmp_path / "local")
+    remote_weights, weights = (
+        (newest(tmp_path / name) / "model.safetensors").read_bytes() for name in ("remote", "local")
+    )
+    assert remote_weights == weights
+    assert [event["seen"] for event in passes(tmp_path / "local")] == [45, 45]
+
+
+def test_passes_repeat_until_so_many_steps(shards: Path, tmp_path: Path, capsys: Capture) -> None:
+    shown(capsys, *words(shards, run__length="15 steps"), "--run", tmp_path)
+    assert progress(tmp_path)["step"] == 15
+    assert progress(tmp_path)["stream"] == {"ranks": 1, "ends": [6, 12], "seen": 24}
+
+
+def test_a_longer_pass_than_was_said(shards: Path, tmp_path: Path, capsys: Capture) -> None:
+    """The run is over when the passes are, and the schedule waits at its end."""
+    shown(capsys, *words(shards, data__samples="10"), "--run", tmp_path)
+    assert progress(tmp_path)["step"] == 12
+    rates = curve(tmp_path, "train", "lr")
+    assert len({rate for step, (rate,) in rates.items() if step >= 3}) == 1
+
+
+def test_bad_images_are_counted_and_named(shards: Path, tmp_path: Path, capsys: Capture) -> None:
+    content = (shards / "small" / "part-003.tar").read_bytes()
+    content = content.replace(b"\x89PNG", b"\x88PNG", 3)
+    (tmp_path / "bad.tar").write_bytes(content)
+    keys = words(shards, data__train=f"{tmp_path}/bad.tar", data__samples="31")
+    said = complaint(capsys, *keys, "--run", tmp_path / "run")
+    assert "of 31 train samples cannot be read" in said
+    shown(capsys, *keys, "--data.max_bad", "0.2", "--run", tmp_path / "run2")
+    lines = (tmp_path / "run2" / "quarantine.jsonl").read_text().splitlines()
+    bad = [json.loads(line) for line in lines]
+    assert {line["reason"] for line in bad} == {
+        f"sample '3-{place:05d}': not an image" for place in range(3)
+    }
+    assert {line["file"] for line in bad} == {f"{tmp_path}/bad.tar"}
+
+
+# --- what is wrong is named ---
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"data__train": "pipe:false"}, ["pipe:false: the command failed (exit code 1)"]),
+        ({"data__train": "pipe:true"}, ["pipe:true", "truncated"]),
+        ({"data__train": "pipe:head -c 10240 /dev/zero"}, ["not one sample in all of its shards"]),
+        ({"data__order": "exact"}, ["data.samples is for data.order = 'join' only"]),
+        ({"data__val": "pipe:true"}, ["data.val = 'pipe:true'", "only training data"]),
+        ({"average__name": "gossip"}, ["average.name = 'gossip' cannot go with data.order"]),
+        ({"average__batch_norm": "sync"}, ["average.batch_norm = 'sync' cannot go"]),
+        ({"schedule__batch_size": "1 epoch: 16"}, ["stages of schedule.batch_size"]),
+        ({"run__bn_samples": "10"}, ["run.bn_samples = 10 cannot go"]),
+        ({"run__length": "1.5 epochs"}, ["run.length = '1.5 epochs'"]),
+        ({"data__locality": "5"}, ["data.locality = 5"]),
+    ],
+)
+def test_mistakes(
+    changes: dict[str, str], expected: list[str], shards: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    said = complaint(capsys, *words(shards, **changes), "--run", tmp_path / "run")
+    for part in expected:
+        assert part in said
+
+
+def test_a_pipe_without_join(shards: Path, tmp_path: Path, capsys: Capture) -> None:
+    keys = words(shards, data__order="exact")
+    place = keys.index("--data.samples")
+    said = complaint(capsys, *keys[:place], *keys[place + 2 :], "--run", tmp_path)
+    assert "only training data with data.order = 'join' can come out of a pipe" in said
+
+
+def test_an_error_on_one_rank_ends_all(shards: Path, tmp_path: Path) -> None:
+    config = recipe(shards, "small", data__train=f"pipe:cat {shards}/small/part-00{{2..4}}.tar")
+    said = [message for _, message in spawn(train_on_and_report, 2, config, tmp_path)]
+    assert any("part-004.tar: the command failed" in message for message in said)
+    assert all(said)

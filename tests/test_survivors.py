@@ -1,0 +1,213 @@
+"""A rank dies: the others notice, name it, save what they have done, and a restart goes on."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import distributed as dist
+
+from tests.command_line import newest, run
+from tests.spawn import _CONTEXT, _free_port
+from trainyard.__main__ import end
+from trainyard.errors import LoaderError
+from trainyard.survivors.watch import Watch
+from trainyard.train.checkpoint import find_problem
+from trainyard.train.update import Update, Updated
+from trainyard.world import World, is_lost_peer, member
+
+SIZE, NUM_STEPS = 4, 8
+AT = 4  # the step, counted from 0, in which a rank is lost
+SAVED = f"the others have saved step {AT + 1}: the same command goes on from there"
+OPTIONS = {
+    "run.length": f"{NUM_STEPS} steps",
+    "run.save_every": "3 steps",
+    "run.eval_every": "0 steps",
+    "run.log_every": "1 step",
+    "batch.size": "16",
+    "data.threads": "1",
+}
+
+
+def start(function: Callable[..., None], *args: object) -> list[int]:
+    """Run `function(world, *args)` in processes that are ranks: how each of them ended."""
+    port = str(_free_port())
+    worlds = [World(rank, SIZE, local_rank=rank, local_size=SIZE) for rank in range(SIZE)]
+    ranks: list[Any] = [
+        _CONTEXT.Process(target=_rank, args=(function, world, port, *args)) for world in worlds
+    ]
+    try:
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(timeout=100)
+        return [process.exitcode for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.join()
+
+
+def _rank(function: Callable[..., None], world: World, port: str, *args: object) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    values = (world.rank, world.rank, world.size, world.size, "127.0.0.1", port)
+    os.environ |= dict(zip(names, map(str, values), strict=True))
+    torch.set_num_threads(1)
+    function(world, *args)
+
+
+# --- noticing ---
+
+
+def _wait_for_each_other(world: World) -> None:
+    """The last rank dies while each of the others waits for another one than that."""
+    with member(world):
+        watch = Watch(world)
+        survivors = range(world.size - 1)
+        pairs = [[rank, (rank + 1) % len(survivors)] for rank in survivors]
+        groups: list[Any] = [dist.new_group(pair) for pair in pairs]
+        if world.rank == world.size - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.all_reduce(torch.zeros(1), group=groups[world.rank])
+        except RuntimeError as error:
+            assert watch.has_alarm and is_lost_peer(error)
+            watch.close(in_peace=False)
+        else:
+            raise AssertionError("it came")
+
+
+def test_those_who_wait_for_each_other_notice_too() -> None:
+    assert start(_wait_for_each_other) == [0, 0, 0, -signal.SIGKILL]
+
+
+def _leave(world: World) -> None:
+    with member(world):
+        watch = Watch(world)
+        if world.rank:
+            watch.close(in_peace=True)
+        dist.barrier()
+        assert not watch.has_alarm
+        if not world.rank:
+            watch.close(in_peace=True)
+
+
+def test_leaving_is_not_dying() -> None:
+    assert start(_leave) == [0] * SIZE
+
+
+# --- saving ---
+
+
+def train(
+    world: World, folder: Path, words: list[str], victim: int | None = None, how: str = ""
+) -> None:
+    """`trainyard train`, in which the victim ends once all ranks are to make the update AT."""
+    os.dup2(os.open(folder.with_name(f"said-{world.rank}"), os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    update = Update.__call__
+
+    def update_or_end(self: Update, step: int) -> Updated:
+        if step == AT and victim is not None:
+            folder.with_name(f"is-there-{world.rank}").touch()
+            while world.rank == victim and len([*folder.parent.glob("is-there-*")]) < SIZE:
+                time.sleep(0.01)
+            if world.rank == victim and how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if world.rank == victim:
+                raise LoaderError("no more data here")
+        return update(self, step)
+
+    Update.__call__ = update_or_end  # type: ignore[method-assign]
+    end(run(*words))
+
+
+def words_of(digits: Path, folder: Path, **average: str) -> list[str]:
+    options = OPTIONS | {f"average.{key}": value for key, value in average.items()}
+    keys = [word for key, value in options.items() for word in (f"--{key}", value)]
+    return ["train", "debug", "--data", str(digits), "--run", str(folder), *keys]
+
+
+def said(folder: Path, rank: int) -> list[str]:
+    """The errors that a rank printed."""
+    lines = folder.with_name(f"said-{rank}").read_text().splitlines()
+    return [line.removeprefix("trainyard: ") for line in lines if line.startswith("trainyard: ")]
+
+
+def lose(folder: Path, words: list[str], victim: int, how: str = "killed") -> str:
+    """Train until a rank ends; what one of the others has to say of that, after who it was."""
+    ends = start(train, folder, words, victim, how)
+    assert ends.pop(victim) == (-signal.SIGKILL if how == "killed" else 1)
+    assert ends == [1] * (SIZE - 1)
+    assert said(folder, victim) == ([] if how == "killed" else ["no more data here"])
+    (message,) = [line for rank in range(SIZE) if rank != victim for line in said(folder, rank)]
+    report = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (report["event"], report["message"]) == ("rank gone", message)
+    who, _, rest = message.partition(") is gone; ")
+    assert who.startswith(f"rank {victim} ({os.uname().nodename}, process ")
+    return rest
+
+
+def progress(folder: Path) -> int:
+    path = newest(folder)
+    assert find_problem(path) is None
+    step: int = json.loads((path / "progress.json").read_text())["step"]
+    return step
+
+
+def test_equal_replicas_go_on_as_if_nothing_had_been(digits: Path, tmp_path: Path) -> None:
+    undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
+    assert start(train, undisturbed, words_of(digits, undisturbed)) == [0] * SIZE
+    words = words_of(digits, disturbed)
+    assert lose(disturbed, words, victim=2) == SAVED
+    assert progress(disturbed) == AT + 1
+
+    assert start(train, disturbed, words) == [0] * SIZE
+
+    assert progress(disturbed) == NUM_STEPS
+    ours, theirs = newest(disturbed), newest(undisturbed)
+    assert load(ours) == load(theirs)
+    assert not list(disturbed.glob(".survivors-*"))
+
+
+def load(path: Path) -> bytes:
+    return (path / "model.safetensors").read_bytes()
+
+
+def check_mean(path: Path) -> None:
+    """The weights are the mean of those of the three replicas that are left, which differ."""
+    states = [torch.load(file, weights_only=True) for file in sorted(path.glob("replicas/*.pt"))]
+    own = [state["averager"]["own"][0] for state in states]
+    assert len(own) == SIZE - 1
+    for name, mean in load_file(path / "model.safetensors").items():
+        expected = torch.stack([weights[name].double() for weights in own]).mean(dim=0)
+        assert torch.equal(mean, expected.to(mean.dtype))
+    assert any(not torch.equal(own[0][name], own[1][name]) for name in own[0])
+
+
+def test_gossip_saves_the_mean_of_those_that_are_left(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = words_of(digits, folder, name="gossip", topology="ring")
+    assert lose(folder, words, victim=0, how="an error of its own") == SAVED
+    assert progress(folder) == AT + 1
+    check_mean(newest(folder))
+
+
+def test_a_period_that_cannot_end_is_trained_all_the_same(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = words_of(digits, folder, name="periodic", every=str(AT + 1))
+    assert lose(folder, words, victim=3) == SAVED
+    assert progress(folder) == AT + 1
+    check_mean(newest(folder))
+
+
+def test_of_a_sharded_model_a_part_is_lost(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    reason = "a part of the weights is gone too: the same command goes on from step-00000003"
+    assert lose(folder, words_of(digits, folder, name="sharded"), victim=1) == reason
+    assert progress(folder) == 3

@@ -1,0 +1,233 @@
+"""Gossip: weights are mixed with those of a few peers in every step, while it is computed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from hashlib import sha256
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from trainyard.averaging.allreduce import mean_weight, parallel
+from trainyard.averaging.base import AverageConfig, Replica
+from trainyard.averaging.consensus import Consensus, highest, start_alike, stretches
+from trainyard.averaging.nodes import Slices, group_of, node_group
+from trainyard.averaging.topology import Group, Round, lifted, rounds
+from trainyard.errors import RecipeError
+from trainyard.world import World, gather, together
+
+_BUCKET_BYTES = 25 * 2**20
+
+
+class Gossip:
+    """Decentralized training with periodic mixing (Wang et al. 2024, arXiv 2410.11998).
+
+    Replica i's weights x in step t, with d the update that its optimizer makes of its own gradient
+    at x_i(t), whole: clipped, and skipped if it is not finite, as that of a single process.
+
+        x_i(t + 1) = (1 - mixing) x_i(t) + mixing mean_j(x_j(t)) - lr d(x_i(t))
+
+    The mean is over the group of i in round t of the topology. It is begun as soon as x(t) is
+    there and awaited when the gradient is, so that the exchange has all of forward and backward.
+    Without overlap, x(t) - lr d(x(t)) is mixed at once, at the end of step t.
+    """
+
+    def __init__(self, config: AverageConfig, world: World) -> None:
+        self.replica = Replica(world.rank, world.size)
+        self._world = world
+        self._mixing = 1.0 if config.mixing is None else config.mixing
+        self._overlaps = config.overlap is not False
+        self._sends_halves = config.compress == "bf16"
+        self._node = node_group(world) if config.hierarchical else None
+        self._peers = _peers(config.topology or "one-peer-exponential", world, self._node)
+        self._consensus = Consensus(world)
+        self._parallel: DistributedDataParallel | None = None
+        self._buckets: list[_Bucket] = []
+        self._under_way: _Peers | None = None
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        start_alike(model)
+        self._consensus.add(model)
+        # In the order in which gradients come: the model's last weights are waited for first.
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        slices, halves = Slices(self._node), self._sends_halves
+        self._buckets = [
+            _Bucket(some, slices, halves=halves) for some in stretches(trained[::-1], _BUCKET_BYTES)
+        ]
+        if self._node is None:
+            return model
+        self._parallel = parallel(model, self._node)
+        return self._parallel
+
+    def follow(self, module: nn.Module) -> None:
+        self._consensus.add(module)
+
+    def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
+        """The weight of the replica's own samples, or the mean of those of its node's ranks."""
+        return mean_weight(weight, self._node.size() if self._node else 1, self._node)
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        return self._parallel.no_sync() if self._parallel else nullcontext()
+
+    def before_update(self, step: int) -> None:
+        if not self._overlaps:
+            return
+        if self._under_way is None:  # the first step of this process, or the first one anew
+            self._begin(step)
+        self._mix()
+
+    def after_update(self, step: int) -> None:
+        if self._overlaps:
+            self._begin(step + 1)
+        else:
+            self._begin(step)
+            self._mix()
+
+    @torch.no_grad()
+    def _begin(self, step: int) -> None:
+        peers = self._peers[step % len(self._peers)]
+        for bucket in self._buckets if peers.size > 1 else ():
+            bucket.send(peers)
+        self._under_way = peers
+
+    @torch.no_grad()
+    def _mix(self) -> None:
+        peers, self._under_way = self._under_way, None
+        assert peers is not None
+        for bucket in self._buckets if peers.size > 1 else ():
+            bucket.mix(peers.size, self._mixing)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        self._settle()
+        with self._consensus.inside():
+            yield
+
+    def alone(self) -> AbstractContextManager[None]:
+        self._under_way = None
+        return self._consensus.alone()
+
+    def _settle(self) -> None:
+        """Wait for what is under way; it is kept for the next step to mix in."""
+        for bucket in self._buckets:
+            bucket.wait()
+
+    def highest(self, value: Tensor) -> Tensor:
+        return highest(value)
+
+    def figures(self) -> dict[str, float]:
+        return {"consensus_distance": self._consensus.distance}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is under way is not in it: it is begun anew, from the same weights."""
+        return {"own": self._consensus.own()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The state of another way to average is as good as none."""
+        self._settle()
+        self._under_way = None
+        if "own" in state:
+            self._consensus.put_own(state["own"])
+
+
+class _Peers(NamedTuple):
+    """With whom a replica mixes in a round: alone, it rests."""
+
+    group: dist.ProcessGroup | None
+    size: int
+
+
+class _Bucket:
+    """Parameters of one kind of number, and room for a flat copy, of which a slice is sent."""
+
+    def __init__(self, parameters: list[Tensor], slices: Slices, *, halves: bool) -> None:
+        """`halves`: what is sent is rounded to bfloat16."""
+        self._parameters = parameters
+        self._slices, self._halves = slices, halves
+        sizes = [parameter.numel() for parameter in parameters]
+        self._flat = slices.padded(parameters[0].new_zeros(sum(sizes)))
+        self._own = slices.own(self._flat)
+        parts = torch.split(self._flat[: sum(sizes)], sizes)
+        # Laid out in memory as the parameters are, channels last for instance.
+        self._views = [
+            part.as_strided(parameter.shape, torch.empty_like(parameter).stride())
+            for part, parameter in zip(parts, parameters, strict=True)
+        ]
+        self._work: Any = None
+
+    def send(self, peers: "_Peers") -> None:
+        torch._foreach_copy_(self._views, self._parameters)
+        if self._halves:
+            self._sent = self._own.to(torch.bfloat16)
+            self._received = self._sent.new_empty(peers.size * len(self._sent))
+            self._work = dist.all_gather_into_tensor(
+                self._received, self._sent, group=peers.group, async_op=True
+            )
+        else:
+            self._work = dist.all_reduce(self._own, group=peers.group, async_op=True)
+
+    def wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+
+    def mix(self, size: int, mixing: float) -> None:
+        """Move towards the mean of what `size` replicas have sent."""
+        self.wait()
+        if self._halves:
+            # What rounding took from a replica's own weights stays with it: nothing is lost, and
+            # the mean of the weights is what it was.
+            received = self._received.view(size, -1).to(self._own.dtype)
+            self._own += received.mean(dim=0) - self._sent
+        else:
+            self._own.div_(size)
+        self._slices.gather(self._flat)  # here, in one order with the node's other messages
+        if mixing == 1:
+            torch._foreach_copy_(self._parameters, self._views)
+        else:
+            torch._foreach_lerp_(self._parameters, self._views, mixing)
+
+
+def _peers(topology: str, world: World, node: dist.ProcessGroup | None) -> list[_Peers]:
+    """This rank's peers in each round."""
+    with together(world):
+        if node is None:
+            found = rounds(topology, world.size, world.local_size)
+        else:
+            found = lifted(rounds(topology, world.size // node.size()), node.size())
+    _check_same(topology, found, world)
+    made = _meet(found, world)
+    mine = (next(group for group in groups if world.rank in group) for groups in found)
+    return [made[group] for group in mine]
+
+
+def _meet(found: list[Round], world: World) -> dict[Group, _Peers]:
+    """The groups that this rank is in, each made once, by its members alone.
+
+    They are made in the order in which rounds have them, which is the same for all of their
+    members: so nobody waits in a circle. Torch names such a group by its ranks and by how many
+    groups a process has: all are to have made equally many, and who has none to make in a round
+    makes one of itself.
+    """
+    alone: Group = (world.rank,)
+    made = {alone: _Peers(None, 1)}
+    known: set[Group] = set()
+    for groups in found:
+        new = {group for group in groups if len(group) > 1} - known
+        known |= new
+        mine = next((group for group in new if world.rank in group), alone)
+        if new:
+            made.setdefault(mine, _Peers(group_of(mine), len(mine)))
+    return made
+
+
+def _check_same(topology: str, found: list[Round], world: World) -> None:
+    digests = gather(world, sha256(repr(found).encode()).digest())
+    with together(world):
+        for rank, digest in enumerate(digests):
+            if digest != digests[0]:
+                raise RecipeError(
+                    f"average.topology = {topology!r} gives rank {rank} other rounds than rank 0: "
+                    "it must follow from its arguments alone, on nodes with equally many ranks"
+                )

@@ -1,0 +1,205 @@
+"""Periodic averaging: replicas train by themselves, and agree every so many steps."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from trainyard.averaging.allreduce import mean_weight, parallel
+from trainyard.averaging.base import AverageConfig, Replica
+from trainyard.averaging.consensus import Consensus, highest, start_alike
+from trainyard.averaging.nodes import Slices, group_of, node_groups
+from trainyard.averaging.quantize import CODINGS, mean_by
+from trainyard.world import World
+
+_EVERY = 64  # steps
+_MESSAGE_BYTES = 25 * 2**20  # of weights; compressed, the message has fewer
+
+
+class Periodic:
+    """Local SGD (Stich 2019, arXiv 1805.09767; Lin et al. 2020, arXiv 1808.07217) and DiLoCo
+    (Douillard et al. 2023, arXiv 2311.08105, algorithm 1).
+
+    In a period of `every` steps each replica moves by itself from where all began, the anchor. The
+    mean of what they moved is the gradient of an outer SGD with Nesterov momentum, torch's, which
+    moves the anchor, and there all begin again. With its rate of 1 and no momentum that is the mean
+    of the weights, but for rounding. Inner optimizers keep what they have.
+
+    With overlap, the mean of a period travels while the next one is trained, and moves the anchor
+    at its end. A replica does not wait: it goes on from the anchor plus what it has itself moved
+    and has sent. Eager updates (Kale et al. 2025, arXiv 2502.12996) are alike, but pass one's own
+    part through the outer optimizer too; here everyone's moves enter the anchor exactly once.
+
+    The consensus is the mean of the replicas: the anchor lacks all that was trained since, and
+    with overlap what is under way.
+
+    Weights of a replica that are not finite make, in the next exchange, everyone's so: all skip
+    their updates then, and go back to a checkpoint together.
+    """
+
+    def __init__(self, config: AverageConfig, world: World) -> None:
+        self.replica = Replica(world.rank, world.size)
+        self._config = config
+        self._every = config.every or _EVERY
+        self._coding = CODINGS[config.compress] if config.compress else None
+        self._node: dist.ProcessGroup | None = None
+        # Groups of their own: others' messages are sent while theirs are under way.
+        if config.hierarchical:
+            self._node, self._peers = node_groups(world)
+            self._slices = Slices(group_of(dist.get_process_group_ranks(self._node)))
+        else:
+            self._peers = group_of(range(world.size))
+            self._slices = Slices()
+        self._consensus = Consensus(world)
+        self._parallel: DistributedDataParallel | None = None
+        self._thread = ThreadPoolExecutor(1, "averaging")
+        self._under_way: Callable[[], Tensor] | None = None  # the mean of the period before
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        start_alike(model)
+        self._consensus.add(model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._start = self._anchor = _flat(self._parameters)
+        momentum = self._config.outer_momentum or 0.0
+        self._outer = torch.optim.SGD(
+            [self._anchor], self._config.outer_lr or 1.0, momentum, nesterov=momentum > 0
+        )
+        if self._anchor.is_cuda:
+            self._stream = torch.cuda.Stream(self._anchor.device)  # type: ignore[no-untyped-call]
+        if self._node is None:
+            return model
+        self._parallel = parallel(model, self._node)
+        return self._parallel
+
+    def follow(self, module: nn.Module) -> None:
+        self._consensus.add(module)
+
+    def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
+        """The weight of the replica's own samples, or the mean of those of its node's ranks."""
+        return mean_weight(weight, self._node.size() if self._node else 1, self._node)
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        return self._parallel.no_sync() if self._parallel else nullcontext()
+
+    def before_update(self, step: int) -> None:
+        pass
+
+    @torch.no_grad()
+    def after_update(self, step: int) -> None:
+        if (step + 1) % self._every:
+            return
+        moved = self._start - _flat(self._parameters)
+        if not self._config.overlap:
+            self._move_anchor(self._mean(moved))
+            self._begin_at(self._anchor)
+            return
+        if self._under_way is not None:
+            self._move_anchor(self._under_way())
+        self._begin_at(self._anchor - moved)
+        self._under_way = self._send(moved)
+
+    def _move_anchor(self, mean: Tensor) -> None:
+        self._anchor.grad = mean
+        self._outer.step()
+        self._anchor.grad = None
+
+    def _begin_at(self, start: Tensor) -> None:
+        self._start = start
+        parts = torch.split(start, [parameter.numel() for parameter in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.copy_(part.view_as(parameter))
+
+    # --- the exchange ---
+
+    def _mean(self, moved: Tensor) -> Tensor:
+        """The mean over the replicas, bit by bit the same on all ranks."""
+        mean = self._slices.padded(moved)
+        for part in torch.split(self._slices.own(mean), _MESSAGE_BYTES // mean.itemsize):
+            if self._coding is None:
+                dist.all_reduce(part, group=self._peers)
+                part.div_(self._peers.size())
+            else:
+                part.copy_(mean_by(self._coding, part, self._peers))
+        self._slices.gather(mean)
+        return mean[: len(moved)]
+
+    def _send(self, moved: Tensor) -> Callable[[], Tensor]:
+        """The mean, to be asked for later: a thread takes it, for which no step waits."""
+        if not moved.is_cuda:
+            return self._thread.submit(self._mean, moved).result
+        is_there = torch.cuda.current_stream(moved.device).record_event()
+        return self._thread.submit(self._mean_beside, moved, is_there).result
+
+    @torch.no_grad()
+    def _mean_beside(self, moved: Tensor, is_there: torch.cuda.Event) -> Tensor:
+        """On a stream of its own, which this thread waits for, so that the result can be used."""
+        with torch.cuda.stream(self._stream):
+            self._stream.wait_event(is_there)
+            mean = self._mean(moved)
+        self._stream.synchronize()
+        return mean
+
+    def _settle(self) -> None:
+        """Wait for what is under way; it is kept for the end of the period."""
+        if self._under_way is not None:
+            self._under_way()
+
+    # --- what others see ---
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        self._settle()
+        with self._consensus.inside():
+            yield
+
+    def alone(self) -> AbstractContextManager[None]:
+        # What was under way is sent again with the next period's.
+        self._under_way, self._start = None, self._anchor
+        return self._consensus.alone()
+
+    def highest(self, value: Tensor) -> Tensor:
+        return highest(value)
+
+    def figures(self) -> dict[str, float]:
+        return {"consensus_distance": self._consensus.distance}
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"own": self._consensus.own(), "anchor": self._anchor}
+        if self._config.outer_momentum:
+            state["momentum"] = self._outer.state[self._anchor].get("momentum_buffer")
+        if self._config.overlap:
+            state["start"] = self._start
+            state["mean"] = self._under_way() if self._under_way else None
+        return state
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The state of another way to average is as good as none: to go on from the mean."""
+        self._settle()
+        self._under_way = None
+        self._outer.state.clear()
+        if state.keys() != self.state_dict().keys():
+            self._anchor.copy_(_flat(self._parameters))
+            self._start = self._anchor
+            return
+        self._consensus.put_own(state["own"])
+        self._anchor.copy_(state["anchor"])
+        more = {
+            name: state[name].to(self._anchor.device)
+            for name in ("momentum", "start", "mean")
+            if state.get(name) is not None  # before the first exchange there is none of some
+        }
+        self._start = more.get("start", self._anchor)
+        if "momentum" in more:
+            self._outer.state[self._anchor]["momentum_buffer"] = more["momentum"]
+        if "mean" in more:
+            self._under_way = lambda: more["mean"]
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

@@ -1,0 +1,101 @@
+"""Sharded: all-reduce for models that do not fit, each rank keeping a part (torch's FSDP2)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from trainyard.averaging.allreduce import mean_weight
+from trainyard.averaging.base import AverageConfig, Replica
+from trainyard.averaging.buffers import Buffers
+from trainyard.errors import PeerError
+from trainyard.world import World
+
+
+class Sharded:
+    """Each rank keeps, of every parameter, its gradient and its moments, a share of the rows.
+
+    A block is whole on a device for as long as it computes (Rajbhandari et al. 2020, ZeRO stage 3).
+    """
+
+    replica = Replica()
+
+    def __init__(self, config: AverageConfig, world: World) -> None:
+        self._world = world
+        self._modules: list[nn.Module] = []  # the model, and what follows it
+        self._buffers = Buffers(world)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """The model itself, put on the device block by block: it was never whole there."""
+        self.follow(model)
+        return model
+
+    def follow(self, module: nn.Module) -> None:
+        self._modules.append(module)
+        self._buffers.add(module)
+        _shard(module)
+
+    def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
+        """The weight of the global batch over the number of ranks, whose mean FSDP takes."""
+        self._buffers.see(weight)
+        return mean_weight(weight, self._world.size)
+
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Gradients are averaged in every micro-step: those that wait for it would be whole."""
+        return nullcontext()
+
+    def before_update(self, step: int) -> None:
+        pass
+
+    def after_update(self, step: int) -> None:
+        pass
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        self._buffers.put_mean()
+        try:
+            yield
+        finally:
+            for module in self._modules:
+                assert isinstance(module, FSDPModule)
+                module.reshard()  # what belongs to no block is whole after a forward pass
+
+    def alone(self) -> AbstractContextManager[None]:
+        raise PeerError(
+            "a rank is gone, and with it its part of the model: nothing was saved, go on from the "
+            "last checkpoint"
+        )
+
+    def highest(self, value: Tensor) -> Tensor:
+        return value
+
+    def figures(self) -> dict[str, float]:
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._buffers.forget()
+
+
+def _shard(model: nn.Module) -> None:
+    model.to(memory_format=torch.contiguous_format)  # FSDP takes no other
+    for block in reversed(blocks(model)):  # inner ones first
+        fully_shard(block)
+    fully_shard(model)
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """What a model repeats: the members of containers in which all that have weights are alike."""
+    found: dict[nn.Module, None] = {}
+    for module in model.modules():
+        if isinstance(module, (nn.Sequential, nn.ModuleList)):
+            weighty = [child for child in module if next(child.parameters(), None) is not None]
+            kinds = {type(child) for child in weighty}
+            if len(kinds) == 1 and not kinds & {nn.ModuleList, nn.ModuleDict}:  # which compute
+                found |= dict.fromkeys(weighty)
+    return list(found)

@@ -1,0 +1,51 @@
+"""Batch norm by the samples of all replicas together (torch's SyncBatchNorm)."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import distributed as dist
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from trainyard.errors import RecipeError
+
+
+def synchronise(model: nn.Module) -> None:
+    """Put such layers in the place of a model's, with their names, weights and statistics.
+
+    RecipeError for a model that is not on a GPU, for which alone torch has them.
+    """
+    from timm.layers import convert_sync_batchnorm
+
+    if next(model.parameters()).device.type == "cpu":
+        raise RecipeError(
+            "average.batch_norm = 'sync' needs GPUs: leave it out, and each replica normalises "
+            "by its own samples"
+        )
+    for module in list(model.modules()):
+        for name, layer in list(module.named_children()):
+            # A frozen layer, which has a train() of its own, has nothing to agree on.
+            if isinstance(layer, _BatchNorm) and "train" not in vars(layer):
+                setattr(module, name, convert_sync_batchnorm(layer))  # type: ignore[no-untyped-call]
+
+
+def is_synchronised(model: nn.Module) -> bool:
+    """Whether ranks wait for each other in a model's forward pass: all are to make as many."""
+    return bool(_layers(model))
+
+
+@contextmanager
+def apart(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Inside, each rank normalises by its own samples, and none waits for another."""
+    layers = [layer for model in models for layer in _layers(model)]
+    for layer in layers:
+        layer.process_group = dist.GroupMember.NON_GROUP_MEMBER
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.process_group = None
+
+
+def _layers(model: nn.Module) -> list[nn.SyncBatchNorm]:
+    return [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]

@@ -1,0 +1,167 @@
+"""Who mixes with whom: the rounds of gossip, as plain data."""
+
+import importlib
+from collections import Counter
+from collections.abc import Callable, Iterable
+from operator import index
+
+from trainyard.errors import RecipeError
+
+Group = tuple[int, ...]
+Round = list[Group]
+"""Groups in which each replica is exactly once; the members of a group mix to their mean."""
+
+
+def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
+    """The rounds of a topology over `size` replicas, of which each node has `local_size`.
+
+    After the last of them the first comes again. `topology` is a name of BUILT_IN, or a function
+    "module:function" that is given `size` and `local_size`. RecipeError if it cannot be had, or
+    has a round in which a replica is not exactly once.
+    """
+    build = BUILT_IN.get(topology) or _own_function(topology)
+    try:
+        proposed = build(size, local_size)
+        found = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
+    except RecipeError:
+        raise
+    except Exception as error:  # of a function that is not ours
+        raise RecipeError(f"average.topology = {topology!r} failed: {error!r}") from error
+    if not found:
+        raise RecipeError(f"average.topology = {topology!r} gives no rounds")
+    for number, groups in enumerate(found):
+        _check(groups, size, f"average.topology = {topology!r}, round {number}")
+    return found
+
+
+def lifted(of_nodes: list[Round], local_size: int) -> list[Round]:
+    """Rounds of ranks from those of nodes: each rank mixes with its counterparts on other nodes."""
+    return [
+        [
+            tuple(node * local_size + local_rank for node in group)
+            for group in groups
+            for local_rank in range(local_size)
+        ]
+        for groups in of_nodes
+    ]
+
+
+def _own_function(topology: str) -> Callable[[int, int], Iterable[Iterable[Iterable[int]]]]:
+    module, _, name = topology.partition(":")
+    if not (module and name):
+        names = ", ".join(BUILT_IN)
+        raise RecipeError(
+            f"average.topology = {topology!r} is neither one of {names} nor a function of your "
+            'own, "module:function"'
+        )
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(
+            f"average.topology = {topology!r}: {error}; Python must be able to import it: set "
+            "PYTHONPATH to the folder of the module"
+        ) from None
+    return found  # type: ignore[no-any-return]
+
+
+def _check(groups: Round, size: int, where: str) -> None:
+    counts = Counter(replica for group in groups for replica in group)
+    for replica in sorted({*range(size), *counts}):
+        wanted = int(0 <= replica < size)
+        if counts[replica] != wanted:
+            raise RecipeError(
+                f"{where}: has rank {replica} {counts[replica]} times; each of the ranks 0 to "
+                f"{size - 1} must be in it once, and no other"
+            )
+
+
+# --- built in ---
+
+
+def _complete(size: int, local_size: int) -> list[Round]:
+    """All with all: one round mixes exactly."""
+    return [[tuple(range(size))]]
+
+
+def _ring(size: int, local_size: int) -> list[Round]:
+    """Each with its right, then with its left neighbour.
+
+    In an odd ring one replica rests per round, each in its turn. The ring does not mix exactly
+    but in part. What is left of a disagreement after two rounds of an even ring is at most
+
+        cos^2(2 pi / size)
+
+    since the means of pairs are averaged with weights 1/4, 1/2, 1/4, a circulant matrix. After a
+    round of an odd ring it is |1 + z| / 2 in the long run, z the root other than 1 of
+    z^((size + 1) / 2) + z^((size - 1) / 2) = 2 for which that is largest: the eigenvalue of a
+    round that is followed by a step around the ring.
+    """
+    if size % 2:
+        return [
+            [(rest,), *(_pair(rest + k, rest + k + 1, size) for k in range(1, size, 2))]
+            for rest in range(size)
+        ]
+    starts = (0, 1) if size > 2 else (0,)
+    return [[_pair(k, k + 1, size) for k in range(start, size, 2)] for start in starts]
+
+
+def _pair(one: int, other: int, size: int) -> Group:
+    return (one % size, other % size)
+
+
+def _one_peer_exponential(size: int, local_size: int) -> list[Round]:
+    """Pairs at distances 1, 2, 4, ...: log2(size) rounds mix exactly.
+
+    With peers that exchange both ways, the one-peer exponential graph of Ying et al. 2021
+    (arXiv 2110.13363, section 4), in which each sends to one and hears from another.
+    """
+    _check_power_of_two("one-peer-exponential", size, "replicas", least=1)
+    pairs: list[Round] = [
+        [(one, one + distance) for one in range(size) if not one & distance]
+        for distance in _powers_of_two(size)
+    ]
+    return pairs or [[(0,)]]
+
+
+def _alternating_exponential_ring(size: int, local_size: int) -> list[Round]:
+    """For each distance of nodes two rounds (Wang et al. 2024, arXiv 2410.11998).
+
+    In one, half of the pairs of nodes mix each within its two nodes, and the other half all
+    together; then the other way around. All rounds together mix exactly.
+    """
+    num_nodes = size // local_size
+    _check_power_of_two("alternating-exponential-ring", num_nodes, "nodes", least=2)
+    nodes = [tuple(range(n * local_size, (n + 1) * local_size)) for n in range(num_nodes)]
+    found: list[Round] = []
+    number = 0
+    for distance in _powers_of_two(num_nodes):
+        first: Round = []
+        second: Round = []
+        for one in (node for node in range(num_nodes) if not node & distance):
+            apart, together = (first, second) if number % 2 == 0 else (second, first)
+            apart += [nodes[one], nodes[one + distance]]
+            together.append(nodes[one] + nodes[one + distance])
+            number += 1
+        found += [first, second]
+    return found
+
+
+def _powers_of_two(limit: int) -> list[int]:
+    return [1 << k for k in range(limit.bit_length() - 1)]
+
+
+def _check_power_of_two(topology: str, count: int, what: str, *, least: int) -> None:
+    if count < least or count & (count - 1):
+        wanted = f"{least}, {2 * least}, {4 * least}, ..."
+        raise RecipeError(
+            f"average.topology = {topology!r} needs {wanted} {what}, not {count}: take 'ring' or "
+            "'complete', which are for any number"
+        )
+
+
+BUILT_IN: dict[str, Callable[[int, int], Iterable[Iterable[Iterable[int]]]]] = {
+    "complete": _complete,
+    "ring": _ring,
+    "one-peer-exponential": _one_peer_exponential,
+    "alternating-exponential-ring": _alternating_exponential_ring,
+}

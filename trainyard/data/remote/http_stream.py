@@ -1,0 +1,97 @@
+"""Files behind HTTP and HTTPS from front to back, for servers that cannot send parts of a file."""
+
+import io
+from typing import TYPE_CHECKING
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from trainyard.data.remote.patience import Patience, Transient
+from trainyard.data.remote.request import CONTENT_RANGE, Resource, changed, reason_of, validator
+from trainyard.errors import DataError
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+
+class HttpStream(io.RawIOBase):
+    """The bytes of a URL; a transfer that breaks is begun again, past what has been read.
+
+    Reading raises DataError if they cannot be had, or are not those of a while ago any more.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._resource = Resource(url)
+        self.name = self._resource.name
+        self._patience = Patience(self.name, self._resource.server)
+        self._response: urllib3.BaseHTTPResponse | None = None
+        self._position = 0  # bytes read so far
+        self._stamp: tuple[str, int | None] | None = None  # the server's tag, and the size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        view = memoryview(buffer)
+        while True:
+            try:
+                content = self._read(len(view))
+            except Transient as failure:
+                self._drop()
+                self._patience.wait(failure)
+            except (FileNotFoundError, PermissionError) as error:
+                raise DataError(str(error)) from None
+            else:
+                view[: len(content)] = content
+                self._position += len(content)
+                return len(content)
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+    def _read(self, size: int) -> bytes:
+        if self._response is None:
+            self._response = self._open()
+        content = _take(self._response, size)
+        assert self._stamp is not None
+        total = self._stamp[1]
+        if not content and total is not None and self._position < total:
+            raise Transient("the transfer broke off")
+        if content:
+            self._patience.reset()
+        return content
+
+    def _open(self) -> urllib3.BaseHTTPResponse:
+        """A transfer of what comes next; its server may send all from the beginning."""
+        span = f"bytes={self._position}-" if self._position else None
+        response = self._resource.get(span)
+        found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
+        length = response.headers.get("Content-Length")
+        size = int(found[3]) if found else None if length is None else int(length)
+        stamp = validator(response), size
+        self._stamp = self._stamp or stamp
+        is_next = response.status == 200 or (found and found[1] == str(self._position))
+        if self._stamp != stamp or not is_next:
+            response.close()
+            raise DataError(changed(self.name))
+        skip = self._position if response.status == 200 else 0
+        while skip:
+            part = _take(response, min(skip, io.DEFAULT_BUFFER_SIZE))
+            if not part:
+                response.close()
+                raise Transient("the transfer broke off")
+            skip -= len(part)
+        return response
+
+    def _drop(self) -> None:
+        if self._response is not None:
+            self._response.close()
+            self._response = None
+
+
+def _take(response: urllib3.BaseHTTPResponse, size: int) -> bytes:
+    try:
+        return response.read(size)
+    except HTTPError as error:
+        raise Transient(reason_of(error)) from None

@@ -1,0 +1,183 @@
+"""Asking a web server for bytes: connections, credentials, and which failures may pass.
+
+Of a URL's user name and password, or those in ~/.netrc, no message tells.
+"""
+
+import netrc
+import os
+import re
+import socket
+import ssl
+from base64 import b64encode
+from functools import cache
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from trainyard.data.remote.patience import Transient
+from trainyard.data.source import without_login
+from trainyard.errors import DataError
+
+CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
+_TIMEOUT = urllib3.Timeout(connect=10, read=60)  # seconds; read: between two packets
+_ONLY_REDIRECTS = urllib3.Retry(total=None, connect=0, read=0, redirect=5, status=0, other=0)
+_CONNECTIONS = 64  # kept open per server, enough for a loader's threads
+
+
+class Resource:
+    """What a URL names. Its errors: OSError, DataError, or Transient if trying again may help."""
+
+    def __init__(self, url: str) -> None:
+        parts = _split(url)
+        self._url = self.name = without_login(url)
+        self.server = parts.netloc.rpartition("@")[2]
+        self._headers = _headers(parts)
+        self._proxy = _proxy_of(parts)
+
+    def get(self, span: str | None) -> urllib3.BaseHTTPResponse:
+        """The answer to a request for all of it, or for a `span` such as "bytes=0-99".
+
+        Its status is 200, 206, or 416 for an empty file.
+        """
+        headers = self._headers | ({"Range": span} if span else {})
+        try:
+            response = _pool(os.getpid(), self._proxy).request(
+                "GET",
+                self._url,
+                headers=headers,
+                preload_content=False,
+                decode_content=False,
+                enforce_content_length=False,
+                retries=_ONLY_REDIRECTS,
+                timeout=_TIMEOUT,
+            )
+        except HTTPError as error:
+            raise _failure(self.name, error) from None
+        content_range = response.headers.get("Content-Range", "")
+        if response.status in (200, 206) or (response.status == 416 and "*/0" in content_range):
+            return response
+        response.close()
+        raise self._refusal(response)
+
+    def _refusal(self, response: urllib3.BaseHTTPResponse) -> Exception:
+        answer = f"{self.name}: the server answers {response.status} {response.reason}".rstrip()
+        match response.status:
+            case 404 | 410:
+                return FileNotFoundError(answer)
+            case 403:
+                return PermissionError(answer)
+            case 401 if "Authorization" in self._headers:
+                return DataError(f"{answer}: the user name or the password is wrong")
+            case 401:
+                return DataError(
+                    f"{answer}: it wants a user name and a password; put them into ~/.netrc or "
+                    "write them into the URL, as in http://NAME:PASSWORD@HOST/"
+                )
+            case 408 | 425 | 429 | 500 | 502 | 503 | 504:
+                pause = response.headers.get("Retry-After", "")
+                pause_s = min(float(pause), 60) if pause.isdecimal() else 0
+                return Transient(answer.removeprefix(f"{self.name}: "), pause_s)
+            case 416:
+                return DataError(changed(self.name))
+        return DataError(answer)
+
+
+def changed(name: str) -> str:
+    return f"{name} has changed on the server while it was in use; index it anew and start again"
+
+
+def validator(response: urllib3.BaseHTTPResponse) -> str:
+    """What a server changes when the file does; empty if it tells nothing."""
+    return response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
+
+
+# --- what failed, and whether trying again can help ---
+
+
+def _failure(name: str, error: HTTPError) -> Exception:
+    cause = _root_of(error)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return DataError(
+            f"{name}: its certificate is not trusted ({cause.verify_message}); SSL_CERT_FILE "
+            "names a file of certificates to trust"
+        )
+    if isinstance(cause, socket.gaierror) and cause.errno == socket.EAI_NONAME:
+        return DataError(f"{name}: there is no such host")
+    if isinstance(cause, urllib3.exceptions.LocationValueError):
+        return DataError(f"{name}: not a valid URL ({cause})")
+    if isinstance(cause, urllib3.exceptions.ResponseError):
+        return DataError(f"{name}: {cause}")
+    return Transient(reason_of(error))
+
+
+def reason_of(error: HTTPError) -> str:
+    cause = _root_of(error)
+    if isinstance(cause, (TimeoutError, urllib3.exceptions.TimeoutError)):
+        return "no answer in time"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror.lower()
+    return str(cause) or type(cause).__name__
+
+
+def _root_of(error: BaseException) -> BaseException:
+    """The error at the bottom of urllib3's wrappers."""
+    inner = [getattr(error, "reason", None), error.__cause__, *reversed(error.args)]
+    for candidate in inner:
+        if isinstance(candidate, Exception) and candidate is not error:
+            return _root_of(candidate)
+    return error
+
+
+# --- connections and credentials ---
+
+
+@cache
+def _pool(pid: int, proxy: str | None) -> urllib3.PoolManager:
+    """The connections of this process: a forked one must not share its parent's."""
+    if proxy is None:
+        return urllib3.PoolManager(maxsize=_CONNECTIONS)
+    parts = urlsplit(proxy)
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
+    headers = urllib3.make_headers(proxy_basic_auth=login)
+    return urllib3.ProxyManager(proxy, maxsize=_CONNECTIONS, proxy_headers=headers)
+
+
+def _proxy_of(parts: SplitResult) -> str | None:
+    """The proxy that the environment names for a server."""
+    proxy = getproxies().get(parts.scheme)
+    if not proxy or proxy_bypass(parts.hostname or ""):
+        return None
+    return proxy if "://" in proxy else f"http://{proxy}"
+
+
+def _headers(parts: SplitResult) -> dict[str, str]:
+    if parts.username is not None:
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    else:
+        login = _login_in_netrc(parts.hostname or "") or ""
+    headers = {"Accept-Encoding": "identity", "User-Agent": "trainyard"}
+    if login:
+        headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
+    return headers
+
+
+@cache
+def _login_in_netrc(host: str) -> str | None:
+    try:
+        found = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+    except (OSError, netrc.NetrcParseError):
+        return None
+    return f"{found[0]}:{found[2]}" if found else None
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # ValueError if it is no number
+    except ValueError as error:
+        raise DataError(f"{without_login(url)}: not a valid URL ({error})") from None
+    if not parts.hostname:
+        raise DataError(f"{without_login(url)}: not a valid URL (it names no host)")
+    return parts

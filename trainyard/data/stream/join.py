@@ -1,0 +1,239 @@
+"""Batches of streams that ranks walk through, each its own, until all of them have run dry.
+
+A rank that has run dry shadows the others, as torch's Join does: it takes part in every step with
+samples of weight 0, whose gradient is exactly zero. With each batch the ranks tell each other
+whether more are to come, so all know alike where a pass ends, and the next one begins.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed as dist
+
+from trainyard.course import Course
+from trainyard.data.feed import Batch, Feed, HostBatches
+from trainyard.data.loader_client import HostBatch
+from trainyard.data.stream.loader import StreamLoader
+from trainyard.errors import CheckpointError, DataError
+from trainyard.world import World, together
+
+Place = dict[str, Any]
+"""Where in its passes a run is, as it is saved: `ranks`; `ends`, the steps at which passes ended,
+counted in batches of the stream; `seen`, samples of the pass so far, of all ranks."""
+NO_SAMPLE = -1
+"""The id of what fills up a batch."""
+_FEWEST = 2  # samples of a batch, for batch norm to normalise
+Number = TypeVar("Number", bound=np.generic)
+
+
+class Due(Protocol):
+    def due(self, step: int) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _Either:
+    one: Due
+    other: Due
+
+    def due(self, step: int) -> bool:
+        return self.one.due(step) or self.other.due(step)
+
+
+class JoinFeed:
+    """Batches of a run from a step on, pass by pass; a context manager, the same on every rank."""
+
+    def __init__(
+        self,
+        course: Course,
+        *,
+        open_loader: Callable[[int, int], StreamLoader],
+        open_feed: Callable[[HostBatches, int], Feed],
+        place: Place,
+        world: World,
+        report: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """`open_loader(pass, batches)` passes over so many batches of a pass.
+
+        `open_feed` makes device batches of host batches, of which the first lies at so many
+        samples of the run. `place` is kept up to date. `report` is told of each pass that ends.
+        """
+        self._course, self._open_loader, self._open_feed = course, open_loader, open_feed
+        self._place, self._world, self._report = place, world, report
+        self._num_passes = num_passes(course)
+        self._ends: list[int] = []
+        self._seen = 0
+        self._step = 0  # batches of the stream so far; a run that went back is behind it
+        self._is_dry = False  # this rank, until the pass ends
+        self._pending: tuple[Any, torch.Tensor] | None = None  # a message under way
+        self._group: Any = None
+        self._feed: Feed | None = None
+        self._batches: Iterator[Batch] = iter(())
+
+    def seek(self, step: int, skipped: int) -> None:
+        """Go on at `step` of the run, passing over `skipped` samples of the stream.
+
+        What was seen of a pass is read again. CheckpointError where that cannot be done alike.
+        """
+        step += skipped // self._batch
+        if self._feed is None or step != self._step:  # else the run went back, the data runs on
+            with together(self._world):
+                self._ends = self._ends_before(step)
+            self._seen = self._place.get("seen", 0)
+            self.close()
+            self._step, self._is_dry = step, False
+            self._feed = self._open_feed(self._host_batches(), step * self._batch)
+            self._batches = iter(self._feed)
+        self._note()
+
+    def is_over(self, step: int) -> bool:
+        """Whether the run is over after `step` steps of it, the newest batch being the last."""
+        self._settle()
+        if self._num_passes is None:
+            return step >= self._course.num_steps
+        return len(self._ends) >= self._num_passes
+
+    def saving(self, every: Due) -> Due:
+        """When to save: also at the end of a pass, where another number of ranks can go on."""
+        return _Either(every, self)
+
+    def due(self, step: int) -> bool:
+        """Whether a pass ended with the newest batch."""
+        self._settle()
+        return self._ends[-1:] == [self._step]
+
+    @property
+    def _batch(self) -> int:
+        return self._course.phases[0].batch
+
+    def _ends_before(self, step: int) -> list[int]:
+        """The ends of passes up to a step, if the run can go on from there."""
+        if step and "ends" not in self._place:
+            raise CheckpointError(
+                "data.order = 'join' goes on from its own checkpoints only: begin with the weights "
+                "of this one, by model.checkpoint"
+            )
+        ends: list[int] = self._place.get("ends", [])
+        ranks, begin = self._place.get("ranks"), max(ends, default=0)
+        if step > begin and ranks != self._world.size:
+            raise CheckpointError(
+                f"the checkpoint of step {step:,} lies in the midst of a pass, and {ranks} ranks "
+                f"read it, each its own shards: go on with {ranks}, or remove the checkpoints "
+                f"after the end of a pass (step {begin:,})"
+            )
+        return list(ends)
+
+    def _host_batches(self) -> Generator[HostBatch, None, None]:
+        phase, world = self._course.phases[0], self._world
+        fewest = min(_FEWEST, len(range(world.rank, phase.batch, world.size)))
+        nothing = _no_samples(phase.image_size)
+        begin = max(self._ends, default=0)
+        with self._open_loader(len(self._ends), self._step - begin) as loader:
+            while True:
+                batch = nothing
+                if not self._is_dry:
+                    batch, self._is_dry = loader.take()
+                self._tell(len(batch.ids))
+                yield _padded(batch, fewest)
+                self._settle()
+
+    def _tell(self, count: int) -> None:
+        """Tell the others whether more is to come here, and how many samples this batch has."""
+        self._step += 1
+        message = torch.tensor([not self._is_dry, count])
+        work = None
+        if self._world.size > 1:
+            work = dist.all_reduce(message, group=self._group, async_op=True)
+        self._pending = work, message
+
+    def _settle(self) -> None:
+        """Know what the others said of the newest batch."""
+        if self._pending is None:
+            return
+        (work, message), self._pending = self._pending, None
+        if work is not None:
+            work.wait()
+        num_wet, count = message.tolist()
+        self._seen += count
+        if not num_wet:
+            self._end_pass()
+        self._note()
+
+    def _end_pass(self) -> None:
+        seen, self._seen = self._seen, 0
+        if not seen:
+            error = DataError("data.train: not one sample in all of its shards")
+            error.is_shared = True
+            raise error
+        self._ends.append(self._step)
+        self._is_dry = False
+        said = self._course.epoch_samples
+        steps = self._step - max(self._ends[:-1], default=0)
+        message = (
+            f"pass {len(self._ends)} is over: {seen:,} samples (data.samples = {said:,}) in "
+            f"{steps:,} steps"
+        )
+        self._report({"kind": "event", "event": "pass", "seen": seen, "message": message})
+
+    def _note(self) -> None:
+        self._place.update(ranks=self._world.size, ends=list(self._ends), seen=self._seen)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+
+    def __enter__(self) -> "JoinFeed":
+        if self._world.size > 1:
+            # A group of its own, so that its messages never mix with those of the gradients.
+            self._group = dist.new_group(backend="gloo")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def num_passes(course: Course) -> int | None:
+    """After how many passes a run is over, if its length is in epochs."""
+    return math.ceil(course.epochs(course.length)) if "epoch" in course.length else None
+
+
+def _no_samples(image_size: int) -> HostBatch:
+    nothing = np.zeros(0, np.int64)
+    return HostBatch(
+        images_BHWC=np.zeros((0, image_size, image_size, 3), np.uint8),
+        labels=nothing,
+        ids=nothing,
+        visits=nothing,
+        weights=np.zeros(0, np.float32),
+        bad=[],
+    )
+
+
+def _padded(batch: HostBatch, fewest: int) -> HostBatch:
+    """With samples of weight 0, black and of class 0, to make it as many as `fewest`."""
+    missing = fewest - len(batch.ids)
+    if missing <= 0:
+        return batch
+
+    def pad(column: NDArray[Number], value: int = 0) -> NDArray[Number]:
+        shape = (missing, *column.shape[1:])
+        return np.concatenate([column, np.full(shape, value, column.dtype)])
+
+    return HostBatch(
+        images_BHWC=pad(batch.images_BHWC),
+        labels=pad(batch.labels),
+        ids=pad(batch.ids, NO_SAMPLE),
+        visits=pad(batch.visits),
+        weights=pad(batch.weights),
+        bad=batch.bad,
+    )

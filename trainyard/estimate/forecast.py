@@ -1,0 +1,175 @@
+"""How long a recipe takes on so many GPUs, by each averager."""
+
+import json
+import math
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.topology import BUILT_IN
+from trainyard.config import RunConfig, load_recipe
+from trainyard.course import Course
+from trainyard.errors import InputError, RecipeError
+from trainyard.estimate.job import Job, build_job
+from trainyard.estimate.network import Cluster
+from trainyard.estimate.predict import StepTime, predict
+from trainyard.files import RunDirectory
+
+_CONTENDERS = (
+    AverageConfig(),
+    *(AverageConfig(name="gossip", topology=topology) for topology in BUILT_IN),
+    AverageConfig(name="gossip", hierarchical=True),
+    AverageConfig(name="periodic"),
+    AverageConfig(name="periodic", overlap=True),
+    AverageConfig(name="sharded"),
+)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What one GPU was seen to take for a step, without others: forward, backward and update."""
+
+    images: int
+    seconds: float
+    fixed: float
+    """Seconds of that which do not depend on the images: the update, the launches of kernels."""
+    image_size: int
+
+    def compute(self, images: int, image_size: int) -> float:
+        """Seconds for another number of images, of another size in pixels."""
+        area = (image_size / self.image_size) ** 2
+        return self.fixed + (self.seconds - self.fixed) * area * images / self.images
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained."""
+
+    average: AverageConfig
+    course: Course
+    job: Job
+    pace: Pace
+
+
+class Stage(NamedTuple):
+    """All steps of one global batch and image size."""
+
+    batch: int
+    image_size: int
+    samples: int
+
+
+class Forecast(NamedTuple):
+    average: AverageConfig
+    step: StepTime | None  # the mean of the run; None if it cannot be, and `reason` says why
+    seconds: float = math.nan  # of the whole run
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """All averagers on one number of GPUs."""
+
+    gpus: int
+    nodes: int
+    images: int  # of a step, on a GPU, at the start of the run
+    ideal: float
+    """Seconds of a run in which each GPU keeps its pace and loses nothing."""
+    rows: list[Forecast]
+
+
+def forecast(task: Task, cluster: Cluster, *, gpus: int, more_batch: float = 1.0) -> Outlook:
+    """Each averager in a run whose batches are `more_batch` times those of the recipe.
+
+    InputError if there are more GPUs than samples in a batch, or some nodes would not be full.
+    """
+    nodes, pace = cluster.span(gpus).nodes, task.pace
+    stages = [
+        Stage(round(p.batch * more_batch), p.image_size, (p.stop - p.start) * p.batch)
+        for p in task.course.phases
+    ]
+    if (least := min(stage.batch for stage in stages)) < gpus:
+        raise InputError(
+            f"a batch of {least:,} is not enough for {gpus:,} GPUs: raise --batch.size, or give "
+            "--weak to let it grow with the GPUs"
+        )
+    of_one = sum(s.samples * pace.compute(pace.images, s.image_size) / pace.images for s in stages)
+    rows = []
+    for average in contenders(task.average):
+        try:
+            rows.append(_forecast(average, task, stages, cluster, gpus=gpus))
+        except RecipeError as error:
+            rows.append(Forecast(average, None, reason=str(error)))
+    return Outlook(gpus, nodes, math.ceil(stages[0].batch / gpus), of_one / gpus, rows)
+
+
+def _forecast(
+    average: AverageConfig, task: Task, stages: list[Stage], cluster: Cluster, *, gpus: int
+) -> Forecast:
+    steps, sums = 0.0, np.zeros(3)
+    for stage in stages:
+        compute = task.pace.compute(math.ceil(stage.batch / gpus), stage.image_size)
+        step = predict(average, task.job, cluster, ranks=gpus, compute=compute)
+        count = stage.samples / stage.batch
+        steps += count
+        sums += count * np.array(step)
+    return Forecast(average, StepTime(*(sums / steps).tolist()), float(sums.sum()))
+
+
+def contenders(own: AverageConfig) -> list[AverageConfig]:
+    """What a recipe asks for, and all averagers as they are if nothing is set."""
+    return [own] * (own not in _CONTENDERS) + list(_CONTENDERS)
+
+
+def job_of(config: RunConfig, num_classes: int) -> Job:
+    """The messages of a recipe's model, which is built without memory for its weights."""
+    import torch
+
+    from trainyard.parts import model_of
+
+    with torch.device("meta"):
+        model = model_of(config, num_classes)
+    return build_job([weight.numel() for weight in model.parameters() if weight.requires_grad])
+
+
+def pace_of_run(folder: Path, *, gpus: int, fixed: float) -> Pace:
+    """The pace of a run on so many GPUs, without its waiting for data.
+
+    The median of its reports, the first left out, as long as batch and image size stay the same.
+    InputError if it has too few of them.
+    """
+    from trainyard.parts import course_of
+
+    directory = RunDirectory(folder)
+    try:
+        lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+        config = load_recipe(str(directory.recipe))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder} is no run directory: {error}") from None
+    reports = [line for line in lines if line.get("kind") == "train"]
+    if reports:
+        course = course_of(config, round(reports[0]["samples"] / reports[0]["epoch"]))
+        reports = [line for line in reports[1:] if line["step"] <= course.phases[0].stop]
+    if not reports:
+        raise InputError(f"{directory.metrics}: has no second report of training to go by")
+    rate = statistics.median(line["images_per_s"] / (1 - line["data_wait"]) for line in reports)
+    return build_pace(
+        seconds=config.batch.size / rate,
+        images=math.ceil(config.batch.size / gpus),
+        fixed=fixed,
+        image_size=config.data.image_size,
+    )
+
+
+def build_pace(*, seconds: float, images: int, fixed: float, image_size: int) -> Pace:
+    """InputError if the fixed part is no part of the step."""
+    if fixed >= seconds:
+        raise InputError(
+            f"--fixed-ms {1000 * fixed:g} is no part of a step of {1000 * seconds:.4g} ms: give "
+            "less, or the time of a step of more images"
+        )
+    return Pace(images, seconds, fixed, image_size)

@@ -1,0 +1,45 @@
+"""Reports, and when and where in the run each was made."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainyard.course import Course
+from trainyard.monitor.clock import Clock
+
+Report = dict[str, Any]
+
+
+class State(Protocol):
+    """How far a run is."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def clock(self) -> Clock: ...
+
+
+@dataclass(frozen=True)
+class Reporter:
+    """Adds to reports what each of them has, and passes them on."""
+
+    write: Callable[[Report], None]
+    state: State
+    course: Course
+    count_bad: Callable[[], int]
+    """Samples of the training data that could not be read."""
+
+    def __call__(self, report: Report) -> None:
+        bad = {"bad": self.count_bad()} if report["kind"] == "train" else {}
+        self.write(report | self.when() | bad)
+
+    def warn(self, event: str, message: str) -> None:
+        self({"kind": "event", "event": event, "level": "warning", "message": message})
+
+    def when(self) -> Report:
+        return {
+            "step": self.state.step,
+            "epoch": self.course.epoch(self.state.step),
+            "samples": self.course.samples(self.state.step),
+            "time": self.state.clock.total,
+        }
