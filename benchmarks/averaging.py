@@ -11,7 +11,8 @@ way; see network.py, and be root. Contenders:
 - our all-reduce: Trainyard's step with `average.name = "allreduce"`
 - decent-dp: the package of that name, one-peer exponential topology, in a bare loop
 - our gossip: Trainyard's step, the same topology
-- our periodic: Trainyard's step, an exchange in int8 every 16; on slow networks only
+- on slow networks also: DDP alone with torch's bf16 hook, our gossip with bf16 messages, and our
+  periodic, an exchange in int8 every 16 steps
 
 All have the same optimizer (SGD with momentum, fused) and the same model, which has the parameters
 of a real one, by shape and order, but next to no arithmetic: each of its modules that has any
@@ -52,6 +53,7 @@ from benchmarks.contenders import (
     CONTENDERS,
     EVERY,
     HOSTS,
+    PERIODIC,
     SLOW_ONLY,
     Shaped,
     Step,
@@ -102,14 +104,14 @@ class Member:
         slower = self.options.straggler if self.rank == HOSTS - 1 else 1.0
         model = Shaped(self.options.model, self.rank, COMPUTE_S * slower)
         num_bytes = sum(p.nbytes for p in model.parameters())
-        steps = Steps(CONTENDERS[name](model), EVERY if name in SLOW_ONLY else 1)
+        steps = Steps(CONTENDERS[name](model), EVERY if name in PERIODIC else 1)
         steps.take(WARM_UP)
         for text in networks:
             until_quiet()
             sent, taken = bytes_sent(), steps.taken
             self.relink(link_of(text))
             ideal_s = ideal_seconds(text, num_bytes)
-            if name not in ALL_REDUCE + SLOW_ONLY or ideal_s < SLOW_S:
+            if name not in ALL_REDUCE + PERIODIC or ideal_s < SLOW_S:
                 steps.take(1)  # what is under way in overlap is then under this network's limits
             seconds, busy = steps.timed(max(1, int(self.options.seconds / ideal_s)))
             self.relink(FAST)
@@ -164,7 +166,7 @@ def check(name: str, model: nn.Module, steps: int) -> None:
     middle = (HOSTS - 1) / 2  # of the ranks, which are the minima of their losses
     error = expected_error(steps)
     wanted = middle + (-1 - middle) * error
-    tolerance = 1e-2 if name in SLOW_ONLY else 1e-4  # of int8, and of float32
+    tolerance = 1e-2 if name in SLOW_ONLY else 1e-4  # of fewer bits, and of float32
     off = float((mean - wanted).abs().max())
     assert off < tolerance, f"{name}: weights are {off} from the {wanted} after {steps} steps"
     apart, alone = float((own - mean).abs().max()), middle * (1 - error)
@@ -265,15 +267,15 @@ def spelled(text: str) -> str:
 
 def table(found: Found) -> str:
     lines = [
-        "| network | replicas agree by | s a step: median (min, max) | faster than DDP alone "
-        "| MB a step and host | processor's s a step and host |",
+        "| network | replicas agree by | s a step: median (min, max; number) "
+        "| faster than DDP alone | MB a step and host | processor's s a step and host |",
         "|---|---|---|---|---|---|",
     ]
     for text, of_network in found.items():
         alone = middle(found, text, "DDP alone")
         for name in (name for name in CONTENDERS if name in of_network):
             seconds, median = of_network[name]["seconds"], middle(found, text, name)
-            spread = f"{median:.3f} ({min(seconds):.3f}, {max(seconds):.3f})"
+            spread = f"{median:.3f} ({min(seconds):.3f}, {max(seconds):.3f}; {len(seconds)})"
             sent, busy = (middle(found, text, name, key) for key in ("megabytes", "cpu_seconds"))
             figures = f"{alone / median:.2f} x | {sent:,.0f} | {busy:.3f}"
             lines.append(f"| {spelled(text)} | {name} | {spread} | {figures} |")

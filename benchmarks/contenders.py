@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 HOSTS = 4
 COMPUTE_S = 0.25  # a third of it forward
@@ -90,8 +91,10 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, LR, momentum=MOMENTUM, fused=True)
 
 
-def ddp_alone(model: nn.Module) -> Step:
+def ddp_alone(model: nn.Module, *, halves: bool = False) -> Step:
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    if halves:
+        wrapped.register_comm_hook(None, bf16_compress_hook)
     optimizer, images = sgd(model.parameters()), torch.zeros(2, 1)
 
     def step() -> None:
@@ -143,7 +146,7 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
         model=wrapped,
         averager=averager,
         loss=lambda logits, batch: logits[:, 0],
-        micro=MicroBatchSize(None, world=world, phase=lambda step: 0, report=print),
+        micro=MicroBatchSize(None, world=world, phase=lambda step: 0, report=lambda text: None),
         to_reserve=lambda: 0,
         buffers=Buffers(model),
         autocast=None,
@@ -162,12 +165,16 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
     return step
 
 
+GOSSIP: dict[str, Any] = {"name": "gossip", "topology": "one-peer-exponential"}
 CONTENDERS: dict[str, Callable[[nn.Module], Step]] = {
     "DDP alone": ddp_alone,
     "our all-reduce": partial(trainyard, name="allreduce"),
     "decent-dp": decent_dp,
-    "our gossip": partial(trainyard, name="gossip", topology="one-peer-exponential"),
-    "our periodic": partial(trainyard, name="periodic", every=EVERY, compress="int8"),
+    "our gossip": partial(trainyard, **GOSSIP),
+    "DDP alone, bf16": partial(ddp_alone, halves=True),
+    "our gossip, bf16": partial(trainyard, **GOSSIP, compress="bf16"),
+    "our periodic, int8": partial(trainyard, name="periodic", every=EVERY, compress="int8"),
 }
-ALL_REDUCE = ("DDP alone", "our all-reduce")
-SLOW_ONLY = ("our periodic",)
+ALL_REDUCE = ("DDP alone", "our all-reduce", "DDP alone, bf16")
+PERIODIC = ("our periodic, int8",)
+SLOW_ONLY = ("DDP alone, bf16", "our gossip, bf16", *PERIODIC)

@@ -13,7 +13,6 @@ import argparse
 import itertools
 import json
 import os
-import socket
 import statistics
 import tempfile
 import time
@@ -28,6 +27,7 @@ from PIL import Image
 from trainyard.data.prepare.digits import prepare_digits
 
 RANKS, RANKS_PER_NODE = 4, 2
+FIRST_PORT = 21_000  # below those that the kernel gives to anyone
 EXPONENTIAL = {"name": "gossip", "topology": "one-peer-exponential"}
 DILOCO = {"name": "periodic", "every": 8, "outer_lr": 0.7, "outer_momentum": 0.9}
 # Keys of [average].
@@ -119,9 +119,7 @@ def overrides(folder: Path, job: Job, epochs: int) -> dict[str, str]:
     }
 
 
-def train_all(
-    rank: int, port: int, jobs: list[Job], folder: Path, epochs: int, results: Any
-) -> None:
+def train_all(rank: int, jobs: list[Job], folder: Path, epochs: int, results: Any) -> None:
     """What each of the ranks does: one run after another."""
     import torch
     from rich.console import Console
@@ -135,7 +133,7 @@ def train_all(
     world = World(rank, RANKS, local_rank, RANKS_PER_NODE, node, RANKS // RANKS_PER_NODE)
     torch.set_num_threads(1)
     for number, job in enumerate(jobs):
-        os.environ["MASTER_PORT"] = str(port + number % 50)
+        os.environ["MASTER_PORT"] = str(FIRST_PORT + number)
         started = time.perf_counter()
         run_folder = folder / "run" / f"{number}"
         config = load_recipe("digits", overrides(folder, job, epochs))
@@ -170,13 +168,14 @@ def runs(options: argparse.Namespace) -> list[Run]:
         for data in options.data:
             (Path(scratch) / data).symlink_to((options.folder / data).resolve())
         results = multiprocessing.get_context("spawn").Queue()
-        arguments = (free_port(), jobs, Path(scratch), options.epochs, results)
+        arguments = (jobs, Path(scratch), options.epochs, results)
         context = multiprocessing.spawn(train_all, arguments, nprocs=RANKS, join=False)  # type: ignore[no-untyped-call]
         found: list[Run] = []
         while len(found) < len(jobs):
             while results.empty():
                 context.join(timeout=1)  # raises where a rank has failed
             found.append(results.get())
+            write(found, options)  # what there is, should a later run fail
             one = found[-1]
             print(
                 f"{one['data']}, {one['contender']}, seed {one['seed']}: {one['top1']:.2%}, "
@@ -184,12 +183,6 @@ def runs(options: argparse.Namespace) -> list[Run]:
                 flush=True,
             )
     return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 # --- the table ---
@@ -233,11 +226,11 @@ def main() -> None:
     prepare_photographs(options.folder / "photographs")
     found = runs(options)
     print(table(found))
-    if options.out:
-        write(found, options)
 
 
 def write(found: list[Run], options: argparse.Namespace) -> None:
+    if options.out is None:
+        return
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{date.today()}-{options.hardware}-convergence"
     about = {"hardware": options.hardware, "epochs": options.epochs, "average": CONTENDERS}

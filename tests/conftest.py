@@ -12,12 +12,17 @@ from tests.command_line import SHORT, run
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.prepare.digits import prepare_digits
 
+FORBIDDEN = "no namespaces of its own"
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a test that would be skipped, because a service is missing say, fails."""
+    """In CI a test that would be skipped, because a service is missing say, fails.
+
+    What a machine forbids even to root cannot be installed.
+    """
     report = yield
-    if report.skipped and "CI" in os.environ:
+    if report.skipped and "CI" in os.environ and FORBIDDEN not in report.longreprtext:
         report.outcome = "failed"
         report.longrepr = f"not to be skipped in CI: {report.longreprtext}"
     return report

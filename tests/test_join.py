@@ -4,9 +4,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +29,12 @@ from trainyard import run as trainyard_run
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.config import RunConfig, load_recipe
+from trainyard.course import build_course
+from trainyard.data.datasets import open_datasets
+from trainyard.data.loader import DataConfig
+from trainyard.data.loader_client import HostBatch
+from trainyard.data.stream.join import JoinFeed, _no_samples
+from trainyard.errors import DataError, PeerError, RecipeError
 from trainyard.files import RunDirectory
 from trainyard.parts import model_of
 from trainyard.train.step import StepStats, TrainStep
@@ -185,19 +194,18 @@ def trained_alone(config: RunConfig, ranks: list[list[Seen]]) -> nn.Module:
 
 
 def test_shadows_spoil_no_statistics(shards: Path, tmp_path: Path) -> None:
-    """Batch norm: rank 1 of 2 has black images alone for half of a pass, and rank 0 none."""
-    config = recipe(shards, "small", model__name="test_resnet", data__samples="31")
-    only_first = config.data.model_copy(update={"train": f"{shards}/small/part-003.tar"})
-    config = config.model_copy(update={"data": only_first})
-    spawn(train_on, 2, config, tmp_path / "two")
-    (seen,) = [train_on(World(), config, tmp_path / "one")]
-    weights = [load_file(newest(tmp_path / name) / "model.safetensors") for name in ("two", "one")]
-    means = [w[name] for w in weights for name in w if name.endswith("running_mean")]
-    assert len(seen) == 8 and all(mean.isfinite().all() for mean in means)
-    # One rank of four a batch has seen all: the statistics are its own, not half those of black.
-    first = next(name for name in weights[0] if name.endswith("running_var"))
-    ratio = weights[0][first] / weights[1][first]
-    assert ((ratio > 0.3) & (ratio < 3)).all()
+    """Batch norm: rank 1 of 2 has black images alone, and the model is that of rank 0 by itself."""
+    one_shard = {"data__train": f"{shards}/small/part-003.tar", "data__samples": "31"}
+    keys = {"model__name": "test_resnet", "run__length": "4 steps", **one_shard, **PLAIN_SGD}
+    ranks = spawn(train_on, 2, recipe(shards, "small", **keys), tmp_path / "two")
+    config = recipe(shards, "small", **keys, batch__size="4")
+    alone = spawn(train_on, 1, config, tmp_path / "one")
+    assert [step.ids for step in ranks[0]] == [step.ids for step in alone[0]]
+    assert {id_ for step in ranks[1] for id_ in step.ids} == {-1}
+    one, two = (load_file(newest(tmp_path / n) / "model.safetensors") for n in ("one", "two"))
+    assert any(name.endswith("running_var") for name in one)
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=2e-5)
 
 
 # --- going on ---
@@ -339,7 +347,69 @@ def test_bad_images_are_counted_and_named(shards: Path, tmp_path: Path, capsys: 
     assert {line["file"] for line in bad} == {f"{tmp_path}/bad.tar"}
 
 
+# --- what is saved where a rank dies ---
+
+
+def test_ranks_have_agreed_before_a_step_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that one that makes it knows where the run is, whoever has died since."""
+    waited: list[bool] = []
+
+    def all_reduce(message: torch.Tensor, **_: Any) -> Any:
+        message += torch.tensor([1, 4])
+        return SimpleNamespace(wait=lambda: waited.append(True))
+
+    monkeypatch.setattr("trainyard.data.stream.join.dist.all_reduce", all_reduce)
+    course = build_course("1 epoch", epoch_samples=45, batch=8, image_size=16)
+    place: dict[str, Any] = {}
+    feed = JoinFeed(
+        course,
+        open_loader=lambda number, batches: nullcontext(Endless()),  # type: ignore[arg-type, return-value]
+        open_feed=lambda batches, first: batches,  # type: ignore[arg-type, return-value]
+        place=place,
+        world=World(),
+        report=lambda line: None,
+    )
+    feed.seek(0, 0)
+    feed._world = World(size=2)
+    next(feed)
+    assert (len(waited), place["seen"]) == (1, 0)
+    feed.is_over(1)
+    assert (len(waited), place["seen"]) == (1, 4)
+
+
+class Endless:
+    def take(self) -> tuple[HostBatch, bool]:
+        return _no_samples(16), False
+
+
 # --- what is wrong is named ---
+
+
+def open_there(world: World, folder: Path, val: Path) -> str:
+    """What is said where ranks see the folder `data` of another place."""
+    os.chdir(folder / str(world.rank))
+    config = DataConfig(train="data", val=str(val), order="join", samples=9)
+    try:
+        open_datasets(config, world, lambda _: None)
+    except (DataError, PeerError) as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_see_other_shards(shards: Path, tmp_path: Path) -> None:
+    for rank, sizes in enumerate([(2, 2), (2, 2, 2)]):
+        write_shards(tmp_path / str(rank) / "data", sizes)
+    first, second = spawn(open_there, 2, tmp_path, shards / "val")
+    assert f"data: {socket.gethostname()} holds other shards there than" in second
+    assert first == f"rank 1: {second}"
+    shutil.copy(tmp_path / "1/data/part-002.tar", tmp_path / "0/data")
+    assert spawn(open_there, 2, tmp_path, shards / "val") == ["", ""]
+
+
+def test_mistakes_are_told_before_validation_data_is_indexed() -> None:
+    config = DataConfig(train="pipe:true", val="/nowhere", order="join")
+    with pytest.raises(RecipeError, match=r"data\.samples is not set"):
+        open_datasets(config, World(), lambda _: None)
 
 
 @pytest.mark.parametrize(

@@ -116,5 +116,9 @@ def end(code: int) -> NoReturn:
     sys.exit(code)
 
 
-if __name__ == "__main__":
+def command() -> NoReturn:
     end(main())
+
+
+if __name__ == "__main__":
+    command()

@@ -6,7 +6,7 @@ TrainyardError          1
 │   ├── DataError           a data set: missing, empty, mismatched, too many bad samples
 │   └── CheckpointError     a checkpoint or a run directory
 ├── LoaderError         1   the loader process failed or died
-├── DivergedError       1   gradients stay infinite or NaN, and going back did not help
+├── DivergedError       3   gradients stay infinite or NaN, and going back did not help
 ├── PeerError           1   another rank failed and says why; this one stops with it
 └── Stopped           130   stopped by Ctrl-C or SIGTERM, checkpoint saved
     └── Requeued       75   stopped by SIGUSR1 or SIGUSR2, to be started again
@@ -40,7 +40,7 @@ class LoaderError(TrainyardError):
 
 
 class DivergedError(TrainyardError):
-    pass
+    exit_code = 3
 
 
 class PeerError(TrainyardError):

@@ -52,8 +52,8 @@ AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
 _DIFFERING = ("gossip", "periodic")  # their replicas have weights of their own
 
 
-def averager_of(config: RunConfig, world: World) -> Averager:
-    """How the replicas of a run agree; alone, there is nobody to agree with."""
+def check_average(config: RunConfig) -> None:
+    """RecipeError if replicas cannot agree in a way that goes with the rest of the recipe."""
     if config.average.name in _DIFFERING and config.optim.name.startswith("schedule_free"):
         raise RecipeError(
             f"average.name = {config.average.name!r} cannot go with optim.name = "
@@ -66,6 +66,10 @@ def averager_of(config: RunConfig, world: World) -> Averager:
             "changes with batch.precision = 'fp16': take batch.precision = 'bf16', or "
             "average.compress = 'fp16'"
         )
+
+
+def averager_of(config: RunConfig, world: World) -> Averager:
+    """How the replicas of a run agree; alone, there is nobody to agree with."""
     build = AVERAGERS[config.average.name] if world.size > 1 else AllReduce
     return build(config.average, world)
 

@@ -36,6 +36,7 @@ from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Schedule
 from trainyard.parts import (
     averager_of,
+    check_average,
     course_of,
     ema_of,
     feeds_of,
@@ -59,7 +60,7 @@ from trainyard.train.precision import AUTOCASTS, use_precision
 from trainyard.train.predictions import summary
 from trainyard.train.step import Loss
 from trainyard.train.stop import StopSignal
-from trainyard.world import World, member, pick_device, together
+from trainyard.world import World, check_devices, member, pick_device, together
 
 _LAG = 8  # steps by which replicas that do not wait for each other may drift apart
 _BEGINNING = {"kind": "event", "step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
@@ -100,6 +101,9 @@ class _Run:
 def _train(config: RunConfig, folder: RunDirectory, world: World, console: Console) -> Outcome:
     device = pick_device(world)
     use_precision(config.batch.precision)
+    check_devices(world, device)
+    with together(world):
+        check_average(config)
     averager = averager_of(config, world)
     with counter(console, "indexing samples") as progress:
         data = open_datasets(config.data, world, progress)

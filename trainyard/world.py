@@ -94,6 +94,19 @@ def pick_device(world: World) -> "torch.device":
     return torch.device("cpu")
 
 
+def check_devices(world: World, device: "torch.device") -> None:
+    """InputError, on all ranks, if two of them have the same GPU, with which NCCL does not work."""
+    if device.type == "cpu" or world.size == 1:
+        return
+    import torch
+
+    gpus = gather(world, str(torch.cuda.get_device_properties(device).uuid))
+    if len(set(gpus)) < world.size:
+        error = InputError("several ranks share one GPU: start as many ranks as there are GPUs")
+        error.is_shared = True
+        raise error
+
+
 @contextmanager
 def member(world: World) -> Iterator[None]:
     """Join the other ranks, and leave them at the end."""

@@ -16,7 +16,7 @@ from trainyard.averaging.base import AverageConfig
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.monitor.clock import Clock
-from trainyard.parts import averager_of, loss_scale_of
+from trainyard.parts import check_average, loss_scale_of
 from trainyard.train.checkpoint import TrainState, load_checkpoint
 from trainyard.train.guard import Guard
 from trainyard.train.keeping import save_checkpoint
@@ -245,7 +245,7 @@ def test_what_is_sent_as_fp16_is_scaled() -> None:
 def test_powersgd_keeps_gradients_of_one_scale_only() -> None:
     config = load_recipe("debug", {"batch.precision": "fp16", "average.compress": "powersgd"})
     with pytest.raises(RecipeError, match=r"^average\.compress = 'powersgd' .* 'fp16'"):
-        averager_of(config, World(0, 2, 0, 2))
+        check_average(config)
 
 
 # --- PowerSGD ---

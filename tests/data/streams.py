@@ -55,13 +55,23 @@ class PlainServer:
                 if fault.isdigit() or not path.is_file():
                     self.send_error(int(fault or 404))
                     return
-                content = path.read_bytes()
-                self.send_response(200)
-                if "unsized" not in fault:
-                    self.send_header("Content-Length", str(len(content)))
+                content = path.read_bytes() + bytes(512 if fault == "longer" else 0)
+                first, size = 0, len(content)
+                if fault == "ranges":
+                    first = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+                self.send_response(206 if first else 200)
+                if first:
+                    self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+                if "chunked" in fault:
+                    self.send_header("Transfer-Encoding", "chunked")
+                elif "unsized" not in fault:
+                    self.send_header("Content-Length", str(size - first))
                 self.send_header("ETag", '"other"' if "changed" in fault else '"one"')
                 self.end_headers()
-                self.wfile.write(content[: len(content) // 2] if "cut" in fault else content)
+                stop = size // 2 if "cut" in fault else size
+                if "chunked" in fault:
+                    self.wfile.write(b"%x\r\n" % size)
+                self.wfile.write(content[first:stop])
 
             def log_message(self, *_: object) -> None:
                 pass

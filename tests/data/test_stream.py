@@ -18,10 +18,12 @@ from tests.data.streams import PlainServer, ids_of, plain_server, png, write_sha
 from tests.data.tars import TAR_FORMATS, read_rows, write_tar
 from trainyard.data.augment import RandomResizedCrop
 from trainyard.data.formats.tar import Forward
-from trainyard.data.formats.webdataset import streamed
+from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.loader import DataConfig
+from trainyard.data.remote import http_stream
+from trainyard.data.remote.patience import Transient
 from trainyard.data.stream.loader import StreamLoader
-from trainyard.data.stream.shards import open_shard, open_stream
+from trainyard.data.stream.shards import list_shards, open_shard
 from trainyard.data.stream.walk import Item, PassBatch, StreamSpec, shards_of, shuffled, walk
 from trainyard.errors import DataError, RecipeError
 
@@ -41,9 +43,9 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec(location: str, **changes: Any) -> StreamSpec:
-    stream = open_stream(DataConfig(train=location, order="join", samples=51), CLASSES)
+    config = DataConfig(train=location, order="join", samples=51)
     usual = StreamSpec(
-        shards=stream.shards,
+        shards=list_shards(config),
         num_classes=len(CLASSES),
         seed=3,
         rank=0,
@@ -58,6 +60,11 @@ def spec(location: str, **changes: Any) -> StreamSpec:
         threads=2,
     )
     return replace(usual, **changes)
+
+
+def item_of(position: int, size: int = 0) -> Item:
+    """A sample of so many bytes."""
+    return Item(0, position, Streamed(str(position), 0, bytes(size), 0))
 
 
 def ids(batches: list[PassBatch], number: int) -> list[int]:
@@ -112,7 +119,7 @@ def test_the_buffer_holds_back_no_more_than_it_may(monkeypatch: pytest.MonkeyPat
     def items() -> Iterator[Item]:
         nonlocal taken
         for taken in range(1, 201):
-            yield Item(0, taken, None)  # type: ignore[arg-type]
+            yield item_of(taken)
 
     random = np.random.default_rng(0)
     out, held = [], []
@@ -123,6 +130,35 @@ def test_the_buffer_holds_back_no_more_than_it_may(monkeypatch: pytest.MonkeyPat
     assert out != sorted(out)
     assert held[0] == 5
     assert max(held) == 20
+
+
+def test_nor_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which a sample may have more by itself; the order is a function of the samples alone."""
+    monkeypatch.setattr("trainyard.data.stream.walk._BUFFER_BYTES", 100)
+    sizes = [1, 60, 30, 30, 1000, *[7] * 300]
+    taken = 0
+
+    def items() -> Iterator[Item]:
+        nonlocal taken
+        for position, size in enumerate(sizes):
+            held.append(taken)
+            taken += size
+            yield item_of(position, size)
+
+    def positions() -> list[int]:
+        nonlocal taken
+        taken = 0
+        out = []
+        for item in shuffled(items(), iter(np.random.default_rng(0).random, None)):
+            taken -= len(item.sample.image)
+            out.append(item.position)
+        return out
+
+    held: list[int] = []
+    once = positions()
+    assert once == positions()
+    assert sorted(once) == list(range(len(sizes))) != once
+    assert 90 < max(held) <= 100
 
 
 # --- tars that come once ---
@@ -213,20 +249,29 @@ def test_a_command_that_fails_is_named(
         list(walk(spec(f"pipe:{command}")))
 
 
-def test_a_command_ends_with_who_reads_it(tmp_path: Path) -> None:
-    """It writes nothing, so it would never find out."""
+@pytest.mark.parametrize("end", ["closed", "killed", "trainer gone"])
+def test_commands_end_with_who_reads_them(tmp_path: Path, end: str) -> None:
+    """They write nothing, so they would never find out; and the shell that began them is gone."""
     note = tmp_path / "pid"
-    for end in ("close", "kill"):
-        note.unlink(missing_ok=True)
-        loader = StreamLoader(spec(f"pipe:echo $$ > {note}; exec sleep 1000"))
-        while not (note.exists() and note.read_text()):
-            assert loader._process.poll() is None
-            time.sleep(0.01)
-        command = os.pidfd_open(int(note.read_text()))
-        (loader.close if end == "close" else loader._process.kill)()
-        assert select.select([command], [], [], 20)[0]
-        os.close(command)
+    loader = StreamLoader(spec(f"pipe:sleep 1000 & echo $! > {note}; wait"))
+    command = os.pidfd_open(noted(note, loader))
+    if end == "killed":
+        loader._process.kill()
+    if end == "trainer gone":
+        loader._channel.close()
+    else:
         loader.close()
+    assert select.select([command], [], [], 20)[0]
+    os.close(command)
+    loader._process.wait()
+
+
+def noted(note: Path, loader: StreamLoader) -> int:
+    """The process that a command writes down."""
+    while not (note.exists() and note.read_text().endswith("\n")):
+        assert loader._process.poll() is None
+        time.sleep(0.01)
+    return int(note.read_text())
 
 
 # --- web servers ---
@@ -253,12 +298,40 @@ def test_a_transfer_that_breaks_is_begun_again(server: PlainServer) -> None:
         assert shard.read() == whole
 
 
+@pytest.mark.parametrize("then", ["", "ranges", "unsized"])
+def test_a_size_may_be_told_late(server: PlainServer, shards: str, then: str) -> None:
+    server.faults = ["chunked cut", then]
+    with open_shard(f"{server.url}/part-004.tar") as shard:
+        assert shard.read() == Path(shards.replace("{000..004}", "004")).read_bytes()
+    assert len(server.requests) == 2
+
+
+def test_no_answer_is_left_open(server: PlainServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of a transfer that breaks while it passes over what has been read."""
+    take, answers = http_stream._take, []
+
+    def note_and_take(response: Any, size: int) -> bytes:
+        if response in answers:
+            return take(response, size)
+        answers.append(response)
+        if len(answers) == 2:
+            raise Transient("no answer in time")
+        return take(response, size)
+
+    monkeypatch.setattr(http_stream, "_take", note_and_take)
+    server.faults = ["cut"]
+    with open_shard(f"{server.url}/part-004.tar") as shard:
+        shard.read()
+    assert [answer.closed for answer in answers] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("faults", "words"),
     [
         (["cut", "changed"], r"has changed on the server"),
         (["404"], r"the server answers 404"),
         (["unsized cut"], r"the archive is truncated"),
+        (["chunked cut", "cut", "longer"], r"has changed on the server"),
         (["cut"] * 9, r"the transfer broke off; gave up"),
     ],
 )
@@ -266,7 +339,7 @@ def test_a_transfer_that_cannot_go_on_is_named(
     server: PlainServer, faults: list[str], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.faults = faults
-    if len(faults) > 2:
+    if len(faults) > 3:
         monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
     with pytest.raises(DataError, match=rf"{server.url}/part-004\.tar.*{words}"):
         list(walk(spec(f"{server.url}/part-004.tar")))
@@ -314,10 +387,15 @@ def test_an_error_comes_after_the_batches_before_it(tmp_path: Path) -> None:
             loader.take()
 
 
-def test_signals_that_end_a_run_do_not_end_a_command(shards: str) -> None:
-    """But for its own session's: the trainer still wants its last batches."""
-    with StreamLoader(spec(f"pipe:sleep 0.2; cat {shards}", num_passes=1)) as loader:
-        os.kill(loader._process.pid, signal.SIGTERM)
+def test_signals_that_end_a_run_do_not_end_a_command(shards: str, tmp_path: Path) -> None:
+    """A scheduler may send them to all processes; the trainer still wants its last batches."""
+    shard, note, go = shards.replace("{000..004}", "004"), tmp_path / "pid", tmp_path / "go"
+    wait = f"until test -e {go}; do sleep 0.01; done"
+    with StreamLoader(spec(f"pipe:echo $$ > {note}; {wait}; cat {shard}", num_passes=1)) as loader:
+        shell = noted(note, loader)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(shell, number)
+        go.touch()
         assert len(loader.take()[0].ids) == 4
 
 
@@ -339,7 +417,7 @@ def test_signals_that_end_a_run_do_not_end_a_command(shards: str) -> None:
 def test_keys_that_do_not_apply(keys: dict[str, Any], words: str) -> None:
     usual: dict[str, Any] = {"train": "pipe:true", "order": "join", "samples": 1}
     with pytest.raises(RecipeError, match=words):
-        open_stream(DataConfig(**usual | keys), CLASSES)
+        list_shards(DataConfig(**usual | keys))
 
 
 @pytest.mark.parametrize(

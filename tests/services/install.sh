@@ -3,6 +3,7 @@
 set -eu
 command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || missing=nginx-light
 command -v openssl >/dev/null || missing="${missing:-} openssl"
+command -v tc >/dev/null || [ -x /usr/sbin/tc ] || missing="${missing:-} iproute2"
 [ -n "${missing:-}" ] || exit 0
 [ "$(id -u)" = 0 ] || { echo "missing: $missing; as root: apt-get install $missing"; exit 1; }
 export DEBIAN_FRONTEND=noninteractive

@@ -11,8 +11,8 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.averaging.base import AverageConfig, Replica
-from trainyard.averaging.buffers import Buffers
 from trainyard.averaging.hooks import PowerSgd, send_halves
+from trainyard.averaging.statistics import Statistics
 from trainyard.averaging.sync_bn import synchronise
 from trainyard.world import World
 
@@ -28,7 +28,7 @@ class AllReduce:
 
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._config, self._world = config, world
-        self._buffers = Buffers(world)  # of the model, and of what follows it
+        self._statistics = Statistics(world)  # of the model, and of what follows it
         self._parallel: DistributedDataParallel | None = None
         self._power_sgd: PowerSgd | None = None
 
@@ -39,7 +39,7 @@ class AllReduce:
         return Replica(self._world.rank, self._world.size, weights_differ=False)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._buffers.add(model)
+        self._statistics.add(model)
         if self._world.size == 1:
             return model
         if self._config.batch_norm == "sync":
@@ -53,11 +53,11 @@ class AllReduce:
         return self._parallel
 
     def follow(self, module: nn.Module) -> None:
-        self._buffers.add(module)
+        self._statistics.add(module)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of replicas, whose mean DDP takes."""
-        self._buffers.see(weight)
+        self._statistics.see(weight)
         return mean_weight(weight, self._world.size)
 
     def accumulating(self) -> AbstractContextManager[None]:
@@ -72,7 +72,7 @@ class AllReduce:
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        self._buffers.put_mean()
+        self._statistics.put_mean()
         yield
 
     def alone(self) -> AbstractContextManager[None]:
@@ -88,7 +88,7 @@ class AllReduce:
         return self._power_sgd.state_dict() if self._power_sgd else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._buffers.forget()
+        self._statistics.forget()
         if self._power_sgd is not None:
             self._power_sgd.load_state_dict(state)
 

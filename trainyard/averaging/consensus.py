@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from trainyard.averaging.statistics import statistics
 from trainyard.world import World, total
 
 _MESSAGE_BYTES = 2**26
@@ -54,7 +55,7 @@ class Consensus:
         squared = torch.zeros(())
         for number, module in enumerate(self._modules):
             parameters = self._put_mean(list(module.parameters()))
-            self._put_mean([buffer for buffer in module.buffers() if buffer.is_floating_point()])
+            self._put_mean(statistics(module))
             squared = squared if number else parameters
         self.distance = float(total(self._world, squared) / self._world.size) ** 0.5
 

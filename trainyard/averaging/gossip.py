@@ -125,7 +125,7 @@ class Gossip:
         return {"own": self._consensus.own()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The state of another way to average is as good as none."""
+        """Of periodic, whose replicas have weights of their own as well, or as good as none."""
         self._settle()
         self._under_way = None
         if "own" in state:

@@ -59,6 +59,7 @@ class Periodic:
         self._parallel: DistributedDataParallel | None = None
         self._thread = ThreadPoolExecutor(1, "averaging")
         self._under_way: Callable[[], Tensor] | None = None  # the mean of the period before
+        self._anchors_agree = True
 
     def wrap(self, model: nn.Module) -> nn.Module:
         start_alike(model)
@@ -158,8 +159,8 @@ class Periodic:
             yield
 
     def alone(self) -> AbstractContextManager[None]:
-        # What was under way is sent again with the next period's.
-        self._under_way, self._start = None, self._anchor
+        # Some have moved their anchor by now and others not: all are to go on from the mean.
+        self._under_way, self._anchors_agree = None, False
         return self._consensus.alone()
 
     def highest(self, value: Tensor) -> Tensor:
@@ -169,6 +170,8 @@ class Periodic:
         return {"consensus_distance": self._consensus.distance}
 
     def state_dict(self) -> dict[str, Any]:
+        if not self._anchors_agree:
+            return {"own": self._consensus.own()}
         state: dict[str, Any] = {"own": self._consensus.own(), "anchor": self._anchor}
         if self._config.outer_momentum:
             state["momentum"] = self._outer.state[self._anchor].get("momentum_buffer")

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from trainyard.averaging.allreduce import mean_weight
 from trainyard.averaging.base import AverageConfig, Replica
-from trainyard.averaging.buffers import Buffers
+from trainyard.averaging.statistics import Statistics
 from trainyard.errors import PeerError
 from trainyard.world import World
 
@@ -26,7 +26,7 @@ class Sharded:
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._world = world
         self._modules: list[nn.Module] = []  # the model, and what follows it
-        self._buffers = Buffers(world)
+        self._statistics = Statistics(world)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself, put on the device block by block: it was never whole there."""
@@ -35,12 +35,12 @@ class Sharded:
 
     def follow(self, module: nn.Module) -> None:
         self._modules.append(module)
-        self._buffers.add(module)
+        self._statistics.add(module)
         _shard(module)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of ranks, whose mean FSDP takes."""
-        self._buffers.see(weight)
+        self._statistics.see(weight)
         return mean_weight(weight, self._world.size)
 
     def accumulating(self) -> AbstractContextManager[None]:
@@ -55,7 +55,7 @@ class Sharded:
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        self._buffers.put_mean()
+        self._statistics.put_mean()
         try:
             yield
         finally:
@@ -79,7 +79,7 @@ class Sharded:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._buffers.forget()
+        self._statistics.forget()
 
 
 def _shard(model: nn.Module) -> None:

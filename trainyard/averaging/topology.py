@@ -56,9 +56,9 @@ def _own_function(topology: str) -> Callable[[int, int], Iterable[Iterable[Itera
         )
     try:
         found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # of a module that is not ours
         raise RecipeError(
-            f"average.topology = {topology!r}: {error}; Python must be able to import it: set "
+            f"average.topology = {topology!r}: {error!r}; Python must be able to import it: set "
             "PYTHONPATH to the folder of the module"
         ) from None
     return found  # type: ignore[no-any-return]

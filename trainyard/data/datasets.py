@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from trainyard.data.loader import DataConfig, Loader, LoaderSpec, Locations
 from trainyard.data.merge import open_merged
 from trainyard.data.order import Order, training_plan
 from trainyard.data.plan import EndlessPlan, Excerpt, OnePassPlan
+from trainyard.data.source import without_login
 from trainyard.data.stream.join import JoinFeed, Place, num_passes
 from trainyard.data.stream.loader import StreamLoader
-from trainyard.data.stream.shards import PIPE, Stream, open_stream
+from trainyard.data.stream.shards import PIPE, Stream, list_shards
 from trainyard.data.stream.walk import StreamSpec
 from trainyard.data.transforms import batch_transforms, pixel_transforms
 from trainyard.errors import DataError, RecipeError
@@ -41,11 +43,27 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
     Training data that comes as a stream has no index, and the classes of the validation data.
     """
     if config.order == "join":
+        shards = _same_shards(config, world)
         val = open_split(config.val, "data.val", world, progress)
-        with together(world):
-            return Datasets(open_stream(config, val.classes), val)
+        assert config.samples is not None
+        return Datasets(Stream(shards, config.samples, val.classes), val)
     train = open_split(config.train, "data.train", world, progress)
     return Datasets(train, open_validation(config, train.classes, world, progress))
+
+
+def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
+    """The shards of a stream. Each rank lists them, to take each size-th: the lists must agree."""
+    with together(world):
+        shards = list_shards(config)
+    digest = sha256("\n".join(shards).encode()).digest()
+    first = gather(world, digest)[0]
+    with together(world):
+        if digest != first:
+            raise DataError(
+                f"{without_login(description(config.train))}: {socket.gethostname()} holds other "
+                "shards there than the first rank's node"
+            )
+    return shards
 
 
 def open_validation(

@@ -22,7 +22,7 @@ from trainyard.errors import DataError, LoaderError
 
 _NUM_SLOTS = 3  # one with the trainer, one ready, one being filled
 _CHECK_S = 0.5  # how often a waiting trainer looks whether the loader process still lives
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class BadSample(NamedTuple):
@@ -121,12 +121,17 @@ class LoaderProcess:
         )
 
     def close(self) -> None:
-        """End the loader process; it stops by itself when the channel closes."""
+        """End the loader process and what it started.
+
+        It stops by itself when the channel closes, and stops them; but it may have died before.
+        """
+        if self._channel.closed:
+            return
         self._channel.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel, on a dead file server say
             self._process.wait(timeout=5)
-        except subprocess.TimeoutExpired:  # stuck in the kernel, on a dead file server say
-            self._process.kill()
+        with suppress(ProcessLookupError):  # it leads a group of its own: see start_new_session
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def __enter__(self) -> Self:
         return self
@@ -141,7 +146,7 @@ def _signals_blocked() -> Iterator[None]:
 
     The trainer decides when to end: a signal to all processes must not cut its last steps.
     """
-    mine = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING_SIGNALS)
+    mine = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     try:
         yield
     finally:

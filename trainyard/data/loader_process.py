@@ -9,6 +9,7 @@ import json
 import multiprocessing.connection as mpc
 import os
 import queue
+import signal
 import sys
 import threading
 import traceback
@@ -142,7 +143,7 @@ def _listen(channel: "Channel", free: "queue.SimpleQueue[int]") -> None:
         while True:
             free.put(channel.recv_bytes()[0])
     except (EOFError, OSError):
-        os._exit(0)
+        _end_all()
 
 
 def deliverer(channel: "Channel") -> "queue.SimpleQueue[Pending]":
@@ -184,7 +185,12 @@ def _send(channel: "Channel", message: dict[str, Any]) -> None:
     try:
         channel.send_bytes(json.dumps(message).encode())
     except OSError:  # nobody listens any more
-        os._exit(0)
+        _end_all()
+
+
+def _end_all() -> None:
+    """End this process and the commands that it started: all of the group that it leads."""
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 class Columns(NamedTuple):

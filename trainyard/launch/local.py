@@ -7,13 +7,13 @@ import signal
 import sys
 from collections.abc import Callable
 
-from trainyard.errors import InputError, PeerError, Requeued, Stopped, TrainyardError
+from trainyard.errors import DivergedError, InputError, PeerError, Requeued, Stopped, TrainyardError
 
 _GRACE_S = 300  # for the ranks to save a checkpoint after a signal, before they are killed
 _REQUEUE = (signal.SIGUSR1, signal.SIGUSR2)
 # Exit codes after which it is of no use to start again, or not wanted.
 _LAST = (
-    *(0, InputError.exit_code, Stopped.exit_code, Requeued.exit_code),
+    *(0, InputError.exit_code, DivergedError.exit_code, Stopped.exit_code, Requeued.exit_code),
     *(-signal.SIGTERM, -signal.SIGINT),
 )
 # Those of ranks that end because another did: by its loss, and by the agent's signal.
@@ -38,9 +38,6 @@ def launch_local(
 
     # As long, when a rank has died, for the others; torch has 30 s and no option for it.
     PContext.close.__defaults__ = (None, _GRACE_S)
-    # The ranks say what went wrong: the agent's own tables would bury it.
-    for name in ("agent.server.api", "multiprocessing.api", "agent.server.local_elastic_agent"):
-        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     try:
         rank, code = _run(arguments, ranks)
         for again in range(restarts):
@@ -62,6 +59,9 @@ def _run(arguments: list[str], ranks: int) -> tuple[int, int]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # The ranks say what went wrong: the agent's own tables would bury it.
+    for name in ("agent.server.api", "multiprocessing.api", "agent.server.local_elastic_agent"):
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

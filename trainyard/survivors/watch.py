@@ -6,6 +6,7 @@ import socket
 import stat
 import threading
 from contextlib import closing, suppress
+from ipaddress import ip_address
 
 from trainyard.errors import PeerError
 from trainyard.world import World, gather, together
@@ -68,12 +69,9 @@ class Watch:
 
 def _connect(world: World) -> list[socket.socket]:
     """The first rank's lines to all others, or another rank's line to the first."""
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    server = socket.create_server(("", 0), family=family, backlog=world.size, dualstack_ipv6=dual)
-    with closing(server):
-        port = gather(world, server.getsockname()[1])[0]
-        address = (os.environ["MASTER_ADDR"], port)
+    host = os.environ["MASTER_ADDR"]
+    with closing(_server(host, world)) as server:
+        address = (host, gather(world, server.getsockname()[1])[0])
         with together(world):
             server.settimeout(_JOIN_S)
             try:
@@ -89,6 +87,16 @@ def _connect(world: World) -> list[socket.socket]:
         for option, value in _KEEPALIVE.items():
             line.setsockopt(socket.IPPROTO_TCP, option, value)
     return lines
+
+
+def _server(host: str, world: World) -> socket.socket:
+    """Listens on this machine alone, where all ranks are on it, else everywhere."""
+    family, *_, address = socket.getaddrinfo(host, None)[0]
+    if world.local_size == world.size and ip_address(address[0]).is_loopback:
+        return socket.create_server((host, 0), family=family, backlog=world.size)
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=world.size, dualstack_ipv6=dual)
 
 
 def _says_goodbye(line: socket.socket) -> bool:

@@ -83,8 +83,8 @@ def train(run: Training) -> type[Stopped] | None:
         state.guard.add(stats.skipped)
         run.meter.add(stats)
         run.quarantine.note("train", batch.bad)
-        stopped = run.stop.poll()
         is_last = run.is_over(state.step)
+        stopped = run.stop.poll()
         save_is_due = run.save_every.due(state.step) or is_last or stopped
         if run.log_every.due(state.step) or save_is_due:
             run.quarantine.exchange()

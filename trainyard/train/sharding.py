@@ -154,14 +154,8 @@ def read_shards(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             dcp.load(tensors, storage_reader=reader, no_dist=True)
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        pickle.UnpicklingError,
-        CheckpointException,
-    ) as error:
-        reason = str(error).strip().splitlines()[-1]
+    except _UNREADABLE as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[-1]
         raise CheckpointError(f"{path}: {SHARDS}/ cannot be read: {reason}") from None
     return moments
 

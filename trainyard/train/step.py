@@ -98,7 +98,7 @@ class TrainStep:
             self.averager.before_update(step)
             updated = self.update(step)
         except RuntimeError:
-            self.buffers.restore()  # a step is made or is not: see survivors.py
+            self.buffers.restore()  # a step is made or is not: see survivors/
             raise
         # Of a rank without a sample, in a stream that has run dry, only placeholders were seen.
         self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
@@ -177,8 +177,8 @@ class TrainStep:
     def _backward(
         self, loss_sum: Tensor, divisor: Divisor, num_samples: int, *, is_local: bool
     ) -> None:
-        # A loss that is not finite makes every gradient so, and by the averager every rank's: all
-        # then skip the update together.
+        # A loss that is not finite makes every gradient so, and by all-reduce every rank's; the
+        # update is skipped, by all or, where replicas differ, by this one.
         seed = torch.where(loss_sum.isfinite(), self.update.loss_scale, torch.nan)
         try:
             torch.autograd.backward(loss_sum / divisor(), seed)

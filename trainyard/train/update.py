@@ -100,8 +100,8 @@ class LossScale:
 class DynamicLossScale(LossScale):
     """For fp16: halved when a gradient overflows, doubled after many that do not.
 
-    As torch.amp.GradScaler, without its wait for the device; gradients are the same on all ranks
-    when it is adjusted, so the scale is too.
+    As torch.amp.GradScaler, without its wait for the device; all ranks skip the same updates,
+    so the scale is the same on all.
     """
 
     def __init__(self, device: torch.device, initial: float = 2.0**16, interval: int = 2000):

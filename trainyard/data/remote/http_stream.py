@@ -26,7 +26,8 @@ class HttpStream(io.RawIOBase):
         self._patience = Patience(self.name, self._resource.server)
         self._response: urllib3.BaseHTTPResponse | None = None
         self._position = 0  # bytes read so far
-        self._stamp: tuple[str, int | None] | None = None  # the server's tag, and the size
+        self._tag: str | None = None  # the server's, as of the first answer
+        self._size: int | None = None  # as soon as an answer tells it
 
     def readable(self) -> bool:
         return True
@@ -51,12 +52,9 @@ class HttpStream(io.RawIOBase):
         super().close()
 
     def _read(self, size: int) -> bytes:
-        if self._response is None:
-            self._response = self._open()
-        content = _take(self._response, size)
-        assert self._stamp is not None
-        total = self._stamp[1]
-        if not content and total is not None and self._position < total:
+        response = self._response or self._open()
+        content = _take(response, size)
+        if not content and self._size is not None and self._position < self._size:
             raise Transient("the transfer broke off")
         if content:
             self._patience.reset()
@@ -65,21 +63,19 @@ class HttpStream(io.RawIOBase):
     def _open(self) -> urllib3.BaseHTTPResponse:
         """A transfer of what comes next; its server may send all from the beginning."""
         span = f"bytes={self._position}-" if self._position else None
-        response = self._resource.get(span)
+        self._response = response = self._resource.get(span)
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
-        length = response.headers.get("Content-Length")
-        size = int(found[3]) if found else None if length is None else int(length)
-        stamp = validator(response), size
-        self._stamp = self._stamp or stamp
+        told = found[3] if found else response.headers.get("Content-Length")
+        tag, size = validator(response), None if told is None else int(told)
+        self._tag = tag if self._tag is None else self._tag
+        self._size = size if self._size is None else self._size
         is_next = response.status == 200 or (found and found[1] == str(self._position))
-        if self._stamp != stamp or not is_next:
-            response.close()
+        if tag != self._tag or size not in (None, self._size) or not is_next:
             raise DataError(changed(self.name))
         skip = self._position if response.status == 200 else 0
         while skip:
             part = _take(response, min(skip, io.DEFAULT_BUFFER_SIZE))
             if not part:
-                response.close()
                 raise Transient("the transfer broke off")
             skip -= len(part)
         return response

@@ -69,7 +69,8 @@ class JoinFeed:
         self._seen = 0
         self._step = 0  # batches of the stream so far; a run that went back is behind it
         self._is_dry = False  # this rank, until the pass ends
-        self._pending: tuple[Any, torch.Tensor] | None = None  # a message under way
+        self._message: torch.Tensor | None = None  # of the newest batch, until it is counted
+        self._work: dist.Work | None = None  # the message is under way
         self._group: Any = None
         self._feed: Feed | None = None
         self._batches: Iterator[Batch] = iter(())
@@ -144,20 +145,16 @@ class JoinFeed:
     def _tell(self, count: int) -> None:
         """Tell the others whether more is to come here, and how many samples this batch has."""
         self._step += 1
-        message = torch.tensor([not self._is_dry, count])
-        work = None
+        self._message = torch.tensor([not self._is_dry, count])
         if self._world.size > 1:
-            work = dist.all_reduce(message, group=self._group, async_op=True)
-        self._pending = work, message
+            self._work = dist.all_reduce(self._message, group=self._group, async_op=True)
 
     def _settle(self) -> None:
-        """Know what the others said of the newest batch."""
-        if self._pending is None:
+        """Count the newest batch, once its step is made."""
+        if self._message is None:
             return
-        (work, message), self._pending = self._pending, None
-        if work is not None:
-            work.wait()
-        num_wet, count = message.tolist()
+        num_wet, count = self._message.tolist()
+        self._message = None
         self._seen += count
         if not num_wet:
             self._end_pass()
@@ -186,7 +183,11 @@ class JoinFeed:
         return self
 
     def __next__(self) -> Batch:
-        return next(self._batches)
+        batch = next(self._batches)
+        if self._work is not None:
+            self._work.wait()  # for what is saved of the step, though a rank may die in it
+            self._work = None
+        return batch
 
     def close(self) -> None:
         if self._feed is not None:

@@ -3,6 +3,7 @@
 Started by `StreamLoader` as `python -m trainyard.data.stream.process CHANNEL_FD MEMORY_FD`.
 """
 
+import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainyard.data.loader_client import ENDING_SIGNALS
 from trainyard.data.loader_process import Bad, Columns, Work, deliverer, fill_all, put, run
 from trainyard.data.ring import Ring, Slot
 from trainyard.data.source import without_login
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 
 def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
+    for number in ENDING_SIGNALS:  # also in commands: some shells unblock what the loader blocks
+        signal.signal(number, signal.SIG_IGN)
     config: StreamSpec = spec["config"]
     ring = Ring(memory_fd, **spec["ring"])
     fill_all(_batches(config), channel, ring, deliverer(channel), threads=config.threads)

@@ -4,13 +4,9 @@ A shard is a tar in WebDataset's format: a file, a URL of any web server, or `pi
 shell command writes (as in WebDataset; it is the user's own command, and runs as the user).
 """
 
-import ctypes
 import io
 import os
-import signal
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
@@ -24,7 +20,6 @@ if TYPE_CHECKING:
 
 PIPE = "pipe:"
 _BUFFER = 1 << 18  # bytes read at once
-_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1  # Linux, prctl.h
 _EXACT_ONLY = "is for data that has an index; a stream, with data.order = 'join', takes none of it"
 
 
@@ -49,11 +44,11 @@ class Stream:
         return f"a stream of {len(self.shards)} shards"
 
 
-def open_stream(config: DataConfig, classes: Sequence[str]) -> Stream:
+def list_shards(config: DataConfig) -> tuple[str, ...]:
     """The shards of `data.train`. RecipeError or DataError where they cannot be a stream."""
     _check(config)
-    assert isinstance(config.train, str) and config.samples is not None
-    return Stream(tuple(_list(config.train)), config.samples, tuple(classes))
+    assert isinstance(config.train, str)
+    return tuple(_list(config.train))
 
 
 def _check(config: DataConfig) -> None:
@@ -110,7 +105,12 @@ def _open(name: str) -> io.RawIOBase:
 
 
 class Pipe(io.RawIOBase):
-    """What a shell command writes, which must end well; it is killed when this is closed."""
+    """What a shell command writes, which must end well.
+
+    All that it starts is of the loader's process group and ends with that; the signals that end a
+    run are ignored in it, as they are in the loader. Closed early, only the shell is killed: the
+    loader is about to end.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = without_login(name)
@@ -119,8 +119,6 @@ class Pipe(io.RawIOBase):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             bufsize=0,
-            process_group=0,
-            preexec_fn=_as_a_child,
         )
         assert self._process.stdout is not None
         self._output = self._process.stdout
@@ -139,15 +137,7 @@ class Pipe(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
-            if self._process.poll() is None:
-                with suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+            self._process.kill()
+            self._process.wait()
             self._output.close()
         super().close()
-
-
-def _as_a_child() -> None:
-    """In the child: ends even if its parent is killed; gets the signals that the parent blocks."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())

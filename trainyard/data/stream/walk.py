@@ -22,6 +22,7 @@ from trainyard.errors import DataError
 
 _SHARD_STREAM, _SHUFFLE_STREAM = 9, 10  # keep these uses of a seed apart from others
 _BUFFER = 2048  # samples that are shuffled at a time; 230 MB of ImageNet
+_BUFFER_BYTES = 1 << 30  # that they have at most, however large they are
 _FIRST = 256  # samples that are in the buffer before the first one leaves it
 _DRAWS = 1024  # random numbers made at a time
 _POSITION_BITS = 32
@@ -111,10 +112,16 @@ def shuffled(items: Iterator[Item], draws: Iterator[float]) -> Iterator[Item]:
     It begins small and grows while items leave it, so that the first do not wait for a full one.
     """
     buffer: list[Item] = []
+    held = 0  # bytes
     for number, item in enumerate(items):
         buffer.append(item)
-        if len(buffer) > _BUFFER or (len(buffer) > _FIRST and number % 2):
-            yield _pop(buffer, next(draws))
+        held += len(item.sample.image)
+        is_one_due = len(buffer) > _BUFFER or (len(buffer) > _FIRST and number % 2)
+        while is_one_due or held > _BUFFER_BYTES:
+            chosen = _pop(buffer, next(draws))
+            held -= len(chosen.sample.image)
+            is_one_due = False
+            yield chosen
     while buffer:
         yield _pop(buffer, next(draws))
 

@@ -1,4 +1,4 @@
-"""Buffers that hold fractions, the statistics of batch norm: each rank's own, and their mean."""
+"""Statistics of batch norm: each rank's own, and their mean."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,14 @@ from torch import Tensor, nn
 from trainyard.world import World, total
 
 
-class Buffers:
+def statistics(module: nn.Module) -> list[Tensor]:
+    """Buffers with fractions that are saved; others are constants, which a mean would round."""
+    saved = module.state_dict()
+    named = module.named_buffers()
+    return [buffer for name, buffer in named if name in saved and buffer.is_floating_point()]
+
+
+class Statistics:
     """Of modules of which each rank has a replica."""
 
     def __init__(self, world: World) -> None:
@@ -29,8 +36,7 @@ class Buffers:
         self._seen = None
 
     def put_mean(self) -> None:
-        every = [buffer for module in self._modules for buffer in module.buffers()]
-        buffers = [buffer for buffer in every if buffer.is_floating_point()]
+        buffers = [buffer for module in self._modules for buffer in statistics(module)]
         if self._world.size > 1 and buffers:
             self._put_mean(buffers)
         self.forget()
