@@ -190,18 +190,22 @@ def runs(options: argparse.Namespace) -> list[Run]:
 
 def table(found: list[Run]) -> str:
     lines = [
-        "| data | averager | top-1, % | against all-reduce | loss | training loss | distance |",
-        "|---|---|---|---|---|---|---|",
+        "| data | averager | seeds | top-1, % | against all-reduce | loss | training loss "
+        "| distance |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for data, name in dict.fromkeys((one["data"], one["contender"]) for one in found):
         same = [one for one in found if (one["data"], one["contender"]) == (data, name)]
         base = [one for one in found if (one["data"], one["contender"]) == (data, "all-reduce")]
         top1 = [one["top1"] * 100 for one in same]
+        seeds = {one["seed"] for one in same}
+        base = [one for one in base if one["seed"] in seeds]
         gap = mean(same, "top1") * 100 - mean(base or same, "top1") * 100
         distances = [one["consensus_distance"] for one in same]
         distance = "" if None in distances else f"{statistics.median(distances):.3f}"
         lines.append(
-            f"| {data} | {name} | {statistics.mean(top1):.2f} ({min(top1):.1f} to {max(top1):.1f}) "
+            f"| {data} | {name} | {len(same)} "
+            f"| {statistics.mean(top1):.2f} ({min(top1):.1f} to {max(top1):.1f}) "
             f"| {gap:+.2f} | {mean(same, 'val_loss'):.3f} | {mean(same, 'train_loss'):.3f} "
             f"| {distance} |"
         )
@@ -238,7 +242,7 @@ def write(found: list[Run], options: argparse.Namespace) -> None:
     heading = (
         f"# Four replicas, {options.hardware}\n\n"
         f"{options.epochs} epochs, SGD, 16 images per replica and step. Top-1 is of the mean of "
-        f"the replicas: mean of {options.seeds} seeds (least to most), and its difference from "
+        f"the replicas: mean over the seeds (least to most), and its difference from "
         "all-reduce in points. Distance: root mean square over the replicas of how far their "
         "weights lie from the mean, at the end.\n\n"
     )

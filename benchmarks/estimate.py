@@ -182,7 +182,11 @@ MEASURED = {
     "our all-reduce": ALL_REDUCE,
     "decent-dp": ONE_PEER,
     "our gossip": ONE_PEER,
-    "our periodic": AverageConfig(name="periodic", every=16, compress="int8"),
+    "DDP alone, bf16": AverageConfig(compress="bf16"),
+    "our gossip, bf16": AverageConfig(
+        name="gossip", topology="one-peer-exponential", compress="bf16"
+    ),
+    "our periodic, int8": AverageConfig(name="periodic", every=16, compress="int8"),
 }
 
 

@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from tests.spawn import spawn
 from trainyard.averaging import gossip
 from trainyard.averaging.base import AverageConfig
-from trainyard.averaging.gossip import Gossip
+from trainyard.averaging.gossip import Gossip, check_halves
 from trainyard.averaging.topology import lifted, rounds
 from trainyard.errors import PeerError, RecipeError
 from trainyard.model.ema import Ema
@@ -463,6 +463,14 @@ def test_what_is_sent() -> None:
 
 
 # --- what cannot be ---
+
+
+def test_halves_are_for_small_groups() -> None:
+    check_halves(rounds("complete", 4), halves=True)
+    check_halves(rounds("complete", 5), halves=False)
+    check_halves(rounds("one-peer-exponential", 64), halves=True)
+    with pytest.raises(RecipeError, match=r"^average\.compress = 'bf16' .* up to 4; .* up to 5"):
+        check_halves(rounds("complete", 5), halves=True)
 
 
 def differs(size: int, local_size: int) -> list[list[list[int]]]:

@@ -19,6 +19,7 @@ from trainyard.errors import RecipeError
 from trainyard.world import World, gather, together
 
 _BUCKET_BYTES = 25 * 2**20
+_MOST_IN_HALVES = 4  # replicas: to send whole weights by all-reduce then takes as much
 
 
 class Gossip:
@@ -41,7 +42,9 @@ class Gossip:
         self._overlaps = config.overlap is not False
         self._sends_halves = config.compress == "bf16"
         self._node = node_group(world) if config.hierarchical else None
-        self._peers = _peers(config.topology or "one-peer-exponential", world, self._node)
+        self._peers = _peers(
+            config.topology or "one-peer-exponential", world, self._node, halves=self._sends_halves
+        )
         self._consensus = Consensus(world)
         self._parallel: DistributedDataParallel | None = None
         self._buckets: list[_Bucket] = []
@@ -189,13 +192,27 @@ class _Bucket:
             torch._foreach_lerp_(self._parameters, self._views, mixing)
 
 
-def _peers(topology: str, world: World, node: dist.ProcessGroup | None) -> list[_Peers]:
+def check_halves(found: list[Round], *, halves: bool) -> None:
+    """RecipeError where bf16 would send more than whole numbers do, and need room for as much."""
+    largest = max(len(group) for groups in found for group in groups)
+    if halves and largest > _MOST_IN_HALVES:
+        raise RecipeError(
+            f"average.compress = 'bf16' sends weights to each peer by itself, which is for groups "
+            f"of up to {_MOST_IN_HALVES}; this topology's have up to {largest}: leave it out, or "
+            "take average.topology = 'one-peer-exponential' or 'ring'"
+        )
+
+
+def _peers(
+    topology: str, world: World, node: dist.ProcessGroup | None, *, halves: bool
+) -> list[_Peers]:
     """This rank's peers in each round."""
     with together(world):
         if node is None:
             found = rounds(topology, world.size, world.local_size)
         else:
             found = lifted(rounds(topology, world.size // node.size()), node.size())
+        check_halves(found, halves=halves)
     _check_same(topology, found, world)
     made = _meet(found, world)
     mine = (next(group for group in groups if world.rank in group) for groups in found)
