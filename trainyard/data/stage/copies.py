@@ -231,8 +231,13 @@ def _evict(parent: Path, excess: int) -> bool:
 def _open_shared(path: Path) -> int:
     """A descriptor of a folder, made if need be, with a shared lock on it."""
     while True:
-        path.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):  # evicted just now
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            if path.exists():
+                raise
+            continue  # evicted just now
+        with suppress(FileNotFoundError):  # or now
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(fd, fcntl.LOCK_SH)
             if is_at(path, fd):
