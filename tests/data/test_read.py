@@ -58,6 +58,8 @@ def test_many_shards_stay_within_the_limit(tmp_path: Path) -> None:
     reader = Reader(index)
     assert [reader.read(sample) for sample in range(len(index))] == contents
     assert len(open_tars(tmp_path)) == read._MAX_OPEN
+    del reader
+    assert not open_tars(tmp_path)
 
 
 @pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [3, 0, 0], [1, 5]], ids=str)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.streams import PlainServer, ids_of, plain_server, png, write_shards
+from tests.data.streams import PlainServer, ids_of, png, write_shards
 from tests.data.tars import TAR_FORMATS, read_rows, write_tar
 from trainyard.data.augment import RandomResizedCrop
 from trainyard.data.formats.tar import Forward
@@ -261,7 +261,9 @@ def test_commands_end_with_who_reads_them(tmp_path: Path, end: str) -> None:
         loader._channel.close()
     else:
         loader.close()
-    assert select.select([command], [], [], 20)[0]
+    poll = select.poll()  # not select(), which takes no descriptor above 1023
+    poll.register(command, select.POLLIN)
+    assert poll.poll(20_000)
     os.close(command)
     loader._process.wait()
 
@@ -279,7 +281,7 @@ def noted(note: Path, loader: StreamLoader) -> int:
 
 @pytest.fixture
 def server(shards: str) -> Iterator[PlainServer]:
-    with plain_server(Path(shards).parent) as server:
+    with PlainServer(Path(shards).parent) as server:
         yield server
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import weakref
 from typing import Protocol
 
 from trainyard.errors import DataError
@@ -24,11 +25,13 @@ class Source(Protocol):
 
 
 class LocalFile:
-    """A file of this machine or of a mounted file system."""
+    """A file of this machine or of a mounted file system; it closes when nobody holds it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._close.atexit = False  # a thread may still be reading then
         stat = os.fstat(self._fd)
         self.size = stat.st_size
         self.stamp: Stamp = [stat.st_mtime_ns, stat.st_size]
@@ -50,7 +53,7 @@ class LocalFile:
         return content
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._close()
 
 
 def open_source(name: str) -> Source:
