@@ -40,7 +40,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -61,6 +60,7 @@ from benchmarks.contenders import (
     real_model,
 )
 from benchmarks.network import Link, Network, bytes_sent, network
+from benchmarks.saving import listed, save
 
 WARM_UP = 3  # DDP makes its buckets anew, decent-dp begins with the second step
 SLOW_S = 5.0
@@ -345,13 +345,8 @@ def main() -> None:
         "minutes": round((time.monotonic() - begun) / 60, 1),
     }
     if options.hardware:
-        path = Path(__file__).parent / "results" / f"{about['date']}-{options.hardware}-averaging"
-        path.with_suffix(".json").write_text(
-            json.dumps(about | {"found": results}, indent=1) + "\n"
-        )
-        facts = ", ".join(f"{key} {value}" for key, value in about.items())
-        text = "\n\n".join(["# Averaging", facts, *tables])
-        path.with_suffix(".md").write_text(text + "\n")
+        text = "\n\n".join(["# Averaging", listed(about), *tables]) + "\n"
+        save(f"{options.hardware}-averaging", about | {"found": results}, text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Where replicas end that agree by all-reduce, by gossip, and now and then: four of them.
 
-python benchmarks/convergence.py FOLDER [--hardware NAME] [--out benchmarks/results]
+python -m benchmarks.convergence FOLDER [--hardware NAME] [--out benchmarks/results]
     [--only NAME ...] [--data digits photographs] [--epochs 10] [--seeds 5]
 
 Two small real problems: scikit-learn's scanned digits, and tiles of photographs of scikit-learn's
@@ -17,13 +17,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from benchmarks.saving import save
 from trainyard.data.prepare.digits import prepare_digits
 
 RANKS, RANKS_PER_NODE = 4, 2
@@ -235,10 +235,7 @@ def main() -> None:
 def write(found: list[Run], options: argparse.Namespace) -> None:
     if options.out is None:
         return
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{date.today()}-{options.hardware}-convergence"
     about = {"hardware": options.hardware, "epochs": options.epochs, "average": CONTENDERS}
-    path.with_suffix(".json").write_text(json.dumps({**about, "runs": found}, indent=1) + "\n")
     heading = (
         f"# Four replicas, {options.hardware}\n\n"
         f"{options.epochs} epochs, SGD, 16 images per replica and step. Top-1 is of the mean of "
@@ -246,7 +243,8 @@ def write(found: list[Run], options: argparse.Namespace) -> None:
         "all-reduce in points. Distance: root mean square over the replicas of how far their "
         "weights lie from the mean, at the end.\n\n"
     )
-    path.with_suffix(".md").write_text(heading + table(found))
+    name = f"{options.hardware}-convergence"
+    save(name, {**about, "runs": found}, heading + table(found), folder=options.out)
 
 
 if __name__ == "__main__":

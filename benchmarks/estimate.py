@@ -1,6 +1,6 @@
 """What `trainyard estimate` predicts, beside what others have published and what was measured here.
 
-python benchmarks/estimate.py [--measured results/DATE-HARDWARE-averaging.json] [--hardware NAME]
+python -m benchmarks.estimate [--measured results/DATE-HARDWARE-averaging.json] [--hardware NAME]
 
 Every comparison says which of its cells were used to set the model, and for the others by how much
 it is wrong. --measured takes a file that benchmarks/averaging.py has saved.
@@ -9,10 +9,10 @@ it is wrong. --measured takes a file that benchmarks/averaging.py has saved.
 import argparse
 import json
 import statistics
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.saving import save
 from trainyard.averaging.base import AverageConfig
 from trainyard.estimate.jitter import Jitter
 from trainyard.estimate.job import Job, build_job
@@ -293,14 +293,11 @@ def main() -> None:
         parts += [f"Mean size of the errors: {mean_error(cells):.0%}."]
     print(*parts, sep="\n\n")
     if options.hardware:
-        results = Path(__file__).parent / "results"
-        path = results / f"{date.today().isoformat()}-{options.hardware}-estimate"
         rows = {
             name: [cell._asdict() | {"error": cell.error} for cell in cells]
             for name, cells in found.items()
         }
-        path.with_suffix(".json").write_text(json.dumps(rows, indent=1) + "\n")
-        path.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
+        save(f"{options.hardware}-estimate", rows, "\n\n".join(parts) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """What it costs to index a large tar, and to open a saved index of fourteen million samples.
 
-python benchmarks/index.py [--out benchmarks/results]
+python -m benchmarks.index [--out benchmarks/results]
 
 Python's tarfile reads the same file, in turns; every figure is of a fresh process, and the file is
 in memory, so that no disk is measured.
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.saving import save
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.formats.tar import members
 from trainyard.data.indexing import build_index, index_scan, open_index
@@ -205,13 +205,10 @@ def main() -> None:
     text = table(results)
     print(text)
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        stem = f"{time.strftime('%Y-%m-%d')}-{hardware()}-index"
         about = {"hardware": hardware(), "python": platform.python_version(), "rounds": ROUNDS}
-        figures = json.dumps({**about, "results": results}, indent=1)
-        (options.out / f"{stem}.json").write_text(figures + "\n")
         heading = f"# Indexing, {hardware()}, Python {platform.python_version()}\n\n"
-        (options.out / f"{stem}.md").write_text(heading + text)
+        name = f"{hardware()}-index"
+        save(name, {**about, "results": results}, heading + text, folder=options.out)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A small real problem trained to convergence by every optimizer: scanned digits, a small ResNet.
 
-python benchmarks/optimizers.py FOLDER [--hardware NAME] [--out benchmarks/results]
+python -m benchmarks.optimizers FOLDER [--hardware NAME] [--out benchmarks/results]
     [--only NAME ...] [--epochs 24] [--seeds 3] [--factors 0.5 1 2]
 
 The `digits` recipe with another optimizer, its own learning rate and decay, and nothing else
@@ -18,10 +18,10 @@ import statistics
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
-from datetime import date
 from pathlib import Path
 from typing import Any
 
+from benchmarks.saving import save
 from trainyard.data.prepare.digits import prepare_digits
 
 # Keys of [optim]: the name, its rate, its decay, and what the method is known for.
@@ -149,17 +149,13 @@ def main() -> None:
 
 
 def write(found: list[Run], options: argparse.Namespace) -> None:
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / f"{date.today()}-cpu-optimizers"
     about = {"hardware": options.hardware, "epochs": options.epochs, "optim": CONTENDERS}
-    figures = json.dumps({**about, "runs": found}, indent=1)
-    path.with_suffix(".json").write_text(figures + "\n")
     heading = (
         f"# Digits by each optimizer, {options.hardware}\n\n"
         f"364 images to validate; median of {options.seeds} seeds (least to most). The seconds are "
         "of a whole run, two at a time.\n\n"
     )
-    path.with_suffix(".md").write_text(heading + table(found))
+    save("cpu-optimizers", {**about, "runs": found}, heading + table(found), folder=options.out)
 
 
 if __name__ == "__main__":

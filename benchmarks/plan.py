@@ -1,6 +1,6 @@
 """How long each order of samples takes, and what it weighs beside a shuffled list.
 
-python benchmarks/plan.py
+python -m benchmarks.plan
 """
 
 import resource

@@ -1,6 +1,6 @@
 """Packing beside the converters of the field: images a second of one core, bytes copied.
 
-python benchmarks/prepare.py FOLDER [--images 8000] [--rounds 5] [--hardware NAME]
+python -m benchmarks.prepare FOLDER [--images 8000] [--rounds 5] [--hardware NAME]
 
 Makes JPEGs of 110 kB on average in an image folder, then lets each contender write all of them in
 one shuffled order into FOLDER, in turns, each in a process of its own. The clock runs from the
@@ -26,6 +26,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from benchmarks.saving import listed, save
 
 SHARD = 1000  # samples
 CLASSES = 100
@@ -192,7 +194,8 @@ def run_rounds(source: Path, out: Path, rounds: int) -> dict[str, dict[str, list
         random.Random(number).shuffle(names)
         for name in names:
             shutil.rmtree(out, ignore_errors=True)
-            words = [sys.executable, __file__, "--contender", name, str(source), str(out)]
+            words = [sys.executable, "-m", "benchmarks.prepare", "--contender", name]
+            words += [str(source), str(out)]
             result = subprocess.run(words, capture_output=True, text=True, check=True)
             for what, rate in json.loads(result.stdout.splitlines()[-1]).items():
                 found[name][what].append(rate)
@@ -241,13 +244,8 @@ def main() -> None:
     }
     print(table(found))
     if options.hardware:
-        path = Path(__file__).parent / "results" / f"{about['date']}-{options.hardware}-prepare"
-        text = json.dumps(about | {"images_per_second": found}, indent=1)
-        path.with_suffix(".json").write_text(text + "\n")
-        facts = ", ".join(f"{key} {value}" for key, value in about.items())
-        path.with_suffix(".md").write_text(
-            f"# Packing, bytes copied\n\n{facts}\n\n{table(found)}\n"
-        )
+        text = f"# Packing, bytes copied\n\n{listed(about)}\n\n{table(found)}\n"
+        save(f"{options.hardware}-prepare", about | {"images_per_second": found}, text)
 
 
 if __name__ == "__main__":

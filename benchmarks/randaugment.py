@@ -1,6 +1,6 @@
 """RandAugment on the batch beside timm's on each image: images a second of one core.
 
-python benchmarks/randaugment.py [--images 128] [--size 224] [--rounds 7] [--hardware NAME]
+python -m benchmarks.randaugment [--images 128] [--size 224] [--rounds 7] [--hardware NAME]
 
 Both get the same photographs (scikit-learn's and scikit-image's, cropped and mirrored at random).
 timm's transform has Pillow images in and out; "+ conversions" adds what a loader of arrays needs
@@ -13,7 +13,6 @@ timm is patched in one place: 0 bits of posterize, which Pillow 13 refuses, give
 """
 
 import argparse
-import json
 import os
 import platform
 import random
@@ -23,7 +22,6 @@ import time
 from collections.abc import Callable
 from datetime import date
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,6 +34,7 @@ from skimage import data
 from sklearn.datasets import load_sample_images
 from timm.data import auto_augment
 
+from benchmarks.saving import listed, save
 from trainyard.data.randaugment.augment import RandAugment, plan
 from trainyard.data.randaugment.draws import draw
 from trainyard.data.randaugment.jobs import run
@@ -243,11 +242,9 @@ def main() -> None:
     tables = f"{policy_table(whole)}\n\n{operation_table(each)}"
     print(tables)
     if options.hardware:
-        path = Path(__file__).parent / "results" / f"{about['date']}-{options.hardware}-randaugment"
         results = {"microseconds_an_image": whole, "microseconds_an_operation": each}
-        path.with_suffix(".json").write_text(json.dumps(about | results, indent=1) + "\n")
-        facts = ", ".join(f"{key} {value}" for key, value in about.items())
-        path.with_suffix(".md").write_text(f"# RandAugment\n\n{facts}\n\n{tables}\n")
+        text = f"# RandAugment\n\n{listed(about)}\n\n{tables}\n"
+        save(f"{options.hardware}-randaugment", about | results, text)
 
 
 if __name__ == "__main__":

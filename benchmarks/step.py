@@ -1,8 +1,8 @@
 """Steps of our whole training loop beside those of the field's, on one machine, in turns.
 
-python benchmarks/step.py FOLDER --timm CHECKOUT [--data synthetic|jpeg] [--models resnet18]
+python -m benchmarks.step FOLDER --timm CHECKOUT [--data synthetic|jpeg] [--models resnet18]
     [--size 64] [--batch 32] [--steps 60] [--rounds 5] [--hardware NAME]
-python benchmarks/step.py FOLDER --timm CHECKOUT --device cuda --size 224 --batch 256 --peak 989
+python -m benchmarks.step FOLDER --timm CHECKOUT --device cuda --size 224 --batch 256 --peak 989
     --models resnet50 convnext_tiny vit_base_patch16_224 vit_small_patch16_224
 
 Contenders, each in a process of its own, in turns: `trainyard` (everything of a run but the last
@@ -31,6 +31,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from benchmarks.saving import listed, save
 
 WARM_UP = 10  # updates before the clock starts
 CLASSES = 10
@@ -330,7 +332,7 @@ def run_rounds(options: argparse.Namespace) -> Found:
         order = list(CONTENDERS)
         for name in order[number % len(order) :] + order[: number % len(order)]:
             choice = ["--contender", name, "--model", options.model]
-            command = [sys.executable, __file__, *sys.argv[1:], *choice]
+            command = [sys.executable, "-m", "benchmarks.step", *sys.argv[1:], *choice]
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 raise SystemExit(f"{name} failed:\n{result.stderr[-3000:]}")
@@ -397,12 +399,9 @@ def main() -> None:
     about = {"date": date.today().isoformat()} | {name: getattr(options, name) for name in names}
     about["load_before_and_after"] = [round(load, 1), round(os.getloadavg()[0], 1)]
     if options.hardware:
-        name = f"{about['date']}-{options.hardware}-step-{options.data}"
-        path = Path(__file__).parent / "results" / name
-        path.with_suffix(".json").write_text(json.dumps(about | {"rounds": found}, indent=1) + "\n")
-        facts = ", ".join(f"{key} {value}" for key, value in about.items())
-        text = "\n".join(tables)
-        path.with_suffix(".md").write_text(f"# Steps, {options.data} data\n\n{facts}\n\n{text}")
+        heading = f"# Steps, {options.data} data\n\n{listed(about)}\n\n"
+        name = f"{options.hardware}-step-{options.data}"
+        save(name, about | {"rounds": found}, heading + "\n".join(tables))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from tests.spawn import spawn
-from trainyard import run
+from trainyard import parts
 from trainyard.averaging.allreduce import AllReduce, parallel
 from trainyard.averaging.base import AverageConfig
-from trainyard.averaging.sync_bn import apart, is_synchronised, synchronise
+from trainyard.averaging.sync_bn import apart, synchronise
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.model.ema import Ema
@@ -166,6 +166,10 @@ def test_layers_are_put_in_the_place_of_others() -> None:
     assert not is_synchronised(average)
 
 
+def is_synchronised(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+
+
 def test_the_processor_has_no_such_layers() -> None:
     averager = AllReduce(AverageConfig(batch_norm="sync"), World(0, 2, 0, 2))
     with pytest.raises(RecipeError, match=r"^average\.batch_norm = 'sync' needs GPUs"):
@@ -192,7 +196,7 @@ def test_all_ranks_make_as_many_forward_passes(size: int, fits: bool) -> None:
     )
     course = course_of(config, 1000)
     if fits:
-        run._check_batches(config, course, World(0, 4, 0, 4))
+        parts.check_batches(config, course, World(0, 4, 0, 4))
     else:
         with pytest.raises(RecipeError, match=r"^batch\.micro = 4: .*average\.batch_norm = 'sync'"):
-            run._check_batches(config, course, World(0, 4, 0, 4))
+            parts.check_batches(config, course, World(0, 4, 0, 4))

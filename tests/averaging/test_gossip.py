@@ -22,7 +22,7 @@ from trainyard.model.ema import Ema
 from trainyard.train.buffers import Buffers
 from trainyard.train.losses import LossConfig, build_loss
 from trainyard.train.micro import MicroBatchSize
-from trainyard.train.step import TrainStep
+from trainyard.train.step import MicroBatch, TrainStep
 from trainyard.train.update import DynamicLossScale, LossScale, Update, clip_by_norm
 from trainyard.world import World
 
@@ -144,14 +144,6 @@ def _gradient(model: nn.Module, weights: Array, images: Tensor, labels: Tensor) 
     return np.concatenate([grad.numpy().ravel() for grad in grads])
 
 
-def star(size: int, local_size: int) -> list[list[list[int]]]:
-    """One's own: rank 0 with each of the others in turn."""
-    return [
-        [[0, peer], *([other] for other in range(1, size) if other != peer)]
-        for peer in range(1, size)
-    ]
-
-
 ON_FOUR = [
     Case("complete"),
     Case("complete", overlap=False, mixing=0.5),
@@ -165,7 +157,7 @@ ON_FOUR = [
     Case("complete", mixing=0.5, compress="bf16"),
     Case("one-peer-exponential", hierarchical=True, compress="bf16"),
 ]
-ON_THREE = [Case("ring"), Case("complete"), Case(f"{__name__}:star", mixing=0.5)]
+ON_THREE = [Case("ring"), Case("complete"), Case("tests.averaging.test_topology:star", mixing=0.5)]
 
 
 def on_two_nodes(world: World) -> World:
@@ -305,14 +297,6 @@ def test_consensus_is_the_mean_and_changes_nothing() -> None:
 # --- a whole step: micro-batches, what is not finite ---
 
 
-class Share(NamedTuple):
-    images_BCHW: Tensor
-    labels: Tensor
-    mixed_labels: Tensor
-    lam: Tensor
-    weights: Tensor
-
-
 BAD_STEP = 2
 
 
@@ -363,7 +347,7 @@ def take_steps(
         images, labels = samples(number, world.rank)
         if is_bad and number == BAD_STEP and world.rank == world.size - 1:
             images[1, 0, 0, 0] = torch.nan
-        batch = Share(images.float(), labels, labels, torch.ones(4), torch.ones(4))
+        batch = MicroBatch(images.float(), labels, labels, torch.ones(4), torch.ones(4))
         skipped.append(int(step(batch, number, None).skipped))
         weights.append(flat(model))
     with averager.consensus():

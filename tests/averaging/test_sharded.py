@@ -25,7 +25,7 @@ from trainyard.train.evaluate import evaluate
 from trainyard.train.losses import LossConfig, build_loss
 from trainyard.train.micro import MicroBatchSize
 from trainyard.train.sharding import whole_weights
-from trainyard.train.step import TrainStep
+from trainyard.train.step import MicroBatch, TrainStep
 from trainyard.train.update import (
     DynamicLossScale,
     LossScale,
@@ -37,15 +37,6 @@ from trainyard.world import World
 
 CPU = torch.device("cpu")
 NUM_STEPS, NUM_RANKS = 3, 3
-
-
-class Batch(NamedTuple):
-    images_BCHW: Tensor
-    labels: Tensor
-    mixed_labels: Tensor
-    lam: Tensor
-    weights: Tensor
-    ids: Tensor
 
 
 class Case(NamedTuple):
@@ -70,14 +61,14 @@ CASES = {
 ROUGH = {"bf16": 0.02, "fp16": 0.005}
 
 
-def batch_of(step: int, world: World, size: int = 10, bad: tuple[int, ...] = ()) -> Batch:
+def batch_of(step: int, world: World, size: int = 10, bad: tuple[int, ...] = ()) -> MicroBatch:
     generator = torch.Generator().manual_seed(step)
     labels = torch.randint(5, (size,), generator=generator)
     images = torch.randn(size, 3, 32, 32, generator=generator)
     weights = torch.ones(size)
     weights[list(bad)] = 0
-    whole = Batch(images, labels, labels, torch.ones(size), weights, torch.arange(size))
-    return Batch(*(column[world.rank :: world.size] for column in whole))
+    whole = MicroBatch(images, labels, labels, torch.ones(size), weights)
+    return MicroBatch(*(column[world.rank :: world.size] for column in whole))
 
 
 def model_of(name: str) -> nn.Module:
@@ -244,7 +235,8 @@ class Images(NamedTuple):
 
 def share(world: World, size: int) -> Images:
     batch = batch_of(9, world, size)
-    return Images(batch.images_BCHW, batch.labels, batch.weights, batch.ids)
+    ids = torch.arange(size)[world.rank :: world.size]
+    return Images(batch.images_BCHW, batch.labels, batch.weights, ids)
 
 
 def judge(world: World) -> tuple[list[Any], int, list[Any], bool]:

@@ -1,16 +1,15 @@
 """Shards of WebDataset for streams, and a server that cannot send parts of a file."""
 
 import io
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from tests.data.tars import write_tar
+from tests.web import LocalServer
 
 
 def png(number: int, side: int = 16) -> bytes:
@@ -39,57 +38,34 @@ def ids_of(sizes: Sequence[int]) -> list[int]:
     return [shard << 32 | place for shard, size in enumerate(sizes) for place in range(size)]
 
 
-class PlainServer:
-    """Serves a folder whole, ignoring Range; `faults` are used up one a request, first to last."""
+class PlainServer(LocalServer):
+    """Serves files whole, ignoring Range."""
 
     def __init__(self, folder: Path) -> None:
-        self.faults: list[str] = []
+        super().__init__(folder, protocol="HTTP/1.0")
         self.requests: list[str] = []
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.requests.append(self.path)
-                fault = outer.faults.pop(0) if outer.faults else ""
-                path = folder / self.path.lstrip("/")
-                if fault.isdigit() or not path.is_file():
-                    self.send_error(int(fault or 404))
-                    return
-                content = path.read_bytes() + bytes(512 if fault == "longer" else 0)
-                first, size = 0, len(content)
-                if fault == "ranges":
-                    first = int(self.headers["Range"].removeprefix("bytes=").removesuffix("-"))
-                self.send_response(206 if first else 200)
-                if first:
-                    self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
-                if "chunked" in fault:
-                    self.send_header("Transfer-Encoding", "chunked")
-                elif "unsized" not in fault:
-                    self.send_header("Content-Length", str(size - first))
-                self.send_header("ETag", '"other"' if "changed" in fault else '"one"')
-                self.end_headers()
-                stop = size // 2 if "cut" in fault else size
-                if "chunked" in fault:
-                    self.wfile.write(b"%x\r\n" % size)
-                self.wfile.write(content[first:stop])
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@contextmanager
-def plain_server(folder: Path) -> Iterator[PlainServer]:
-    server = PlainServer(folder)
-    try:
-        yield server
-    finally:
-        server.close()
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.requests.append(request.path)
+        fault = self.next_fault()
+        path = self.folder / request.path.lstrip("/")
+        if fault.isdigit() or not path.is_file():
+            request.send_error(int(fault or 404))
+            return
+        content = path.read_bytes() + bytes(512 if fault == "longer" else 0)
+        first, size = 0, len(content)
+        if fault == "ranges":
+            first = int(request.headers["Range"].removeprefix("bytes=").removesuffix("-"))
+        request.send_response(206 if first else 200)
+        if first:
+            request.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+        if "chunked" in fault:
+            request.send_header("Transfer-Encoding", "chunked")
+        elif "unsized" not in fault:
+            request.send_header("Content-Length", str(size - first))
+        request.send_header("ETag", '"other"' if "changed" in fault else '"one"')
+        request.end_headers()
+        stop = size // 2 if "cut" in fault else size
+        if "chunked" in fault:
+            request.wfile.write(b"%x\r\n" % size)
+        request.wfile.write(content[first:stop])

@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from tests.web import LocalServer
 from trainyard.data.remote.serve import _SEARCH, ServerOptions, serving
 
 
@@ -86,37 +87,17 @@ def web_server(folder: Path, **options: Any) -> Iterator[WebServer]:
 # --- a server with faults that nginx has not ---
 
 
-class FaultyServer:
-    """Serves a folder by ranges; `faults` are used up one a request, first to last."""
+class FaultyServer(LocalServer):
+    """Serves files by ranges."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.faults: list[str] = []
+        super().__init__(folder, protocol="HTTP/1.1")
         self.requests: list[tuple[str, str]] = []  # path and Range
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                outer.answer(self)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         wanted = request.headers.get("Range", "")
         self.requests.append((request.path, wanted))
-        fault = self.faults.pop(0) if self.faults else ""
+        fault = self.next_fault()
         path = self.folder / urlsplit(request.path).path.lstrip("/")
         if not path.is_file():
             return _say(request, 404)

@@ -62,18 +62,18 @@ def test_a_server_that_fails_for_good_is_named(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("TRAINYARD_RETRY_S", "1")
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "3")
     faulty.faults = ["503"] * 1000
     with pytest.raises(DataError) as caught:
         file.read(0, 100_000)
     name = f"{faulty.url}/file.bin"
     assert str(caught.value) == (
-        f"{name}: the server answers 503 Service Unavailable; gave up after 1 s "
+        f"{name}: the server answers 503 Service Unavailable; gave up after 3 s "
         "(TRAINYARD_RETRY_S sets the seconds)"
     )
     assert capsys.readouterr().err == (
         f"trainyard: waiting for {name}: the server answers 503 Service Unavailable; "
-        "trying for 1 s\n"
+        "trying for 3 s\n"
     )
     assert len(faulty.requests) < 20  # it backs off
 

@@ -19,11 +19,11 @@ from trainyard.averaging.base import AverageConfig
 from trainyard.train.buffers import Buffers
 from trainyard.train.losses import LossConfig, build_loss
 from trainyard.train.micro import MicroBatchSize
-from trainyard.train.step import TrainStep
+from trainyard.train.step import MicroBatch, TrainStep
 from trainyard.train.update import DynamicLossScale, LossScale, Update, clip_by_norm, no_clip
 from trainyard.world import World, gather, total
 
-NUM_STEPS = 20
+NUM_STEPS = 12
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,13 @@ CASES = {
 }
 
 
-class Batch(NamedTuple):
-    images_BCHW: Tensor
-    labels: Tensor
-    mixed_labels: Tensor
-    lam: Tensor
-    weights: Tensor
-
-
 class Trained(NamedTuple):
     losses: list[float]  # means over the global batch
     norms: list[float]
     weights: NDArray[np.float32]
 
 
-def global_batch(case: Case, step: int) -> Batch:
+def global_batch(case: Case, step: int) -> MicroBatch:
     generator = torch.Generator().manual_seed(step)
     labels = torch.randint(10, (case.batch,), generator=generator)
     images = torch.randn(case.batch, 3, 32, 32, generator=generator)
@@ -78,7 +70,7 @@ def global_batch(case: Case, step: int) -> Batch:
         lam = torch.rand(case.batch, generator=generator)
     weights = torch.ones(case.batch)
     weights[list(case.bad)] = 0
-    return Batch(images, labels, mixed_labels, lam, weights)
+    return MicroBatch(images, labels, mixed_labels, lam, weights)
 
 
 def make_step(
@@ -115,7 +107,7 @@ def train(world: World, case: Case) -> Trained:
     losses, norms = [], []
     for number in range(NUM_STEPS):
         whole = global_batch(case, number)
-        share = Batch(*(column[world.rank :: world.size] for column in whole))
+        share = MicroBatch(*(column[world.rank :: world.size] for column in whole))
         stats = step(share, number, 0.05)
         loss, count = total(world, torch.stack([stats.loss_sum, stats.count])).tolist()
         assert count == case.batch - len(case.bad)
@@ -218,7 +210,7 @@ def count_messages(world: World, micro: int | None) -> tuple[list[int], int]:
     step.model.register_comm_hook(None, hook)
     for number in range(4):
         messages.append(0)
-        share = Batch(*(c[world.rank :: world.size] for c in global_batch(Case(30), number)))
+        share = MicroBatch(*(c[world.rank :: world.size] for c in global_batch(Case(30), number)))
         step(share, number, 0.01)
     return messages, len(buckets)
 
@@ -241,7 +233,7 @@ def batch_norm_statistics(world: World) -> tuple[list[list[float]], list[float],
     step = make_step(model, averager, world)
     for number in range(3):
         whole = global_batch(Case(batch=8 * world.size), number)
-        step(Batch(*(column[world.rank :: world.size] for column in whole)), number, 0.01)
+        step(MicroBatch(*(column[world.rank :: world.size] for column in whole)), number, 0.01)
 
     def statistics() -> list[float]:
         norm: Any = model[1]

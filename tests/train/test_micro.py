@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.spawn import spawn
-from tests.train.test_equivalence import Batch, Case, flat, global_batch, make_step
+from tests.train.test_equivalence import Case, flat, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.errors import RecipeError
 from trainyard.train.micro import MicroBatchSize, bytes_of_moments, is_out_of_memory
+from trainyard.train.step import MicroBatch
 from trainyard.world import World, total
 
 SAMPLES = 24
@@ -105,7 +106,8 @@ def train(world: World, shortage: Shortage, batch_norm: bool = False, steps: int
     for number in range(steps):
         model.step, model.sizes = number, []
         whole = global_batch(Case(batch=SAMPLES * world.size), number)
-        stats = step(Batch(*(column[world.rank :: world.size] for column in whole)), number, None)
+        share = MicroBatch(*(column[world.rank :: world.size] for column in whole))
+        stats = step(share, number, None)
         loss, count = total(world, torch.stack([stats.loss_sum, stats.count])).tolist()
         losses.append(loss / count)
         sizes.append(model.sizes)

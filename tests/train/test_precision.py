@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.spawn import spawn
-from tests.train.test_equivalence import Batch, Case, flat, global_batch, make_step
+from tests.train.test_equivalence import Case, flat, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.train.precision import use_precision
-from trainyard.train.step import TrainStep
+from trainyard.train.step import MicroBatch, TrainStep
 from trainyard.train.update import DynamicLossScale, Update, clip_by_norm, no_clip
 from trainyard.world import World
 
@@ -150,7 +150,7 @@ def overflow(world: World) -> list[tuple[float, float, list[float]]]:
     step, scale = scaled_step(world, model, 2.0**8)
     found = []
     for number in range(3):
-        share = Batch(*(c[world.rank :: world.size] for c in global_batch(Case(), number)))
+        share = MicroBatch(*(c[world.rank :: world.size] for c in global_batch(Case(), number)))
         if number == 1 and world.rank == 1:
             share = share._replace(images_BCHW=share.images_BCHW * 1e6)
         stats = step(share, number, None)

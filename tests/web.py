@@ -1,0 +1,43 @@
+"""A web server in a thread of this process, for tests to say what it answers."""
+
+import threading
+from abc import ABC, abstractmethod
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Self
+
+
+class LocalServer(ABC):
+    """Serves a folder until it is left; `faults` are used up one a request, first to last."""
+
+    def __init__(self, folder: Path, *, protocol: str) -> None:
+        self.folder = folder
+        self.faults: list[str] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = protocol
+
+            def do_GET(self) -> None:
+                outer.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    @abstractmethod
+    def answer(self, request: BaseHTTPRequestHandler) -> None: ...
+
+    def next_fault(self) -> str:
+        return self.faults.pop(0) if self.faults else ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
