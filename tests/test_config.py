@@ -8,17 +8,16 @@ import pytest
 import torch
 
 from trainyard.config import (
-    PRACTICAL,
     RunConfig,
     all_keys,
     builtin_recipes,
     check,
-    differences,
     load_recipe,
     to_toml,
 )
 from trainyard.errors import RecipeError
 from trainyard.parts import model_of
+from trainyard.resume import PRACTICAL, differences
 
 BUILTIN = sorted(builtin_recipes())
 
@@ -332,7 +331,7 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     """Where the data lies, what is bearable, and how often to speak: nothing that learns."""
     data = {"data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"}
     stage = {"data.stage", "data.stage_gb"}
-    run = {"run.keep", "run.log_every", "run.save_every", "run.resume"}
+    run = {"run.keep", "run.log_every", "run.save_every", "run.resume", "run.max_silence"}
     how = {"model.compile", "model.grad_checkpointing", "optim.compile"}
     assert data | stage | run | how == PRACTICAL
 

@@ -60,6 +60,9 @@ class LengthConfig(Section):
     """How often the weights may go back before the run ends."""
     resume: str = "auto"
     """auto: go on if the run directory has a checkpoint; never; or a checkpoint to begin from."""
+    max_silence: int = Field(900, ge=0)
+    """Seconds that a rank may make no progress before it is taken to hang and the run is ended;
+    four times as long until its first step is made. 0: for ever."""
 
 
 class RunConfig(Section):
@@ -74,17 +77,6 @@ class RunConfig(Section):
     batch: BatchConfig = BatchConfig()
     average: AverageConfig = AverageConfig()
     run: LengthConfig = LengthConfig()
-
-
-# Keys that change where or how a run is carried out, not what comes of it. All others must be
-# the same when a run directory is resumed; the data is compared by its fingerprint.
-PRACTICAL = frozenset(
-    (
-        *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
-        *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
-        *("run.keep", "run.log_every", "run.save_every", "run.resume"),
-    )
-)
 
 
 def builtin_recipes() -> dict[str, Path]:
@@ -135,6 +127,7 @@ def check(tree: dict[str, Any]) -> RunConfig:
     except TypeError as error:  # a TOML date, say
         raise RecipeError(f"a recipe holds numbers, text and lists only: {error}") from None
     _check_order(config)
+    _check_average(config)
     _check_sharded(config)
     return config
 
@@ -160,6 +153,23 @@ def _check_order(config: RunConfig) -> None:
     for reason, is_so in reasons.items():
         if is_so:
             raise RecipeError(f"{reason} cannot go with data.order = 'join': change one of them")
+
+
+def _check_average(config: RunConfig) -> None:
+    """RecipeError where replicas cannot agree in a way that goes with the rest of the recipe."""
+    has_own_weights = config.average.name in ("gossip", "periodic")
+    if has_own_weights and config.optim.name.startswith("schedule_free"):
+        raise RecipeError(
+            f"average.name = {config.average.name!r} cannot go with optim.name = "
+            f"{config.optim.name!r}, which evaluates other weights than those that the replicas "
+            "average: take another optimizer, or average.name = 'allreduce'"
+        )
+    if config.average.compress == "powersgd" and config.batch.precision == "fp16":
+        raise RecipeError(
+            "average.compress = 'powersgd' keeps what it leaves out of gradients, whose scale "
+            "changes with batch.precision = 'fp16': take batch.precision = 'bf16', or "
+            "average.compress = 'fp16'"
+        )
 
 
 def _check_sharded(config: RunConfig) -> None:
@@ -190,18 +200,6 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return f"{{{', '.join(f'{json.dumps(key)} = {_toml(v)}' for key, v in value.items())}}}"
     return json.dumps(value)  # JSON's numbers, strings, booleans and arrays are TOML's too
-
-
-def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """The keys, PRACTICAL ones aside, in which two recipes differ: "section.key: old -> new"."""
-    changed = []
-    for section in RunConfig.model_fields:
-        before, after = getattr(old, section), getattr(new, section)
-        for key in type(before).model_fields:
-            was, now = getattr(before, key), getattr(after, key)
-            if was != now and f"{section}.{key}" not in PRACTICAL:
-                changed.append(f"{section}.{key}: {was} -> {now}")
-    return changed
 
 
 def all_keys() -> dict[str, Any]:

@@ -11,8 +11,6 @@ from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig, Averager
 from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.periodic import Periodic
-from trainyard.averaging.sharded import Sharded
-from trainyard.averaging.sync_bn import is_synchronised
 from trainyard.config import RunConfig
 from trainyard.course import Course, build_course
 from trainyard.data.datasets import Feeds
@@ -29,7 +27,6 @@ from trainyard.train.buffers import Buffers
 from trainyard.train.checkpoint import TrainState
 from trainyard.train.micro import MicroBatchSize, bytes_of_moments
 from trainyard.train.precision import AUTOCASTS
-from trainyard.train.sharding import is_sharded
 from trainyard.train.step import Loss, TrainStep
 from trainyard.train.update import (
     Clip,
@@ -42,41 +39,65 @@ from trainyard.train.update import (
 )
 from trainyard.world import World
 
+
+def _sharded(config: AverageConfig, world: World) -> Averager:
+    from trainyard.averaging.sharded import Sharded  # torch takes long to import FSDP
+
+    return Sharded(config, world)
+
+
 AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
     "allreduce": AllReduce,
     "gossip": Gossip,
     "periodic": Periodic,
-    "sharded": Sharded,
+    "sharded": _sharded,
 }
-
-_DIFFERING = ("gossip", "periodic")  # their replicas have weights of their own
-
-
-def check_average(config: RunConfig) -> None:
-    """RecipeError if replicas cannot agree in a way that goes with the rest of the recipe."""
-    if config.average.name in _DIFFERING and config.optim.name.startswith("schedule_free"):
-        raise RecipeError(
-            f"average.name = {config.average.name!r} cannot go with optim.name = "
-            f"{config.optim.name!r}, which evaluates other weights than those that the replicas "
-            "average: take another optimizer, or average.name = 'allreduce'"
-        )
-    if config.average.compress == "powersgd" and config.batch.precision == "fp16":
-        raise RecipeError(
-            "average.compress = 'powersgd' keeps what it leaves out of gradients, whose scale "
-            "changes with batch.precision = 'fp16': take batch.precision = 'bf16', or "
-            "average.compress = 'fp16'"
-        )
 
 
 def averager_of(config: RunConfig, world: World) -> Averager:
-    """How the replicas of a run agree; alone, there is nobody to agree with."""
-    build = AVERAGERS[config.average.name] if world.size > 1 else AllReduce
-    return build(config.average, world)
+    """How the replicas of a run agree."""
+    return AVERAGERS[_averager_name(config, world)](config.average, world)
 
 
-def placed(model: nn.Module, averager: Averager, device: torch.device) -> nn.Module:
+def _averager_name(config: RunConfig, world: World) -> str:
+    """Alone, there is nobody to agree with."""
+    return config.average.name if world.size > 1 else "allreduce"
+
+
+def placed(config: RunConfig, model: nn.Module, *, world: World, device: torch.device) -> nn.Module:
     """On the device; one that may not fit there is put there by its averager, in pieces."""
-    return model if isinstance(averager, Sharded) else model.to(device)
+    return model if _averager_name(config, world) == "sharded" else model.to(device)
+
+
+def check_batches(config: RunConfig, course: Course, world: World) -> None:
+    """RecipeError if the ranks cannot share the global batches of a course."""
+    in_step = _waits_in_forward(config, world)
+    for phase in course.phases:
+        key = "schedule.batch_size" if phase.start else "batch.size"
+        if phase.batch < world.size:
+            raise RecipeError(
+                f"{key} = {phase.batch} is smaller than the number of replicas ({world.size}): "
+                "each needs at least one sample of every global batch"
+            )
+        least, most = phase.batch // world.size, -(-phase.batch // world.size)
+        micro = most if config.batch.micro == "auto" else config.batch.micro
+        if in_step is not None and -(-least // micro) != -(-most // micro):
+            raise RecipeError(
+                f"batch.micro = {micro}: of {key} = {phase.batch} some of {world.size} ranks would "
+                f"take more micro-batches than others, which {in_step} cannot do: make {key} a "
+                "multiple of the number of ranks"
+            )
+
+
+def _waits_in_forward(config: RunConfig, world: World) -> str | None:
+    """The key, if any, for which ranks wait for each other in a forward pass.
+
+    All are to make as many then.
+    """
+    if world.size > 1 and config.average.batch_norm == "sync":
+        return "average.batch_norm = 'sync'"
+    is_sharded = _averager_name(config, world) == "sharded"
+    return "average.name = 'sharded'" if is_sharded else None
 
 
 def course_of(config: RunConfig, epoch_samples: int) -> Course:
@@ -183,7 +204,7 @@ def step_of(
         model=wrapped,
         averager=state.averager,
         loss=loss,
-        micro=_micro_of(config, state.model, world=world, course=course, report=report),
+        micro=_micro_of(config, world=world, course=course, report=report),
         to_reserve=partial(bytes_of_moments, state.model, state.optimizer),
         buffers=Buffers(state.model),
         autocast=AUTOCASTS[config.batch.precision],
@@ -205,19 +226,14 @@ def step_of(
 
 
 def _micro_of(
-    config: RunConfig,
-    model: nn.Module,
-    *,
-    world: World,
-    course: Course,
-    report: Callable[[str], None],
+    config: RunConfig, *, world: World, course: Course, report: Callable[[str], None]
 ) -> MicroBatchSize:
     return MicroBatchSize(
         None if config.batch.micro == "auto" else config.batch.micro,
         world=world,
         phase=lambda step: course.phase(step).start,
         report=report,
-        is_tried=not (is_sharded(model) or is_synchronised(model)),
+        is_tried=_waits_in_forward(config, world) is None,
     )
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.train.test_equivalence import Batch, Case, global_batch, make_step
+from tests.train.test_equivalence import Case, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.train.buffers import Buffers
+from trainyard.train.step import MicroBatch
 from trainyard.world import World
 
 
@@ -69,7 +70,7 @@ def test_a_damaged_batch_leaves_no_trace(value: float) -> None:
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     images = batches[1].images_BCHW.clone()
     images[5] = value
-    stats = step(Batch(images, *batches[1][1:]), 1, None)
+    stats = step(MicroBatch(images, *batches[1][1:]), 1, None)
     assert stats.skipped == 1
     for name, tensor in model.state_dict().items():
         assert name.endswith("tracked") or torch.equal(tensor, before[name]), name

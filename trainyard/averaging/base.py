@@ -11,6 +11,10 @@ from trainyard.section import Section
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+# Of keys that are not set.
+DEFAULT_EVERY = 64  # steps
+DEFAULT_TOPOLOGY = "one-peer-exponential"
+
 _Name = Literal["allreduce", "gossip", "periodic", "sharded"]
 # Which averagers a key is for.
 _KEYS_OF: dict[str, tuple[_Name, ...]] = {

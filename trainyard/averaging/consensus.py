@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 
+from trainyard.averaging.flat import flatten, unflatten_into
 from trainyard.averaging.statistics import statistics
 from trainyard.world import World, total
 
@@ -76,12 +76,10 @@ class Consensus:
         for some in stretches(tensors, _MESSAGE_BYTES):
             # A moving average may lie on the host: what is sent lies where the group can send it.
             device = next(self._modules[0].parameters()).device
-            own = torch.cat([tensor.reshape(-1).to(device) for tensor in some])
+            own = flatten([tensor.to(device) for tensor in some])
             mean = total(self._world, own) / self._world.size
             squared = squared.to(device) + (own - mean).square().sum()
-            parts = torch.split(mean, [tensor.numel() for tensor in some])
-            for tensor, part in zip(some, parts, strict=True):
-                tensor.copy_(part.view_as(tensor))
+            unflatten_into(some, mean)
         return squared
 
 
@@ -102,21 +100,3 @@ def stretches(tensors: Iterable[Tensor], num_bytes: int) -> Iterator[list[Tensor
         total_bytes += tensor.nbytes
     if some:
         yield some
-
-
-# --- what averagers whose replicas differ have in common ---
-
-
-def start_alike(module: nn.Module) -> None:
-    """Give every rank the first one's weights and buffers."""
-    for tensor in module.state_dict().values():
-        first = tensor.contiguous()
-        dist.broadcast(first, 0)
-        tensor.copy_(first)
-
-
-def highest(value: Tensor) -> Tensor:
-    """The highest of all ranks' values."""
-    value = value.clone()
-    dist.all_reduce(value, dist.ReduceOp.MAX)
-    return value

@@ -1,19 +1,17 @@
 """Gossip: weights are mixed with those of a few peers in every step, while it is computed."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from trainyard.averaging.allreduce import mean_weight, parallel
-from trainyard.averaging.base import AverageConfig, Replica
-from trainyard.averaging.consensus import Consensus, highest, start_alike, stretches
-from trainyard.averaging.nodes import Slices, group_of, node_group
+from trainyard.averaging.base import DEFAULT_TOPOLOGY, AverageConfig
+from trainyard.averaging.consensus import stretches
+from trainyard.averaging.differing import Differing
+from trainyard.averaging.nodes import Slices, group_of
 from trainyard.averaging.topology import Group, Round, lifted, rounds
 from trainyard.errors import RecipeError
 from trainyard.world import World, gather, together
@@ -22,7 +20,7 @@ _BUCKET_BYTES = 25 * 2**20
 _MOST_IN_HALVES = 4  # replicas: to send whole weights by all-reduce then takes as much
 
 
-class Gossip:
+class Gossip(Differing):
     """Decentralized training with periodic mixing (Wang et al. 2024, arXiv 2410.11998).
 
     Replica i's weights x in step t, with d the update that its optimizer makes of its own gradient
@@ -36,43 +34,23 @@ class Gossip:
     """
 
     def __init__(self, config: AverageConfig, world: World) -> None:
-        self.replica = Replica(world.rank, world.size)
-        self._world = world
+        super().__init__(config, world)
         self._mixing = 1.0 if config.mixing is None else config.mixing
         self._overlaps = config.overlap is not False
         self._sends_halves = config.compress == "bf16"
-        self._node = node_group(world) if config.hierarchical else None
         self._peers = _peers(
-            config.topology or "one-peer-exponential", world, self._node, halves=self._sends_halves
+            config.topology or DEFAULT_TOPOLOGY, world, self._node, halves=self._sends_halves
         )
-        self._consensus = Consensus(world)
-        self._parallel: DistributedDataParallel | None = None
         self._buckets: list[_Bucket] = []
         self._under_way: _Peers | None = None
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        start_alike(model)
-        self._consensus.add(model)
+    def _prepare(self, parameters: list[nn.Parameter]) -> None:
         # In the order in which gradients come: the model's last weights are waited for first.
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         slices, halves = Slices(self._node), self._sends_halves
         self._buckets = [
-            _Bucket(some, slices, halves=halves) for some in stretches(trained[::-1], _BUCKET_BYTES)
+            _Bucket(some, slices, halves=halves)
+            for some in stretches(parameters[::-1], _BUCKET_BYTES)
         ]
-        if self._node is None:
-            return model
-        self._parallel = parallel(model, self._node)
-        return self._parallel
-
-    def follow(self, module: nn.Module) -> None:
-        self._consensus.add(module)
-
-    def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
-        """The weight of the replica's own samples, or the mean of those of its node's ranks."""
-        return mean_weight(weight, self._node.size() if self._node else 1, self._node)
-
-    def accumulating(self) -> AbstractContextManager[None]:
-        return self._parallel.no_sync() if self._parallel else nullcontext()
 
     def before_update(self, step: int) -> None:
         if not self._overlaps:
@@ -102,26 +80,13 @@ class Gossip:
         for bucket in self._buckets if peers.size > 1 else ():
             bucket.mix(peers.size, self._mixing)
 
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        self._settle()
-        with self._consensus.inside():
-            yield
-
     def alone(self) -> AbstractContextManager[None]:
         self._under_way = None
         return self._consensus.alone()
 
     def _settle(self) -> None:
-        """Wait for what is under way; it is kept for the next step to mix in."""
         for bucket in self._buckets:
             bucket.wait()
-
-    def highest(self, value: Tensor) -> Tensor:
-        return highest(value)
-
-    def figures(self) -> dict[str, float]:
-        return {"consensus_distance": self._consensus.distance}
 
     def state_dict(self) -> dict[str, Any]:
         """What is under way is not in it: it is begun anew, from the same weights."""

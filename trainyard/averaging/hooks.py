@@ -16,6 +16,8 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 
+from trainyard.averaging.flat import flatten, unflatten_into
+
 RANK = 2  # of PowerSGD's matrices
 START = 1000  # steps before PowerSGD begins, as torch has it: early gradients suffer most from it
 # Nothing beside a gradient, and a direction where there is none: a matrix whose gradient was zero
@@ -143,11 +145,9 @@ def _put_mean(tensors: Sequence[Tensor], group: ProcessGroup) -> None:
     """In one message."""
     if not tensors:
         return
-    flat = torch.cat([x.reshape(-1) for x in tensors])
+    flat = flatten(tensors)
     dist.all_reduce(flat, group=group)
-    parts = torch.split(flat / group.size(), [x.numel() for x in tensors])
-    for x, part in zip(tensors, parts, strict=True):
-        x.copy_(part.view_as(x))
+    unflatten_into(tensors, flat / group.size())
 
 
 def _where(condition: Tensor, some: list[Tensor], others: list[Tensor]) -> list[Tensor]:

@@ -25,10 +25,9 @@ def node_group(world: World) -> dist.ProcessGroup:
     return group_of(range(world.node * sizes[0], (world.node + 1) * sizes[0]))
 
 
-def node_groups(world: World) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-    """The ranks of this node, and this rank's counterparts on all nodes."""
-    inside = node_group(world)
-    return inside, group_of(range(world.local_rank, world.size, inside.size()))
+def counterparts(world: World, node: dist.ProcessGroup) -> dist.ProcessGroup:
+    """This rank and those of its number on the other nodes, given the ranks of its own."""
+    return group_of(range(world.local_rank, world.size, node.size()))
 
 
 def group_of(ranks: Iterable[int]) -> dist.ProcessGroup:

@@ -1,27 +1,25 @@
 """Periodic averaging: replicas train by themselves, and agree every so many steps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from trainyard.averaging.allreduce import mean_weight, parallel
-from trainyard.averaging.base import AverageConfig, Replica
-from trainyard.averaging.consensus import Consensus, highest, start_alike
-from trainyard.averaging.nodes import Slices, group_of, node_groups
+from trainyard.averaging.base import DEFAULT_EVERY, AverageConfig
+from trainyard.averaging.differing import Differing
+from trainyard.averaging.flat import flatten, unflatten_into
+from trainyard.averaging.nodes import Slices, counterparts, group_of
 from trainyard.averaging.quantize import CODINGS, mean_by
 from trainyard.world import World
 
-_EVERY = 64  # steps
 _MESSAGE_BYTES = 25 * 2**20  # of weights; compressed, the message has fewer
 
 
-class Periodic:
+class Periodic(Differing):
     """Local SGD (Stich 2019, arXiv 1805.09767; Lin et al. 2020, arXiv 1808.07217) and DiLoCo
     (Douillard et al. 2023, arXiv 2311.08105, algorithm 1).
 
@@ -43,49 +41,30 @@ class Periodic:
     """
 
     def __init__(self, config: AverageConfig, world: World) -> None:
-        self.replica = Replica(world.rank, world.size)
+        super().__init__(config, world)
         self._config = config
-        self._every = config.every or _EVERY
+        self._every = config.every or DEFAULT_EVERY
         self._coding = CODINGS[config.compress] if config.compress else None
-        self._node: dist.ProcessGroup | None = None
         # Groups of their own: others' messages are sent while theirs are under way.
-        if config.hierarchical:
-            self._node, self._peers = node_groups(world)
-            self._slices = Slices(group_of(dist.get_process_group_ranks(self._node)))
-        else:
+        if self._node is None:
             self._peers = group_of(range(world.size))
             self._slices = Slices()
-        self._consensus = Consensus(world)
-        self._parallel: DistributedDataParallel | None = None
+        else:
+            self._peers = counterparts(world, self._node)
+            self._slices = Slices(group_of(dist.get_process_group_ranks(self._node)))
         self._thread = ThreadPoolExecutor(1, "averaging")
         self._under_way: Callable[[], Tensor] | None = None  # the mean of the period before
         self._anchors_agree = True
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        start_alike(model)
-        self._consensus.add(model)
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._start = self._anchor = _flat(self._parameters)
+    def _prepare(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
+        self._start = self._anchor = flatten(parameters)
         momentum = self._config.outer_momentum or 0.0
         self._outer = torch.optim.SGD(
             [self._anchor], self._config.outer_lr or 1.0, momentum, nesterov=momentum > 0
         )
         if self._anchor.is_cuda:
             self._stream = torch.cuda.Stream(self._anchor.device)  # type: ignore[no-untyped-call]
-        if self._node is None:
-            return model
-        self._parallel = parallel(model, self._node)
-        return self._parallel
-
-    def follow(self, module: nn.Module) -> None:
-        self._consensus.add(module)
-
-    def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
-        """The weight of the replica's own samples, or the mean of those of its node's ranks."""
-        return mean_weight(weight, self._node.size() if self._node else 1, self._node)
-
-    def accumulating(self) -> AbstractContextManager[None]:
-        return self._parallel.no_sync() if self._parallel else nullcontext()
 
     def before_update(self, step: int) -> None:
         pass
@@ -94,7 +73,7 @@ class Periodic:
     def after_update(self, step: int) -> None:
         if (step + 1) % self._every:
             return
-        moved = self._start - _flat(self._parameters)
+        moved = self._start - flatten(self._parameters)
         if not self._config.overlap:
             self._move_anchor(self._mean(moved))
             self._begin_at(self._anchor)
@@ -111,9 +90,7 @@ class Periodic:
 
     def _begin_at(self, start: Tensor) -> None:
         self._start = start
-        parts = torch.split(start, [parameter.numel() for parameter in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.copy_(part.view_as(parameter))
+        unflatten_into(self._parameters, start)
 
     # --- the exchange ---
 
@@ -146,28 +123,15 @@ class Periodic:
         return mean
 
     def _settle(self) -> None:
-        """Wait for what is under way; it is kept for the end of the period."""
         if self._under_way is not None:
             self._under_way()
 
     # --- what others see ---
 
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        self._settle()
-        with self._consensus.inside():
-            yield
-
     def alone(self) -> AbstractContextManager[None]:
         # Some have moved their anchor by now and others not: all are to go on from the mean.
         self._under_way, self._anchors_agree = None, False
         return self._consensus.alone()
-
-    def highest(self, value: Tensor) -> Tensor:
-        return highest(value)
-
-    def figures(self) -> dict[str, float]:
-        return {"consensus_distance": self._consensus.distance}
 
     def state_dict(self) -> dict[str, Any]:
         if not self._anchors_agree:
@@ -187,7 +151,7 @@ class Periodic:
         self._under_way = None
         self._outer.state.clear()
         if state.keys() != self.state_dict().keys():
-            self._anchor.copy_(_flat(self._parameters))
+            self._anchor.copy_(flatten(self._parameters))
             self._start = self._anchor
             return
         self._consensus.put_own(state["own"])
@@ -202,7 +166,3 @@ class Periodic:
             self._outer.state[self._anchor]["momentum_buffer"] = more["momentum"]
         if "mean" in more:
             self._under_way = lambda: more["mean"]
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from trainyard.averaging.flat import flatten, unflatten_into
 from trainyard.world import World, total
 
 
@@ -45,10 +46,8 @@ class Statistics:
         # One message for all: there are a hundred small ones in a ResNet-50. Those of a moving
         # average may lie on the host.
         device = buffers[-1].device
-        flat = torch.cat([buffer.reshape(-1).to(device, torch.float32) for buffer in buffers])
+        flat = flatten([buffer.to(device, torch.float32) for buffer in buffers])
         weight = torch.ones(1) if self._seen is None else self._seen.view(1).clamp(min=1e-6)
         weight = weight.to(device, torch.float32)
         sums = total(self._world, torch.cat([flat * weight, weight]))
-        parts = torch.split(sums[:-1] / sums[-1], [buffer.numel() for buffer in buffers])
-        for buffer, part in zip(buffers, parts, strict=True):
-            buffer.copy_(part.view_as(buffer))
+        unflatten_into(buffers, sums[:-1] / sums[-1])

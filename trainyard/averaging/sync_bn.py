@@ -29,15 +29,11 @@ def synchronise(model: nn.Module) -> None:
                 setattr(module, name, convert_sync_batchnorm(layer))  # type: ignore[no-untyped-call]
 
 
-def is_synchronised(model: nn.Module) -> bool:
-    """Whether ranks wait for each other in a model's forward pass: all are to make as many."""
-    return bool(_layers(model))
-
-
 @contextmanager
 def apart(models: Iterable[nn.Module]) -> Iterator[None]:
     """Inside, each rank normalises by its own samples, and none waits for another."""
-    layers = [layer for model in models for layer in _layers(model)]
+    modules = [module for model in models for module in model.modules()]
+    layers = [module for module in modules if isinstance(module, nn.SyncBatchNorm)]
     for layer in layers:
         layer.process_group = dist.GroupMember.NON_GROUP_MEMBER
     try:
@@ -45,7 +41,3 @@ def apart(models: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.process_group = None
-
-
-def _layers(model: nn.Module) -> list[nn.SyncBatchNorm]:
-    return [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm)]

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.base import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
 from trainyard.averaging.topology import Round as Groups
 from trainyard.averaging.topology import lifted, rounds
 from trainyard.estimate.jitter import EVEN, Floats, Jitter
@@ -15,7 +15,6 @@ from trainyard.estimate.steps import all_reduced, exchanged, sharded
 # What is left of fp32 messages; PowerSGD, at rank 2, sends about a hundredth.
 _SHARES = {None: 1.0, "bf16": 1 / 2, "fp16": 1 / 2, "int8": 1 / 4, "powersgd": 1 / 100}
 _STEPS = 192  # that are simulated; of periodic whole periods, and at least two
-_EVERY, _TOPOLOGY = 64, "one-peer-exponential"  # the averagers' own defaults
 
 
 class StepTime(NamedTuple):
@@ -43,7 +42,7 @@ def predict(
 
     InputError for ranks that fill no nodes, RecipeError for a topology that needs other numbers.
     """
-    period = (average.every or _EVERY) if average.name == "periodic" else 1
+    period = (average.every or DEFAULT_EVERY) if average.name == "periodic" else 1
     steps = max(_STEPS // period, 2) * period
     sent = job.scaled(_SHARES[average.compress])
     turns = _turns(average, sent, cluster, ranks)
@@ -76,7 +75,7 @@ def describe(average: AverageConfig) -> str:
         words = [average.topology] if average.topology else []
     if average.hierarchical:
         words.append("hierarchical")
-    words = words or [_TOPOLOGY]
+    words = words or [DEFAULT_TOPOLOGY]
     if average.every:
         words.append(f"every {average.every}")
     if average.overlap is not None:
@@ -89,7 +88,7 @@ def _turns(average: AverageConfig, job: Job, cluster: Cluster, ranks: int) -> li
     """The rounds in which weights are exchanged, one after the other; none of other averagers."""
     nodes = cluster.span(ranks).nodes
     local = ranks // nodes
-    topology = "complete" if average.name == "periodic" else average.topology or _TOPOLOGY
+    topology = "complete" if average.name == "periodic" else average.topology or DEFAULT_TOPOLOGY
     groups: list[Groups] = []
     if average.name in ("gossip", "periodic"):
         if average.hierarchical:  # each rank of a node sends a slice

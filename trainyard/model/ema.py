@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 
 class Ema:
@@ -27,6 +26,8 @@ class Ema:
 
     def update(self, step: int) -> None:
         """After the update of a step, counted from 0. The first one makes the average a copy."""
+        from torch.distributed.tensor import DTensor
+
         # Sharded weights and buffers that are whole cannot be averaged in one call.
         self._ema.foreach &= not isinstance(next(self.module.parameters()), DTensor)
         self._ema.update(self._model, step + 1)  # timm counts updates

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from trainyard.averaging.flat import flatten, unflatten_into
+
 
 class Buffers:
     """A model's buffers as they were before a step, for a step that is repeated or skipped.
@@ -16,7 +18,7 @@ class Buffers:
         for buffer in model.buffers():
             kinds.setdefault(buffer.dtype, []).append(buffer)
         self._kinds = list(kinds.values())
-        self._flat = [torch.cat([b.reshape(-1) for b in buffers]) for buffers in self._kinds]
+        self._flat = [flatten(buffers) for buffers in self._kinds]
 
     @torch.no_grad()
     def remember(self) -> None:
@@ -26,7 +28,7 @@ class Buffers:
     @torch.no_grad()
     def restore(self) -> None:
         for buffers, flat in zip(self._kinds, self._flat, strict=True):
-            _put(flat, buffers)
+            unflatten_into(buffers, flat)
 
     @torch.no_grad()
     def restore_if(self, skipped: Tensor) -> None:
@@ -36,11 +38,5 @@ class Buffers:
         """
         for buffers, flat in zip(self._kinds, self._flat, strict=True):
             if flat.is_floating_point():
-                now = torch.cat([buffer.reshape(-1) for buffer in buffers])
-                _put(torch.where(skipped.bool(), flat, now), buffers)
-
-
-def _put(flat: Tensor, buffers: list[Tensor]) -> None:
-    parts = torch.split(flat, [buffer.numel() for buffer in buffers])
-    views = [part.view_as(buffer) for part, buffer in zip(parts, buffers, strict=True)]
-    torch._foreach_copy_(buffers, views)
+                now = flatten(buffers)
+                unflatten_into(buffers, torch.where(skipped.bool(), flat, now))

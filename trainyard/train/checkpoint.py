@@ -8,7 +8,7 @@ checkpoints/step-00001234/
     replicas/00000.pt   where replicas differ, of each: optimizer, averager with its own weights;
                         where gradients are sent as PowerSGD: what was left out of each's own
     sharded/            where each rank keeps a part: weights in training, average, moments; see
-                        sharding.py
+                        shards.py
     progress.json       version, step, clock, evaluations, what was skipped
     manifest.json       SHA-256 of each file above
 """
@@ -41,10 +41,8 @@ from trainyard.train.sharding import (
     has_shards,
     is_sharded,
     part_like,
-    read_shards,
     whole_weights,
     without_shards,
-    write_shards,
 )
 from trainyard.train.update import LossScale
 from trainyard.world import World, together
@@ -91,6 +89,8 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
         raise CheckpointError(f"{path}: has no {_EMA}, its run had no model.ema_decay")
     training = _load(path / _TRAINING)
     if has_shards(path):
+        from trainyard.train.shards import read_shards
+
         moments = read_shards(path, state.model, state.ema, state.optimizer)
         for number, own in training["optimizer"]["state"].items():
             own |= moments.get(number, {})
@@ -247,6 +247,8 @@ def _write_progress(state: TrainState, folder: Path) -> Manifest:
 def write_replica(state: TrainState, folder: Path) -> Manifest:
     """What this rank alone has, inside consensus."""
     if is_sharded(state.model):
+        from trainyard.train.shards import write_shards
+
         names = write_shards(folder, state.model, state.ema, state.optimizer)
         return _down_to_the_disk(folder, names)
     replica = state.averager.replica
