@@ -6,14 +6,24 @@ import queue
 import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from trainyard.world import World, member
+import torch
+from rich.console import Console
+
+from trainyard import run as trainyard_run
+from trainyard.config import RunConfig
+from trainyard.files import RunDirectory
+from trainyard.monitor.outcome import Outcome
+from trainyard.rendezvous import Watch, member
+from trainyard.world import World
 
 # The heavy imports are done once, in the fork server, not once per rank.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "timm", "trainyard.run"])
+_CONTEXT.set_forkserver_preload(["pytest", "torch", "timm", "trainyard.run"])
 
 
 def spawn(function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
@@ -23,15 +33,33 @@ def spawn(function: Callable[..., Any], size: int, *args: Any, timeout_s: float 
     is raised here with its traceback; ranks that hang are killed.
     """
     results: Any = _CONTEXT.Queue()
-    port = _free_port()
-    ranks = [
-        _CONTEXT.Process(target=_rank, args=(function, rank, size, port, results, args))
-        for rank in range(size)
+    with _ranks(_rank, size, function, results, args) as ranks:
+        return _collect(results, ranks, time.monotonic() + timeout_s)
+
+
+def launch(function: Callable[..., None], size: int, *args: Any) -> list[int]:
+    """How ranks ended, their exit codes, that ran `function(world, *args)` and are to join there.
+
+    The environment says which rank a process is, as a launcher's would.
+    """
+    with _ranks(_launched, size, function, args) as ranks:
+        for process in ranks:
+            process.join(timeout=100)
+        return [process.exitcode for process in ranks]
+
+
+@contextmanager
+def _ranks(target: Callable[..., None], size: int, *args: Any) -> Iterator[list[Any]]:
+    """A process for each rank, which runs `target(world, port, *args)`; none is left behind."""
+    port = str(_free_port())
+    worlds = [World(rank=rank, size=size, local_rank=rank, local_size=size) for rank in range(size)]
+    ranks: list[Any] = [
+        _CONTEXT.Process(target=target, args=(world, port, *args)) for world in worlds
     ]
     try:
         for process in ranks:
             process.start()
-        return _collect(results, ranks, time.monotonic() + timeout_s)
+        yield ranks
     finally:
         for process in ranks:
             process.kill()
@@ -54,15 +82,35 @@ def _collect(results: Any, ranks: list[Any], deadline: float) -> list[Any]:
 
 
 def _rank(
-    function: Callable[..., Any], rank: int, size: int, port: int, results: Any, args: Any
+    world: World, port: str, function: Callable[..., Any], results: Any, args: tuple[Any, ...]
 ) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    world = World(rank=rank, size=size, local_rank=rank, local_size=size)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     try:
         with member(world):
-            results.put((rank, function(world, *args), None))
+            results.put((world.rank, function(world, *args), None))
     except BaseException:
-        results.put((rank, None, traceback.format_exc()))
+        results.put((world.rank, None, traceback.format_exc()))
+
+
+def _launched(
+    world: World, port: str, function: Callable[..., None], args: tuple[Any, ...]
+) -> None:
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    values = (world.rank, world.rank, world.size, world.size, "127.0.0.1", port)
+    os.environ |= dict(zip(names, map(str, values), strict=True))
+    torch.set_num_threads(1)
+    function(world, *args)
+
+
+def train_joined(config: RunConfig, folder: Path, world: World) -> Outcome:
+    """Train as one of ranks that have joined already."""
+    console, watch = Console(quiet=True), Watch(world=world)
+    try:
+        return trainyard_run._train(
+            config, RunDirectory(folder), world, console=console, watch=watch
+        )
+    finally:
+        watch.close(in_peace=True)
 
 
 def _free_port() -> int:

@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import timm
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.command_line import run
-from tests.spawn import spawn
-from trainyard import run as trainyard_run
+from tests.spawn import spawn, train_joined
 from trainyard.config import load_recipe
 from trainyard.errors import CheckpointError
-from trainyard.files import RunDirectory, sha256
+from trainyard.files import sha256
 from trainyard.world import World
 
 Capture = pytest.CaptureFixture[str]
@@ -34,7 +32,7 @@ def train(digits: Path, folder: Path, world: World = ALONE, /, **changes: str) -
     keys |= {key.replace("__", "."): text for key, text in changes.items()}
     config = load_recipe("debug", keys)
     # Ranks that tests.spawn starts have joined already.
-    trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
+    train_joined(config, folder, world)
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

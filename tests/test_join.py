@@ -16,16 +16,14 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import nn
 
 from tests.command_line import Capture, complaint, newest, shown
-from tests.data.streams import ids_of, plain_server, write_shards
-from tests.spawn import spawn
-from tests.train.test_equivalence import Batch, make_step
+from tests.data.streams import PlainServer, ids_of, write_shards
+from tests.spawn import spawn, train_joined
+from tests.train.test_equivalence import make_step
 from tests.train.test_resume import assert_same_end, curve
-from trainyard import run as trainyard_run
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.config import RunConfig, load_recipe
@@ -35,9 +33,8 @@ from trainyard.data.loader import DataConfig
 from trainyard.data.loader_client import HostBatch
 from trainyard.data.stream.join import JoinFeed, _no_samples
 from trainyard.errors import DataError, PeerError, RecipeError
-from trainyard.files import RunDirectory
 from trainyard.parts import model_of
-from trainyard.train.step import StepStats, TrainStep
+from trainyard.train.step import MicroBatch, StepStats, TrainStep
 from trainyard.world import World
 
 UNEVEN = (1, 0, 7, 1000)
@@ -112,7 +109,7 @@ def train_on(
 
     TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
     try:
-        trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
+        train_joined(config, folder, world)
     finally:
         TrainStep.__call__ = update  # type: ignore[method-assign]
     return seen
@@ -189,7 +186,7 @@ def trained_alone(config: RunConfig, ranks: list[list[Seen]]) -> nn.Module:
         images = torch.from_numpy(np.concatenate([seen.images[good] for seen, good in real]))
         labels = torch.from_numpy(np.concatenate([seen.labels[good] for seen, good in real]))
         ones = torch.ones(len(labels))
-        step(Batch(images, labels, labels, ones, ones), batches[0].step, None)
+        step(MicroBatch(images, labels, labels, ones, ones), batches[0].step, None)
     return model
 
 
@@ -305,7 +302,7 @@ def test_one_rank_from_a_plain_web_server(
     shards: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    with plain_server(shards / "small") as server:
+    with PlainServer(shards / "small") as server:
         server.faults = ["", "", "cut"]
         remote = ["--data.train", f"{server.url}/part-{{000..003}}.tar"]
         shown(capsys, *words(shards), *remote, "--run", tmp_path / "remote")

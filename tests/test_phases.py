@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from tests.command_line import newest, run
-from tests.spawn import spawn
+from tests.spawn import spawn, train_joined
 from tests.train.test_resume import NUM_STEPS, OPTIONS, assert_same_end, curve, exit_code
-from trainyard import run as trainyard_run
+from trainyard import parts
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.feed import TrainingFeed
 from trainyard.data.index import Index
@@ -25,7 +24,6 @@ from trainyard.data.order import training_plan
 from trainyard.data.plan import ShuffledPlan
 from trainyard.data.transforms import Keys
 from trainyard.errors import RecipeError
-from trainyard.files import RunDirectory
 from trainyard.parts import course_of, feeds_of
 from trainyard.train.step import StepStats, TrainStep
 from trainyard.world import World
@@ -141,7 +139,7 @@ def watch(world: World, config: RunConfig, folder: Path, die_at: int | None) -> 
         return update(self, batch, step, rates)
 
     TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
-    trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
+    train_joined(config, folder, world)
     return seen
 
 
@@ -280,9 +278,9 @@ def test_a_later_batch_that_is_smaller_than_the_number_of_replicas(digits: Path)
         digits, **{"schedule.batch_size": "['5 steps: 2']", "schedule.image_size": "[]"}
     )
     course = course_of(config, EPOCH)
-    trainyard_run._check_batches(config, course, World(0, 2, 0, 2))
+    parts.check_batches(config, course, World(0, 2, 0, 2))
     with pytest.raises(RecipeError, match=r"^schedule\.batch_size = 2 is smaller than .* \(3\)"):
-        trainyard_run._check_batches(config, course, World(0, 3, 0, 3))
+        parts.check_batches(config, course, World(0, 3, 0, 3))
 
 
 REFUSED = {

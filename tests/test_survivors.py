@@ -3,8 +3,8 @@
 import json
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import distributed as dist
 
 from tests.command_line import newest, run
-from tests.spawn import _CONTEXT, _free_port
+from tests.spawn import launch
 from trainyard.__main__ import end
 from trainyard.errors import LoaderError
-from trainyard.survivors.watch import Watch
+from trainyard.rendezvous import member
 from trainyard.train.checkpoint import find_problem
 from trainyard.train.update import Update, Updated
-from trainyard.world import World, is_lost_peer, member
+from trainyard.world import World, is_lost_peer
 
 SIZE, NUM_STEPS = 4, 8
 AT = 4  # the step, counted from 0, in which a rank is lost
@@ -34,40 +34,12 @@ OPTIONS = {
 }
 
 
-def start(function: Callable[..., None], *args: object) -> list[int]:
-    """Run `function(world, *args)` in processes that are ranks: how each of them ended."""
-    port = str(_free_port())
-    worlds = [World(rank, SIZE, local_rank=rank, local_size=SIZE) for rank in range(SIZE)]
-    ranks: list[Any] = [
-        _CONTEXT.Process(target=_rank, args=(function, world, port, *args)) for world in worlds
-    ]
-    try:
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(timeout=100)
-        return [process.exitcode for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-
-
-def _rank(function: Callable[..., None], world: World, port: str, *args: object) -> None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    values = (world.rank, world.rank, world.size, world.size, "127.0.0.1", port)
-    os.environ |= dict(zip(names, map(str, values), strict=True))
-    torch.set_num_threads(1)
-    function(world, *args)
-
-
 # --- noticing ---
 
 
 def _wait_for_each_other(world: World) -> None:
     """The last rank dies while each of the others waits for another one than that."""
-    with member(world):
-        watch = Watch(world)
+    with member(world) as watch:
         survivors = range(world.size - 1)
         pairs = [[rank, (rank + 1) % len(survivors)] for rank in survivors]
         groups: list[Any] = [dist.new_group(pair) for pair in pairs]
@@ -76,29 +48,28 @@ def _wait_for_each_other(world: World) -> None:
         try:
             dist.all_reduce(torch.zeros(1), group=groups[world.rank])
         except RuntimeError as error:
-            assert watch.has_alarm and is_lost_peer(error)
-            watch.close(in_peace=False)
+            assert is_lost_peer(error)
+            watch.alarm()
+            (name,) = watch.lost
+            assert name.startswith(f"rank {world.size - 1} ({socket.gethostname()}, process ")
         else:
             raise AssertionError("it came")
 
 
 def test_those_who_wait_for_each_other_notice_too() -> None:
-    assert start(_wait_for_each_other) == [0, 0, 0, -signal.SIGKILL]
+    assert launch(_wait_for_each_other, SIZE) == [0, 0, 0, -signal.SIGKILL]
 
 
 def _leave(world: World) -> None:
-    with member(world):
-        watch = Watch(world)
+    with member(world) as watch:
         if world.rank:
             watch.close(in_peace=True)
         dist.barrier()
         assert not watch.has_alarm
-        if not world.rank:
-            watch.close(in_peace=True)
 
 
 def test_leaving_is_not_dying() -> None:
-    assert start(_leave) == [0] * SIZE
+    assert launch(_leave, SIZE) == [0] * SIZE
 
 
 # --- saving ---
@@ -141,7 +112,7 @@ def said(folder: Path, rank: int) -> list[str]:
 
 def lose(folder: Path, words: list[str], victim: int, how: str = "killed") -> str:
     """Train until a rank ends; what one of the others has to say of that, after who it was."""
-    ends = start(train, folder, words, victim, how)
+    ends = launch(train, SIZE, folder, words, victim, how)
     assert ends.pop(victim) == (-signal.SIGKILL if how == "killed" else 1)
     assert ends == [1] * (SIZE - 1)
     assert said(folder, victim) == ([] if how == "killed" else ["no more data here"])
@@ -162,12 +133,12 @@ def progress(folder: Path) -> int:
 
 def test_equal_replicas_go_on_as_if_nothing_had_been(digits: Path, tmp_path: Path) -> None:
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
-    assert start(train, undisturbed, words_of(digits, undisturbed)) == [0] * SIZE
+    assert launch(train, SIZE, undisturbed, words_of(digits, undisturbed)) == [0] * SIZE
     words = words_of(digits, disturbed)
     assert lose(disturbed, words, victim=2) == SAVED
     assert progress(disturbed) == AT + 1
 
-    assert start(train, disturbed, words) == [0] * SIZE
+    assert launch(train, SIZE, disturbed, words) == [0] * SIZE
 
     assert progress(disturbed) == NUM_STEPS
     ours, theirs = newest(disturbed), newest(undisturbed)

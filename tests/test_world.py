@@ -1,36 +1,10 @@
-"""Who a process is, and decisions that all ranks share."""
+"""Decisions that all ranks share."""
 
-import pytest
 import torch
 
 from tests.spawn import spawn
-from trainyard.errors import DataError, InputError, PeerError
-from trainyard.world import World, discover, gather, in_turns, together, total
-
-
-def test_alone_without_variables() -> None:
-    assert discover({}) == World(rank=0, size=1)
-
-
-def test_torchrun_variables() -> None:
-    env = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
-    env |= {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2"}
-    expected = World(rank=5, size=8, local_rank=1, local_size=4, node=1, num_nodes=2)
-    assert discover(env) == expected
-
-
-@pytest.mark.parametrize(
-    ("env", "named"),
-    [
-        ({"RANK": "0"}, "WORLD_SIZE is not set"),
-        ({"WORLD_SIZE": "2"}, "RANK is not set"),
-        ({"RANK": "zero", "WORLD_SIZE": "2"}, "RANK is 'zero'"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "outside"),
-    ],
-)
-def test_half_set_variables_are_named(env: dict[str, str], named: str) -> None:
-    with pytest.raises(InputError, match=named):
-        discover(env)
+from trainyard.errors import DataError, PeerError
+from trainyard.world import World, gather, in_turns, together, total
 
 
 def _talk(world: World) -> tuple[list[int], float, float, list[str]]:

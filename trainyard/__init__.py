@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from trainyard.data.loader import Loader, LoaderSpec
     from trainyard.data.plan import OnePassPlan, ShuffledPlan
     from trainyard.evaluation import evaluate_checkpoint
+    from trainyard.rendezvous import discover
     from trainyard.run import train
-    from trainyard.world import World, discover
+from trainyard.world import World
 
 __all__ = [
     "Index",
@@ -39,7 +40,8 @@ _HOMES = {
     "trainyard.data.plan": ("OnePassPlan", "ShuffledPlan"),
     "trainyard.evaluation": ("evaluate_checkpoint",),
     "trainyard.run": ("train",),
-    "trainyard.world": ("World", "discover"),
+    "trainyard.rendezvous": ("discover",),
+    "trainyard.world": ("World",),
 }
 
 

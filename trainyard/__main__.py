@@ -10,9 +10,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trainyard.commands import data, estimate, evaluate, launch, recipes, train
+from trainyard.commands import data, doctor, estimate, evaluate, launch, recipes, train
 from trainyard.data.source import without_login
 from trainyard.errors import InputError, Stopped, TrainyardError
+from trainyard.rendezvous import discover
+from trainyard.world import World
 
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
 
@@ -22,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Read when torch is loaded. Threads that spin while they wait take the loader's cores, and
     # a trainer on a CPU that shares its cores becomes several times slower (docs/LOG.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Of a rank that is lost we say more in a line than torch in pages.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         words, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
         options, unknown = _parser().parse_known_args(words)
@@ -35,16 +39,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code: int = options.run_command(options)
         return code
     except TrainyardError as error:
-        # What all ranks know, the first one prints.
-        if not error.is_shared or os.environ.get("RANK", "0") == "0":
-            print(f"trainyard: {without_login(str(error))}", file=sys.stderr)
-        return error.exit_code
+        return say(error)
     except KeyboardInterrupt:
         print("trainyard: interrupted", file=sys.stderr)
         return Stopped.exit_code
     except BrokenPipeError:  # the reader of our output, `head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def say(error: TrainyardError) -> int:
+    """Print it, of what all ranks know as the first one; its exit code."""
+    if not error.is_shared or _world().is_first:
+        print(f"trainyard: {without_login(str(error))}", file=sys.stderr)
+    return error.exit_code
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -97,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
         ("launch", launch, "train a recipe on several replicas"),
         ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
         ("estimate", estimate, "hours of a recipe on a cluster, by each averager"),
+        ("doctor", doctor, "are machines, network, disks and data fit to train"),
         ("recipes", recipes, "list the recipes, or print one"),
         ("data", data, "prepare, index and look at data sets"),
     ):
@@ -104,12 +113,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _world() -> World:
+    """As one of whom this process was started; alone if the environment contradicts itself."""
+    try:
+        return discover()
+    except InputError:
+        return World()
+
+
 def end(code: int) -> NoReturn:
     """End this process; at once if it has failed as one of several.
 
     What torch has under way with a rank that is gone can keep the interpreter from ending.
     """
-    if code and "RANK" in os.environ:
+    if code and _world().size > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

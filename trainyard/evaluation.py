@@ -26,12 +26,13 @@ from trainyard.data.reassessed import Labels, read_labels
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
 from trainyard.parts import feeds_of, trained_model
+from trainyard.rendezvous import member
 from trainyard.train import checkpoint
 from trainyard.train.bn_statistics import batch_norms, estimate_statistics
 from trainyard.train.evaluate import evaluate
 from trainyard.train.precision import AUTOCASTS, use_precision
 from trainyard.train.predictions import Predictions, calibration_error, reassessed_top1, summary
-from trainyard.world import World, member, pick_device, together
+from trainyard.world import World, pick_device, together
 
 
 @dataclass(frozen=True, kw_only=True)

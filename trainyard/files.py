@@ -125,6 +125,10 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def stacks(self) -> Path:
+        return self.path / "stacks"
+
 
 def find_checkpoint(target: Path) -> tuple[Path, Path]:
     """The run directory and the checkpoint that a run or checkpoint path means.

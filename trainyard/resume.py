@@ -4,22 +4,47 @@ import fcntl
 import json
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainyard.config import RunConfig, differences, load_recipe, to_toml
+from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
 from trainyard.errors import CheckpointError, DataError, DivergedError
 from trainyard.files import RunDirectory, write_text
-from trainyard.monitor.environment import describe_environment
+from trainyard.monitor.environment import describe_environment, versions
 from trainyard.train import checkpoint, keeping
 from trainyard.train.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
 _NOT_FINITE = "the gradient was not finite for many updates running"
 _ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, or bf16 for fp16"
+_LAUNCHER = "TRAINYARD_LAUNCHER"  # set by launchers that start ranks again (launch/local.py)
+_PATIENCE_S = 300  # for ranks that a launcher has lost sight of to end, before new ones go on
+_AGAIN_S = 1.0
+
+# Keys that change where or how a run is carried out, not what comes of it. All others must be
+# the same when a run directory is resumed; the data is compared by its fingerprint.
+PRACTICAL = frozenset(
+    (
+        *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
+        *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
+        *("run.keep", "run.log_every", "run.save_every", "run.resume", "run.max_silence"),
+    )
+)
+
+
+def facts_of(config: RunConfig) -> dict[str, str]:
+    """What must be the same on every rank of a run: versions, and the recipe's keys that count."""
+    keys = {
+        f"{section}.{key}": f"{value!r}"
+        for section, values in config.model_dump().items()
+        for key, value in values.items()
+    }
+    of_recipe = {key: value for key, value in keys.items() if key not in PRACTICAL}
+    return {name: f"{number}" for name, number in versions().items()} | of_recipe
 
 
 def claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
@@ -67,20 +92,30 @@ def exclusive(folder: RunDirectory, world: World) -> Iterator[None]:
 
 def _lock(folder: RunDirectory) -> int:
     lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + (_PATIENCE_S if _LAUNCHER in os.environ else 0)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(lock, 100, 0).decode()
-        os.close(lock)
-        raise CheckpointError(
-            f"{folder.path}: another process trains in it ({holder.strip()}): wait for it, stop "
-            "it, or choose another directory with --run"
-        ) from None
+        while not _has_locked(lock):
+            if time.monotonic() >= deadline:
+                holder = os.pread(lock, 100, 0).decode()
+                os.close(lock)
+                raise CheckpointError(
+                    f"{folder.path}: another process trains in it ({holder.strip()}): wait for "
+                    "it, stop it, or choose another directory with --run"
+                )
+            time.sleep(_AGAIN_S)
     except OSError:  # a file system without locks
         return lock
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _has_locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _has_begun(folder: RunDirectory) -> bool:
@@ -98,6 +133,18 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
             f"{folder.path} holds a run of another recipe ({'; '.join(changed)}): choose another "
             "directory with --run, or give the same recipe to go on with it"
         )
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """The keys, PRACTICAL ones aside, in which two recipes differ: "section.key: old -> new"."""
+    changed = []
+    for section in RunConfig.model_fields:
+        before, after = getattr(old, section), getattr(new, section)
+        for key in type(before).model_fields:
+            was, now = getattr(before, key), getattr(after, key)
+            if was != now and f"{section}.{key}" not in PRACTICAL:
+                changed.append(f"{section}.{key}: {was} -> {now}")
+    return changed
 
 
 def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None:

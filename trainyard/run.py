@@ -1,6 +1,7 @@
 """The composition root: a RunConfig becomes built parts, then the loop runs them."""
 
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,14 +13,10 @@ from torch import nn
 from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
 from trainyard.course import Course
-from trainyard.data.datasets import (
-    Datasets,
-    Feeds,
-    open_datasets,
-)
+from trainyard.data.datasets import Datasets, Feeds, open_datasets
 from trainyard.data.feed import Batch
 from trainyard.data.order import Order, training_order
-from trainyard.errors import RecipeError
+from trainyard.errors import Stopped
 from trainyard.evaluation import predict
 from trainyard.files import RunDirectory
 from trainyard.initial import put_initial_weights
@@ -36,7 +33,7 @@ from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Schedule
 from trainyard.parts import (
     averager_of,
-    check_average,
+    check_batches,
     course_of,
     ema_of,
     feeds_of,
@@ -46,40 +43,43 @@ from trainyard.parts import (
     schedule_of,
     step_of,
 )
-from trainyard.resume import begins_anew, claim, exclusive, resume, roll_back
+from trainyard.rendezvous import Pulse, Watch, member
+from trainyard.resume import (
+    Seekable,
+    begins_anew,
+    claim,
+    exclusive,
+    facts_of,
+    resume,
+    roll_back,
+)
 from trainyard.survivors import Estate, outlived
 from trainyard.teacher import loss_of
 from trainyard.train import keeping
 from trainyard.train.bn_statistics import batch_norms, estimate_statistics
 from trainyard.train.checkpoint import TrainState
 from trainyard.train.guard import Guard
-from trainyard.train.loop import Report, Training
+from trainyard.train.loop import Report, Training, save
 from trainyard.train.loop import train as train_loop
 from trainyard.train.optimizer_state import evaluation_weights
 from trainyard.train.precision import AUTOCASTS, use_precision
 from trainyard.train.predictions import summary
 from trainyard.train.step import Loss
 from trainyard.train.stop import StopSignal
-from trainyard.world import World, check_devices, member, pick_device, together
+from trainyard.world import World, check_devices, pick_device, together
 
 _LAG = 8  # steps by which replicas that do not wait for each other may drift apart
 _BEGINNING = {"kind": "event", "step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
 
 
-def train(
-    config: RunConfig,
-    folder: str | Path,
-    *,
-    world: World,
-    console: Console,
-) -> Outcome:
+def train(config: RunConfig, folder: str | Path, *, world: World, console: Console) -> Outcome:
     """Train a recipe in a run directory, going on where an earlier run of it ended.
 
     Every rank of the world calls this alike. Returns when the run is complete or was asked to
     stop; raises a TrainyardError, on all ranks, for anything wrong with recipe, data or folder.
     """
-    with member(world):
-        return _train(config, RunDirectory(Path(folder)), world, console)
+    with member(world, facts_of(config)) as watch:
+        return _train(config, RunDirectory(Path(folder)), world, console=console, watch=watch)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,15 +98,15 @@ class _Run:
     loss: Loss
 
 
-def _train(config: RunConfig, folder: RunDirectory, world: World, console: Console) -> Outcome:
+def _train(
+    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watch: Watch
+) -> Outcome:
+    watch.begin(config.run.max_silence)
     device = pick_device(world)
     use_precision(config.batch.precision)
     check_devices(world, device)
-    with together(world):
-        check_average(config)
     averager = averager_of(config, world)
-    with counter(console, "indexing samples") as progress:
-        data = open_datasets(config.data, world, progress)
+    data = _open_data(config, world, console, watch.pulse)
     is_new = begins_anew(config.run.resume, folder, world)
     with together(world):
         classes = data.train.classes
@@ -114,7 +114,7 @@ def _train(config: RunConfig, folder: RunDirectory, world: World, console: Conso
             config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
         )
         course = course_of(config, order.epoch_samples)
-        _check_batches(config, course, world)
+        check_batches(config, course, world)
         schedule = schedule_of(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = model_of(config, len(classes))
@@ -131,16 +131,24 @@ def _train(config: RunConfig, folder: RunDirectory, world: World, console: Conso
         order=order,
         course=course,
         schedule=schedule,
-        model=placed(model, averager, device),
+        model=placed(config, model, world=world, device=device),
         loss=loss,
     )
     with exclusive(folder, world), closing(_sinks(run, console)) as sinks:
+        watch.write_to(folder.stacks)
         for message in put:
             sinks.write(_BEGINNING | {"event": "initial weights", "message": message})
-        return _train_in(run, sinks)
+        return _train_in(run, sinks, watch)
 
 
-def _train_in(run: _Run, sinks: Sinks) -> Outcome:
+def _open_data(config: RunConfig, world: World, console: Console, pulse: Pulse) -> Datasets:
+    with counter(console, "indexing samples") as show:
+        data = open_datasets(config.data, world, pulse.counted("indexing", show))
+    pulse.mark("start")  # this rank may have waited long for the first one's index
+    return data
+
+
+def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
     """Train in a run directory that is this run's alone."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
     averager, ema = run.averager, ema_of(config, run.model)
@@ -153,15 +161,22 @@ def _train_in(run: _Run, sinks: Sinks) -> Outcome:
     report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"))
     resume(config.run.resume, folder, state, world=world, report=report)
     feeds = feeds_of(config, world, device)
+
+    def on_batch(batch: Batch, count: int) -> None:
+        watch.pulse.mark("eval", state.step)
+        quarantine.note("val", batch.bad)
+        sinks.show_evaluation(count, len(run.data.val))
+        stop.check()
+
     with (
         StopSignal(world, _LAG if averager.replica.differs else 1) as stop,
         feeds.training(
             run.data.train, run.order, course, place=state.stream, report=report
         ) as feed,
-        outlived(Estate(folder, state, quarantine, report), world, keep=config.run.keep),
+        outlived(Estate(folder, state, quarantine, report), world, watch, keep=config.run.keep),
     ):
         feed.seek(state.step, state.skipped)
-        stopped = train_loop(
+        stopped = _trained(
             Training(
                 state=state,
                 is_over=feed.is_over,
@@ -180,52 +195,38 @@ def _train_in(run: _Run, sinks: Sinks) -> Outcome:
                 meter=Meter(world, device, state.clock),
                 quarantine=quarantine,
                 report=report,
-                evaluate=partial(_evaluate, run, feeds, state, quarantine=quarantine, sinks=sinks),
+                evaluate=partial(_evaluate, run, feeds, state, on_batch=on_batch),
                 save=partial(_save, world, folder.checkpoints, state, keep=config.run.keep),
-                roll_back=partial(
-                    roll_back,
-                    folder,
-                    state,
-                    feed=feed,
-                    course=course,
-                    most=config.run.max_roll_backs,
-                    world=world,
-                    report=report,
-                ),
+                roll_back=partial(_roll_back, run, state, feed, report),
                 stop=stop,
                 log_every=course.every(config.run.log_every),
                 eval_every=course.every(config.run.eval_every),
                 save_every=feed.saving(course.every(config.run.save_every)),
-                phase=state.clock.phase,
+                phase=partial(_phase, state, watch.pulse, stop),
             )
         )
     return Outcome(str(folder.path), state.step, state.clock.total, state.last, state.best, stopped)
 
 
+def _trained(training: Training) -> type[Stopped] | None:
+    """Why it stopped, if it did; an evaluation that was cut off is made up for on resuming."""
+    try:
+        return train_loop(training)
+    except Stopped as reason:
+        save(training)
+        return type(reason)
+
+
 # --- parts ---
 
 
-def _check_batches(config: RunConfig, course: Course, world: World) -> None:
-    in_step = None  # what has ranks wait for each other in every forward pass
-    if config.average.name == "sharded":
-        in_step = "average.name = 'sharded'"
-    elif config.average.batch_norm == "sync":
-        in_step = "average.batch_norm = 'sync'"
-    for phase in course.phases:
-        key = "schedule.batch_size" if phase.start else "batch.size"
-        if phase.batch < world.size:
-            raise RecipeError(
-                f"{key} = {phase.batch} is smaller than the number of replicas ({world.size}): "
-                "each needs at least one sample of every global batch"
-            )
-        least, most = phase.batch // world.size, -(-phase.batch // world.size)
-        micro = most if config.batch.micro == "auto" else config.batch.micro
-        if in_step is not None and -(-least // micro) != -(-most // micro):
-            raise RecipeError(
-                f"batch.micro = {micro}: of {key} = {phase.batch} some of {world.size} ranks would "
-                f"take more micro-batches than others, which {in_step} cannot do: make {key} a "
-                "multiple of the number of ranks"
-            )
+@contextmanager
+def _phase(state: TrainState, pulse: Pulse, stop: StopSignal, name: str) -> Iterator[None]:
+    """Data is that of the next step; what is evaluated or saved is that of the last one."""
+    pulse.mark(name, state.step + (name == "data"))
+    with state.clock.phase(name), stop.waiting_for_data() if name == "data" else nullcontext():
+        yield
+    pulse.mark("step", state.step + 1)
 
 
 def _sinks(run: _Run, console: Console) -> Sinks:
@@ -259,19 +260,26 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
 
 
 def _evaluate(
-    run: _Run, feeds: Feeds, state: TrainState, *, quarantine: Quarantine, sinks: Sinks
+    run: _Run, feeds: Feeds, state: TrainState, *, on_batch: Callable[[Batch, int], None]
 ) -> Report:
     """What a val report says of the weights, and under ema_… of their moving average."""
-
-    def on_batch(batch: Batch, count: int) -> None:
-        quarantine.note("val", batch.bad)
-        sinks.show_evaluation(count, len(run.data.val))
-
     models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
     with evaluation_weights(state.optimizer):
         _estimate_statistics(run, feeds, list(models.values()))
         said = predict(run.config, feeds, run.data.val, models, on_batch=on_batch)
     return summary(said)
+
+
+def _roll_back(run: _Run, state: TrainState, feed: Seekable, report: Reporter) -> None:
+    roll_back(
+        run.folder,
+        state,
+        feed=feed,
+        course=run.course,
+        most=run.config.run.max_roll_backs,
+        world=run.world,
+        report=report,
+    )
 
 
 def _estimate_statistics(run: _Run, feeds: Feeds, models: list[nn.Module]) -> None:

@@ -1,12 +1,11 @@
-"""Who am I among the replicas, and how all of them decide something together.
+"""A rank's place among the others, and how all of them decide something together.
 
 A World is a plain value that is passed along. The functions below talk to the other ranks, and
 return at once, without torch.distributed, in a world of one.
 """
 
 import os
-import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -18,18 +17,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# One row per starter: the variables in which it tells each process its place.
-_STARTERS = {
-    "torchrun": {
-        "rank": "RANK",
-        "size": "WORLD_SIZE",
-        "local_rank": "LOCAL_RANK",
-        "local_size": "LOCAL_WORLD_SIZE",
-        "node": "GROUP_RANK",
-        "num_nodes": "GROUP_WORLD_SIZE",
-    },
-}
-_REQUIRED = ("rank", "size")
 # torch raises plain RuntimeErrors; these are its words for a peer that has ended.
 _LOST_PEER = (
     "Connection closed by peer",
@@ -52,29 +39,6 @@ class World:
     @property
     def is_first(self) -> bool:
         return self.rank == 0
-
-
-def discover(env: Mapping[str, str] = os.environ) -> World:
-    """The world that the environment describes; a world of one if it describes none."""
-    for starter, names in _STARTERS.items():
-        found = {field: env[name] for field, name in names.items() if name in env}
-        missing = [names[field] for field in _REQUIRED if field not in found]
-        if len(missing) == len(_REQUIRED):
-            continue
-        if missing:
-            present = ", ".join(names[field] for field in found)
-            raise InputError(f"{missing[0]} is not set although {present} is ({starter})")
-        world = World(**{field: _whole(names[field], text) for field, text in found.items()})
-        if not 0 <= world.rank < world.size:
-            raise InputError(f"RANK {world.rank} lies outside a WORLD_SIZE of {world.size}")
-        return world
-    return World()
-
-
-def _whole(name: str, text: str) -> int:
-    if not text.strip().isdigit():
-        raise InputError(f"{name} is {text!r}, which is no whole number")
-    return int(text)
 
 
 def cores_per_rank(world: World) -> int:
@@ -105,31 +69,6 @@ def check_devices(world: World, device: "torch.device") -> None:
         error = InputError("several ranks share one GPU: start as many ranks as there are GPUs")
         error.is_shared = True
         raise error
-
-
-@contextmanager
-def member(world: World) -> Iterator[None]:
-    """Join the other ranks, and leave them at the end."""
-    if world.size == 1:
-        yield
-        return
-    import torch
-    import torch.distributed as dist
-
-    # Ctrl-C kills, as SIGTERM does, until training takes the signals: Python's own handler would
-    # wait for torch to come back from a rendezvous that the other ranks have already left.
-    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, rank=world.rank, world_size=world.size)
-    try:
-        yield
-    except RuntimeError as error:
-        if is_lost_peer(error):
-            raise PeerError("another rank is gone; its own output says why") from error
-        raise
-    finally:
-        dist.destroy_process_group()
-        signal.signal(signal.SIGINT, on_interrupt)
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -7,14 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from tests.command_line import newest
-from tests.spawn import spawn
+from tests.spawn import spawn, train_joined
 from tests.train.test_resume import assert_equal, curve, read
-from trainyard import run as trainyard_run
 from trainyard.config import RunConfig, load_recipe
-from trainyard.files import RunDirectory
 from trainyard.train.keeping import point
 from trainyard.world import World, together
 
@@ -49,7 +46,7 @@ def recipe(digits: Path, way: str) -> RunConfig:
 
 
 def train(world: World, config: RunConfig, folder: Path) -> None:
-    trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
+    train_joined(config, folder, world)
 
 
 def train_and_go_on(world: World, config: RunConfig, folder: Path) -> None:

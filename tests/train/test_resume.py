@@ -9,17 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from tests.command_line import newest, run
-from tests.spawn import _CONTEXT, spawn
-from trainyard import run as trainyard_run
+from tests.spawn import _CONTEXT, spawn, train_joined
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.plan import ShuffledPlan
 from trainyard.errors import CheckpointError, DataError, Requeued, Stopped
@@ -312,6 +311,20 @@ def test_a_run_that_has_only_just_begun_elsewhere_is_left_alone(
     assert folder.recipe.read_text() == before
 
 
+def test_ranks_of_a_launcher_wait_for_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_LAUNCHER", "1")
+    folder = RunDirectory(tmp_path)
+    held = ExitStack()
+    held.enter_context(exclusive(folder, World()))
+    monkeypatch.setattr("time.sleep", lambda _: held.close())
+    with exclusive(folder, World()):
+        monkeypatch.setattr("trainyard.resume._PATIENCE_S", 0)
+        with pytest.raises(CheckpointError, match="another process"), exclusive(folder, World()):
+            pass
+
+
 # --- metrics.jsonl ---
 
 
@@ -347,7 +360,7 @@ def train_on(
         return update(self, batch, step, rates)
 
     TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
-    trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
+    train_joined(config, folder, world)
     return seen
 
 
@@ -425,7 +438,7 @@ def train_without_loader(world: World, digits: Path, folder: Path) -> None:
         return update(self, batch, step, rates)
 
     TrainStep.__call__ = kill_and_update  # type: ignore[method-assign]
-    trainyard_run._train(recipe(digits), RunDirectory(folder), world, Console(quiet=True))
+    train_joined(recipe(digits), folder, world)
 
 
 def test_a_loader_that_dies_on_one_rank_ends_all(digits: Path, tmp_path: Path) -> None:

@@ -11,20 +11,17 @@ from typing import Any
 import pytest
 import timm
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 
 from tests.command_line import newest, run
-from tests.spawn import spawn
-from trainyard import run as trainyard_run
+from tests.spawn import spawn, train_joined
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.averaging.sharded import Sharded
 from trainyard.config import RunConfig, load_recipe
 from trainyard.errors import CheckpointError
-from trainyard.files import RunDirectory
 from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
 from trainyard.optim.optimizers import OptimConfig, build_optimizer
@@ -32,7 +29,7 @@ from trainyard.train.checkpoint import TrainState, find_problem, load_checkpoint
 from trainyard.train.guard import Guard
 from trainyard.train.keeping import save_checkpoint
 from trainyard.train.optimizer_state import save_optimizer
-from trainyard.train.sharding import read_shards
+from trainyard.train.shards import read_shards
 from trainyard.train.update import LossScale
 from trainyard.world import World
 
@@ -58,7 +55,7 @@ OPTIONS = {
 
 
 def train(world: World, config: RunConfig, folder: Path) -> None:
-    trainyard_run._train(config, RunDirectory(folder), world, Console(quiet=True))
+    train_joined(config, folder, world)
 
 
 def recipe(digits: Path) -> RunConfig:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.errors import InputError, RecipeError
-from trainyard.world import discover
+from trainyard.rendezvous import discover
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig

@@ -132,6 +132,7 @@ def open_split(
     path, fingerprint = found
 
     def same_index() -> Index:
+        progress(0)  # it was another's turn for long, perhaps
         index = first or load_index(path)
         if index is None or index.fingerprint != fingerprint:
             index = open_merged(_listed(locations), known, progress)

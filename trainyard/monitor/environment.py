@@ -19,11 +19,16 @@ def describe_environment() -> dict[str, Any]:
         "command": sys.argv,
         "host": platform.node(),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": versions(),
         "cpus": len(os.sched_getaffinity(0)),
         "devices": devices,
         "git": _git_state(),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Of Trainyard and of what its results depend on; None if not installed."""
+    return {name: _version(name) for name in _PACKAGES}
 
 
 def _version(package: str) -> str | None:

@@ -14,8 +14,8 @@ from trainyard.files import RunDirectory
 from trainyard.monitor.quarantine import Bad, Quarantine
 from trainyard.monitor.reporter import Reporter
 from trainyard.monitor.sinks import JsonLinesSink
+from trainyard.rendezvous import Watch
 from trainyard.survivors.meeting import Decision, Meeting
-from trainyard.survivors.watch import Watch
 from trainyard.train import checkpoint, keeping
 from trainyard.train.checkpoint import Manifest, TrainState
 from trainyard.train.sharding import is_sharded
@@ -36,12 +36,12 @@ class Estate:
 
 
 @contextmanager
-def outlived(estate: Estate, world: World, *, keep: int) -> Iterator[None]:
+def outlived(estate: Estate, world: World, watch: Watch, *, keep: int) -> Iterator[None]:
     """Inside, a rank that dies ends the others: they save, and raise a PeerError that names it.
 
     They notice at once if its process has ended, also while they wait for one another, else when
-    they next do; if its host is gone, within 10 s. One that has not noticed 10 s after the first
-    is left behind.
+    they next do; if its host is gone, within 10 s; if it hangs, when `watch` finds it to. One that
+    has not noticed 10 s after the first is left behind.
 
     Where replicas are equal, one that is furthest saves for all: no step is lost nor made twice,
     and its statistics of batch norm are taken for all. Where they differ each saves its own; the
@@ -53,22 +53,16 @@ def outlived(estate: Estate, world: World, *, keep: int) -> Iterator[None]:
         yield
         return
     meeting = Meeting(estate.folder, world)
-    watch = Watch(world)
-    in_peace = False
     try:
         yield
-        in_peace = True
     except Exception as error:
-        in_peace = getattr(error, "is_shared", False)
-        if in_peace:
+        if getattr(error, "is_shared", False):
             raise
         if not watch.has_alarm and not is_lost_peer(error):
             meeting.take_leave()
             raise
         watch.alarm()
-        raise _Survivor(estate, world, meeting, keep).divide() from error
-    finally:
-        watch.close(in_peace=in_peace)
+        raise _Survivor(estate, world, watch, meeting, keep).divide() from error
 
 
 @dataclass(frozen=True)
@@ -77,40 +71,42 @@ class _Survivor:
 
     estate: Estate
     world: World
+    watch: Watch
     meeting: Meeting
     keep: int  # checkpoints
 
     def divide(self) -> PeerError:
         """Save together; the error to end with, which one survivor prints for all."""
         noted = self.estate.quarantine.noted
-        decision = self.meeting.decide(self.estate.state.step, noted=noted)
+        decision = self.meeting.decide(self.estate.state.step, self.watch.hung, noted=noted)
         if self.world.rank in decision.steps:
             self._save(decision)
         try:
             outcome = self.meeting.wait_for("outcome.json", _WRITE_S)
         except TimeoutError as error:
-            outcome = f"{self._names(decision)} gone, and nothing was saved ({error})"
+            outcome = f"{self._cause(decision)}; nothing was saved ({error})"
         peer_error = PeerError(outcome)
         peer_error.is_shared = self.world.rank != min(decision.steps)
         return peer_error
 
-    def _names(self, decision: Decision) -> str:
+    def _cause(self, decision: Decision) -> str:
         names = self.meeting.names(decision.gone)
-        return f"{names} {'is' if len(decision.gone) == 1 else 'are'}"
+        return self.watch.verdict or f"{names} {'is' if len(decision.gone) == 1 else 'are'} gone"
 
     def _save(self, decision: Decision) -> None:
         """This rank's part of it; the writer leaves word of what came of it."""
         is_writer = self.world.rank == decision.writer
         what = self._why_not(decision)
         if what is None:
-            what = f"the others have saved step {decision.step:,}: {_SAME} from there"
+            who = "the others have" if decision.gone else "all have"
+            what = f"{who} saved step {decision.step:,}: {_SAME} from there"
             try:
                 with self.estate.state.averager.alone():
                     self._write(decision, is_writer=is_writer)
             except Exception as error:  # of files or of torch: there is no other end to come to
                 what = f"what the others have done cannot be saved ({error}): {self._go_on()}"
         if is_writer:
-            message = f"{self._names(decision)} gone; {what}"
+            message = f"{self._cause(decision)}; {what}"
             self._report(message)
             self.meeting.write("outcome.json", message)
 
@@ -182,4 +178,5 @@ class _Survivor:
     def _report(self, message: str) -> None:
         # The first rank, which else writes for all, may be the one that is gone.
         write = JsonLinesSink(self.estate.folder.metrics).write
-        replace(self.estate.reporter, write=write).warn("rank gone", message)
+        event = "rank hangs" if self.watch.verdict else "rank gone"
+        replace(self.estate.reporter, write=write).warn(event, message)

@@ -11,7 +11,6 @@
 import json
 import os
 import shutil
-import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,44 +18,11 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from trainyard.files import RunDirectory, part_of, write_text
+from trainyard.rendezvous import Place
 from trainyard.world import World, gather, together
 
 _ANSWER_S = 10  # for all survivors to notice: they may be in the midst of a long step
 _LOOK_S = 0.05
-
-
-class Place(NamedTuple):
-    """A process, so that others can look for it."""
-
-    host: str
-    space: str  # in which its number counts: containers have their own
-    process: int
-    started: str  # to tell it from a later one of the same number
-
-    @classmethod
-    def mine(cls) -> "Place":
-        state = _state_of(os.getpid())
-        assert state is not None
-        return cls(socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid(), state[1])
-
-    def is_seen_to_be_gone(self, here: "Place") -> bool:
-        """Whether it has ended; from another host nothing can be seen."""
-        if (self.host, self.space) != (here.host, here.space):
-            return False
-        state = _state_of(self.process)
-        return state is None or state[0] in "ZX" or state[1] != self.started
-
-    def __str__(self) -> str:
-        return f"{self.host}, process {self.process}"
-
-
-def _state_of(process: int) -> tuple[str, str] | None:
-    """Of a process its state and when it started; see proc(5), stat."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return fields[0], fields[19]
 
 
 class Decision(NamedTuple):
@@ -92,8 +58,10 @@ class Meeting:
         """Of the others, which then know: this rank ends by an error of its own."""
         self.tell("", {"gone": [self._world.rank]})
 
-    def decide(self, step: int, **more: Any) -> Decision:
+    def decide(self, step: int, hung: list[int], **more: Any) -> Decision:
         """Answer with the number of steps made and whatever else the others are to know.
+
+        `hung`: whom not to wait for, though their processes may still be there.
 
         It is decided when each rank has answered or is known to be gone, but after 10 s by those
         who have answered; one of which no more is known then is taken to be gone if no other is.
@@ -102,7 +70,7 @@ class Meeting:
         deadline = time.monotonic() + _ANSWER_S
         told: list[int] | None = None
         while not (self.path / "decision.json").exists():
-            gone = self._seen_to_be_gone()
+            gone = sorted({*self._seen_to_be_gone(), *hung})
             if gone != told:
                 self.tell("", {"gone": gone, "step": step, **more})
                 told = gone
@@ -112,7 +80,9 @@ class Meeting:
                 steps = {rank: answers[rank]["step"] for rank in answers.keys() - known}
                 missing = sorted(known or everyone - answers.keys())
                 _write_once(self.path / "decision.json", {"steps": steps, "gone": missing})
-            time.sleep(_LOOK_S)
+            time.sleep(
+                _LOOK_S * max(1, self._world.size / 50)
+            )  # each looks for each on a file server
         decision = self.wait_for("decision.json", _ANSWER_S)
         steps = {int(rank): step for rank, step in decision["steps"].items()}
         return Decision(steps, decision["gone"])

@@ -4,6 +4,8 @@ import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -20,6 +22,7 @@ _SIGNALS = {
 }
 # A launcher passes on the Ctrl-C that a terminal sends as well: what comes at once is one.
 _IMPATIENT_S = 1.0
+_DATA_S = 10.0  # how long a stop waits for data that does not come
 _REASONS: dict[int, type[Stopped]] = {_REQUEUE: Requeued, _STOP: Stopped}
 
 
@@ -37,6 +40,9 @@ class StopSignal:
         self._world, self._lag = world, lag
         self._wanted = 0
         self._interrupted: float | None = None  # when Ctrl-C first came
+        self._waits_for_data = False
+        self._overdue: threading.Timer | None = None  # reminds of what was asked for...
+        self._asked = 0.0  # ... at this time
         self._previous: dict[signal.Signals, object] = {}
         self._group: Any = None
         self._pending: deque[tuple[Any, Any]] = deque()  # messages under way and their tensors
@@ -61,11 +67,13 @@ class StopSignal:
         # A launcher that misses a rank signals the others, which are ending: not in mid-sentence.
         for number, handler in () if isinstance(error, PeerError) else self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
+        if self._overdue is not None:
+            self._overdue.cancel()
         for work, _ in self._pending if error is None else ():
             work.wait()
 
     def poll(self) -> type[Stopped] | None:
-        """How to stop after this step, the same on every rank. To be called once per step.
+        """How to stop now, the same on every rank, which all call it equally often.
 
         What a rank was told reaches the others while they compute.
         """
@@ -84,6 +92,24 @@ class StopSignal:
         self._pending.append((work, flag))
         return _REASONS.get(decided)
 
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """Inside, a stop asked for raises its reason after 10 s, in a world of one.
+
+        Several ranks, of which some may have their data, do not decide it alike.
+        """
+        self._waits_for_data = True
+        try:
+            yield
+        finally:
+            self._waits_for_data = False
+
+    def check(self) -> None:
+        """poll(), within something long: raises Stopped or Requeued, on every rank alike."""
+        reason = self.poll()
+        if reason is not None:
+            raise reason
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
             now = time.monotonic()
@@ -91,3 +117,17 @@ class StopSignal:
             if now - self._interrupted > _IMPATIENT_S:
                 raise KeyboardInterrupt  # a step may wait for a server for minutes
         self._wanted = max(self._wanted, _SIGNALS[signal.Signals(number)])
+        if self._world.size > 1:
+            return
+        if self._overdue is None:
+            self._asked = time.monotonic()
+            self._overdue = threading.Timer(_DATA_S, _remind, [threading.get_ident()])
+            self._overdue.daemon = True
+            self._overdue.start()
+        elif self._waits_for_data and time.monotonic() - self._asked >= _DATA_S:
+            raise _REASONS[self._wanted]
+
+
+def _remind(thread: int) -> None:
+    """That a stop was asked for."""
+    signal.pthread_kill(thread, signal.SIGUSR2)

@@ -1,0 +1,318 @@
+"""Who a process is, by the environments that starters really make."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from trainyard.errors import InputError
+from trainyard.rendezvous.discovery import MeetingPoint, discover, hosts_of_ranks, meeting_point
+from trainyard.rendezvous.hostlist import hosts_in, number_at, runs_in
+from trainyard.rendezvous.store import file_system_of
+from trainyard.world import World
+
+Env = dict[str, str]
+
+# As Slurm 22.05 and OpenMPI 4.1 set them; what says nothing of places is left out.
+JOB = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_JOB_NODELIST": "n[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_NTASKS": "3",
+    "SLURM_NPROCS": "3",
+    "SLURM_NNODES": "2",
+    "SLURM_TASKS_PER_NODE": "2,1",
+}
+BATCH_SHELL = JOB | {
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_GTIDS": "0",
+}
+TASK = JOB | {
+    "SLURM_STEP_ID": "4",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+    "SLURM_NODEID": "0",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "1",
+    "SLURM_GTIDS": "0,1",
+}
+LAST_TASK = TASK | {
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_GTIDS": "2",
+}
+INTERACTIVE_STEP = TASK | {
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
+MPIRUN = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_COMM_WORLD_NODE_RANK": "1",
+    "OMPI_MCA_orte_num_nodes": "1",
+    "PMIX_NAMESPACE": "364904449",
+    "PMIX_RANK": "1",
+}
+# Inside sbatch the ranks of the other hosts are started by a daemon that is a task itself.
+DAEMONS_STEP = {
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+PMI2 = {"PMI_FD": "11", "PMI_JOBID": "17.4", "PMI_RANK": "1", "PMI_SIZE": "3"}
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "a.lan",
+    "MASTER_PORT": "34567",
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
+RAY_TRAIN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "NODE_RANK": "1",
+    "MASTER_ADDR": "192.0.2.2",
+    "MASTER_PORT": "41000",
+}
+PYTORCHJOB = {
+    "RANK": "1",
+    "WORLD_SIZE": "3",
+    "MASTER_ADDR": "job-master-0",
+    "MASTER_PORT": "23456",
+    "PET_NNODES": "3",
+}
+SUBMITIT_LOCAL = {
+    "SUBMITIT_EXECUTOR": "local",
+    "SUBMITIT_LOCAL_JOB_ID": "812",
+    "SUBMITIT_LOCAL_NTASKS": "2",
+    "SUBMITIT_LOCAL_GLOBALID": "1",
+    "SUBMITIT_LOCAL_LOCALID": "1",
+    "SUBMITIT_LOCAL_NODEID": "0",
+    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
+}
+
+
+def world(rank: int, size: int, local: str, nodes: str) -> World:
+    """world(5, 8, "1/4", "1/2")"""
+    local_rank, local_size = map(int, local.split("/"))
+    node, num_nodes = map(int, nodes.split("/"))
+    return World(rank, size, local_rank, local_size, node, num_nodes)
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        pytest.param({}, World(), id="nothing"),
+        pytest.param(TORCHRUN, world(5, 8, "1/4", "1/2"), id="torchrun"),
+        pytest.param(RAY_TRAIN, world(3, 4, "1/2", "1/2"), id="Ray Train"),
+        pytest.param(PYTORCHJOB, world(1, 3, "0/1", "1/3"), id="PyTorchJob"),
+        pytest.param(MPIRUN, world(1, 2, "1/2", "0/1"), id="mpirun"),
+        pytest.param(HYDRA, world(3, 4, "1/2", "1/2"), id="MPICH"),
+        pytest.param(SUBMITIT_LOCAL, world(1, 2, "1/2", "0/1"), id="submitit, local"),
+        pytest.param(TASK, world(1, 3, "1/2", "0/2"), id="srun"),
+        pytest.param(LAST_TASK, world(2, 3, "0/1", "1/2"), id="srun, the last node"),
+        pytest.param(TASK | PMI2, world(1, 3, "1/2", "0/2"), id="srun --mpi=pmi2"),
+        pytest.param(BATCH_SHELL, World(), id="a batch script"),
+        pytest.param(JOB, World(), id="the shell of salloc"),
+        pytest.param(INTERACTIVE_STEP, World(), id="srun --pty bash"),
+        pytest.param(BATCH_SHELL | TORCHRUN, world(5, 8, "1/4", "1/2"), id="torchrun in sbatch"),
+        pytest.param(LAST_TASK | TORCHRUN, world(5, 8, "1/4", "1/2"), id="torchrun in srun"),
+        pytest.param(BATCH_SHELL | MPIRUN, world(1, 2, "1/2", "0/1"), id="mpirun in sbatch"),
+        pytest.param(
+            BATCH_SHELL | DAEMONS_STEP | MPIRUN, world(1, 2, "1/2", "0/1"), id="mpirun by daemons"
+        ),
+        pytest.param(DAEMONS_STEP | HYDRA, world(3, 4, "1/2", "1/2"), id="MPICH in sbatch"),
+        pytest.param(LAST_TASK | RAY_TRAIN, world(3, 4, "1/2", "1/2"), id="Ray in srun"),
+        pytest.param(TASK | {"WORLD_SIZE": "3"}, world(1, 3, "1/2", "0/2"), id="equal size"),
+        pytest.param(
+            TASK | {"WORLD_SIZE": "3", "RANK": "1", "LOCAL_RANK": "1"},
+            world(1, 3, "1/2", "0/2"),
+            id="set in each task",
+        ),
+        pytest.param(
+            INTERACTIVE_STEP | {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1"},
+            world(1, 2, "1/2", "0/1"),
+            id="by hand in a shell of Slurm's",
+        ),
+        pytest.param(
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
+            world(1, 2, "1/2", "0/1"),
+            id="by hand on one machine",
+        ),
+        pytest.param({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, World(), id="one rank"),
+    ],
+)
+def test_the_world_that_a_starter_describes(env: Env, expected: World) -> None:
+    assert discover(env) == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not set although RANK is"),
+        ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK is not set although WORLD_SIZE, LOCAL_RANK"),
+        (BATCH_SHELL | {"WORLD_SIZE": "2"}, "RANK is not set although WORLD_SIZE is"),
+        ({"RANK": "zero", "WORLD_SIZE": "2"}, "RANK is 'zero', which is no whole number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK 2 lies outside a WORLD_SIZE of 2"),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+            "LOCAL_WORLD_SIZE is not set although RANK, WORLD_SIZE, LOCAL_RANK",
+        ),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK is not set although"),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_PROCID is not set although SLURM_STEP_NUM_TASKS is"),
+        ({"PMI_RANK": "0"}, "PMI_SIZE is not set although PMI_RANK is"),
+        (
+            TASK | {"RANK": "0", "WORLD_SIZE": "3"},
+            "RANK = 0 contradicts Slurm's SLURM_PROCID = 1: unset RANK and WORLD_SIZE",
+        ),
+        (
+            TASK | {"WORLD_SIZE": "4"},
+            "WORLD_SIZE = 4 contradicts Slurm's SLURM_STEP_NUM_TASKS = 3",
+        ),
+        (
+            INTERACTIVE_STEP | {"WORLD_SIZE": "4"},
+            "WORLD_SIZE = 4 contradicts Slurm's SLURM_STEP_NUM_TASKS = 1",
+        ),
+        (MPIRUN | {"RANK": "0", "WORLD_SIZE": "2"}, "contradicts OpenMPI's OMPI_COMM_WORLD_RANK"),
+        (TASK | {"SLURM_STEP_TASKS_PER_NODE": "two"}, "'two' is no list of numbers of tasks"),
+    ],
+)
+def test_what_is_missing_or_contradicts_is_named(env: Env, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        discover(env)
+    assert message in str(caught.value)
+
+
+# --- where they meet ---
+
+
+def meet(env: Env) -> MeetingPoint:
+    return meeting_point(discover(env), env)
+
+
+def test_the_address_that_a_launcher_tells() -> None:
+    assert meet(TORCHRUN) == MeetingPoint("a.lan", 34567, is_hosted=True, job="none")
+    assert meet(PYTORCHJOB) == MeetingPoint("job-master-0", 23456)
+    assert meet(TORCHRUN | {"MASTER_ADDR": "[::1]"}).host == "::1"
+    assert str(meet(TORCHRUN | {"MASTER_ADDR": "::1"})) == "[::1]:34567"
+
+
+def test_the_first_host_of_a_step_and_a_port_of_its_own() -> None:
+    point = meet(TASK)
+    assert (point.host, point.job) == ("n1", "17.4")
+    assert 15_000 <= point.port < 30_000
+    assert meet(LAST_TASK) == point
+    assert meet(TASK | {"SLURM_STEP_ID": "5"}).port != point.port
+    assert meet(TASK | {"MASTER_PORT": "1234"}) == MeetingPoint("n1", 1234, job="17.4")
+    assert meet(TASK | {"MASTER_ADDR": "x"}) == MeetingPoint("x", point.port, job="17.4")
+
+
+def test_on_one_node_they_meet_inside_of_it() -> None:
+    one_node = {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_TASKS_PER_NODE": "3"}
+    for env in (TASK | one_node, MPIRUN, SUBMITIT_LOCAL):
+        assert meet(env).host == "127.0.0.1"
+    assert meet(MPIRUN).port != meet(MPIRUN | {"PMIX_NAMESPACE": "364904450"}).port
+    assert meet({**HYDRA, "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "3"}).port == 29_500
+
+
+def test_where_nothing_tells_it_says_what_to_do() -> None:
+    spread = {"OMPI_COMM_WORLD_LOCAL_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    for env in (MPIRUN | spread, HYDRA, {"RANK": "1", "WORLD_SIZE": "2"}):
+        with pytest.raises(InputError, match=r"MASTER_ADDR is not set.*mpirun -x MASTER_ADDR=HOST"):
+            meet(env)
+    assert meet(MPIRUN | spread | JOB).host == "n1"
+    assert meet(HYDRA | {"TRAINYARD_HOSTS": "a,b"}).host == "a"
+    with pytest.raises(InputError, match="MASTER_PORT is 70000, which is no port"):
+        meet(TORCHRUN | {"MASTER_PORT": "70000"})
+
+
+def test_by_a_file_only_if_asked(tmp_path: Path) -> None:
+    place = (tmp_path / "a meeting").as_uri()
+    assert meet(TASK | {"TRAINYARD_RENDEZVOUS": place}).file == tmp_path / "a meeting"
+    for wrong in ("file://host/x", "tcp://a:1", "/tmp/x", "file:x"):
+        with pytest.raises(InputError, match="give file:///PATH of a file"):
+            meet(TASK | {"TRAINYARD_RENDEZVOUS": wrong})
+
+
+def test_the_kind_of_a_file_system(tmp_path: Path) -> None:
+    number = tmp_path.stat().st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    mounts = (
+        "22 1 0:5 / / rw shared:1 - ext4 /dev/sda1 rw\n"
+        f"36 35 {device} / /home rw,noatime master:1 - nfs4 server:/home rw\n"
+    )
+    assert file_system_of(tmp_path, mounts) == "nfs4"
+    assert file_system_of(tmp_path, "") == ""
+
+
+# --- hosts ---
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", []),
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[1-2,05-07],lab[01,03]-ib", ["n1", "n2", "n05", "n06", "n07", "lab01-ib", "lab03-ib"]),
+        ("r[1-2]n[08-10]", ["r1n08", "r1n09", "r1n10", "r2n08", "r2n09", "r2n10"]),
+        ("a.lan,b-2.lan", ["a.lan", "b-2.lan"]),
+        ("10.0.0.[9-11]", ["10.0.0.9", "10.0.0.10", "10.0.0.11"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+    ],
+)
+def test_lists_of_hosts(text: str, hosts: list[str]) -> None:
+    assert list(hosts_in(text)) == hosts
+
+
+@pytest.mark.parametrize("text", ["n[1-2", "n1]", "n[]", "n[a-b]", "n[1--2]", ",n1", "n[[1]]"])
+def test_what_is_no_list_of_hosts(text: str) -> None:
+    with pytest.raises(InputError, match="is no list of hosts"):
+        list(hosts_in(text))
+
+
+def test_a_long_list_is_not_written_out_for_its_first() -> None:
+    assert next(hosts_in("n[0000000-9999999]r[0-9999999]")) == "n0000000r0"
+
+
+def test_lists_of_numbers() -> None:
+    assert runs_in("2(x3),1") == [(2, 3), (1, 1)]
+    assert [number_at(node, "2(x3),1") for node in range(4)] == [2, 2, 2, 1]
+    with pytest.raises(InputError, match="fewer nodes"):
+        number_at(4, "2(x3),1")
+
+
+def test_the_host_of_each_rank() -> None:
+    def hosts(env: Env) -> dict[int, str]:
+        return hosts_of_ranks(discover(env), env)
+
+    assert hosts(TASK) == hosts(LAST_TASK) == {0: "n1", 1: "n1", 2: "n2"}
+    assert hosts(TASK | {"SLURM_GTIDS": "0,2"}) == {}  # dealt out in turns
+    assert hosts(TORCHRUN) == {}
+    by_us = TORCHRUN | {"TRAINYARD_HOSTS": "a,b"}
+    assert hosts(by_us) == dict(enumerate("aaaabbbb"))
+    assert hosts(TORCHRUN | {"TRAINYARD_HOSTS": "a,b,c"}) == {}

@@ -1,0 +1,287 @@
+"""A rank makes no progress: it is found, named and ended; the others save; a restart goes on."""
+
+import ctypes
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import newest, run
+from tests.launch.test_local import process_of
+from tests.spawn import launch
+from tests.test_cli_signals import Started, has_begun, started, wait_for
+from tests.test_survivors import check_mean, said, words_of
+from trainyard.__main__ import end
+from trainyard.data.feed import TrainingFeed
+from trainyard.monitor.quarantine import Quarantine
+from trainyard.rendezvous import hang, pulse, watch
+from trainyard.rendezvous.hang import hanging
+from trainyard.rendezvous.pulse import Sighting
+from trainyard.train import stop
+from trainyard.train.checkpoint import find_problem
+from trainyard.train.step import TrainStep
+from trainyard.world import World
+
+SIZE, VICTIM = 3, 1
+AT = 4  # the step, counted from 0, in which a rank hangs
+LIMIT_S, ANSWER_S = 5, 3
+BEGINNING = 20  # times the limit: on a busy machine imports take long
+TOKEN = "TRAINYARD_TEST"
+
+
+# --- who hangs ---
+
+
+def seen(step: int, silent_s: float, *, waits: bool) -> Sighting:
+    return Sighting(step, "step", silent_s, 60, "user.py:12 in sleep", waits)
+
+
+@pytest.mark.parametrize(
+    ("sightings", "missing", "expected"),
+    [
+        ([seen(7, 59, waits=True), seen(7, 59, waits=False)], [], None),
+        ([seen(7, 61, waits=True), seen(7, 61, waits=False)], [], [1]),
+        # One that others wait for is busy, or its time is not over yet.
+        ([seen(7, 61, waits=True), seen(7, 5, waits=False)], [], None),
+        ([seen(7, 61, waits=True), seen(7, 61, waits=True)], [], []),
+        ([seen(7, 61, waits=True), seen(7, 59, waits=True)], [], None),
+        # Replicas that do not wait in every step.
+        ([seen(9, 61, waits=False), seen(8, 61, waits=False)], [], [1]),
+        ([seen(7, 61, waits=False), seen(7, 71, waits=True)], [1], [1]),
+        ([seen(7, 61, waits=True), seen(7, 20, waits=True)], [1], None),
+        ([seen(7, 61, waits=True)], [], [0]),
+        ([seen(7, 0, waits=True)._replace(limit_s=0), seen(7, 99, waits=True)], [], None),
+    ],
+)
+def test_who_hangs(
+    sightings: list[Sighting], missing: list[int], expected: list[int] | None
+) -> None:
+    assert hanging(dict(enumerate(sightings)), set(missing)) == expected
+
+
+# --- in training ---
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(1)
+
+
+def hold_the_lock() -> None:
+    time.sleep(LIMIT_S / 2)  # for its watch to see that it has begun
+    ctypes.PyDLL(None).sleep(1000)
+
+
+def sleep_a_while() -> None:
+    time.sleep(LIMIT_S * 0.6)
+
+
+def before(kind: Any, name: str, deed: Callable[[], None]) -> None:
+    """Do something before each call of a method."""
+    method = getattr(kind, name)
+
+    def changed(self: Any, *arguments: Any) -> Any:
+        deed()
+        return method(self, *arguments)
+
+    setattr(kind, name, changed)
+
+
+def train(
+    world: World,
+    folder: Path,
+    words: list[str],
+    where: str = "",
+    deed: Callable[[], None] = sleep_for_ever,
+) -> None:
+    """`trainyard train`, in which the victim does something from its step AT on."""
+    os.environ[TOKEN] = str(folder)
+    for module in (hang, watch):
+        vars(module)["ANSWER_S"] = ANSWER_S
+    vars(pulse)["BEGINNING"] = BEGINNING
+    os.dup2(os.open(folder.with_name(f"said-{world.rank}"), os.O_WRONLY | os.O_CREAT), 2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    calls = 0
+
+    def do() -> None:
+        nonlocal calls
+        calls += 1
+        if calls > AT:
+            deed()
+
+    if where and world.rank == min(VICTIM, world.size - 1):
+        before(*PLACES[where], do)
+    end(run(*words))
+
+
+PLACES = {"step": (TrainStep, "__call__"), "data": (TrainingFeed, "__next__")}
+
+
+def words_with_limit(digits: Path, folder: Path, **average: str) -> list[str]:
+    return [*words_of(digits, folder, **average), "--run.max_silence", f"{LIMIT_S}"]
+
+
+def left_behind(folder: Path) -> list[int]:
+    return Started(None, f"{TOKEN}={folder}\0").members()  # type: ignore[arg-type]
+
+
+def check_hang(folder: Path, where: str, size: int = SIZE) -> str:
+    """The victim is named, with the time and where it is; what the message says after that."""
+    wait_for(lambda: not left_behind(folder), "all processes to end")
+    victim = min(VICTIM, size - 1)
+    (message,) = [line for rank in range(size) for line in said(folder, rank)]
+    found = re.fullmatch(
+        rf"rank {victim} \({os.uname().nodename}, process \d+\) has made no progress for (\d+) s "
+        rf"{where}; (the others wait .*|stacks .*)",
+        message,
+    )
+    assert found, message
+    assert LIMIT_S <= int(found[1]) < LIMIT_S + 30
+    for rank in range(size):
+        written = (folder / "stacks" / f"rank-{rank:05d}.txt").read_text()
+        assert "most recent call first" in written
+    return found[2]
+
+
+STACKS = "the others wait for it; stacks in {}; the others have saved step {}: the same command"
+
+
+@pytest.mark.parametrize(
+    ("where", "deed", "said_of_it"),
+    [
+        ("step", sleep_for_ever, r"in step 5: it is at \S+test_hang.py:\d+ in sleep_for_ever"),
+        ("data", sleep_for_ever, r"in step 5 \(data\): it is at \S+.py:\d+ in sleep_for_ever"),
+        (
+            "step",
+            hold_the_lock,
+            r"\(last seen in step [1-5].*\) and does not answer: it is stopped, or [^;]*",
+        ),
+    ],
+    ids=["in a step", "in data loading", "with the lock"],
+)
+def test_a_rank_that_hangs_is_named_and_the_others_save(
+    where: str, deed: Callable[[], None], said_of_it: str, digits: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = words_with_limit(digits, folder)
+    assert launch(train, SIZE, folder, words, where, deed) == [1] * SIZE
+    rest = check_hang(folder, said_of_it)
+    assert rest.startswith(STACKS.format(folder / "stacks", AT))
+    assert newest(folder).name == f"step-{AT:08d}"
+    assert find_problem(newest(folder)) is None
+    report = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (report["event"], report["step"]) == ("rank hangs", AT)
+
+
+def test_gossip_whose_ranks_do_not_wait_in_every_step(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = words_with_limit(digits, folder, name="gossip", topology="ring")
+    assert launch(train, 4, folder, words, "step", sleep_for_ever) == [1] * 4
+    rest = check_hang(folder, r"in step 5: it is at \S+ in sleep_for_ever", size=4)
+    assert "the others have saved step" in rest
+    check_mean(newest(folder))
+
+
+def test_a_slow_rank_is_not_accused(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = words_with_limit(digits, folder)
+    assert launch(train, SIZE, folder, words, "step", sleep_a_while) == [0] * SIZE
+    assert [line for rank in range(SIZE) for line in said(folder, rank)] == []
+    assert not (folder / "stacks").exists()
+
+
+def test_a_world_of_one_hangs_too(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = words_with_limit(digits, folder)
+    assert launch(train, 1, folder, words, "step", sleep_for_ever) == [1]
+    rest = check_hang(folder, r"in step 5: it is at \S+ in sleep_for_ever", size=1)
+    assert rest == f"stacks in {folder / 'stacks'}"
+
+
+def test_a_run_goes_on_after_a_rank_was_stopped(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ["--data", digits, "--run", folder, "--ranks", 2, "--restarts", 1, "--data.threads", 1]
+    words += ["--batch.size", 8, "--run.length", "60 steps", "--run.save_every", "0 steps"]
+    words += ["--run.log_every", "1 step", "--run.max_silence", LIMIT_S]
+    with started(tmp_path, "launch", "local", "debug", *words) as command:
+        wait_for(lambda: has_begun(folder), "the first report")
+        os.kill(process_of(command, 1), signal.SIGSTOP)
+        _, err = command.process.communicate(timeout=100)
+        assert command.members() == []
+    assert command.process.returncode == 0
+    assert "and does not answer: it is stopped" in err
+    assert err.count("the others have saved step") == err.count("starting again (1 of 1)") == 1
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if line["kind"] == "train"]
+    assert sorted(set(steps)) == [*range(1, 61)]
+    assert newest(folder).name == "step-00000060"
+
+
+# --- a stop, while something takes long ---
+
+
+def stop_in_evaluation(world: World, folder: Path, words: list[str]) -> None:
+    """`trainyard train`, in which one rank is told to stop at the second batch of an evaluation."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    batches = 0
+
+    def note(self: Any, split: str, bad: Any) -> None:
+        nonlocal batches
+        batches += split == "val"
+        if batches == 2 and world.rank == world.size - 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        method(self, split, bad)
+
+    method, Quarantine.note = Quarantine.note, note  # type: ignore[method-assign]
+    code = run(*words)
+    folder.with_name(f"batches-{world.rank}").write_text(f"{batches}")
+    end(code)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_evaluation_that_is_cut_off_is_made_up_for(
+    size: int, digits: Path, tmp_path: Path
+) -> None:
+    folder, at = tmp_path / "run", "4 steps"
+    words = [*words_of(digits, folder), "--run.eval_every", at, "--run.length", "6 steps"]
+    assert launch(stop_in_evaluation, size, folder, words) == [75] * size
+    for rank in range(size):
+        assert folder.with_name(f"batches-{rank}").read_text() in "234"
+    assert newest(folder).name == "step-00000004"
+    assert not evaluations(folder)
+    assert launch(train, size, folder, words) == [0] * size
+    assert evaluations(folder) == [4, 6]
+
+
+def evaluations(folder: Path) -> list[int]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if line["kind"] == "val"]
+
+
+def test_a_stop_does_not_wait_for_data_that_does_not_come(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    monkeypatch.setattr(stop, "_DATA_S", 0.2)
+    fetch, calls = TrainingFeed.__next__, 0
+
+    def fetch_or_wait(self: TrainingFeed) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > AT:
+            os.kill(os.getpid(), signal.SIGTERM)
+            sleep_for_ever()
+        return fetch(self)
+
+    monkeypatch.setattr(TrainingFeed, "__next__", fetch_or_wait)
+    assert run(*words_of(digits, folder)) == 130
+    assert newest(folder).name == f"step-{AT:08d}"
+    monkeypatch.undo()
+    assert run(*words_of(digits, folder)) == 0
+    assert newest(folder).name == "step-00000008"

@@ -1,0 +1,266 @@
+"""Ranks start: either all are in within the time stated, or one line says which are not and why."""
+
+import json
+import os
+import signal
+import socket
+import time
+from contextlib import closing
+from pathlib import Path
+from threading import Timer
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+from tests.rendezvous.started import Ranks, ranks, wait_for
+from trainyard.rendezvous.entrance import Entrance
+from trainyard.rendezvous.interfaces import server
+from trainyard.rendezvous.lines import Line
+from trainyard.rendezvous.place import Place
+from trainyard.world import World
+
+HOST = socket.gethostname()
+
+
+def one_line(text: str) -> str:
+    assert text.startswith("trainyard: ") and text.count("\n") == 1, text
+    return text.removeprefix("trainyard: ").strip()
+
+
+def codes(started: Ranks) -> list[int]:
+    return [rank.wait() for rank in started.all]
+
+
+# --- those who do not come ---
+
+
+def test_one_that_never_comes_is_named_by_the_first_rank(tmp_path: Path) -> None:
+    with ranks(tmp_path, 3, limit_s=4) as started:
+        first, last = started.start(0, 2)
+        assert codes(started) == [1, 1]
+        assert one_line(first.said).startswith(
+            f"rank 1 of 3 did not come within 4 s; there are ranks from {HOST}. Either they were "
+            f"not started or failed before (see their output), or they cannot reach 127.0.0.1:"
+        )
+        assert last.said == ""
+
+
+def test_its_host_is_named_if_the_launcher_tells(tmp_path: Path) -> None:
+    with ranks(tmp_path, 4, limit_s=4) as started:
+        nodes = {"LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "TRAINYARD_HOSTS": "a.lan,b.lan"}
+        (first,) = started.start(0, env=nodes | {"LOCAL_RANK": "0", "GROUP_RANK": "0"})
+        (second,) = started.start(1, env=nodes | {"LOCAL_RANK": "1", "GROUP_RANK": "0"})
+        assert codes(started) == [1, 1]
+        assert "ranks 2 on b.lan, 3 on b.lan of 4 did not come" in one_line(first.said)
+        assert second.said == ""
+
+
+def test_without_the_first_rank_each_says_what_it_tried(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, limit_s=1) as started:
+        (rank,) = started.start(1)
+        assert rank.wait() == 1
+        assert one_line(rank.said) == (
+            f"rank 1 {rank.name} did not reach rank 0 at 127.0.0.1:{started.port} within 1 s: "
+            "nothing listens there (rank 0 was not started, has failed, or is on another host)"
+        )
+
+
+def test_a_name_that_cannot_be_resolved(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, limit_s=2) as started:
+        (rank,) = started.start(1, env={"MASTER_ADDR": "nowhere.invalid"})
+        assert rank.wait() == 1
+        assert "nowhere.invalid" in rank.said and "cannot be resolved" in one_line(rank.said)
+
+
+def test_another_service_at_the_port(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, limit_s=2) as started, silent(started.port):
+        (rank,) = started.start(1)
+        assert rank.wait() == 1
+        assert "is not rank 0: another service has that port" in one_line(rank.said)
+        (first,) = started.start(0)
+        assert first.wait() == 2
+        assert f"cannot listen at 127.0.0.1:{started.port} (Address already" in one_line(first.said)
+
+
+def silent(port: int) -> socket.socket:
+    """A server that accepts and says nothing."""
+    return socket.create_server(("127.0.0.1", port))
+
+
+def _be_told_to_end_once_in() -> None:
+    """SIGTERM comes while this rank waits for the verdict, the second message."""
+    messages: list[float] = []
+    wait = Line.wait
+
+    def note_and_wait(line: Line, seconds: float) -> Any:
+        messages.append(seconds)
+        if len(messages) == 2:
+            Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return wait(line, seconds)
+
+    setattr(Line, "wait", note_and_wait)  # noqa: B010
+
+
+def test_a_signal_ends_one_who_waits_and_the_first_one_misses_it(tmp_path: Path) -> None:
+    with ranks(tmp_path, 3) as started:
+        (first,) = started.start(0)
+        (second,) = started.start(1, prepare=_be_told_to_end_once_in)
+        assert second.wait() == -signal.SIGTERM
+        assert first.wait(20) == 1
+        assert one_line(first.said) == (
+            f"rank 1 {second.name} ended while others were still to come; its own output says why"
+        )
+
+
+def _die_once_one_is_in() -> None:
+    greet = Entrance._greet
+
+    def greet_and_die(entrance: Entrance, guest: Line, message: Any) -> None:
+        greet(entrance, guest, message)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(Entrance, "_greet", greet_and_die)  # noqa: B010
+
+
+def test_a_first_rank_that_dies_is_missed_at_once(tmp_path: Path) -> None:
+    with ranks(tmp_path, 3) as started:
+        (first,) = started.start(0, prepare=_die_once_one_is_in)
+        (second,) = started.start(1)
+        assert first.wait() == -signal.SIGKILL
+        assert second.wait(20) == 1
+        assert one_line(second.said) == (f"rank 0 {first.name} is gone; its own output says why")
+
+
+# --- those who differ ---
+
+
+@pytest.mark.parametrize(("fact", "value"), [("torch", "2.11.0"), ("optim.lr", "0.2")])
+def test_one_that_differs_is_named(fact: str, value: str, tmp_path: Path) -> None:
+    facts = {"torch": "2.15.0", "optim.lr": "0.1"}
+    with ranks(tmp_path, 3) as started:
+        (first,) = started.start(0, facts=facts)
+        (second,) = started.start(1, facts=facts)
+        (third,) = started.start(2, facts=facts | {fact: value})
+        assert codes(started) == [2, 2, 2]
+        assert one_line(first.said) == (
+            f"rank 2 {third.name} does not run what rank 0 {first.name} runs: "
+            f"{fact} is {value}, not {facts[fact]}"
+        )
+        assert second.said == third.said == ""
+
+
+def test_worlds_of_different_sizes_do_not_mix(tmp_path: Path) -> None:
+    with ranks(tmp_path, 3) as started:
+        (first,) = started.start(0)
+        started.start(1, env={"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
+        assert codes(started) == [2, 2]
+        assert "number of ranks is 2, not 3" in one_line(first.said)
+
+
+def test_two_with_one_number(tmp_path: Path) -> None:
+    with ranks(tmp_path, 3) as started:
+        (first,) = started.start(0)
+        pair = started.start(1, 1)
+        wait_for(lambda: any(rank.process.exitcode is not None for rank in pair))
+        refused, accepted = sorted(pair, key=lambda rank: rank.process.exitcode is None)
+        assert refused.wait() == 2
+        assert one_line(refused.said).startswith(f"rank 1 {accepted.name} is there already")
+        (last,) = started.start(2)
+        assert [first.wait(), accepted.wait(), last.wait()] == [0, 0, 0]
+
+
+def test_two_jobs_at_one_port(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, limit_s=3) as started:
+        (first,) = started.start(0, env={"TORCHELASTIC_RUN_ID": "one"})
+        time.sleep(1)
+        (stranger,) = started.start(1, env={"TORCHELASTIC_RUN_ID": "other"})
+        assert [first.wait(), stranger.wait()] == [1, 1]
+        assert "rank 1 of 2 did not come" in one_line(first.said)
+        assert "rank 0 " in one_line(stranger.said)
+
+
+# --- those who die ---
+
+
+def _die_in_the_first_collective(world: World) -> None:
+    if world.rank == world.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.zeros(1))
+
+
+def test_one_that_dies_in_its_first_collective_is_named_once(tmp_path: Path) -> None:
+    with ranks(tmp_path, 3) as started:
+        first, second, third = started.start(0, 1, 2, work=_die_in_the_first_collective)
+        assert codes(started) == [1, 1, -signal.SIGKILL]
+        assert one_line(first.said) == f"rank 2 {third.name} is gone; its own output says why"
+        assert second.said == ""
+
+
+def test_no_way_between_the_ranks(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2) as started:
+        started.start(0, 1, env={"GLOO_SOCKET_IFNAME": "wrong0"})
+        assert codes(started) == [1, 1]
+        for rank in started.all:
+            assert "the interface wrong0: set GLOO_SOCKET_IFNAME" in rank.said or (
+                "is gone" in rank.said
+            )
+            one_line(rank.said)
+        assert "wrong0" in started.all[0].said + started.all[1].said
+
+
+# --- ways to meet ---
+
+
+def test_by_ipv6(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2) as started:
+        started.start(0, 1, env={"MASTER_ADDR": "::1"})
+        assert codes(started) == [0, 0]
+
+
+def test_by_a_file_also_one_that_was_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "said").mkdir()
+    place = (tmp_path / "meeting").as_uri()
+    with ranks(tmp_path / "said", 2) as started:
+        (first,) = started.start(0, env={"TRAINYARD_RENDEZVOUS": place})
+        wait_for((tmp_path / "meeting").exists)
+        time.sleep(0.5)
+        first.process.kill()
+        first.wait()
+        (late,) = started.start(1, env={"TRAINYARD_RENDEZVOUS": place})
+        time.sleep(1)
+        (first,) = started.start(0, env={"TRAINYARD_RENDEZVOUS": place})
+        assert [late.wait(), first.wait()] == [0, 0]
+        assert late.said == first.said == ""
+
+
+def test_again_by_the_store_of_an_agent_as_fewer(tmp_path: Path) -> None:
+    """An elastic restart: the agent's store still has what the earlier start has left there."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    hosted = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none"}
+    for size in (3, 2, 3):
+        (tmp_path / f"{store.num_keys()}").mkdir()
+        with ranks(tmp_path / f"{store.num_keys()}", size) as started:
+            numbers = reversed(range(size))
+            started.start(*numbers, env=hosted | {"MASTER_PORT": str(store.port)})
+            assert codes(started) == [0] * size
+
+
+def test_strangers_are_turned_away() -> None:
+    with closing(Entrance(server("127.0.0.1", 0, for_others=False), 2)) as entrance:
+        address = ("127.0.0.1", entrance.port)
+        strangers = [socket.create_connection(address) for _ in range(3)]
+        strangers[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
+        strangers[1].sendall(json.dumps({"number": "1", "rank": 1}).encode() + b"\n")
+        with socket.create_connection(address) as connection:
+            line = Line(connection)
+            line.send({"number": entrance.number, "rank": 1, "place": Place.mine(), "differs": []})
+            while entrance.missing:
+                entrance.look(0.1)
+            assert line.wait(5) == {"welcome": 1}
+            assert [str(each) for each in entrance.lines.values()] == [f"rank 1 ({Place.mine()})"]
+        for line in entrance.lines.values():
+            line.close()
+        for stranger in strangers:
+            stranger.close()

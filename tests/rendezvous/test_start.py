@@ -1,0 +1,74 @@
+"""Ranks of `trainyard train` start: many at once, and such as do not fit together."""
+
+import json
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Capture, complaint
+from tests.rendezvous.started import ranks
+from tests.spawn import spawn
+from trainyard.data import datasets
+from trainyard.data.datasets import open_split
+from trainyard.errors import DataError, PeerError
+from trainyard.world import World
+
+MANY = 16  # benchmarks/start.py starts 32
+SHORT = ("--run.length", "2 steps", "--run.log_every", "1 step", "--data.threads", "1")
+
+
+def words(data: Path, run: Path) -> list[object]:
+    keys = ("--run.eval_every", "0 steps", "--batch.size", MANY)
+    return ["train", "debug", "--data", data, "--run", run, *SHORT, *keys]
+
+
+def test_many_ranks_start_and_train(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "said").mkdir()
+    with ranks(tmp_path / "said", MANY, limit_s=200) as started:
+        started.start(*range(MANY), command=words(digits, tmp_path / "run"))
+        assert [rank.wait(250) for rank in started.all] == [0] * MANY
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [1, 2]
+
+
+def test_another_recipe_does_not_start(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "said").mkdir()
+    run = tmp_path / "run"
+    with ranks(tmp_path / "said", 2) as started:
+        (first,) = started.start(0, command=words(digits, run))
+        (second,) = started.start(1, command=[*words(digits, run), "--optim.lr", "0.3"])
+        assert [first.wait(), second.wait()] == [2, 2]
+        assert f"rank 1 {second.name} does not run what rank 0 {first.name} runs: " in first.said
+        assert "optim.lr is 0.3, not " in first.said and first.said.count("\n") == 1
+        assert second.said == ""
+    assert not run.exists()
+
+
+def _open_on_two_hosts(world: World, folders: list[str]) -> tuple[str, bool]:
+    """Each without the other's cache."""
+    setattr(datasets, "load_index", lambda path: None)  # noqa: B010
+    try:
+        open_split(folders[world.rank], "data.train", world, lambda *_: None)
+    except (DataError, PeerError) as error:
+        return str(error), error.is_shared
+    return "", False
+
+
+def test_other_data_does_not_start(digits: Path, tmp_path: Path) -> None:
+    shutil.copytree(digits / "train", tmp_path / "other")
+    next((tmp_path / "other").glob("*/*")).unlink()
+    folders = [str(digits / "train"), str(tmp_path / "other")]
+    said = f"{folders[1]}: {socket.gethostname()} holds other data there than the first rank's node"
+    (first, knows), (second, knows_too) = spawn(_open_on_two_hosts, 2, folders)
+    assert first.startswith(f"rank 1: {said}") and second.startswith(said)
+    assert knows and knows_too
+
+
+def test_variables_that_contradict_each_other(
+    digits: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    said = complaint(capsys, *words(digits, tmp_path / "run"))
+    assert said == ("trainyard: WORLD_SIZE is not set although RANK is (torchrun sets both)\n")

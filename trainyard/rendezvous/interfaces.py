@@ -1,0 +1,119 @@
+"""This machine's network addresses: where to listen, and by which interface to reach the others."""
+
+import errno
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
+
+from trainyard.rendezvous.discovery import is_loopback
+
+_SIOCGIFADDR = 0x8915  # see netdevice(7)
+_ANY_PORT = 9
+_WAITING = 4096  # connections that are not yet accepted
+_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
+
+def server(host: str, port: int, *, for_others: bool) -> socket.socket:
+    """Listens at this address of the machine alone.
+
+    At all of them where the address is another's, that of a load balancer say, where the name is
+    not yet known, and where it means this machine only here, though there are ranks `for_others`.
+    """
+    found = _resolved(host, port)
+    leads_astray = for_others and not is_loopback(host) and found and is_loopback(found[1][0])
+    if found and not leads_astray:
+        family, address = found
+        try:
+            return socket.create_server(address, family=family, backlog=_WAITING)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    return socket.create_server(("", port), family=family, backlog=_WAITING, dualstack_ipv6=dual)
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]] | None:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror:
+        return None
+    return family, (str(address[0]), int(address[1]))
+
+
+def own_hosts(host: str) -> list[str]:
+    """Where the others may reach this machine: as it is called, then by its own address."""
+    return [host, *([local_address(host)] if _resolved(host, 0) else [])]
+
+
+def is_own(host: str) -> bool:
+    """Whether it is this machine's, as far as can be told."""
+    found = _resolved(host, 0)
+    if found is None:
+        return True
+    with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind(found[1])
+        except OSError:
+            return False
+    return True
+
+
+def local_address(host: str) -> str:
+    """This machine's own address on the way to another one; nothing is sent."""
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, _ANY_PORT, type=socket.SOCK_DGRAM
+    )[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def outward(addresses: Iterable[str]) -> str:
+    """Of this machine's own addresses the first by which other machines have come, if any."""
+    plain = [_plain(address) for address in addresses]
+    return str(next((one for one in plain if not one.is_loopback), plain[0]))
+
+
+def _plain(address: str) -> IPv4Address | IPv6Address:
+    found = ip_address(address.partition("%")[0])
+    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
+    return mapped or found
+
+
+def name_of(address: str) -> str | None:
+    """The interface that has an address."""
+    wanted = _plain(address)
+    if wanted.is_loopback:
+        return "lo"
+    if wanted.version == 6:
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            if int(digits, 16) == int(wanted):
+                return name
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # one without an address
+                request = struct.pack("256s", name.encode()[:15])
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]
+                if socket.inet_ntoa(found) == str(wanted):
+                    return name
+    return None
+
+
+def use_interface_to(address: str) -> None:
+    """Have gloo and NCCL talk by the interface that leads to an address, unless they are told.
+
+    Left alone, gloo takes the one that the host's name leads to: none, or loopback, where the name
+    is not known.
+    """
+    name = name_of(local_address(address))
+    for variable in _VARIABLES if name is not None else ():
+        if name != "lo" or variable.startswith("GLOO"):  # NCCL finds its way inside a machine
+            os.environ.setdefault(variable, str(name))

@@ -1,0 +1,129 @@
+"""Who starts processes, and the variables in which each tells them their place: a row each."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trainyard.errors import InputError
+from trainyard.rendezvous.hostlist import number_at
+
+
+@dataclass(frozen=True)
+class Starter:
+    places: Mapping[str, str]
+    """The variable of each field of a World."""
+    job: tuple[str, ...] = ()
+    """The variables that name the start, the same for all of its ranks and for no others."""
+    hosts: str = ""
+    """The variable with the list of hosts, of which the first is rank 0's."""
+
+
+# Innermost first. https://docs.pytorch.org/docs/stable/elastic/run.html, ray.train, mpirun(1),
+# Hydra and Intel MPI, submitit.local, srun(1)
+STARTERS = {
+    "torchrun": Starter(
+        {
+            "rank": "RANK",
+            "size": "WORLD_SIZE",
+            "local_rank": "LOCAL_RANK",
+            "local_size": "LOCAL_WORLD_SIZE",
+            "node": "GROUP_RANK",
+            "num_nodes": "GROUP_WORLD_SIZE",
+        },
+        job=("TORCHELASTIC_RUN_ID",),
+    ),
+    "Ray Train": Starter(
+        {
+            "rank": "RANK",
+            "size": "WORLD_SIZE",
+            "local_rank": "LOCAL_RANK",
+            "local_size": "LOCAL_WORLD_SIZE",
+            "node": "NODE_RANK",
+        },
+    ),
+    "OpenMPI": Starter(
+        {
+            "rank": "OMPI_COMM_WORLD_RANK",
+            "size": "OMPI_COMM_WORLD_SIZE",
+            "local_rank": "OMPI_COMM_WORLD_LOCAL_RANK",
+            "local_size": "OMPI_COMM_WORLD_LOCAL_SIZE",
+        },
+        job=("PMIX_NAMESPACE",),
+        hosts="SLURM_JOB_NODELIST",
+    ),
+    "PMI": Starter(
+        {
+            "rank": "PMI_RANK",
+            "size": "PMI_SIZE",
+            "local_rank": "MPI_LOCALRANKID",
+            "local_size": "MPI_LOCALNRANKS",
+        },
+        job=("PMI_JOBID",),
+        hosts="SLURM_JOB_NODELIST",
+    ),
+    "submitit": Starter(
+        {
+            "rank": "SUBMITIT_LOCAL_GLOBALID",
+            "size": "SUBMITIT_LOCAL_NTASKS",
+            "local_rank": "SUBMITIT_LOCAL_LOCALID",
+            "node": "SUBMITIT_LOCAL_NODEID",
+            "num_nodes": "SUBMITIT_LOCAL_JOB_NUM_NODES",
+        },
+        job=("SUBMITIT_LOCAL_JOB_ID",),
+    ),
+    "Slurm": Starter(
+        {
+            "rank": "SLURM_PROCID",
+            "size": "SLURM_STEP_NUM_TASKS",
+            "local_rank": "SLURM_LOCALID",
+            "node": "SLURM_NODEID",
+            "num_nodes": "SLURM_STEP_NUM_NODES",
+        },
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID"),
+        hosts="SLURM_STEP_NODELIST",
+    ),
+}
+BY_HAND = STARTERS["torchrun"]  # whose variables people set too
+_SET_BY_SHELLS = "SLURM_PROCID"
+TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the variables of a starter say."""
+
+    starter: Starter
+    name: str = ""
+    places: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.places.keys() >= {"rank", "size"}
+
+    def has_same(self, other: "Told", what: str) -> bool:
+        return self.places[what] == other.places[what]
+
+
+def told_by(name: str, env: Mapping[str, str]) -> Told:
+    starter = STARTERS[name]
+    names = starter.places
+    signs = (names["rank"], names["size"])
+    if not any(sign in env and sign != _SET_BY_SHELLS for sign in signs):
+        return Told(starter, name)
+    places = {what: whole(names[what], env[names[what]]) for what in names if names[what] in env}
+    if name == "Slurm" and TASKS_PER_NODE in env and "node" in places:
+        places["local_size"] = number_at(places["node"], env[TASKS_PER_NODE])
+    return Told(starter, name, places)
+
+
+def half_set(told: Told, *wanted: str) -> InputError:
+    missing = next(what for what in wanted if what not in told.places)
+    names = told.starter.places
+    present = ", ".join(names[what] for what in told.places)
+    where = f"which {told.name} would set" if told.name != "torchrun" else "torchrun sets both"
+    return InputError(f"{names[missing]} is not set although {present} is ({where})")
+
+
+def whole(name: str, text: str) -> int:
+    if not text.strip().isdigit():
+        raise InputError(f"{name} is {text!r}, which is no whole number")
+    return int(text)
