@@ -20,14 +20,17 @@ demo: setup
 	$(BIN)/trainyard launch local digits --ranks 2
 
 # What the tests compare with: two scripts of DALI's, without the libraries that it needs, and
-# decentralized training as published.
+# decentralized training as published. And what they drive: Ray, submitit, notebooks, manifests.
 .venv/.peers: .venv/.ready
 	$(BIN)/python -m pip install --quiet --no-deps nvidia-dali-cuda130==2.4.0 \
-		decent-dp==0.2.3 loguru==0.7.3
+		decent-dp==0.2.3 loguru==0.7.3 submitit==1.5.4 cloudpickle==3.1.2
+	$(BIN)/python -m pip install --quiet --constraint requirements.lock \
+		ray==2.60.0 nbclient==0.11.0 ipykernel==7.4.0 \
+		kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0
 	touch $@
 
 test: check .venv/.peers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 check: setup
 	$(BIN)/ruff check .
@@ -35,11 +38,12 @@ check: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/python benchmarks/plan.py
-	$(BIN)/python benchmarks/index.py
-	$(BIN)/python benchmarks/prepare.py build/prepare
-	$(BIN)/python benchmarks/randaugment.py
-	$(BIN)/python benchmarks/optimizers.py build/optimizers
+	$(BIN)/python -m benchmarks.plan
+	$(BIN)/python -m benchmarks.index
+	$(BIN)/python -m benchmarks.prepare build/prepare
+	$(BIN)/python -m benchmarks.randaugment
+	$(BIN)/python -m benchmarks.optimizers build/optimizers
+	$(BIN)/python -m benchmarks.start build/start
 	@echo "benchmarks/step.py needs a checkout of timm besides: see its first lines"
 
 clean:

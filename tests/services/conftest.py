@@ -2,13 +2,17 @@
 
 import io
 import shutil
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.services.losses import SAME, Losses, losses_of
 from tests.services.servers import FaultyServer
+from tests.services.slurm_cluster import SlurmCluster
 from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.data.remote.patience import _said
 from trainyard.files import sha256
@@ -59,9 +63,25 @@ def own_shards(shards: Path, tmp_path: Path) -> Path:
 def faulty(tmp_path: Path) -> Iterator[FaultyServer]:
     folder = tmp_path / "faulty"
     folder.mkdir()
-    server = FaultyServer(folder)
-    yield server
-    server.close()
+    with FaultyServer(folder) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def local_losses(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Losses:
+    """Those of the debug recipe with the options SAME on two local ranks."""
+    folder = tmp_path_factory.mktemp("local") / "run"
+    command = [sys.executable, "-m", "trainyard", "launch", "local", "debug", "--ranks", "2"]
+    command += ["--data", str(digits), "--run", str(folder), *SAME]
+    subprocess.run(command, check=True, capture_output=True, timeout=280)
+    return losses_of(folder)
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    cluster = SlurmCluster(tmp_path_factory.mktemp("slurm"))
+    with cluster.running():
+        yield cluster
 
 
 def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:

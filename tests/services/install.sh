@@ -4,8 +4,19 @@ set -eu
 command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || missing=nginx-light
 command -v openssl >/dev/null || missing="${missing:-} openssl"
 command -v tc >/dev/null || [ -x /usr/sbin/tc ] || missing="${missing:-} iproute2"
+command -v slurmd >/dev/null || [ -x /usr/sbin/slurmd ] ||
+	missing="${missing:-} slurmctld slurmd slurm-client munge"
+command -v mpirun >/dev/null || missing="${missing:-} openmpi-bin"
+command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || missing="${missing:-} openssh-server"
+command -v ssh >/dev/null || missing="${missing:-} openssh-client"
+command -v rsync >/dev/null || missing="${missing:-} rsync"
 [ -n "${missing:-}" ] || exit 0
 [ "$(id -u)" = 0 ] || { echo "missing: $missing; as root: apt-get install $missing"; exit 1; }
 export DEBIAN_FRONTEND=noninteractive
+policy=/usr/sbin/policy-rc.d # that nothing is started: the tests do it themselves
+if [ ! -e $policy ]; then
+	trap 'rm -f $policy' EXIT
+	printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy
+fi
 # shellcheck disable=SC2086
 apt-get install -qq -y $missing >/dev/null 2>&1 || { apt-get update -qq && apt-get install -qq -y $missing >/dev/null; }

@@ -4,57 +4,60 @@ import ctypes
 import logging
 import os
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from trainyard.errors import DivergedError, InputError, PeerError, Requeued, Stopped, TrainyardError
-
-_GRACE_S = 300  # for the ranks to save a checkpoint after a signal, before they are killed
-_REQUEUE = (signal.SIGUSR1, signal.SIGUSR2)
-# Exit codes after which it is of no use to start again, or not wanted.
-_LAST = (
-    *(0, InputError.exit_code, DivergedError.exit_code, Stopped.exit_code, Requeued.exit_code),
-    *(-signal.SIGTERM, -signal.SIGINT),
+from trainyard.errors import Requeued, Stopped, TrainyardError
+from trainyard.launch.ends import (
+    GRACE_S,
+    REQUEUE_SIGNALS,
+    described,
+    first_cause,
+    is_last,
+    shell_code,
 )
-# Those of ranks that end because another did: by its loss, and by the agent's signal.
-_FOLLOW = (PeerError.exit_code, -signal.SIGTERM)
-_LAUNCHER = "TRAINYARD_LAUNCHER"  # tells the ranks which process started them
+from trainyard.launch.job import Job
+
+LAUNCHER = "TRAINYARD_LAUNCHER"
+"""Tells the ranks which process started them."""
 _PR_SET_PDEATHSIG = 1  # see prctl(2)
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
-def launch_local(
-    arguments: list[str], *, ranks: int, restarts: int, say: Callable[[str], None]
-) -> int:
-    """Run `trainyard ARGUMENTS` as `ranks` processes; the exit code of the first that failed.
+def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], None]) -> int:
+    """Run a job as `ranks` processes; the exit code of the first that failed.
 
     After a failure that need not come again all ranks are started again, up to `restarts` times,
     and `say` is told. Signals that end a run are passed on to the ranks, which save a checkpoint
     first.
     """
     # The agent hands this process's stop to the ranks and waits for them this long.
-    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(_GRACE_S))
-    os.environ[_LAUNCHER] = str(os.getpid())
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+    os.environ[LAUNCHER] = str(os.getpid())
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 
     # As long, when a rank has died, for the others; torch has 30 s and no option for it.
-    PContext.close.__defaults__ = (None, _GRACE_S)
+    PContext.close.__defaults__ = (None, GRACE_S)
+    # Under nohup one is ignored, and is to stay so; torch's agent would take it.
+    signals = [
+        name for name in _SIGNALS if signal.getsignal(signal.Signals[name]) != signal.SIG_IGN
+    ]
     try:
-        rank, code = _run(arguments, ranks)
+        rank, code = _run(job, ranks, signals)
         for again in range(restarts):
-            if code in _LAST:
+            if is_last(code):
                 break
-            say(f"{_how(rank, code)}: starting again ({again + 1} of {restarts})")
-            rank, code = _run(arguments, ranks)
+            say(f"{described(rank, code)}: starting again ({again + 1} of {restarts})")
+            rank, code = _run(job, ranks, signals)
     except SignalException as error:
-        return Requeued.exit_code if error.sigval in _REQUEUE else Stopped.exit_code
+        return Requeued.exit_code if error.sigval in REQUEUE_SIGNALS else Stopped.exit_code
     if code < 0:
-        killed = TrainyardError(_how(rank, code))
-        killed.exit_code = 128 - code  # as a shell has it
+        killed = TrainyardError(described(rank, code))
+        killed.exit_code = shell_code(code)
         raise killed
     return code
 
 
-def _run(arguments: list[str], ranks: int) -> tuple[int, int]:
+def _run(job: Job, ranks: int, signals: Sequence[str]) -> tuple[int, int]:
     """The rank that ended it, and how: its exit code, or minus the signal that killed it."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -71,30 +74,20 @@ def _run(arguments: list[str], ranks: int) -> tuple[int, int]:
         rdzv_endpoint="127.0.0.1:0",
         max_restarts=0,  # the agent's own would come after a mistake of the user's too
         monitor_interval=0.1,
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2",
+        signals_to_handle=",".join(signals),
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "trainyard", *arguments)
+        elastic_launch(config, job.command[0])(*job.command[1:])
     except ChildFailedError as error:
-        # Those that fail because another does, or that the agent ends for it, come last.
-        ends = [(failure.exitcode, rank) for rank, failure in error.failures.items()]
-        code, rank = min(ends, key=lambda end: (end[0] in _FOLLOW, end[1]))
-        return rank, code
+        return first_cause({rank: end.exitcode for rank, end in error.failures.items()})
     return 0, 0
 
 
-def _how(rank: int, code: int) -> str:
-    if code > 0:
-        return f"rank {rank} has ended with exit code {code}"
-    cause = "; signal 9 without your doing usually means that memory ran out" * (code == -9)
-    return f"rank {rank} was killed by signal {-code}{cause}"
-
-
 def end_with_launcher() -> None:
-    """A rank of a launcher that is killed saves a checkpoint and ends too."""
-    launcher = os.environ.get(_LAUNCHER)
-    if launcher is None:
+    """A rank of a launcher, torchrun or mpirun that is killed saves a checkpoint and ends too."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None and not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"}:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(launcher):  # it was killed before
+    if launcher is not None and os.getppid() != int(launcher):  # it was killed before
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,358 @@
+"""`launch kubernetes`: its manifests, and what its pods do, with the operators' environments."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime, TrainerV1alpha1TrainJob
+
+from tests.command_line import Capture, complaint, run, shown
+from tests.launch.test_local import process_of
+from tests.test_cli_signals import Started, has_begun, wait_for
+from trainyard.config import load_recipe
+from trainyard.errors import InputError
+from trainyard.launch.job import Job
+from trainyard.launch.pod import Place, place_in
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+KUBERNETES = "1.37"  # the newest version whose schemas are there
+LAUNCH = ("launch", "kubernetes", "debug", "--image", "registry.example/trainyard:1")
+ON_VOLUME = (*LAUNCH, "--volume", "runs:/runs", "--run", "/runs/first")
+MANIFESTS = {
+    "kubernetes-trainjob.yaml": (
+        *(*LAUNCH, "--nodes", "2", "--gpus", "8", "--cpu", "96", "--memory", "800Gi"),
+        *("--volume", "runs:/runs", "--run", "/runs/Night_1", "--volume", "imagenet:/data"),
+        *("--data", "/data/imagenet", "--namespace", "vision", "--restarts", "5"),
+        *("--grace", "120", "--node-selector", "example.com/gpu=h200", "--optim.lr", "0.1"),
+    ),
+    "kubernetes-pytorchjob.yaml": (
+        *(*ON_VOLUME, "--kind", "pytorchjob", "--nodes", "3", "--ranks", "2"),
+        *("--name", "other", "--service-account", "trainer", "--memory", "4Gi"),
+    ),
+    "kubernetes-pytorchjob-one.yaml": (*ON_VOLUME, "--kind", "pytorchjob", "--gpus", "1"),
+}
+
+Document = dict[str, Any]
+
+
+# --- manifests ---
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifests_are_as_they_were(name: str, capsys: Capture) -> None:
+    assert shown(capsys, *MANIFESTS[name]) == (GOLDEN / name).read_text()
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_manifests_follow_the_schemas(name: str, capsys: Capture) -> None:
+    for document in yaml.safe_load_all(shown(capsys, *MANIFESTS[name])):
+        check(document)
+
+
+def test_the_check_sees_what_is_wrong(capsys: Capture) -> None:
+    trainjob = shown(capsys, *MANIFESTS["kubernetes-trainjob.yaml"])
+    pytorchjob = shown(capsys, *MANIFESTS["kubernetes-pytorchjob.yaml"])
+    for text, right, wrong in (
+        (trainjob, "numNodes", "nodes"),
+        (trainjob, "numProcPerNode: 8", "numProcPerNode: eight"),
+        (trainjob, "mountPath", "path"),
+        (trainjob, "backoffLimit", "restarts"),
+        (pytorchjob, "name: pytorch", "name: torch"),
+        (pytorchjob, "terminationGracePeriodSeconds: 330", "terminationGracePeriodSeconds: long"),
+        (pytorchjob, "  Master:", "  Chief:"),
+    ):
+        assert right in text
+        with pytest.raises((AssertionError, ValueError, kubernetes_validate.ValidationError)):
+            for document in yaml.safe_load_all(text.replace(right, wrong)):
+                check(document)
+
+
+def check(document: Document) -> None:
+    """Against the schemas of Kubernetes and of Kubeflow, where there are any."""
+    kind, spec = document["kind"], document.get("spec", {})
+    if kind == "TrainJob":
+        assert TrainerV1alpha1TrainJob.from_dict(document).to_dict() == document
+    elif kind == "TrainingRuntime":
+        assert TrainerV1alpha1TrainingRuntime.from_dict(document).to_dict() == document
+        (replicated,) = spec["template"]["spec"]["replicatedJobs"]
+        job = replicated["template"]["spec"]
+        (container,) = job["template"]["spec"]["containers"]
+        assert replicated["name"] == container["name"] == "node"
+        container["image"] = "the TrainJob's"
+        check_core("batch/v1", "Job", {"spec": job})
+    elif kind == "PyTorchJob":
+        check_pytorchjob(spec)
+    else:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+def check_pytorchjob(spec: Document) -> None:
+    """By the rules of the Training Operator's own check of what it is given."""
+    assert spec.keys() == {"runPolicy", "nprocPerNode", "pytorchReplicaSpecs"}
+    assert spec["nprocPerNode"].isdigit()
+    replicas = spec["pytorchReplicaSpecs"]
+    assert "Master" in replicas and replicas.keys() <= {"Master", "Worker"}
+    assert replicas["Master"]["replicas"] == 1
+    for replica in replicas.values():
+        assert replica.keys() == {"replicas", "restartPolicy", "template"}
+        assert replica["replicas"] >= 1
+        assert replica["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
+        check_core("v1", "PodTemplate", {"template": replica["template"]})
+        (container,) = replica["template"]["spec"]["containers"]
+        assert container["name"] == "pytorch" and container["image"]
+
+
+def check_core(version: str, kind: str, content: Document) -> None:
+    document = {"apiVersion": version, "kind": kind, "metadata": {"name": "x"}, **content}
+    kubernetes_validate.validate(document, KUBERNETES, strict=True)
+
+
+def test_a_doctor_goes_to_the_pods(capsys: Capture) -> None:
+    *_, job = yaml.safe_load_all(shown(capsys, *ON_VOLUME, "--doctor"))
+    command = job["spec"]["trainer"]["command"]
+    assert command[:4] == ["trainyard", "launch", "pod", "debug"]
+    assert command[-3:] == ["--restarts=0", "--grace=300", "--doctor"]
+
+
+def test_a_recipe_of_ones_own_goes_along(tmp_path: Path, capsys: Capture) -> None:
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text('extends = "debug"\n[optim]\nlr = 0.25\n')
+    words = [str(recipe) if word == "debug" else word for word in ON_VOLUME]
+    config_map, runtime, job = yaml.safe_load_all(shown(capsys, *words))
+    check(config_map)
+    (file, text), *_ = config_map["data"].items()
+    (tmp_path / file).write_text(text)
+    assert load_recipe(str(tmp_path / file)) == load_recipe(str(recipe))
+    command = job["spec"]["trainer"]["command"]
+    assert command[3:6] == [f"/etc/trainyard/{file}", "--run", "/runs/first"]
+    pod = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+    assert {"name": "recipe", "configMap": {"name": "first"}} in pod["spec"]["volumes"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--name", "1st"], "'1st' is not of small letters"),
+        (["--name", "n" * 46], "at most 45"),
+        (["--run", "/runs/2026"], "the run directory's name is none for a job"),
+        (["--run", "runs/first"], "the run directory runs/first is on no volume"),
+        (["--run", "/runs-of-others/first"], "is on no volume"),
+        (["--volume", "runs:/other"], "a claim is given twice"),
+        (["--volume", "runs"], "'runs' is not CLAIM:/PATH"),
+        (["--volume", "Runs:/other"], "'Runs' is not of small letters"),
+        (["--memory", "64GB"], "'64GB' is no quantity"),
+        (["--cpu", "many"], "'many' is no quantity"),
+        (["--namespace", "my_own"], "'my_own' is not of small letters"),
+        (["--node-selector", "gpu"], "'gpu' is not KEY=VALUE"),
+        (["--kind", "mpijob"], "--kind"),
+        (["--gpus", "8", "--ranks", "4"], "--gpus and --ranks both say how many"),
+        (["--optim.rate", "1"], "optim.rate"),
+    ],
+)
+def test_wrong_words_are_named(words: list[str], said: str, capsys: Capture) -> None:
+    assert said in complaint(capsys, *ON_VOLUME, *words)
+
+
+def test_kubectl_is_given_the_text(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "kubectl is not there" in complaint(capsys, *ON_VOLUME, "--apply")
+    kubectl = tmp_path / "kubectl"
+    kubectl.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\n/bin/cat >{tmp_path}/text\nexit 7')
+    kubectl.chmod(0o755)
+    assert run(*ON_VOLUME, "--apply") == 7
+    assert (tmp_path / "words").read_text() == "apply -f -\n"
+    assert (tmp_path / "text").read_text() == shown(capsys, *ON_VOLUME, "--apply", "--dry-run")
+
+
+# --- pods ---
+
+
+def operator_env(job: Document, node: int, port: int) -> dict[str, str]:
+    """What the operator of a job sets in a pod: Training Operator 1.9, Trainer 2.3."""
+    spec = job["spec"]
+    if job["kind"] == "TrainJob":
+        ranks, num_nodes = spec["trainer"]["numProcPerNode"], spec["trainer"]["numNodes"]
+        extra: dict[str, object] = {}
+    else:
+        ranks = int(spec["nprocPerNode"])
+        num_nodes = sum(part["replicas"] for part in spec["pytorchReplicaSpecs"].values())
+        # RANK is the pod's, though WORLD_SIZE counts the processes.
+        extra = {"PYTHONUNBUFFERED": 1, "WORLD_SIZE": num_nodes * ranks, "RANK": node}
+        extra |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    place = {
+        "PET_NNODES": num_nodes,
+        "PET_NPROC_PER_NODE": ranks,
+        "PET_NODE_RANK": node,
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": port,
+    }
+    return {name: str(value) for name, value in (place | extra).items()}
+
+
+def command_of(job: Document) -> list[str]:
+    spec = job["spec"]
+    if job["kind"] == "TrainJob":
+        command = spec["trainer"]["command"]
+    else:
+        pod = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        command = pod["containers"][0]["command"]
+    assert command[0] == "trainyard"
+    return [sys.executable, "-m", *command]
+
+
+def rendered(capsys: Capture, kind: str, folder: Path, *words: object) -> Document:
+    """The job that is asked for, last of the documents."""
+    volume = ("--volume", f"runs:{folder.parent}", "--run", folder)
+    text = shown(capsys, *LAUNCH, "--kind", kind, *volume, *words)
+    job: Document = list(yaml.safe_load_all(text))[-1]
+    return job
+
+
+@contextmanager
+def pod(tmp_path: Path, job: Document, node: int, port: int) -> Iterator[Started]:
+    """A pod's process; nothing of it is left when a test fails either."""
+    token = {"TRAINYARD_TEST": f"{tmp_path}-{node}"}
+    with subprocess.Popen(
+        command_of(job),
+        env=os.environ | operator_env(job, node, port) | token,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        started = Started(process, f"TRAINYARD_TEST={token['TRAINYARD_TEST']}\0")
+        try:
+            yield started
+        finally:
+            for member in started.members():
+                with suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
+
+
+def ended(started: Started) -> tuple[int, str]:
+    """The exit code and stderr of a pod that leaves no process behind."""
+    _, err = started.process.communicate(timeout=150)
+    assert started.members() == []
+    return started.process.returncode, err
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+def reports(folder: Path, *keys: str) -> list[list[Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [[line[key] for key in keys] for line in lines if line["kind"] in ("train", "val")]
+
+
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    """One for each rank of a pod, and of four: as many threads, so that sums are the same bits."""
+    all_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(all_cores)[:2])
+    yield
+    os.sched_setaffinity(0, all_cores)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_pod_that_was_moved_goes_on(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["--data", digits, "--data.threads", "1", "--run.log_every", "1 step"]
+    words += ["--run.length", "60 steps", "--run.save_every", "0 steps", "--run.eval_every"]
+    words += ["0 steps", "--batch.size", "32"]
+    local, folder, port = tmp_path / "local", tmp_path / "run", free_port()
+    job = rendered(capsys, "pytorchjob", folder, "--nodes", 2, "--ranks", 2, *words)
+    with ExitStack() as pods:
+        first, second = (pods.enter_context(pod(tmp_path, job, node, port)) for node in range(2))
+        wait_for(lambda: has_begun(folder), "the first report", timeout_s=150)
+        second.process.terminate()
+        code, err = ended(second)
+        assert (code, err) == (143, "")  # from 128 on the operator starts the pod again
+        again = pods.enter_context(pod(tmp_path, job, 1, port))
+        assert ended(again) == (0, "")
+        code, err = ended(first)
+    assert code == 0
+    assert (
+        err == "trainyard: another pod was told to end; starting again, to go on when it is back\n"
+    )
+    launch = [sys.executable, "-m", "trainyard", "launch", "local", "debug", "--ranks", "4"]
+    launch += ["--run", str(local), *map(str, words)]
+    subprocess.run(launch, check=True, capture_output=True, timeout=200)
+    losses = reports(folder, "kind", "step", "loss")
+    assert losses == reports(local, "kind", "step", "loss")
+    assert [step for kind, step, _ in losses if kind == "train"] == [*range(1, 61)]
+
+
+def test_failures_are_counted(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    words = ["--data", digits, "--data.threads", "1", "--run.log_every", "1 step"]
+    words += ["--run.length", "100000 steps", "--run.save_every", "0 steps", "--restarts", "1"]
+    folder = tmp_path / "run"
+    job = rendered(capsys, "trainjob", folder, "--ranks", 2, *words)
+    with pod(tmp_path, job, 0, free_port()) as started:
+        wait_for(lambda: has_begun(folder), "the first report", timeout_s=150)
+        first = rank_of(started, 1)
+        os.kill(first, signal.SIGKILL)
+        wait_for(lambda: rank_of(started, 1) not in (first, 0), "the rank to be back")
+        os.kill(rank_of(started, 1), signal.SIGKILL)
+        code, err = ended(started)
+    assert code == 1
+    assert err.count("rank 1 was killed by signal 9") == 2
+    assert err.count("starting again (1 of 1)") == 1
+
+
+def rank_of(started: Started, rank: int) -> int:
+    """Its process, 0 if there is none."""
+    with suppress(AssertionError, OSError):
+        return process_of(started, rank)
+    return 0
+
+
+def test_a_mistake_ends_the_job(tmp_path: Path, capsys: Capture) -> None:
+    words = ("--data", tmp_path / "nowhere")
+    job = rendered(capsys, "trainjob", tmp_path / "run", "--ranks", 2, *words)
+    with pod(tmp_path, job, 0, free_port()) as started:
+        code, err = ended(started)
+    assert code == 2
+    assert err.count("\n") == 1 and "nowhere" in err
+
+
+def test_the_ranks_of_pods_follow_each_other(tmp_path: Path) -> None:
+    share = Place(1, 2, 8, "run-master-0", 23456).share(Job(("train", "debug"), tmp_path))
+    assert share.environment(3) == {
+        "RANK": "11",
+        "WORLD_SIZE": "16",
+        "LOCAL_RANK": "3",
+        "LOCAL_WORLD_SIZE": "8",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "MASTER_ADDR": "run-master-0",
+        "MASTER_PORT": "23456",
+        "FORCE_COLOR": "",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_the_place_of_a_pod_is_that_of_its_environment() -> None:
+    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"}
+    # So the first versions of the Training Operator had the address.
+    env |= {"MASTER_ADDR": "run-master-0", "MASTER_PORT": "23456"}
+    assert place_in(env) == Place(1, 2, 8, "run-master-0", 23456)
+    with pytest.raises(InputError, match="PET_NPROC_PER_NODE is 'auto', which is no whole number"):
+        place_in(env | {"PET_NPROC_PER_NODE": "auto"})
+    del env["MASTER_ADDR"]
+    with pytest.raises(InputError, match="PET_MASTER_ADDR is not set: `launch pod` is what"):
+        place_in(env)

@@ -1,0 +1,80 @@
+"""The command line that `launch mpi` gives to mpirun."""
+
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Capture, complaint, run, shown
+from trainyard.launch.job import Job
+from trainyard.launch.mpi import MpiOptions, _passing_signals, command_line, variables
+
+JOB = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"), python="/venv/bin/python")
+HERE = """
+    mpirun --host localhost:2 -np 2 --bind-to none
+    -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29501
+    /venv/bin/python -m trainyard train debug --run runs/debug
+"""
+HOSTS = """
+    /opt/openmpi/bin/mpirun --allow-run-as-root --host a:4,b:2 -np 6 --bind-to none
+    -x MASTER_ADDR=a -x MASTER_PORT=29501 -x NCCL_DEBUG --mca btl_tcp_if_include eth0
+    /venv/bin/python -m trainyard train debug --run runs/debug
+"""
+
+
+def test_ranks_on_this_machine() -> None:
+    options = MpiOptions(hosts={"localhost": 2})
+    assert command_line(JOB, options, 29501) == HERE.split()
+    assert variables(options) == {
+        "OMPI_MCA_odls_base_sigkill_timeout": "5",
+        "OMPI_MCA_oob_tcp_if_include": "lo",
+    }
+
+
+def test_ranks_on_several_hosts() -> None:
+    options = MpiOptions(
+        hosts={"a": 4, "b": 2},
+        mpirun="/opt/openmpi/bin/mpirun",
+        extra=("--mca", "btl_tcp_if_include", "eth0"),
+        is_root=True,
+        passed_on=("NCCL_DEBUG",),
+    )
+    assert command_line(JOB, options, 29501) == HOSTS.split()
+    assert variables(options) == {"OMPI_MCA_odls_base_sigkill_timeout": "5"}
+
+
+def test_dry_run(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    (tmp_path / "hosts").write_text("a slots=3\nb  # with as many ranks as --ranks has it\n")
+    words = ("--hosts", tmp_path / "hosts", "--ranks", 2, "--mpirun", "my mpirun", "--dry-run")
+    assert run("launch", "mpi", "debug", *words) == 0
+    printed = shlex.split(capfd.readouterr().out)
+    assert printed[:3] == ["env", "OMPI_MCA_odls_base_sigkill_timeout=5", "my mpirun"]
+    assert printed[printed.index("--host") + 1 :][:3] == ["a:3,b:2", "-np", "5"]
+    assert "NCCL_DEBUG" in printed and "MASTER_ADDR=a" in printed
+
+
+def test_hosts(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    words = ("launch", "mpi", "debug", "--data", "/only/there", "--dry-run", "--hosts")
+    assert "say how many ranks each host is to have" in complaint(capsys, *words, "a:8,b")
+    assert "me@a: mpirun takes no user" in complaint(capsys, *words, "me@a:8")
+    assert "-x NCCL_DEBUG" in shown(capsys, *words, "a:8")
+
+
+def test_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with subprocess.Popen(["true"]) as process, _passing_signals(process):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_without_openmpi(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert "there is no mpirun: install OpenMPI" in complaint(
+        capsys, "launch", "mpi", "debug", "--ranks", 2
+    )

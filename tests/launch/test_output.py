@@ -1,0 +1,29 @@
+"""What ranks write, passed on."""
+
+import io
+import os
+import sys
+
+import pytest
+
+from trainyard.launch.events import Line
+from trainyard.launch.output import Printer
+
+
+def test_a_stdout_that_cannot_write_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", latin)
+    Printer(["a"]).line("a", Line(0, "loss → 1"))
+    latin.seek(0)
+    assert latin.read() == "a/0 | loss ? 1\n"
+
+
+def test_a_reader_that_has_gone_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        printer = Printer(["a"])
+        with pytest.raises(BrokenPipeError):
+            printer.line("a", Line(0, "one"))
+        printer.line("a", Line(0, "two"))

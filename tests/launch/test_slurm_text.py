@@ -1,0 +1,149 @@
+"""The text of a Slurm job: as those in tests/golden, and what bash makes of it."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Capture, complaint, shown
+from trainyard.launch.job import Job
+from trainyard.launch.slurm import Allocation, script
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PYTHON = "/shared/venv/bin/python"
+TEXTS = {
+    "slurm-gpus": script(
+        Job(
+            ("train", "resnet50", "--run", "runs/resnet50", "--data", "data/imagenet"),
+            Path("runs/resnet50"),
+            PYTHON,
+        ),
+        Allocation(
+            nodes="4",
+            gpus=8,
+            cpus=12,
+            wishes=(
+                ("time", "72:00:00"),
+                ("partition", "gpu"),
+                ("account", "vision"),
+                ("constraint", "h200&ib"),
+                ("reservation", "spring"),
+                ("qos", "long"),
+                ("comment", "the owner's first"),
+                ("mem", "900G"),
+            ),
+            mail="me@example.org",
+            extra=("#SBATCH --exclusive", "--exclude=node[07,11]"),
+        ),
+        folder=Path("/home/me/my project"),
+        restarts=3,
+        setup=("module load cuda/13.0", "source /home/me/setup.sh"),
+    ),
+    "slurm-seeds": script(
+        Job(
+            ("train", "digits", "--run", "runs/50% of it", "--run.length=5 epochs"),
+            Path("runs/50% of it"),
+            PYTHON,
+        ),
+        Allocation(nodes="1-2", ranks=4, grace=30),
+        folder=Path("/home/me"),
+        restarts=0,
+        seeds=(0, 7),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text(name: str) -> None:
+    file = GOLDEN / f"{name}.sbatch"
+    if "GOLDEN" in os.environ:  # to be made anew, and then read
+        file.write_text(TEXTS[name])
+    assert TEXTS[name] == file.read_text()
+    subprocess.run(["bash", "-n", file], check=True)
+
+
+# What srun ends with, one after another, and what the job then does.
+COURSES = {
+    "done": ([0], 0, []),
+    "a mistake": ([2], 2, []),
+    "diverged": ([3], 3, []),
+    "stopped by its user": ([130], 130, []),
+    "the time limit": ([75], 75, ["requeue 5"]),
+    "a signal at the start": ([138], 75, ["requeue 5"]),
+    "preempted": ([143], 75, ["requeue 5"]),
+    "a lost node": ([1], 1, []),
+    "one failure": ([137, 0], 0, []),
+    "two failures": ([137, 1, 75], 75, ["requeue 5"]),
+    "three failures": ([137, 1, 1], 1, []),
+}
+
+
+@pytest.mark.parametrize("course", COURSES)
+def test_course(course: str, tmp_path: Path) -> None:
+    """Slurm's commands are stood in for; the real ones are in tests/services/test_slurm.py."""
+    codes, ends_with, asked = COURSES[course]
+    programs, log = tmp_path / "programs", tmp_path / "asked"
+    programs.mkdir()
+    state = "PENDING" if course == "a lost node" else "RUNNING"
+    preempted = "2026-11-22T08:00:00" if course == "preempted" else "None"
+    shows = f"JobState={state} PreemptTime={preempted}"
+    says = {
+        "srun": 'code=$(head -n 1 codes); sed -i 1d codes; exit "$code"',
+        "scontrol": f'[ "$1" = show ] && echo "{shows}" || echo "$@" >>{log}',
+    }
+    for name, line in says.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "codes").write_text("".join(f"{code}\n" for code in codes))
+    job = Job(("train", "debug", "--run", "run"), Path("run"), PYTHON)
+    (tmp_path / "run").mkdir()
+    text = script(job, Allocation(ranks=2), folder=tmp_path, restarts=2)
+    path = f"{programs}:{os.environ['PATH']}"
+    slurm = {"SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "n[1-2]", "PATH": path}
+    done = subprocess.run(
+        ["bash"], input=text, text=True, cwd=tmp_path, env=os.environ | slurm, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (ends_with, "")
+    assert (log.read_text().splitlines() if log.exists() else []) == asked
+    assert (tmp_path / "codes").read_text() == ""
+    failures = tmp_path / "run" / "slurm-5.failures"
+    num_failures = sum(code in (1, 137) for code in codes) * (state == "RUNNING")
+    lines = failures.read_text().splitlines() if failures.exists() else []
+    assert len(lines) == num_failures
+
+
+def test_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
+    words = ["launch", "slurm", "debug", "--data", digits, "--run", tmp_path / "run", "--dry-run"]
+    text = shown(capsys, *words, "--gpus", 4, "--time", "1.5", "--optim.lr", "0.1")
+    assert "#SBATCH --time=1:30:00\n" in text
+    assert "#SBATCH --gpus-per-node=4\n" in text
+    assert " --optim.lr=0.1\n" in text
+    assert not (tmp_path / "run").exists()
+
+
+MISTAKES = {
+    "neither": ([], "how many GPUs of each node"),
+    "both": (["--gpus", "2", "--ranks", "2"], "how many GPUs of each node"),
+    "minutes": (["--gpus", "1", "--time", "4:00"], "'4:00' is neither hours nor as 72:00:00"),
+    "short": (["--gpus", "1", "--time", "0:02:59"], "ask for 180 s or more"),
+    "nodes": (["--gpus", "1", "--nodes", "two"], "'two' is neither a number of nodes nor as 1-4"),
+    "seeds": (["--gpus", "1", "--seeds", "1-3"], "'1-3' are no seeds such as 0,1,2"),
+    "seed": (["--gpus", "1", "--seeds", "1,2", "--run.seed", "3"], "exclude each other"),
+    "submitit": (["--gpus", "1", "--submitit"], "--dry-run shows nothing of --submitit"),
+    "no key": (["--gpus", "1", "--run.lenght", "3 steps"], "run.length"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(mistake: str, capsys: Capture) -> None:
+    words, said = MISTAKES[mistake]
+    assert said in complaint(capsys, "launch", "slurm", "debug", "--dry-run", *words)
+
+
+def test_without_slurm(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    said = complaint(capsys, "launch", "slurm", "debug", "--gpus", "1")
+    assert "there is no sbatch here" in said and "--dry-run" in said
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,133 @@
+"""`launch ssh`: hosts as given, and what would be started on them."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Capture, complaint, shown
+from trainyard.errors import InputError
+from trainyard.launch.events import Events, Gone
+from trainyard.launch.ssh import sync
+from trainyard.launch.ssh_check import as_text, differences, why_not
+from trainyard.launch.ssh_hosts import SshHost, read_hosts
+from trainyard.launch.ssh_remote import Login, Remote
+
+
+def test_hosts_in_a_list() -> None:
+    assert read_hosts("a,b:4,me@c,[2001:db8::1]:2,me@::1") == [
+        SshHost("a"),
+        SshHost("b", 4),
+        SshHost("me@c"),
+        SshHost("2001:db8::1", 2),
+        SshHost("me@::1"),
+    ]
+    assert [host.name for host in read_hosts("me@c,me@::1")] == ["c", "::1"]
+
+
+def test_hosts_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "hosts"
+    file.write_text("# ours\na\n\nme@b slots=8  # the new one\nc:2\n")
+    assert read_hosts(str(file)) == [SshHost("a"), SshHost("me@b", 8), SshHost("c", 2)]
+    file.write_text("a\nb slot=8\n")
+    with pytest.raises(InputError, match=r"hosts, line 2: 'slot=8' is not slots=N"):
+        read_hosts(str(file))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("a,a", "a stands there twice; for two ranks: a:2"),
+        ("a:x", "'a:x' is no host"),
+        ("a:0", "'a:0' is no host"),
+        ("-oProxyCommand=x", "is no host"),
+        (",", "there are no hosts in ','"),
+        ("no/such", "there is no file no/such"),
+        (f"{'a,' * 300}", "a stands there twice"),  # too long for the name of a file
+    ],
+)
+def test_what_is_no_host(given: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        read_hosts(given)
+
+
+def test_dry_run(capsys: Capture, digits: Path) -> None:
+    words = ("launch", "ssh", "debug", "--data", digits, "--dry-run", "--hosts", "a:2,me@b")
+    text = shown(capsys, *words, "--ssh", "ssh -p 2222", "--ssh-config", "mine", "--folder", "/w")
+    first, second, last = text.splitlines()
+    assert first.startswith("a: 2 x ") and "-m trainyard train debug --run runs/debug" in first
+    assert second.startswith("me@b: (one per GPU, or 1) x ")
+    assert last.startswith("by ssh -p 2222 -F mine -T -o BatchMode=yes") and last.endswith("in /w")
+
+
+def test_data_that_only_the_hosts_have(capsys: Capture) -> None:
+    words = ("launch", "ssh", "debug", "--data", "/only/there", "--hosts", "a", "--dry-run")
+    assert "--data /only/there" in shown(capsys, *words)
+    assert "optim.lr" in complaint(capsys, *words, "--optim.lr", "much")
+
+
+def test_a_copy_names_what_is_missing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rsync = tmp_path / "rsync"
+    rsync.write_text('#!/bin/sh\necho "$@" >"$SAID"; echo oh >&2; exit $CODE\n')
+    rsync.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SAID", str(tmp_path / "said"))
+    login = Login(ssh=("ssh",), folder="/my work", python="python")
+    for code, said in ((12, r"rsync failed \(oh\): is it installed there\?"), (23, r"\(oh\)$")):
+        monkeypatch.setenv("CODE", str(code))
+        with pytest.raises(InputError, match=said):
+            sync([SshHost("a")], login)
+    assert "--rsync-path mkdir -p '/my work' && rsync" in (tmp_path / "said").read_text()
+
+
+def test_what_ssh_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nsleep 1000 >/dev/null &\necho refused >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    events = Events()
+    remote = Remote(SshHost("a"), Login((str(ssh),), "/w", "python"), events)
+    assert events.get(timeout=30) == Gone("a", "ssh failed (refused)")
+    remote.close()
+
+
+def test_both_gpus_and_ranks(capsys: Capture, digits: Path) -> None:
+    words = ("launch", "ssh", "debug", "--data", digits, "--hosts", "a")
+    assert "give one of them" in complaint(capsys, *words, "--gpus", 1, "--ranks", 1)
+
+
+def test_what_differs() -> None:
+    here = {"trainyard": "1.0", "code": "abc", "torch": "2.15.0"}
+    there = {
+        "a": here | {"torch": "2.15.0+cu130"},
+        "b": here,
+        "c": here | {"trainyard": "0.9"},
+        "d": here | {"code": "def"},
+        "e": here | {"torch": "not installed"},
+    }
+    assert differences({"a": there["a"], "f": there["a"]}, here) == {}
+    problems = differences(there, here)
+    assert problems == {
+        "b": "torch 2.15.0 there, 2.15.0+cu130 on a: install the same",
+        "c": "trainyard 0.9 there, 1.0 here: install the same",
+        "d": "another code of trainyard 1.0 there (def) than here (abc): install the same",
+        "e": "torch is not installed there",
+    }
+    head, *lines = as_text(problems, 5).splitlines()
+    assert head == "4 of 5 hosts are not ready; nothing was started" and len(lines) == 4
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "told"),
+    [
+        (255, "ssh: connect to host x port 22: Connection refused", "nothing listens at its ssh"),
+        (255, "Host key verification failed.", "its host key is not known here: log in by hand"),
+        (255, "ssh: connect to host x port 22: No route to host", "it does not answer"),
+        (255, "banner exchange: invalid", r"ssh failed \(banner exchange: invalid\)"),
+        (1, "/p: No module named trainyard.launch.agent", "/p there has no such trainyard"),
+    ],
+)
+def test_why_there_is_no_agent(code: int, said: str, told: str) -> None:
+    assert re.match(told, why_not(code, [said], folder="/w", python="/p"))

@@ -1,0 +1,250 @@
+"""`launch slurm` on a real Slurm: as `launch local`, and through a night of all kinds of ends."""
+
+import json
+import os
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Capture, newest, run, shown
+from tests.services.slurm_cluster import SlurmCluster, needs_slurm, wait_long_for
+from tests.train.test_resume import curve, read
+
+pytestmark = [needs_slurm, pytest.mark.timeout(600)]  # a night is long on a machine that is busy
+
+OBSERVER = Path(__file__).parent / "observer"
+NIGHT_STEPS = 150  # of 32 samples: an epoch ends in step 45
+OPTIONS = (
+    *("--run.log_every", "1 step", "--run.save_every", "0 steps", "--run.eval_every", "0 steps"),
+    *("--data.threads", "1"),
+)
+
+
+@pytest.fixture
+def at_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SlurmCluster:
+    """To be asked by what runs in this process too."""
+    for name, value in slurm.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    return slurm
+
+
+def submitted(capsys: Capture, *words: object) -> str:
+    """The job's id."""
+    return job_in(shown(capsys, "launch", "slurm", "debug", *words))
+
+
+def job_in(said: str) -> str:
+    found = re.match(r"job (\d+) trains in ", said)
+    assert found is not None
+    return found[1]
+
+
+def output(folder: Path) -> str:
+    return "".join(path.read_text() for path in sorted(folder.glob("slurm-*.out")))
+
+
+def environment(cluster: SlurmCluster, log: Path) -> dict[str, str]:
+    """In which ranks note in `log` what they train on."""
+    log.mkdir(parents=True)
+    ours = {"PYTHONPATH": str(OBSERVER), "TRAINYARD_TEST_LOG": str(log)}
+    return os.environ | cluster.env | ours
+
+
+def num_steps(log: Path) -> int:
+    return len(noted(log, 0)) if (log / "ids-0.jsonl").exists() else 0
+
+
+def noted(log: Path, rank: int) -> list[tuple[int, list[int]]]:
+    """Step and samples, in the order in which a rank has made them."""
+    return [json.loads(line) for line in (log / f"ids-{rank}.jsonl").read_text().splitlines()]
+
+
+# --- a night ---
+
+
+@dataclass
+class Night:
+    """A run under way in a thread of its own, while other tests have theirs."""
+
+    cluster: SlurmCluster
+    digits: Path
+    folder: Path
+
+    def command(self, name: str, *words: str) -> list[str]:
+        length = ("--run.length", f"{NIGHT_STEPS} steps")
+        folder = str(self.folder / name / "run")
+        common = ("--data", str(self.digits), "--run", folder, *length, *OPTIONS)
+        return [sys.executable, "-m", "trainyard", "launch", *words, *common]
+
+    def live(self) -> str:
+        """The job's id, once it has ended."""
+        log = self.folder / "night" / "log"
+        words = ("--partition", "low", "--ranks", "2", "--nodes", "2", "--restarts", "1")
+        command = self.command("night", "slurm", "debug", *words, "--time", "1")
+        env = environment(self.cluster, log)
+        (log / "slow").touch()
+        said = subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+        job = job_in(said)
+        self.train(job, log)
+        hours, minutes, _ = map(int, self.cluster.field(job, "RunTime").split(":"))
+        self.limit(job, 60 * hours + minutes + 2)  # the ranks are told when it is next looked at
+        self.wait_for_requeue(job, 0)
+        self.limit(job, 60)
+        urgent = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null"]
+        for cause in (["scancel", "--signal=USR1", job], ["sbatch", *urgent, "--wrap=true"]):
+            before = self.train(job, log)
+            self.cluster.ask(*cause)
+            self.wait_for_requeue(job, before)
+        self.train(job, log)
+        (log / "kill-1").touch()
+        wait_long_for(lambda: not (log / "kill-1").exists(), "rank 1 to be killed")
+        (log / "slow").unlink()
+        self.cluster.wait_for_end(job)
+        return job
+
+    def limit(self, job: str, minutes: int) -> None:
+        self.cluster.ask("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
+
+    def train(self, job: str, log: Path) -> int:
+        """How often the job was requeued before it trained, once it does."""
+        before = num_steps(log)
+        wait_long_for(lambda: num_steps(log) > before + 1, "two more steps")
+        return int(self.cluster.field(job, "Restarts"))
+
+    def wait_for_requeue(self, job: str, before: int) -> None:
+        def is_requeued() -> bool:
+            return int(self.cluster.field(job, "Restarts")) > before
+
+        wait_long_for(is_requeued, f"job {job} to be requeued")
+
+
+@pytest.fixture(scope="module")
+def night(
+    slurm: SlurmCluster, digits: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Night, "Future[str]"]]:
+    one = Night(slurm, digits, tmp_path_factory.mktemp("night"))
+    with ThreadPoolExecutor(1) as thread:
+        yield one, thread.submit(one.live)
+
+
+@pytest.fixture(autouse=True)
+def _night_has_begun(night: object) -> None:
+    pass
+
+
+# --- meanwhile ---
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_same_losses_as_local(
+    ranks: int, at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    words = ["--data", digits, "--ranks", ranks, "--run.length", "8 steps", *OPTIONS]
+    job = submitted(capsys, "--run", "runs/slurm", "--nodes", 2, *words)
+    local = [sys.executable, "-m", "trainyard", "launch", "local", "debug", "--run", "runs/local"]
+    subprocess.run([*local, *map(str, words)], check=True, capture_output=True)
+    assert at_slurm.wait_for_end(job) == "COMPLETED", output(tmp_path / "runs" / "slurm")
+    ours, theirs = (curve(tmp_path / "runs" / name, "train", "loss") for name in ("slurm", "local"))
+    assert ours == theirs
+    assert list(ours) == list(range(1, 9))
+
+
+def test_seeds(at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path) -> None:
+    words = ("--data", digits, "--ranks", 1, "--run.length", "2 steps", *OPTIONS)
+    job = submitted(capsys, "--run", "some runs/a", "--seeds", "3,5", *words)
+    assert at_slurm.wait_for_end(f"{job}_3") == at_slurm.wait_for_end(f"{job}_5") == "COMPLETED"
+    folders = [tmp_path / "some runs" / f"a-seed{seed}" for seed in (3, 5)]
+    losses = [curve(folder, "train", "loss")[2] for folder in folders]
+    assert losses[0] != losses[1]
+    assert ["seed = 3\n" in (f / "recipe.toml").read_text() for f in folders] == [True, False]
+    assert all("stop" not in output(folder) and output(folder) for folder in folders)
+
+
+def test_a_job_that_slurm_refuses(
+    at_slurm: SlurmCluster, capsys: Capture, digits: Path, tmp_path: Path
+) -> None:
+    words = ("--data", digits, "--ranks", 1, "--partition", "nowhere", "--run", "run")
+    assert run("launch", "slurm", "debug", *words) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("trainyard: sbatch refuses the job: ")
+    assert "invalid partition specified: nowhere" in said.err
+    assert said.err.count("\n") == 1
+
+
+def test_a_mistake_is_not_made_again(
+    at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    words = ("--data", digits, "--run", "run", "--ranks", 1, "--run.resume", tmp_path / "nowhere")
+    job = submitted(capsys, *words)
+    assert at_slurm.wait_for_end(job) == "FAILED"
+    assert at_slurm.field(job, "ExitCode") == "2:0"
+    said = output(tmp_path / "run")
+    assert said.count("no such checkpoint") == 1 and "starting again" not in said
+
+
+def test_submitit(
+    at_slurm: SlurmCluster,
+    digits: Path,
+    capsys: Capture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("submitit", reason="needs submitit: pip install 'trainyard[submitit]'")
+    log = tmp_path / "log"
+    for name, value in environment(at_slurm, log).items():
+        monkeypatch.setenv(name, value)
+    (log / "slow").touch()
+    words = ("--data", digits, "--run", "run", "--run.length", "12 steps", *OPTIONS)
+    job = submitted(capsys, "--submitit", "--ranks", 2, "--nodes", 2, "--time", 1, *words)
+    wait_long_for(lambda: num_steps(log) > 1, "two steps")
+    at_slurm.ask("scancel", "--signal=USR2", job)
+    wait_long_for(lambda: at_slurm.field(job, "Restarts") == "1", "the requeue")
+    (log / "slow").unlink()
+    assert at_slurm.wait_for_end(job) == "COMPLETED"
+    for rank in range(2):
+        result = tmp_path / "run" / "submitit" / f"{job}_{rank}_result.pkl"
+        assert pickle.loads(result.read_bytes()) == ("success", 0)
+        assert [step for step, _ in noted(log, rank)] == list(range(1, 13))
+
+
+# --- the morning ---
+
+
+def test_night(night: tuple[Night, "Future[str]"]) -> None:
+    """The time limit, a signal, preemption and a dead rank: one stream of samples, same losses."""
+    one, job = night[0], night[1].result()
+    folder, log = one.folder / "night" / "run", one.folder / "night" / "log"
+    assert one.cluster.field(job, "JobState") == "COMPLETED", output(folder)
+    assert int(one.cluster.field(job, "Restarts")) >= 3
+    (failure,) = (folder / f"slurm-{job}.failures").read_text().splitlines()
+    assert failure.endswith("exit code 137")
+    said = output(folder)
+    assert said.count("stopped by a signal before the end: requeued") >= 2
+    assert said.count("preempted: requeued") == 1
+    assert "rank 1 (" in said and "starting again (1 of 1)" in said
+    resumed = [line for line in read(folder / "metrics.jsonl") if line.get("event") == "resumed"]
+    assert len(resumed) >= 4
+    assert any(line["step"] % 45 for line in resumed)  # within an epoch
+    assert newest(folder).name == f"step-{NIGHT_STEPS:08d}"
+
+    undisturbed = one.folder / "undisturbed"
+    command = one.command("undisturbed", "local", "debug", "--ranks", "2")
+    env = environment(one.cluster, undisturbed / "log")
+    subprocess.run(command, env=env, check=True, capture_output=True)
+    for rank in range(2):
+        assert noted(log, rank) == noted(undisturbed / "log", rank)
+        assert [step for step, _ in noted(log, rank)] == list(range(1, NIGHT_STEPS + 1))
+    ours, theirs = (curve(place, "train", "loss") for place in (folder, undisturbed / "run"))
+    missing = sorted(theirs.keys() - ours.keys())  # had no one left to report them
+    assert len(missing) <= 1
+    assert ours == {step: loss for step, loss in theirs.items() if step not in missing}
+    assert one.cluster.processes() == []

@@ -1,0 +1,214 @@
+"""`trainyard launch ssh` on real hosts, one of which may go, or have something wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import newest
+from tests.services.losses import losses_of, reports
+from tests.services.ssh_hosts import SshHosts, needs_ssh, ssh_hosts
+from tests.test_cli_signals import LONG, check_stopped_run, has_begun, wait_for
+from trainyard.train.checkpoint import find_problem
+
+pytestmark = needs_ssh
+QUICK = ("--run.log_every", "1 step", "--data.threads", "1", "--run.eval_every", "0 steps")
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    with ssh_hosts(tmp_path_factory.mktemp("hosts")) as both:
+        yield both
+
+
+class Launched:
+    """`launch ssh` under way. All that belongs to it, here and on hosts, works in its folder."""
+
+    def __init__(self, process: "subprocess.Popen[str]", folder: Path) -> None:
+        self.process, self.folder = process, folder
+        self.errors = folder / "stderr"
+
+    def said(self) -> str:
+        return self.errors.read_text()
+
+    def members(self) -> list[int]:
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has just ended
+                if Path(os.readlink(process / "cwd")) == self.folder:
+                    found.append(int(process.name))
+        return found
+
+    def end(self, timeout_s: float = 120) -> int:
+        """Its exit code. Nothing is left, anywhere."""
+        code = self.process.wait(timeout_s)
+        wait_for(lambda: not self.members(), "the last process to end", timeout_s=20)
+        return code
+
+
+@contextmanager
+def launched(hosts: SshHosts, folder: Path, *words: object) -> Iterator[Launched]:
+    """A command under way; nothing of it is left when a test fails either."""
+    folder.mkdir(exist_ok=True)
+    given = ("--ssh-config", hosts.config, "--python", "python-there", *words)
+    command = [sys.executable, "-m", "trainyard", "launch", "ssh", *map(str, given)]
+    with (
+        (folder / "stdout").open("w") as out,
+        (folder / "stderr").open("w") as errors,
+        subprocess.Popen(
+            hosts.on_desk(*command), cwd=folder, stdout=out, stderr=errors, text=True
+        ) as process,
+    ):
+        running = Launched(process, folder)
+        try:
+            yield running
+        finally:
+            for member in (*running.members(), process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(member, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_losses_are_those_of_local(
+    each: int, hosts: SshHosts, digits: Path, tmp_path: Path
+) -> None:
+    words = ["debug", "--data", digits, *QUICK, "--run.length", "3 steps"]
+    with launched(
+        hosts, tmp_path / "ssh", *words, "--hosts", "a,b", "--ranks", each, "--run", "run"
+    ) as run:
+        assert run.end() == 0, run.said()
+    local = ["launch", "local", *words, "--ranks", 2 * each, "--run", tmp_path / "local"]
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:2]))  # one for each, as on hosts
+    command = ["taskset", "-c", cores, sys.executable, "-m", "trainyard", *map(str, local)]
+    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    assert losses_of(tmp_path / "ssh" / "run") == losses_of(tmp_path / "local")
+    shown = (tmp_path / "ssh" / "stdout").read_text().splitlines()
+    assert all(line.startswith("a/0 | ") for line in shown) and "top-1" in shown[-1]
+    assert run.said() == ""
+
+
+def test_a_host_that_is_killed_is_waited_for(hosts: SshHosts, digits: Path, tmp_path: Path) -> None:
+    words = ["debug", "--data", digits, *QUICK, "--run.length", "60 steps", "--run", "run"]
+    words += ["--hosts", "a,b", "--ranks", 1, "--restarts", 1, "--run.save_every", "0 steps"]
+    with launched(hosts, tmp_path, *words) as run:
+        wait_for(lambda: has_begun(tmp_path / "run"), "the first report", timeout_s=150)
+        hosts.kill("b")
+        wait_for(lambda: "host b is gone" in run.said(), "the name of the host", timeout_s=30)
+        wait_for(lambda: "starting again (1 of 1)" in run.said(), "the other to save")
+        hosts.start("b")
+        assert run.end() == 0, run.said()
+    check_whole(tmp_path / "run", 60)
+    assert "the others have saved step" in run.said()
+
+
+def test_a_run_goes_on_without_a_host_whose_cable_is_cut(
+    hosts: SshHosts, digits: Path, tmp_path: Path
+) -> None:
+    words = ["debug", "--data", digits, *QUICK, "--run.length", "60 steps", "--run", "run"]
+    words += ["--hosts", "a,b", "--ranks", 1, "--min-hosts", 1, "--run.save_every", "0 steps"]
+    with launched(hosts, tmp_path, *words) as run:
+        wait_for(lambda: has_begun(tmp_path / "run"), "the first report", timeout_s=150)
+        hosts.cut("b")
+        try:
+            wait_for(lambda: "host b is gone" in run.said(), "the name of the host", timeout_s=30)
+            code = run.process.wait(120)
+            # Those of the host that is cut off end by themselves.
+            wait_for(lambda: not run.members(), "the last process to end", timeout_s=40)
+        finally:
+            hosts.mend("b")
+    assert code == 0, run.said()
+    assert run.said().count("host b is gone") == run.said().count("going on with a") == 1
+    check_whole(tmp_path / "run", 60)
+
+
+def check_whole(run: Path, num_steps: int) -> None:
+    """All steps were made, in one run."""
+    trained = [line for line in reports(run) if line["kind"] == "train"]
+    assert trained[-1]["step"] == num_steps and trained[0]["step"] == 1
+    assert trained[-1]["samples"] == num_steps * trained[0]["samples"]
+    assert newest(run).name == f"step-{num_steps:08d}"
+    assert find_problem(newest(run)) is None
+
+
+ENDINGS = [(signal.SIGINT, 130), (signal.SIGUSR1, 75), (signal.SIGKILL, -9)]
+
+
+@pytest.mark.parametrize(("number", "code"), ENDINGS)
+def test_nothing_is_left_of_a_launcher_that_is_told_to_end(
+    number: signal.Signals, code: int, hosts: SshHosts, digits: Path, tmp_path: Path
+) -> None:
+    words = ["debug", "--data", digits, "--hosts", "a,b", "--ranks", 1, "--run", "run", *LONG]
+    with launched(hosts, tmp_path, *words) as run:
+        wait_for(lambda: has_begun(tmp_path / "run"), "the first report", timeout_s=150)
+        assert len(run.members()) >= 1 + 2 * 4  # ssh, agent, rank and loader of two hosts
+        run.process.send_signal(number)
+        assert run.end() == code
+    check_stopped_run(tmp_path / "run")
+
+
+def test_what_is_wrong_with_hosts_is_told_in_a_line_each(
+    hosts: SshHosts, digits: Path, tmp_path: Path
+) -> None:
+    hosts.alias("locked", of="a", key="wrong_key")
+    older = tmp_path / "older" / "torch-2.0.0.dist-info"
+    older.mkdir(parents=True)
+    (older / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.0.0\n")
+    words = ["debug", "--data", digits, "--run", "run"]
+    hosts.python("b", f"export PYTHONPATH={older.parent}")
+    try:
+        with launched(hosts, tmp_path, *words, "--hosts", "a,b,me@nowhere,locked") as run:
+            assert run.end() == 2
+    finally:
+        hosts.python("b")
+    head, *lines = run.said().splitlines()
+    assert "3 of 4 hosts are not ready; nothing was started" in head
+    for line, parts in zip(
+        lines,
+        [
+            ("host b: torch 2.0.0 there", "on a: install the same"),
+            ("host nowhere: unknown host",),
+            ("host locked: login refused", "authorized_keys"),
+        ],
+        strict=True,
+    ):
+        assert all(part in line for part in parts)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--folder", "/no/such"), "host b: there is no directory /no/such there: name it by"),
+        (("--python", "/no/python"), "host b: there is no /no/python there: name its Python by"),
+        (("--python", "cat"), "host b: cat there ended with exit code 1: "),
+        (("--gpus", 9), "host b: it has 0 GPUs, not 9"),
+        (("--master-addr", "192.0.2.1"), "host b: it does not reach host a at port"),
+    ],
+)
+def test_mistakes(
+    words: tuple[object, ...], said: str, hosts: SshHosts, digits: Path, tmp_path: Path
+) -> None:
+    options = ["debug", "--data", digits, "--run", "run", *words]
+    options += ["--hosts", "a,b" if "--gpus" in words else "a:1,b:1"]
+    with launched(hosts, tmp_path, *options) as run:
+        assert run.end() == 2
+    assert said in run.said()
+    assert "Traceback" not in run.said()
+
+
+def test_the_directory_is_copied(hosts: SshHosts, digits: Path, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    here.mkdir()
+    (here / "mine.toml").write_text('extends = "debug"\n[run]\nlength = "1 step"\n')
+    (here / ".gitignore").write_text("std*\n")
+    words = ["mine.toml", "--data", digits, *QUICK, "--hosts", "a:2", "--run", "run", "--json"]
+    with launched(hosts, here, *words, "--sync", "--folder", there) as run:
+        assert run.end() == 0, run.said()
+    assert {path.name for path in there.iterdir()} == {"mine.toml", ".gitignore", "run"}
+    assert json.loads((here / "stdout").read_text())["step"] == 1

@@ -1,0 +1,181 @@
+"""`trainyard launch kubernetes`."""
+
+import argparse
+import re
+import subprocess
+from argparse import ArgumentTypeError
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from trainyard.commands.launch_pod import add_grace
+from trainyard.commands.launching import add_job_options, add_restarts, job_of, positive, whole
+from trainyard.commands.train import run_folder
+from trainyard.errors import InputError
+
+if TYPE_CHECKING:
+    from trainyard.launch.kubernetes import Manifest, Pods
+
+_RESTARTS = 3  # a node that vanishes uses one up
+# As Kubernetes has them: RFC 1123, and its quantities and labels.
+_PART = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_NAME = re.compile(rf"{_PART}(\.{_PART})*")
+_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i|[MGTPE])?")
+_JOB = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_JOB_LENGTH = 45  # the operators add to it, and a host's name has 63
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_job_options(parser, ranks="processes per pod (one per GPU, or 1)")
+    add_restarts(parser, default=_RESTARTS)
+    add_grace(parser)
+    add = parser.add_argument
+    add("--image", required=True, help="of a container that has trainyard (see Dockerfile)")
+    add(
+        *("--kind",),
+        choices=("trainjob", "pytorchjob"),
+        default="trainjob",
+        help="of Kubeflow's Trainer (as if not given), or of the Training Operator before it",
+    )
+    add("--nodes", type=positive, default=1, metavar="N", help="pods (1 if not given)")
+    add("--gpus", type=whole, default=0, metavar="N", help="GPUs of each pod, with a rank for each")
+    add("--cpu", type=_quantity, metavar="N", help="cores that each pod asks for: 16, 500m")
+    add("--memory", type=_quantity, metavar="N", help="of each pod: 64Gi")
+    add(
+        *("--volume",),
+        type=_volume,
+        action="append",
+        default=[],
+        metavar="CLAIM:/PATH",
+        help="a persistent volume claim and where it is mounted; can be given again. The run "
+        "directory is to be on one, which all pods can write to",
+    )
+    add(
+        *("--node-selector",),
+        type=_selector,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a label of the nodes to use; can be given again",
+    )
+    add("--namespace", type=_name, metavar="NAME", help="(kubectl's if not given)")
+    add("--service-account", type=_name, metavar="NAME", help="that the pods act as")
+    add("--name", type=_job_name, metavar="NAME", help="of the job (the run directory's)")
+    add("--apply", action="store_true", help="give it to kubectl, instead of printing it")
+    parser.set_defaults(run_command=launch)
+
+
+def launch(options: argparse.Namespace) -> int:
+    from trainyard.launch.kubernetes import documents, text_of
+
+    text = text_of(documents(_manifest(options), options.kind))
+    if options.apply and not options.dry_run:
+        return _apply(text)
+    print(text, end="")
+    return 0
+
+
+def _apply(text: str) -> int:
+    try:
+        return subprocess.run(["kubectl", "apply", "-f", "-"], input=text, text=True).returncode
+    except FileNotFoundError:
+        raise InputError(
+            "kubectl is not there to apply this: install it, or leave --apply out and give the "
+            "text to your cluster"
+        ) from None
+
+
+def _manifest(options: argparse.Namespace) -> "Manifest":
+    from trainyard.config import builtin_recipes, load_recipe, to_toml
+    from trainyard.launch.kubernetes import Manifest, recipe_path
+
+    pods = _pods(options)
+    run = run_folder(options)
+    if not any(PurePosixPath(run).is_relative_to(path) for path in pods.volumes.values()):
+        raise InputError(
+            f"the run directory {run} is on no volume, and a pod that comes back would not find "
+            "it: --volume CLAIM:/PATH --run /PATH/runs/NAME"
+        )
+    name = options.name or _named_by(run)
+    is_own = options.recipe not in builtin_recipes()
+    job = job_of(options, is_here=False, recipe_there=recipe_path(name) if is_own else None)
+    return Manifest(
+        name=name,
+        namespace=options.namespace,
+        job=job,
+        recipe=to_toml(load_recipe(options.recipe)) if is_own else None,
+        pods=pods,
+        restarts=options.restarts,
+    )
+
+
+def _pods(options: argparse.Namespace) -> "Pods":
+    from trainyard.launch.kubernetes import Pods
+
+    if options.gpus and options.ranks:
+        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
+    volumes = dict(options.volume)
+    if len(volumes) < len(options.volume):
+        raise InputError("--volume: a claim is given twice; one mount of it is enough")
+    return Pods(
+        image=options.image,
+        nodes=options.nodes,
+        gpus=options.gpus,
+        ranks=options.ranks or options.gpus or 1,
+        cpu=options.cpu,
+        memory=options.memory,
+        volumes=volumes,
+        node_selector=dict(options.node_selector),
+        service_account=options.service_account,
+        grace_s=options.grace,
+    )
+
+
+# --- words that Kubernetes would refuse, or worse, would take ---
+
+
+def _named_by(run: Path) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", run.name.lower()).strip("-")
+    try:
+        return _job_name(name)
+    except ArgumentTypeError as error:
+        raise InputError(f"the run directory's name is none for a job ({error}): --name") from None
+
+
+def _job_name(text: str) -> str:
+    if not _JOB.fullmatch(text) or len(text) > _JOB_LENGTH:
+        raise ArgumentTypeError(
+            f"{text!r} is not of small letters, digits and inner -, a letter first, at most "
+            f"{_JOB_LENGTH}"
+        )
+    return text
+
+
+def _name(text: str) -> str:
+    if not _NAME.fullmatch(text) or len(text) > 63:
+        raise ArgumentTypeError(
+            f"{text!r} is not of small letters, digits and inner - and ., at most 63"
+        )
+    return text
+
+
+def _quantity(text: str) -> str:
+    if not _QUANTITY.fullmatch(text):
+        raise ArgumentTypeError(f"{text!r} is no quantity such as 16, 500m or 64Gi")
+    return text
+
+
+def _volume(text: str) -> tuple[str, str]:
+    claim, _, path = text.partition(":")
+    if not path.startswith("/") or path == "/" or ":" in path or ".." in path.split("/"):
+        raise ArgumentTypeError(f"{text!r} is not CLAIM:/PATH")
+    return _name(claim), str(PurePosixPath(path))
+
+
+def _selector(text: str) -> tuple[str, str]:
+    key, is_pair, value = text.partition("=")
+    prefix, _, label = key.rpartition("/")
+    is_key = _LABEL.fullmatch(label) and (not prefix or _NAME.fullmatch(prefix))
+    if not is_pair or not is_key or not (value == "" or _LABEL.fullmatch(value)):
+        raise ArgumentTypeError(f"{text!r} is not KEY=VALUE, a label of a node")
+    return key, value

@@ -1,0 +1,76 @@
+"""`trainyard launch mpi`."""
+
+import argparse
+import os
+import shlex
+import shutil
+from typing import TYPE_CHECKING
+
+from trainyard.commands.launching import (
+    add_job_options,
+    add_restarts,
+    job_of,
+    num_devices,
+    positive,
+    say,
+)
+
+if TYPE_CHECKING:
+    from trainyard.launch.mpi import MpiOptions
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_job_options(parser, ranks="processes per host (one per GPU, or 1)")
+    parser.add_argument(
+        "--hosts",
+        metavar="A,B:4|FILE",
+        help="a:4 for 4 ranks, or a file of these with one a line (this machine alone)",
+    )
+    parser.add_argument("--gpus", type=positive, metavar="N", help="per host, with a rank for each")
+    parser.add_argument(
+        "--mpirun", metavar="PATH", default="mpirun", help="OpenMPI's (the first on PATH)"
+    )
+    parser.add_argument(
+        "--extra", metavar="WORDS", default="", help="for mpirun: '--mca btl_tcp_if_include eth0'"
+    )
+    add_restarts(parser)
+    parser.set_defaults(run_command=launch)
+
+
+def launch(options: argparse.Namespace) -> int:
+    from trainyard.launch.meeting_point import free_port
+    from trainyard.launch.mpi import command_line, launch_mpi, variables
+
+    job, mpi = job_of(options, is_here=options.hosts is None), _options(options)
+    if options.dry_run:
+        settings = [f"{name}={value}" for name, value in variables(mpi).items()]
+        print(shlex.join(["env", *settings, *command_line(job, mpi, free_port())]))
+        return 0
+    return launch_mpi(job, mpi, restarts=options.restarts, free_port=free_port, say=say)
+
+
+def _options(options: argparse.Namespace) -> "MpiOptions":
+    from trainyard.errors import InputError
+    from trainyard.launch.attempts import passed_on
+    from trainyard.launch.mpi import MpiOptions
+    from trainyard.launch.ssh_hosts import read_hosts
+
+    if options.gpus and options.ranks:
+        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
+    hosts = read_hosts(options.hosts or "localhost")
+    for host in hosts:
+        if host.target != host.name:
+            raise InputError(f"--hosts: {host.target}: mpirun takes no user, only {host.name}")
+    given = {host.name: host.slots for host in hosts}
+    ranks = options.ranks or options.gpus
+    if ranks is None and None in given.values():
+        if options.hosts:  # this machine's GPUs say nothing of theirs
+            raise InputError("say how many ranks each host is to have: --gpus N, or a:8")
+        ranks = num_devices()
+    return MpiOptions(
+        hosts={host: slots or ranks for host, slots in given.items()},
+        mpirun=shutil.which(options.mpirun) or options.mpirun,
+        extra=shlex.split(options.extra),
+        is_root=os.geteuid() == 0,
+        passed_on=sorted(passed_on(os.environ)) if list(given) != ["localhost"] else (),
+    )

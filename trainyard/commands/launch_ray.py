@@ -1,0 +1,102 @@
+"""`trainyard launch ray`."""
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainyard.commands.launching import add_job_options, add_restarts, job_of, positive, say, whole
+from trainyard.errors import InputError
+
+if TYPE_CHECKING:
+    from trainyard.launch.job import Job
+    from trainyard.launch.ray_cluster import RayOptions
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_job_options(parser, ranks="processes per node (one per GPU, or 1)")
+    parser.add_argument(
+        "--address",
+        metavar="auto|local|HOST:PORT",
+        help="of Ray's head; local: one started on this machine for this run ($RAY_ADDRESS, or "
+        "the one that runs here, or local)",
+    )
+    parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes (1)")
+    parser.add_argument("--gpus", type=positive, metavar="N", help="per node, with a rank for each")
+    parser.add_argument("--cpus", type=positive, default=1, metavar="N", help="per rank (1)")
+    parser.add_argument(
+        "--min-nodes", type=positive, metavar="N", help="go on without nodes that are gone"
+    )
+    add_restarts(parser)
+    parser.add_argument(
+        "--wait",
+        type=whole,
+        default=300,
+        metavar="SECONDS",
+        help="for nodes that are in use, or gone before a restart (300 if not given)",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--working-dir", metavar="DIR", help="copy it to all nodes (this one is on all nodes)"
+    )
+    where.add_argument(
+        "--runtime-env", metavar="FILE", help="Ray's runtime environment, in YAML or JSON"
+    )
+    parser.set_defaults(run_command=launch)
+
+
+def launch(options: argparse.Namespace) -> int:
+    from trainyard.launch.attempts import Policy
+    from trainyard.launch.ray import launch_ray
+
+    job, ray = job_of(options, is_here=False), _options(options)
+    _check_run(job, ray)
+    if options.dry_run:
+        ranks = ray.ranks or ray.gpus or "(one per GPU, or 1)"
+        print(f"{ray.nodes} x a node of Ray: {ranks} x {shlex.join(job.command)}")
+        return 0
+    return launch_ray(job, ray, Policy(options.restarts, options.min_nodes), say)
+
+
+def _options(options: argparse.Namespace) -> "RayOptions":
+    from trainyard.launch.ray_cluster import RayOptions
+
+    if options.gpus and options.ranks:
+        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
+    return RayOptions(
+        address=options.address,
+        nodes=options.nodes,
+        ranks=options.ranks,
+        gpus=options.gpus,
+        cpus=options.cpus,
+        wait_s=options.wait,
+        environment=_environment(options),
+        is_json=options.json,
+    )
+
+
+def _environment(options: argparse.Namespace) -> dict[str, Any]:
+    if options.working_dir is not None:
+        return {"working_dir": options.working_dir}
+    if options.runtime_env is None:
+        return {}
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(options.runtime_env).read_text())
+    except OSError as error:
+        raise InputError(f"--runtime-env {options.runtime_env}: {error.strerror}") from None
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"--runtime-env {options.runtime_env} is no mapping in YAML or JSON")
+    return found
+
+
+def _check_run(job: "Job", ray: "RayOptions") -> None:
+    """A copy of a directory ends with the run, and with it what is written there."""
+    if ray.folder is None and not job.run.is_absolute():
+        raise InputError(
+            f"--run {job.run}: where the working directory is a copy, on every node another one, "
+            "give the run directory from the root on, on storage that all nodes share"
+        )

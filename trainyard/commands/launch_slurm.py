@@ -1,0 +1,187 @@
+"""`trainyard launch slurm`."""
+
+import argparse
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainyard.commands.launching import (
+    add_job_options,
+    add_restarts,
+    job_of,
+    positive,
+    whole,
+)
+from trainyard.errors import InputError, TrainyardError
+from trainyard.launch.job import Job
+from trainyard.launch.slurm import Allocation, runs_of, script
+
+_WISHES = {
+    "time": "time limit, after which the job is requeued and goes on: 72:00:00, or hours",
+    "partition": "partition",
+    "account": "account to charge",
+    "constraint": "features that the nodes must have",
+    "reservation": "reservation to take the nodes from",
+    "qos": "quality of service",
+    "comment": "comment on the job",
+    "mem": "memory of each node: 200G",
+}
+_GRACE_S = 120
+_BEGIN_S = 60  # at least, for a run to begin
+_RESTARTS = 3
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_job_options(parser, ranks="processes in all, where there are no GPUs")
+    parser.add_argument("--nodes", type=_nodes, default="1", metavar="N", help="nodes: 2, or 1-4")
+    parser.add_argument("--gpus", type=whole, metavar="N", help="GPUs of each node, a rank on each")
+    parser.add_argument("--cpus", type=positive, metavar="N", help="CPU cores for each rank")
+    for name, meaning in _WISHES.items():
+        kind = _time if name == "time" else str
+        parser.add_argument(f"--{name}", type=kind, metavar=name.upper(), help=meaning)
+    parser.add_argument("--mail", metavar="ADDRESS", help="where to write of the end")
+    parser.add_argument(
+        "--extra",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="another line for sbatch: '#SBATCH --exclusive'; as often as wanted",
+    )
+    parser.add_argument(
+        "--setup",
+        action="append",
+        default=[],
+        metavar="LINE",
+        help="a line of shell before the ranks start, 'module load cuda' say, or a file of them",
+    )
+    parser.add_argument(
+        "--grace",
+        type=positive,
+        default=_GRACE_S,
+        metavar="S",
+        help=f"seconds before the time limit at which the ranks save ({_GRACE_S})",
+    )
+    parser.add_argument("--seeds", type=_seeds, default=(), metavar="0,1,2", help="a job for each")
+    parser.add_argument(
+        "--submitit", action="store_true", help="submit through submitit (no --restarts)"
+    )
+    add_restarts(parser, default=_RESTARTS)
+    parser.set_defaults(run_command=launch)
+
+
+def launch(options: argparse.Namespace) -> int:
+    job, allocation = job_of(options, is_here=False), _allocation(options)
+    if options.seeds and "run.seed" in options.overrides:
+        raise InputError("--seeds and --run.seed exclude each other")
+    setup, folder = [_sourced(line) for line in options.setup], Path.cwd()
+    if options.submitit:
+        return _launch_submitit(job, allocation, setup, options)
+    text = script(
+        job,
+        allocation,
+        folder=folder,
+        restarts=options.restarts,
+        setup=setup,
+        seeds=options.seeds,
+    )
+    if options.dry_run:
+        print(text, end="")
+        return 0
+    _check_has("sbatch")
+    runs = runs_of(job.run, options.seeds)
+    for run in runs:
+        run.mkdir(parents=True, exist_ok=True)  # for what the job says: Slurm makes no directory
+        (run / "slurm.sbatch").write_text(text)
+    done = subprocess.run(["sbatch", "--parsable"], input=text, text=True, capture_output=True)
+    if done.returncode:
+        said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
+        raise TrainyardError(f"sbatch refuses the job: {said}")
+    _tell(done.stdout.strip().partition(";")[0], runs, "slurm-*.out")
+    return 0
+
+
+def _launch_submitit(
+    job: Job, allocation: Allocation, setup: Sequence[str], options: argparse.Namespace
+) -> int:
+    from trainyard.launch.submitit import submit
+
+    if options.dry_run:
+        raise InputError("--dry-run shows nothing of --submitit, which writes its text itself")
+    if options.time is None:
+        raise InputError("--submitit needs --time: without, it takes 5 minutes for the limit")
+    _check_has("sbatch")
+    job_id = submit(job, allocation, setup=setup, seeds=options.seeds)
+    _tell(job_id, runs_of(job.run, options.seeds), "submitit/*.out")
+    return 0
+
+
+def _tell(job_id: str, runs: Sequence[Path], output: str) -> None:
+    print(f"job {job_id} trains in {', '.join(map(str, runs))}")
+    print(f"watch:  squeue -j {job_id};  tail -F {shlex.quote(str(runs[0]))}/{output}")
+    print(f"stop:   scancel --signal=TERM {job_id}   (it saves first)")
+    print(f"cancel: scancel {job_id}")
+
+
+def _check_has(program: str) -> None:
+    if shutil.which(program) is None:
+        raise InputError(
+            f"there is no {program} here: go where Slurm is, or print the script with --dry-run"
+        )
+
+
+def _allocation(options: argparse.Namespace) -> Allocation:
+    if bool(options.gpus) == bool(options.ranks):
+        raise InputError(
+            "say how many GPUs of each node to take with --gpus, or without any how many ranks to "
+            "start in all with --ranks"
+        )
+    if options.time is not None and _seconds(options.time) < options.grace + _BEGIN_S:
+        raise InputError(
+            f"--time {options.time} is over before a run has begun: the ranks save --grace "
+            f"{options.grace} s before, so ask for {options.grace + _BEGIN_S} s or more"
+        )
+    given = {name: getattr(options, name) for name in _WISHES}
+    names = {field.name for field in dataclasses.fields(Allocation)} - {"wishes", "extra"}
+    return Allocation(
+        **{name: value for name in names if (value := getattr(options, name)) is not None},
+        wishes=tuple((name, value) for name, value in given.items() if value is not None),
+        extra=tuple(options.extra),
+    )
+
+
+def _sourced(line: str) -> str:
+    """A file of lines is read when the job starts."""
+    return f"source {shlex.quote(str(Path(line).resolve()))}" if os.path.isfile(line) else line
+
+
+def _nodes(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of nodes nor as 1-4")
+    return text
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    if not re.fullmatch(r"\d+(,\d+)*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} are no seeds such as 0,1,2")
+    return tuple(map(int, text.split(",")))
+
+
+def _seconds(time: str) -> int:
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")] + [0, 0]
+    return int(days or 0) * 86400 + parts[0] * 3600 + parts[1] * 60 + parts[2]
+
+
+def _time(text: str) -> str:
+    """Slurm takes a bare number for minutes, and 4:00 for four: here hours are meant."""
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        minutes = round(float(text) * 60)
+        return f"{minutes // 60}:{minutes % 60:02d}:00"
+    if re.fullmatch(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}", text):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r} is neither hours nor as 72:00:00 or 3-00:00:00")

@@ -1,0 +1,88 @@
+"""`trainyard launch ssh`."""
+
+import argparse
+import os
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from trainyard.commands.launching import add_job_options, add_restarts, job_of, positive, say, whole
+
+if TYPE_CHECKING:
+    from trainyard.launch.ssh_cluster import SshOptions
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_job_options(parser, ranks="processes per host (one per GPU, or 1)")
+    parser.add_argument(
+        "--hosts",
+        required=True,
+        metavar="A,B:4|FILE",
+        help="names that ssh knows, user@a, a:4 for 4 ranks, or a file of these with one a line",
+    )
+    parser.add_argument("--gpus", type=positive, metavar="N", help="per host, with a rank for each")
+    parser.add_argument("--folder", metavar="DIR", help="working directory there (as this one)")
+    parser.add_argument("--python", metavar="PATH", help="the Python there (at this one's path)")
+    parser.add_argument("--ssh", metavar="COMMAND", default="ssh", help="such as 'ssh -p 2222'")
+    parser.add_argument("--ssh-config", metavar="FILE", help="in place of ~/.ssh/config")
+    parser.add_argument(
+        "--master-addr", metavar="ADDRESS", help="of the first host, for the others"
+    )
+    parser.add_argument(
+        "--sync", action="store_true", help="copy this directory there first, by rsync"
+    )
+    parser.add_argument(
+        "--min-hosts", type=positive, metavar="N", help="go on without hosts that are gone"
+    )
+    add_restarts(parser)
+    parser.add_argument(
+        "--wait",
+        type=whole,
+        default=300,
+        metavar="SECONDS",
+        help="for a host to come back, before a restart (300 if not given)",
+    )
+    parser.set_defaults(run_command=launch)
+
+
+def launch(options: argparse.Namespace) -> int:
+    from trainyard.launch.attempts import Policy
+    from trainyard.launch.ssh import launch_ssh, sync
+
+    job, ssh = job_of(options, is_here=False), _options(options)
+    job = replace(job, python=ssh.login.python)
+    if options.dry_run:
+        for host in ssh.hosts:
+            ranks = host.slots or ssh.ranks or ssh.gpus or "(one per GPU, or 1)"
+            print(f"{host.target}: {ranks} x {shlex.join(job.command)}")
+        print(f"by {shlex.join(ssh.login.command)}, in {ssh.login.folder}")
+        return 0
+    if options.sync:
+        say(f"copying this directory to {len(ssh.hosts)} host{'s' * (len(ssh.hosts) != 1)}")
+        sync(ssh.hosts, ssh.login)
+    return launch_ssh(job, ssh, Policy(options.restarts, options.min_hosts), say)
+
+
+def _options(options: argparse.Namespace) -> "SshOptions":
+    from trainyard.errors import InputError
+    from trainyard.launch.job import Job
+    from trainyard.launch.ssh_cluster import SshOptions
+    from trainyard.launch.ssh_hosts import read_hosts
+    from trainyard.launch.ssh_remote import Login
+
+    if options.gpus and options.ranks:
+        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
+    config = ("-F", options.ssh_config) if options.ssh_config else ()
+    return SshOptions(
+        hosts=read_hosts(options.hosts),
+        login=Login(
+            ssh=(*shlex.split(options.ssh), *config),
+            folder=options.folder or os.getcwd(),
+            python=options.python or Job.python,
+        ),
+        ranks=options.ranks,
+        gpus=options.gpus,
+        master_addr=options.master_addr,
+        wait_s=options.wait,
+        is_json=options.json,
+    )

@@ -1,0 +1,79 @@
+"""What all launchers have in common on the command line, where an option has one name."""
+
+import argparse
+import sys
+from contextlib import suppress
+
+from trainyard.commands.train import add_training_options, config_of, run_folder
+from trainyard.launch.job import Job
+
+
+def add_job_options(parser: argparse.ArgumentParser, *, ranks: str | None = None) -> None:
+    """Everything that `train` takes, and --dry-run; `ranks`: what --ranks means, if it is one."""
+    add_training_options(parser)
+    parser.add_argument("--dry-run", action="store_true", help="print what would be started")
+    parser.add_argument(
+        "--doctor", action="store_true", help="examine the machines in place of training"
+    )
+    if ranks is not None:
+        parser.add_argument("--ranks", type=positive, metavar="N", help=ranks)
+
+
+def add_restarts(parser: argparse.ArgumentParser, default: int = 0) -> None:
+    parser.add_argument(
+        "--restarts",
+        type=whole,
+        default=default,
+        metavar="N",
+        help="how often all ranks are started again, and go on, after one has died "
+        f"({default} if not given)",
+    )
+
+
+def job_of(
+    options: argparse.Namespace, *, is_here: bool = True, recipe_there: str | None = None
+) -> Job:
+    """What every rank is to run. A mistake in the recipe is told here, before anything starts.
+
+    `is_here`: whether ranks run on this machine, where the data is looked at then; `recipe_there`:
+    where the recipe lies for the ranks, if not where it does here.
+    """
+    from trainyard.config import load_recipe
+
+    if is_here:
+        config_of(options)
+    else:
+        load_recipe(options.recipe, options.overrides)
+    run = run_folder(options)
+    if options.doctor:
+        options.restarts = 0  # what ails the machines is there the next time too
+    arguments = ["doctor" if options.doctor else "train", recipe_there or options.recipe]
+    arguments += ["--run", str(run)]
+    arguments += [word for location in options.data or () for word in ("--data", location)]
+    arguments += ["--json"] if options.json else []
+    arguments += [f"--{key}={text}" for key, text in options.overrides.items()]
+    return Job(tuple(arguments), run)
+
+
+def say(message: str) -> None:
+    with suppress(OSError):  # nobody reads it any more
+        print(f"trainyard: {message}", file=sys.stderr)
+
+
+def num_devices() -> int:
+    """Of this machine: how many ranks it has if nothing is said."""
+    import torch
+
+    return max(torch.cuda.device_count(), 1)
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)

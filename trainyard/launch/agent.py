@@ -1,0 +1,147 @@
+"""What runs on each host of `trainyard launch ssh`: it starts the ranks there, and ends with them.
+
+Orders come by stdin, a JSON object per line: {"do": "ping"}, {"do": "signal", "number": 15}, …;
+events go by stdout: {"is": "line", "rank": 0, …}, {"is": "answer", "value": …}, {"is": "pong"}.
+When stdin ends, or nothing has come for some seconds, the launcher is gone: the ranks save, and
+end.
+"""
+
+import json
+import os
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+from trainyard.launch.code import installed
+from trainyard.launch.ends import GRACE_S, shell_code
+from trainyard.launch.meeting_point import Doorbell, reached
+from trainyard.launch.ranks import Ranks, Share
+
+SILENCE_S = 10
+"""So long without a word, and the launcher is gone."""
+PING_S = 2
+_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # the host is going down
+_COUNT_DEVICES = "import torch; print(torch.cuda.device_count())"
+
+Order = dict[str, Any]
+
+
+class Agent:
+    def __init__(self, put: Callable[[Order], None]) -> None:
+        """`put` sends an event, by any thread, and does not wait."""
+        self._put = put
+        self._ranks: Ranks | None = None
+        self._doorbell: Doorbell | None = None
+
+    def obey(self, order: Order) -> None:
+        match order:
+            case {"do": "ping"}:
+                self._put({"is": "pong"})
+            case {"do": "start", "share": share}:
+                self._start(Share(**share))
+            case {"do": "signal", "number": number}:
+                if self._ranks is not None:
+                    self._ranks.signal(number)
+            case {"do": "devices"}:
+                self._answer(_num_devices)
+            case {"do": "listen", "names": names, "towards": towards}:
+                self._close_doorbell()
+                doorbell = self._doorbell = Doorbell()
+                self._answer(lambda: doorbell.as_found(names, towards))
+            case {"do": "reach", **where}:
+                self._answer(lambda: reached(**where))
+
+    def _answer(self, work: Callable[[], Any]) -> None:
+        """By a thread: pings are answered meanwhile."""
+
+        def run() -> None:
+            self._put({"is": "answer", "value": work()})
+
+        threading.Thread(target=run, daemon=True).start()
+
+    def _start(self, share: Share) -> None:
+        self._close_doorbell()
+        try:
+            self._ranks = Ranks(share, on_line=self._on_line, on_end=self._on_end)
+        except OSError as error:
+            for rank in range(share.first, share.first + share.count):
+                self._on_line(rank, f"trainyard: {share.command[0]}: {error.strerror}", True)
+                self._on_end(rank, 2)
+
+    def _on_line(self, rank: int, text: str, is_error: bool) -> None:
+        self._put({"is": "line", "rank": rank, "text": text, "is_error": is_error})
+
+    def _on_end(self, rank: int, code: int) -> None:
+        self._put({"is": "end", "rank": rank, "code": code})
+
+    def _close_doorbell(self) -> None:
+        if self._doorbell is not None:
+            self._doorbell.close()
+            self._doorbell = None
+
+    def close(self) -> None:
+        """Nothing stays behind."""
+        self._close_doorbell()
+        if self._ranks is not None:
+            self._ranks.stop(GRACE_S)
+
+
+def _num_devices() -> int:
+    """Of CUDA; by a process of its own, as torch takes long to load, and much memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNT_DEVICES], capture_output=True, text=True, check=False
+    )
+    return int(done.stdout) if done.returncode == 0 else 0
+
+
+def _orders() -> Iterator[Order]:
+    """Until stdin ends, or is silent for too long."""
+    rest = b""
+    while select.select([0], [], [], SILENCE_S)[0]:
+        data = os.read(0, 2**16)
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+def _write(outbox: "queue.SimpleQueue[Order]") -> None:
+    """By a thread of its own: while the launcher does not read, others must go on."""
+    with suppress(OSError):  # it is gone; stdin ends too
+        while True:
+            os.write(1, json.dumps(outbox.get()).encode() + b"\n")
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    for each in _ENDS:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(shell_code(-number))
+
+
+def main() -> None:
+    outbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    threading.Thread(target=_write, args=(outbox,), daemon=True).start()
+    for number in _ENDS:
+        signal.signal(number, _leave)
+    agent = Agent(outbox.put)
+    seen_at = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    outbox.put({"is": "hello", "facts": installed(), "addresses": seen_at})
+    try:
+        for order in _orders():
+            agent.obey(order)
+    except SystemExit:
+        outbox.put({"is": "leaving"})
+        raise
+    finally:
+        agent.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""Where ranks can meet: an address of the first host that all others have reached, and a port."""
+
+import socket
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from secrets import token_hex
+from typing import Any
+
+_REACH_S = 3
+_TOKEN_BYTES = 16
+
+
+class Doorbell:
+    """Listens at a free port of this host, and answers who rings with a token."""
+
+    def __init__(self) -> None:
+        self._token = token_hex(_TOKEN_BYTES // 2).encode()
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._socket = socket.create_server(
+            ("", 0), family=family, backlog=1024, dualstack_ipv6=dual
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def as_found(self, names: Sequence[str], towards: Sequence[str]) -> dict[str, Any]:
+        """Port, token, and the names and addresses by which others may reach it, best first.
+
+        `names` are what the launcher knows; `towards` are addresses of the others.
+        """
+        port = self._socket.getsockname()[1]
+        found = [*names, *_own_addresses(towards, port), socket.gethostname()]
+        return {"port": port, "token": self._token.decode(), "names": list(dict.fromkeys(found))}
+
+    def _listen(self) -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                connection, _ = self._socket.accept()
+                with connection, suppress(OSError):
+                    connection.sendall(self._token)
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # accept returns
+        self._socket.close()
+
+
+def free_port() -> int:
+    """Of this host, at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _own_addresses(towards: Sequence[str], port: int) -> list[str]:
+    """Of this host, on the way to others; nothing is sent."""
+    found = []
+    for address in towards:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+            probe.connect((address, port))
+            found.append(probe.getsockname()[0])
+    return found
+
+
+def reached(names: Sequence[str], port: int, token: str) -> dict[str, Any]:
+    """Which of these addresses lead to the doorbell with the token, and why the others do not."""
+
+    def ring(name: str) -> tuple[str, str]:
+        try:
+            with socket.create_connection((name, port), _REACH_S) as connection:
+                answer = connection.recv(_TOKEN_BYTES, socket.MSG_WAITALL)
+                address = connection.getpeername()[0]
+        except OSError as error:
+            return "", f"{name}: {error.strerror or 'no answer'}"
+        return (address, "") if answer == token.encode() else ("", f"{name}: another machine")
+
+    with ThreadPoolExecutor(max(len(names), 1)) as pool:
+        rung = list(pool.map(ring, names))
+    return {
+        "addresses": [address for address, _ in rung if address],
+        "problems": [problem for _, problem in rung if problem],
+    }

@@ -1,0 +1,136 @@
+"""OpenMPI's mpirun as a launcher: it starts the ranks, on one host or several, and ends them.
+
+After a rank has ended with another code than 0, mpirun ends the others: it waits, sends SIGTERM,
+waits again, and sends SIGKILL. In the first wait they notice, and save. It does the same when it
+gets a SIGTERM itself, but passes SIGUSR1 and SIGUSR2 on, after which the ranks may take their time.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+
+from trainyard.errors import InputError, Requeued, Stopped
+from trainyard.launch.ends import REQUEUE_SIGNALS, is_last
+from trainyard.launch.job import Job
+
+_WAIT_S = 5
+"""Each of the two waits. They are not cut short when all ranks have ended."""
+_IMPATIENT_S = 1.0  # a terminal's Ctrl-C and that of a launcher around us may both come
+_PR_SET_PDEATHSIG = 1  # see prctl(2)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpiOptions:
+    hosts: Mapping[str, int]
+    """How many ranks each is to have, in order."""
+    mpirun: str = "mpirun"
+    extra: Sequence[str] = ()
+    """More words for mpirun."""
+    is_root: bool = False
+    passed_on: Sequence[str] = ()
+    """Names of variables that ranks on other hosts are to have too."""
+
+
+def variables(options: MpiOptions) -> dict[str, str]:
+    """For mpirun's environment, where they are asked for only if the user has not said other."""
+    settings = {"OMPI_MCA_odls_base_sigkill_timeout": str(_WAIT_S)}
+    if list(options.hosts) == ["localhost"]:
+        settings["OMPI_MCA_oob_tcp_if_include"] = "lo"  # it listens where the network comes in
+    return settings
+
+
+def command_line(job: Job, options: MpiOptions, port: int) -> list[str]:
+    """What starts all ranks, which meet at a port of the first host."""
+    first = next(iter(options.hosts)) if len(options.hosts) > 1 else "127.0.0.1"
+    words = [options.mpirun, *(["--allow-run-as-root"] if options.is_root else [])]
+    words += ["--host", ",".join(f"{host}:{count}" for host, count in options.hosts.items())]
+    words += ["-np", str(sum(options.hosts.values()))]
+    words += ["--bind-to", "none"]  # or each rank, with all its threads, gets a single core
+    told = [f"MASTER_ADDR={first}", f"MASTER_PORT={port}", *options.passed_on]
+    words += [word for variable in told for word in ("-x", variable)]
+    return [*words, *options.extra, *job.command]
+
+
+def launch_mpi(
+    job: Job,
+    options: MpiOptions,
+    *,
+    restarts: int,
+    free_port: Callable[[], int],
+    say: Callable[[str], None],
+) -> int:
+    """Run a job; mpirun's exit code, which is that of the first rank that failed.
+
+    After a failure that need not come again all ranks are started again, up to `restarts` times,
+    and `say` is told. Signals that end a run have the ranks save first.
+    """
+    environment = variables(options) | os.environ
+    for again in range(restarts + 1):
+        code = _run(command_line(job, options, free_port()), environment)
+        if is_last(code) or again == restarts:
+            break
+        say(f"mpirun has ended with code {code}: starting again ({again + 1} of {restarts})")
+    return code
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    try:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # it would take a Ctrl-C for SIGTERM
+            preexec_fn=_end_with_us,
+        )
+    except FileNotFoundError:
+        raise InputError(
+            f"there is no {command[0]}: install OpenMPI (openmpi-bin), load its module, or give "
+            "the path with --mpirun"
+        ) from None
+    except OSError as error:
+        raise InputError(f"{command[0]}: {error.strerror}") from None
+    with process, _passing_signals(process) as got:
+        code = process.wait()
+    if got and code != 0:
+        return (Requeued if got[0] in REQUEUE_SIGNALS else Stopped).exit_code
+    return code
+
+
+def _end_with_us() -> None:
+    """If this launcher is killed, mpirun has its ranks save and end."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+
+
+@contextmanager
+def _passing_signals(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
+    """Inside, signals that end a run have the ranks save, and are listed.
+
+    Another one, after a moment, has mpirun end the ranks whether or not they have saved.
+    """
+    got: list[int] = []
+    began = 0.0
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        nonlocal began
+        began = began or time.monotonic()
+        is_urgent = number in _STOP_SIGNALS and time.monotonic() - began > _IMPATIENT_S
+        got.append(number)
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM if is_urgent else signal.SIGUSR1)
+
+    numbers = (*_STOP_SIGNALS, *REQUEUE_SIGNALS)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    if before[signal.SIGHUP] == signal.SIG_IGN:  # under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield got
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,46 @@
+"""What ranks on several hosts write, each line with its host and rank."""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from trainyard.launch.events import Line
+
+_COLOURS = (36, 33, 35, 32, 34, 31)  # of the text of a terminal: cyan, yellow, magenta, …
+
+
+def take_any_text() -> None:
+    """Have our stdout, in Latin-1 say, put a ? for what it cannot write."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+class Printer:
+    """Passes lines on: those of stdout to ours, those of stderr to ours."""
+
+    def __init__(self, hosts: Sequence[str], *, as_they_are: bool = False) -> None:
+        """`as_they_are`: what ranks write to stdout is for a program to read."""
+        self._number = {host: number for number, host in enumerate(hosts)}
+        self._as_they_are = as_they_are
+        take_any_text()
+
+    def line(self, host: str, line: Line) -> None:
+        """OSError, once, if nobody reads it any more."""
+        stream = sys.stderr if line.is_error else sys.stdout
+        bare = self._as_they_are and not line.is_error
+        try:
+            stream.write(f"{'' if bare else self._prefix(host, line.rank, stream)}{line.text}\n")
+            stream.flush()
+        except OSError:
+            with open(os.devnull, "w") as nowhere:  # or what is left fails again, at the end
+                os.dup2(nowhere.fileno(), stream.fileno())
+            raise
+
+    def _prefix(self, host: str, rank: int, stream: TextIO) -> str:
+        text = f"{host}/{rank} | "
+        if not stream.isatty() or "NO_COLOR" in os.environ:
+            return text
+        colour = _COLOURS[self._number.get(host, 0) % len(_COLOURS)]
+        return f"\x1b[{colour}m{text}\x1b[0m"

@@ -1,0 +1,176 @@
+"""The ranks of one pod, and an exit code that tells an operator what to do about the pod.
+
+torchrun would end with 1 whatever its ranks end with, and an operator could not tell a pod that is
+to come back from one that is not to:
+
+0      the run is over
+1      failed as often as was allowed, or stopped by hand: the job is over
+2, 3   a mistake in what was given; diverged: the job is over
+143    told to end (SIGTERM), as when its node is drained: the pod is to come back, and goes on
+"""
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+
+from trainyard.errors import DivergedError, InputError, Requeued, Stopped, TrainyardError
+from trainyard.launch.ends import REQUEUE_SIGNALS, described, first_cause, is_last, shell_code
+from trainyard.launch.job import Job
+from trainyard.launch.ranks import OnLine, Ranks, Share
+
+PREEMPTED = shell_code(-signal.SIGTERM)
+FAILED = (TrainyardError.exit_code, InputError.exit_code, DivergedError.exit_code)
+_SHARED_ENDS = {0, Stopped.exit_code, Requeued.exit_code}  # of all ranks, or of none
+_LOOK_S = 0.1
+_NOTICE_S = 2  # for ranks to notice that one is gone: they do, and then have more to say
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a pod among those of its job."""
+
+    node: int
+    num_nodes: int
+    ranks: int
+    """Of each pod."""
+    address: str
+    """Of the first pod, where the ranks meet."""
+    port: int
+
+    def share(self, job: Job) -> Share:
+        return Share(
+            job.command,
+            first=self.node * self.ranks,
+            count=self.ranks,
+            size=self.num_nodes * self.ranks,
+            node=self.node,
+            num_nodes=self.num_nodes,
+            address=self.address,
+            port=self.port,
+        )
+
+
+# As both operators name it; for torchrun, of whose options these are the variables.
+_NAMES = {
+    "node": "PET_NODE_RANK",
+    "num_nodes": "PET_NNODES",
+    "ranks": "PET_NPROC_PER_NODE",
+    "address": "PET_MASTER_ADDR",
+    "port": "PET_MASTER_PORT",
+}
+
+
+def place_in(env: Mapping[str, str]) -> Place:
+    """InputError if the environment is not that of a pod of an operator's."""
+    texts = {}
+    for field, name in _NAMES.items():
+        # The first operators had the address by this name alone.
+        text = env.get(name, env.get(name.removeprefix("PET_")))
+        if text is None:
+            raise InputError(
+                f"{name} is not set: `launch pod` is what `launch kubernetes` starts in every pod; "
+                "on one machine use `launch local`"
+            )
+        if field != "address" and not text.isdigit():
+            raise InputError(f"{name} is {text!r}, which is no whole number")
+        texts[field] = text
+    address = texts.pop("address")
+    return Place(address=address, **{field: int(text) for field, text in texts.items()})
+
+
+def launch_pod(
+    job: Job,
+    place: Place,
+    *,
+    restarts: int,
+    grace_s: float,
+    on_line: OnLine,
+    say: Callable[[str], None],
+) -> int:
+    """Run this pod's ranks until the run is over, or the pod is to end; the exit code for it.
+
+    After a failure they are started again, up to `restarts` times, as those of all pods are: they
+    wait for each other. When another pod is to end, all ranks save, and those of this pod wait for
+    it to come back: that does not count. `on_line` is given what the ranks write.
+    """
+    for name in _NAMES.values():
+        os.environ.pop(name, None)  # the ranks are told by other names
+    failures = 0
+    with _notice_of_end() as notice:
+        while True:
+            rank, code = _run(place.share(job), notice, grace_s, on_line)
+            if code in (0, InputError.exit_code, DivergedError.exit_code):
+                return code
+            if notice.has_come:
+                return PREEMPTED
+            if code == Requeued.exit_code:
+                say("another pod was told to end; starting again, to go on when it is back")
+                continue
+            if is_last(code) or failures == restarts:
+                say(described(rank, code))
+                return TrainyardError.exit_code
+            failures += 1
+            say(f"{described(rank, code)}: starting again ({failures} of {restarts})")
+
+
+class _Notice:
+    """That this pod is to end."""
+
+    has_come = False
+
+    def come(self, number: int, frame: FrameType | None) -> None:
+        self.has_come = True
+
+
+@contextmanager
+def _notice_of_end() -> Iterator[_Notice]:
+    notice = _Notice()
+    before = signal.signal(signal.SIGTERM, notice.come)
+    try:
+        yield notice
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _run(share: Share, notice: _Notice, grace_s: float, on_line: OnLine) -> tuple[int, int]:
+    """The rank that ended it, and how: its exit code, or minus the signal that killed it."""
+    ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    ranks = Ranks(share, on_line=on_line, on_end=lambda rank, code: ended.put((rank, code)))
+    ends: dict[int, int] = {}
+    urges: list[tuple[float, int]] | None = None
+    try:
+        while len(ends) < share.count:
+            with suppress(queue.Empty):
+                rank, code = ended.get(timeout=_LOOK_S)
+                ends[rank] = code
+            if urges is None and (notice.has_come or any(ends.values())):
+                urges = _urges(ends, notice, grace_s)
+            while urges and time.monotonic() >= urges[0][0]:
+                ranks.signal(urges.pop(0)[1])
+    finally:
+        ranks.stop(grace_s)
+        _reap()
+    return first_cause(ends)
+
+
+def _urges(ends: dict[int, int], notice: _Notice, grace_s: float) -> list[tuple[float, int]]:
+    """When to send which signal to the ranks that are left."""
+    now = time.monotonic()
+    if notice.has_come:
+        return [(now, REQUEUE_SIGNALS[0]), (now + grace_s, signal.SIGKILL)]
+    if set(ends.values()) <= _SHARED_ENDS:
+        return [(now + grace_s, signal.SIGKILL)]
+    end = now + _NOTICE_S
+    return [(end, signal.SIGTERM), (end + grace_s, signal.SIGKILL)]
+
+
+def _reap() -> None:
+    """What ranks have left behind is a child of a container's first process, which this may be."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

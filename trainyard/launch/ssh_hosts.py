@@ -1,0 +1,75 @@
+"""Hosts as a user gives them: a,b:4,user@c, or a file with one a line."""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard.errors import InputError
+
+_BRACKETS = re.compile(r"\[([^\[\]]+)\](?::([0-9]+))?")  # [::1] or [::1]:4
+_SLOTS = re.compile(r"slots=(?P<slots>[0-9]+)")
+
+
+@dataclass(frozen=True)
+class SshHost:
+    target: str
+    """What ssh is given: user@name, or a name of its configuration."""
+    slots: int | None = None
+    """How many ranks, if the user has said so."""
+
+    @property
+    def name(self) -> str:
+        """Without the user."""
+        return self.target.rpartition("@")[2]
+
+
+def read_hosts(given: str) -> list[SshHost]:
+    """InputError, with the line of a file, for what is no host, or stands twice."""
+    path = Path(given)
+    if os.path.isfile(given):  # many hosts are too long for a Path's name
+        lines = path.read_text().splitlines()
+        entries = [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1)]
+    elif "/" in given:
+        raise InputError(f"--hosts: there is no file {given}")
+    else:
+        entries = [("--hosts", entry) for entry in given.split(",")]
+    entries = [(where, entry.partition("#")[0].strip()) for where, entry in entries]
+    hosts: dict[str, SshHost] = {}
+    for where, entry in entries:
+        if not entry:
+            continue
+        host = _host(where, entry)
+        if host.name in hosts:
+            raise InputError(
+                f"{where}: {host.name} stands there twice; for two ranks: {host.name}:2"
+            )
+        hosts[host.name] = host
+    if not hosts:
+        raise InputError(f"--hosts: there are no hosts in {given!r}")
+    return list(hosts.values())
+
+
+def _host(where: str, entry: str) -> SshHost:
+    name, *options = entry.split()
+    target, slots = _target(name)
+    for option in options:
+        match = _SLOTS.fullmatch(option)
+        if match is None or slots is not None:
+            raise InputError(f"{where}: {option!r} is not slots=N, the number of ranks on a host")
+        slots = match["slots"]
+    if not target or target.startswith("-") or slots == "0":
+        raise InputError(f"{where}: {entry!r} is no host: a, user@a, a:4 or [2001:db8::1]:4")
+    return SshHost(target, None if slots is None else int(slots))
+
+
+def _target(name: str) -> tuple[str, str | None]:
+    """An address of IPv6 stands in brackets if a number of ranks follows."""
+    user, at, host = name.rpartition("@")
+    bracketed = _BRACKETS.fullmatch(host)
+    if bracketed:
+        return f"{user}{at}{bracketed[1]}", bracketed[2]
+    if host.count(":") == 1:
+        host, _, slots = host.partition(":")
+        return (f"{user}{at}{host}", slots) if slots.isdigit() and host else ("", None)
+    return f"{user}{at}{host}" if host else "", None

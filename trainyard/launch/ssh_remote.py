@@ -1,0 +1,166 @@
+"""A host's agent, through a connection of ssh."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from trainyard.errors import InputError
+from trainyard.launch.events import Events, Gone, event_of
+from trainyard.launch.ranks import Share
+from trainyard.launch.ssh_check import NO_FOLDER, NO_PYTHON, why_gone, why_not
+from trainyard.launch.ssh_hosts import SshHost
+
+SILENT_S = 8
+"""So long without an answer to a ping, and a host is gone."""
+_CLOSE_S = 5
+_OPTIONS = (
+    "BatchMode=yes",  # a question would never be answered
+    "ConnectTimeout=10",
+    "ServerAliveInterval=2",
+    "ServerAliveCountMax=3",
+    "ControlMaster=no",
+)
+_SCRIPT = (
+    f'cd "$1" 2>/dev/null || exit {NO_FOLDER}; '
+    f'command -v "$2" >/dev/null || exit {NO_PYTHON}; '
+    'exec "$2" -m trainyard.launch.agent'
+)
+
+
+@dataclass(frozen=True)
+class Login:
+    """How a host is logged in to, and what is there."""
+
+    ssh: tuple[str, ...]
+    """The command, with options of the user's."""
+    folder: str
+    """The working directory there."""
+    python: str
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """Of ssh, before the host."""
+        return (*self.ssh, "-T", *(word for option in _OPTIONS for word in ("-o", option)))
+
+    def agent_of(self, host: SshHost) -> list[str]:
+        """The command that runs an agent there."""
+        script = f"exec sh -c {shlex.quote(_SCRIPT)} sh {shlex.join((self.folder, self.python))}"
+        return [*self.command, "--", host.target, script]
+
+
+class Remote:
+    """A host whose agent takes orders; what it tells becomes events.
+
+    Its first event is an Answer: its facts. If it cannot be had, or is lost, the last is Gone, and
+    `gone` says why.
+    """
+
+    def __init__(self, host: SshHost, login: Login, events: Events) -> None:
+        self.host, self.address = host, ""
+        self._login, self._events = login, events
+        self._said: deque[str] = deque(maxlen=20)
+        self._is_here = self._is_closed = False
+        self._why = self.gone = ""
+        self._heard = time.monotonic()
+        try:
+            self._process = subprocess.Popen(
+                login.agent_of(host),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C is for the launcher, which tells the ranks
+            )
+        except OSError as error:
+            raise InputError(f"{login.ssh[0]} cannot be run here: {error.strerror}") from None
+        self._lock = threading.Lock()  # one order at a time
+        self._threads = [threading.Thread(target=each) for each in (self._listen, self._note)]
+        for thread in reversed(self._threads):  # the first waits for the other
+            thread.start()
+
+    @property
+    def name(self) -> str:
+        return self.host.name
+
+    def start(self, share: Share) -> None:
+        self.order({"do": "start", "share": asdict(share)})
+
+    def signal(self, number: int) -> None:
+        self.order({"do": "signal", "number": int(number)})
+
+    def order(self, order: dict[str, Any]) -> None:
+        """Does not fail: a host that is gone says so itself."""
+        assert self._process.stdin
+        with self._lock, suppress(OSError, ValueError):
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def ping(self) -> None:
+        """Ask for a sign of life; one that has given none for too long is given up."""
+        if not self._is_here:
+            return
+        if time.monotonic() - self._heard > SILENT_S:
+            self._why = f"silent for {SILENT_S} s"
+            self._kill()
+        self.order({"do": "ping"})
+
+    def close(self) -> None:
+        """The agent ends, with its ranks, if any are left; after a while it is not waited for."""
+        self._is_closed = True
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        with self._lock, suppress(OSError):
+            self._process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=_CLOSE_S)
+        self._kill()
+        for thread in self._threads:
+            thread.join()
+        self._process.wait()
+        self._process.stdout.close()
+        self._process.stderr.close()
+
+    def _kill(self) -> None:
+        """What ssh has started, a ProxyCommand say, too: it may hold our end of its output."""
+        if any(thread.is_alive() for thread in self._threads):  # else its number may be another's
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _listen(self) -> None:
+        assert self._process.stdout
+        for line in self._process.stdout:
+            self._heard = time.monotonic()
+            with suppress(ValueError):  # what a login shell greets with
+                self._hear(json.loads(line))
+        code = self._process.wait()
+        self._kill()
+        if self._is_closed:
+            return
+        self._threads[1].join()  # all that ssh has said
+        if self._is_here:
+            why = self._why or why_gone(code, self._said)
+        else:
+            login = self._login
+            why = why_not(code, self._said, folder=login.folder, python=login.python)
+        self.gone = why
+        self._events.put(Gone(self.name, why))
+
+    def _note(self) -> None:
+        assert self._process.stderr
+        for line in self._process.stderr:
+            self._said.append(line.decode(errors="replace").rstrip())
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case {"is": "leaving"}:
+                self._why = f"its agent was told to end, by {signal.SIGTERM.name} say"
+            case {"is": "hello", "addresses": addresses}:
+                self._is_here, self.address = True, next(iter(addresses), "")
+        if (event := event_of(message, self.name)) is not None:
+            self._events.put(event)

@@ -1,0 +1,118 @@
+"""Slurm through submitit: what it pickles, and how that is submitted."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from trainyard.errors import InputError, Requeued, Stopped, TrainyardError
+from trainyard.launch.ends import GRACE_S, REQUEUE_SIGNALS
+from trainyard.launch.job import Job
+from trainyard.launch.slurm import Allocation, options_of, runs_of
+
+_SIGNAL = signal.SIGUSR2  # submitit's own
+_PASSED_ON = (*REQUEUE_SIGNALS, signal.SIGTERM, signal.SIGINT)
+_REQUEUED = (Requeued.exit_code, *(-number for number in REQUEUE_SIGNALS))
+_NO_LIMIT = 1_000_000  # of requeues
+
+
+@dataclass(frozen=True)
+class Training:
+    """A rank, which submitit calls, and calls again after a requeue."""
+
+    command: tuple[str, ...]
+
+    def __call__(self) -> int:
+        """The exit code of a run that is done, or was stopped by its user."""
+        with subprocess.Popen(self.command) as rank:
+
+            def pass_on(number: int, frame: FrameType | None) -> None:
+                rank.send_signal(number)
+
+            # Submitit's own handler would requeue before the checkpoint is there.
+            before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
+            code = rank.wait()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        if code in _REQUEUED:
+            _requeue()
+        if code not in (0, Stopped.exit_code):
+            raise TrainyardError(f"the rank has ended with exit code {code}: its output says why")
+        return code
+
+    def checkpoint(self) -> Any:
+        """What to call after the requeue: the same, which goes on from the run directory."""
+        return _submitit().helpers.DelayedSubmission(self)
+
+
+def _requeue() -> None:
+    """By the first rank. The others leave without a result: theirs would be taken for the job's."""
+    if _submitit().JobEnvironment().global_rank == 0:
+        signal.raise_signal(_SIGNAL)
+    sys.exit()
+
+
+def submit(
+    job: Job, allocation: Allocation, *, setup: Sequence[str] = (), seeds: Sequence[int] = ()
+) -> str:
+    """The id of the job, or of the array of them; TrainyardError if Slurm refuses it."""
+    runs = runs_of(job.run, seeds)
+    for run in runs:
+        run.mkdir(parents=True, exist_ok=True)
+    submitit = _submitit()
+    executor = submitit.SlurmExecutor(runs[0].resolve() / "submitit", max_num_timeout=_NO_LIMIT)
+    executor.update_parameters(
+        job_name=job.name,
+        setup=list(setup),
+        stderr_to_stdout=True,
+        srun_args=["--kill-on-bad-exit=0", f"--wait={GRACE_S}", *_cores(allocation)],
+        additional_parameters={
+            "requeue": True,
+            "signal": f"{_SIGNAL.name.removeprefix('SIG')}@{allocation.grace}",
+            **options_of(allocation),
+            **dict(_extra(line) for line in allocation.extra),
+        },
+    )
+    os.environ["PYTHONUNBUFFERED"] = "1"
+    try:
+        with executor.batch():
+            jobs = [executor.submit(Training(one.command)) for one in _jobs(job, runs, seeds)]
+    except submitit.core.utils.FailedJobError as error:
+        said = str(error).strip().splitlines()[-1]
+        raise TrainyardError(f"sbatch refuses the job: {said}") from None
+    return str(jobs[0].job_id).partition("_")[0]
+
+
+def _jobs(job: Job, runs: Sequence[Path], seeds: Sequence[int]) -> list[Job]:
+    """One, or one for each seed."""
+    place = job.arguments.index("--run") + 1
+    jobs = []
+    for number, run in enumerate(runs):
+        arguments = [*job.arguments[:place], str(run), *job.arguments[place + 1 :]]
+        arguments += [f"--run.seed={seeds[number]}"] if seeds else []
+        jobs.append(replace(job, arguments=tuple(arguments), run=run))
+    return jobs
+
+
+def _cores(allocation: Allocation) -> list[str]:
+    return [f"--cpus-per-task={allocation.cpus}"] if allocation.cpus else []
+
+
+def _extra(line: str) -> tuple[str, str | bool]:
+    name, _, value = (
+        line.removeprefix("#SBATCH").strip().lstrip("-").replace("=", " ", 1).partition(" ")
+    )
+    return name, value or True
+
+
+def _submitit() -> Any:
+    try:
+        import submitit
+    except ImportError:
+        raise InputError("--submitit needs submitit: pip install 'trainyard[submitit]'") from None
+    return submitit
