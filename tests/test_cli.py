@@ -142,16 +142,17 @@ def test_launch_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "a run").exists()
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize("command", [[], ["estimate"]], ids=" ".join)
+def test_help_imports_nothing_heavy(command: list[str]) -> None:
     """This is what keeps `--help` under half a second."""
     code = (
         "import sys; from trainyard.__main__ import main\n"
-        "try: main(['--help'])\n"
+        f"try: main({[*command, '--help']})\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'numpy', 'pydantic', 'rich', 'timm', 'PIL'} & set(sys.modules)))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.stdout.startswith("usage: trainyard")
+    assert result.stdout.startswith(" ".join(["usage: trainyard", *command]))
     assert result.stdout.endswith("\n[]\n")
 
 

@@ -11,10 +11,11 @@ PACKAGE = Path(__file__).parent.parent / "trainyard"
 LEVELS = [
     {"world", "files", "errors", "section", "course"},
     {"data", "model", "optim", "averaging", "monitor"},
+    {"rendezvous"},
     {"train"},
     {"config"},
     {"run", "evaluation", "initial", "parts", "resume", "survivors", "teacher"},
-    {"estimate", "launch"},
+    {"doctor", "estimate", "launch"},
     {"commands", "__main__"},
 ]
 SIBLINGS = {

@@ -1,10 +1,18 @@
 """How results look on a terminal."""
 
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from trainyard.monitor.units import in_bytes as size
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["print_table", "size", "text"]
 
 
-def print_table(columns: list[str], rows: list[list[str]]) -> None:
+def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Column, Table
@@ -18,12 +26,3 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 
 def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def size(num_bytes: float) -> str:
-    """1.28 MB and the like."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:,.3g} TB"

@@ -1,0 +1,166 @@
+"""`trainyard doctor` on one machine, by the command line."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import Capture, complaint, run, shown
+from trainyard.doctor import machine
+
+QUICK = ("doctor", "--quick")
+
+Rows = dict[str, dict[str, str]]
+
+
+def findings(text: str) -> tuple[Rows, dict[str, Any]]:
+    """The rows by what they are about, and everything else."""
+    found = json.loads(text)
+    return {row["what"]: row for row in found.pop("rows")}, found
+
+
+def examined(capsys: Capture, *arguments: object, code: int = 0) -> Rows:
+    capsys.readouterr()
+    assert run(*QUICK, "--json", *arguments) == code
+    return findings(capsys.readouterr().out)[0]
+
+
+def test_a_healthy_machine(digits: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trainyard", *QUICK, "debug", "--data", str(digits)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    said = " ".join(done.stdout.split())
+    assert "1 rank on 1 machine: " in said
+    assert "Left out: the network: this is one rank" in said
+    assert "1,433 to train on, 364 to validate, 10 classes" in said
+    assert "samples/s" in said
+    assert "a checkpoint of" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_as_json(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    rows, rest = findings(shown(capsys, *QUICK, "--json", "--data", digits, "--run", tmp_path))
+    assert all(row.keys() == {"what", "found", "verdict", "advice"} for row in rows.values())
+    assert {row["verdict"] for row in rows.values()} <= {"ok", "warn"}
+    assert all(row["advice"] for row in rows.values() if row["verdict"] != "ok")
+    (left_out,) = rest.pop("left_out")
+    assert left_out.startswith("the network")
+    assert rest.pop("verdict") in ("ok", "warn")
+    assert rest == {"num_ranks": 1, "num_machines": 1}
+    assert rows["data"]["found"].startswith("the same for all ranks: 1,433 to train on")
+    assert rows["samples"]["found"] == "16 at random are whole and the same"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_few_open_files(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "trainyard", *QUICK, "--json"]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -n 200; exec "$@"', "sh", *command],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    rows, rest = findings(done.stdout)
+    assert rows["open files allowed"]["verdict"] == rest["verdict"] == "fail"
+    assert rows["open files allowed"]["found"] == "200"
+    assert "`ulimit -n 4096` before the start" in rows["open files allowed"]["advice"]
+    assert "hard limit" in rows["open files allowed"]["advice"]
+
+
+def test_no_space(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    statvfs = os.statvfs
+
+    def nearly_full(path: Any) -> os.statvfs_result:
+        found = list(statvfs(path))
+        if Path(path) == tmp_path:
+            found[4] = 10_000_000 // found[1]  # f_bavail, of f_frsize
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", nearly_full)
+    rows = examined(capsys, "--run", tmp_path, code=1)
+    assert rows["space for the run"]["verdict"] == "fail"
+    assert rows["space for the run"]["found"].startswith("10 MB in ")
+    assert "make room for" in rows["space for the run"]["advice"]
+    assert rows["space for passing files"]["verdict"] != "fail"
+
+
+def test_a_disk_that_is_full(tmp_path: Path, capsys: Capture) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(disk)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces of its own: nothing can be mounted here")
+    try:
+        rows = examined(capsys, "--run", disk / "runs" / "a", code=1)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert rows["writing checkpoints"]["verdict"] == "fail"
+    assert "No space left on device" in rows["writing checkpoints"]["found"]
+    assert "--run" in rows["writing checkpoints"]["advice"]
+    assert rows["space for the run"]["verdict"] == "fail"
+
+
+def test_a_run_directory_that_cannot_be(capsys: Capture) -> None:
+    rows = examined(capsys, "--run", "/proc/here/run", code=1)
+    assert rows["writing checkpoints"]["verdict"] == "fail"
+    assert "choose another directory with --run" in rows["writing checkpoints"]["advice"]
+
+
+def test_data_that_is_not_there(tmp_path: Path, capsys: Capture) -> None:
+    words = ("--data.train", tmp_path / "none", "--data.val", tmp_path / "none")
+    rows = examined(capsys, "debug", *words, code=1)
+    assert rows["data"]["verdict"] == "fail"
+    assert str(tmp_path / "none") in rows["data"]["found"]
+    assert "samples" not in rows
+
+
+def test_samples_that_have_been_cut_short(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    data = Path(shutil.copytree(digits, tmp_path / "digits"))
+    assert run("data", "index", data) == 0
+    for image in (data / "train").rglob("*.png"):
+        image.write_bytes(image.read_bytes()[:-1])
+    rows = examined(capsys, "--data", data, code=1)
+    assert rows["samples"]["verdict"] == "fail"
+
+
+def test_little_memory_and_few_cores(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container's limits say, of either version of cgroups."""
+    limits = {
+        "cpu.max": "50000 100000",
+        "memory.max": "2000000000",
+        "memory.current": "500000000",
+    }
+    for name, value in limits.items():
+        (tmp_path / name).write_text(f"{value}\n")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    rows = examined(capsys)
+    assert rows["cores of a rank"]["found"] == "0.5"
+    assert rows["free memory of a rank"]["found"] == "1.5 GB"
+    assert rows["cores of a rank"]["verdict"] == rows["free memory of a rank"]["verdict"] == "warn"
+    for name in limits:
+        (tmp_path / name).unlink()
+    older = {
+        "cpu/cpu.cfs_quota_us": "-1",
+        "memory/memory.limit_in_bytes": "600000000",
+        "memory/memory.usage_in_bytes": "100000000",
+    }
+    for name, value in older.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"{value}\n")
+    rows = examined(capsys, code=1)
+    assert rows["free memory of a rank"]["found"] == "500 MB"
+    assert rows["free memory of a rank"]["verdict"] == "fail"
+    assert rows["cores of a rank"]["verdict"] == "ok" or len(os.sched_getaffinity(0)) < 2
+
+
+def test_recipe_keys_need_a_recipe(capsys: Capture) -> None:
+    assert "name a RECIPE" in complaint(capsys, "doctor", "--optim.lr", 1)

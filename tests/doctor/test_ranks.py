@@ -1,0 +1,215 @@
+"""`trainyard doctor` on several ranks, and on several machines."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from benchmarks.network import INTERFACE, Link, NetworkError, network
+from tests.doctor.test_alone import findings
+from tests.spawn import spawn
+from tests.test_cli_signals import started
+from trainyard.config import RunConfig
+from trainyard.data.loader import DataConfig
+from trainyard.doctor import machine
+from trainyard.doctor.examine import Findings, examine_joined
+from trainyard.doctor.network import Speed, judge_pairs, rounds
+from trainyard.doctor.patient import Patient, Question
+from trainyard.doctor.rows import Row
+from trainyard.monitor.environment import versions
+from trainyard.rendezvous.pulse import Pulse
+from trainyard.world import World
+
+SIZE = 3
+QUESTION = Question(
+    config=RunConfig(data=DataConfig(train="digits/train", val="digits/val")),
+    run=Path("runs"),
+    has_recipe=False,
+    seconds=0.05,
+    import_seconds=1.0,
+)
+
+
+def rows_of(world: World, question: Question) -> dict[str, Row]:
+    """What ranks find that are each on a machine of its own, as far as they can tell."""
+    apart = replace(world, node=world.rank, num_nodes=world.size, local_rank=0, local_size=1)
+    found: Findings = examine_joined(question, apart, Console(quiet=True), Pulse())
+    assert found.num_machines == world.size
+    return {row.what: row for row in found.rows}
+
+
+def examined(world: World, folders: list[Path]) -> dict[str, Row]:
+    """In a working directory of each rank's own, with digits in it."""
+    os.chdir(folders[world.rank])
+    return rows_of(world, QUESTION)
+
+
+def ailing(world: World) -> dict[str, Row]:
+    """The last rank has another clock, torch and machine; the one before a slower environment."""
+    question = replace(QUESTION, config=RunConfig())
+    if world.rank == SIZE - 1:
+        told = time.time
+        time.time = lambda: told() - 3600
+        machine.versions = lambda: versions() | {"torch": "1.0"}  # type: ignore[attr-defined]
+    if world.rank == SIZE - 2:
+        question = replace(question, import_seconds=200.0)
+    return rows_of(world, question)
+
+
+def copies(digits: Path, tmp_path: Path) -> list[Path]:
+    folders = [tmp_path / str(rank) for rank in range(SIZE)]
+    for folder in folders:
+        shutil.copytree(digits, folder / "digits")
+    return folders
+
+
+def test_what_is_the_same_for_all(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "digits").symlink_to(digits)
+    first, *others = spawn(examined, SIZE, [tmp_path] * SIZE)
+    assert others == [first] * (SIZE - 1)
+    assert [*first][8:] == [
+        *("writing checkpoints", "space for the run", "space for caches"),
+        *("space for passing files", "run directory", "messages", "averaging by gloo", "clocks"),
+        *("between machines by gloo", "data", "samples", "reading samples"),
+    ]
+    assert not [row for row in first.values() if row.verdict == "fail" and "between" not in row[0]]
+    assert first["run directory"].verdict == first["clocks"].verdict == "ok"
+    assert first["between machines by gloo"].found.startswith("3 pairs: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["digits"]
+
+
+def test_a_rank_that_differs_is_named() -> None:
+    rows = spawn(ailing, SIZE)[0]
+    assert rows["versions"].verdict == "fail"
+    assert "rank 2 (" in rows["versions"].found and ": torch 1.0" in rows["versions"].found
+    assert rows["clocks"].verdict == "fail"
+    assert "3,600 s" in rows["clocks"].found and "(rank 2)" in rows["clocks"].found
+    assert rows["time to import torch"].verdict == "warn"
+    assert "most rank 1 (" in rows["time to import torch"].found
+
+
+def test_other_data_on_a_rank_is_named(digits: Path, tmp_path: Path) -> None:
+    folders = copies(digits, tmp_path)
+    image = next((folders[2] / "digits" / "train").rglob("*.png"))
+    image.with_name("more.png").write_bytes(image.read_bytes())
+    rows = spawn(examined, SIZE, folders)[0]
+    assert rows["data"].verdict == "fail"
+    assert "rank 2 (" in rows["data"].found and "rank 1" not in rows["data"].found
+    assert ": train data other than rank 0's" in rows["data"].found
+    assert rows["run directory"].verdict == "warn"
+    assert "rank 1 (" in rows["run directory"].found
+
+
+def test_other_bytes_on_a_rank_are_named(digits: Path, tmp_path: Path) -> None:
+    folders = copies(digits, tmp_path)
+    for image in (folders[1] / "digits" / "train").rglob("*.png"):
+        content = bytearray(image.read_bytes())
+        content[-20] ^= 1
+        image.write_bytes(content)
+    rows = spawn(examined, SIZE, folders)[0]
+    assert rows["data"].verdict == "ok"
+    assert rows["samples"].verdict == "fail"
+    assert "rank 1 (" in rows["samples"].found and "rank 2" not in rows["samples"].found
+
+
+# --- started as a run is ---
+
+
+def test_in_place_of_training(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = ("--data", digits, "--run", folder, "--ranks", 2, "--doctor", "--json")
+    with started(tmp_path, "launch", "local", "debug", *words) as command:
+        out, err = command.process.communicate(timeout=250)
+        assert command.members() == []
+    rows, rest = findings(out)
+    assert (rest["num_ranks"], rest["num_machines"]) == (2, 1)
+    assert command.process.returncode == (rest["verdict"] == "fail"), err
+    assert rows["data"]["verdict"] == "ok"
+    assert rest["left_out"] == ["links and clocks between machines: this is one"]
+    assert not folder.exists()
+
+
+def test_a_slow_link_is_found(tmp_path: Path) -> None:
+    slow = 2
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        with network(3) as emulated:
+            emulated.set(Link(), slow={slow: Link(10)})
+            ranks = [
+                host.start(
+                    *(sys.executable, "-m", "trainyard", "doctor", "--quick", "--json"),
+                    env=environment | emulated.rank_variables(host.number),
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    cwd=tmp_path,
+                )
+                for host in emulated.hosts
+            ]
+            out, *_ = [rank.communicate(timeout=250)[0] for rank in ranks]
+    except NetworkError as error:
+        pytest.skip(str(error))
+    assert {rank.returncode for rank in ranks} == {1}
+    rows, rest = findings(out)
+    assert (rest["num_ranks"], rest["num_machines"]) == (3, 3)
+    row = rows["between machines by gloo"]
+    assert row["verdict"] == "fail"
+    assert f"slowest {os.uname().nodename} (rank {slow}) to " in row["found"]
+    assert f"switch port of {os.uname().nodename} (rank {slow}), or leave it out" in row["advice"]
+    assert rows["averaging by gloo"]["verdict"] == "warn"
+    assert INTERFACE in rows["messages"]["found"]
+
+
+# --- who meets whom ---
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 64])
+def test_all_pairs_meet_once(size: int) -> None:
+    nodes = [10 * number for number in range(size)]
+    turns = rounds(nodes)
+    assert len(turns) == (size - 1 if size % 2 == 0 else size)
+    for pairs in turns:
+        players = [node for pair in pairs for node in pair]
+        assert len(players) == len(set(players))
+    met = sorted(tuple(sorted(pair)) for pairs in turns for pair in pairs)
+    assert met == list(combinations(nodes, 2))
+
+
+@pytest.mark.parametrize("size", [65, 1000])
+def test_of_many_neighbours_and_some_more_meet(size: int) -> None:
+    turns = rounds(list(range(size)))
+    assert len(turns) < 24
+    for pairs in turns:
+        players = [node for pair in pairs for node in pair]
+        assert len(players) == len(set(players))
+    met = {tuple(sorted(pair)) for pairs in turns for pair in pairs}
+    assert met >= {(node, node + 1) for node in range(size - 1)}
+
+
+def judged(**slow: float) -> Row:
+    """Of four machines, with speeds of some ways that are not 1."""
+    names = dict(enumerate("abcd"))
+    ways = [(a, b) for a in names for b in names if a != b]
+    speeds = [Speed(a, b, slow.get(names[a] + names[b], 1.0) * 1e9) for a, b in ways]
+    patient: Any = SimpleNamespace(node_names=names, leaders=[*names])
+    return judge_pairs(speeds, cast(Patient, patient), "links")
+
+
+def test_the_guilty_is_found() -> None:
+    assert judged().verdict == "ok"
+    assert judged(ab=0.6).verdict == "ok"
+    one_way = judged(bd=0.4)
+    assert one_way.verdict == "warn"
+    assert one_way.found == "6 pairs: 3.2 Gb/s to 8 Gb/s, slowest b to d"
+    assert "between these two" in one_way.advice
+    assert "switch port of c, or" in judged(ca=0.3, cb=0.3, dc=0.3).advice
+    assert "of those in slow pairs" in judged(ab=0.3, cd=0.3).advice
+    assert judged(ca=0.05).verdict == "fail"

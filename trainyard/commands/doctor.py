@@ -1,0 +1,122 @@
+"""`trainyard doctor`: is all well with the machines, their network, disks and data?"""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trainyard.commands.train import config_of, run_folder
+from trainyard.errors import InputError
+from trainyard.launch.local import end_with_launcher
+from trainyard.rendezvous import discover
+
+if TYPE_CHECKING:
+    from trainyard.config import RunConfig
+    from trainyard.doctor.examine import Findings
+
+_SECONDS, _QUICK_SECONDS = 2.0, 0.3  # of a measurement of speed
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("recipe", metavar="RECIPE", nargs="?", help="a built-in name or a path to a TOML file")
+    add("--data", metavar="LOCATION", action="append", help="data to look at, the recipe's if not")
+    add("--run", metavar="DIR", help="where runs are to be written (runs/NAME of the recipe)")
+    add("--quick", action="store_true", help="measure speeds for 0.3 s each, not for 2 s")
+    add("--json", action="store_true", help="print as JSON")
+    parser.epilog = (
+        "Alone it examines this machine; started as a run is, by `trainyard launch LAUNCHER RECIPE "
+        "--doctor`, torchrun, srun or mpirun, all machines and what is between them. The exit code "
+        "is 1 if something fails."
+    )
+    parser.set_defaults(run_command=doctor, takes_overrides=True)
+
+
+def doctor(options: argparse.Namespace) -> int:
+    end_with_launcher()
+    import_seconds = _import_torch()
+    world = discover()
+    from rich.console import Console
+
+    from trainyard.doctor.examine import examine
+    from trainyard.doctor.patient import Question
+
+    question = Question(
+        config=_config(options),
+        run=run_folder(options) if options.recipe or options.run else Path("runs"),
+        has_recipe=options.recipe is not None,
+        seconds=_QUICK_SECONDS if options.quick else _SECONDS,
+        import_seconds=import_seconds,
+    )
+    console = Console(stderr=True, quiet=options.json or not world.is_first)
+    findings = examine(question, world, console)
+    if world.is_first:
+        (_print_json if options.json else _print)(findings)
+    return 1 if findings.verdict == "fail" else 0
+
+
+def _import_torch() -> float:
+    """Seconds that it takes: minutes, from a slow file system on many machines at once."""
+    begun = time.perf_counter()
+    import torch  # noqa: F401
+
+    return time.perf_counter() - begun
+
+
+def _config(options: argparse.Namespace) -> "RunConfig":
+    if options.recipe is not None:
+        return config_of(options)
+    if options.overrides:
+        raise InputError(f"--{next(iter(options.overrides))} is a recipe's: name a RECIPE")
+    from trainyard.config import RunConfig
+    from trainyard.data.merge import merged_splits
+
+    config = RunConfig()
+    if options.data is not None:
+        data = config.data.model_copy(update=merged_splits(options.data))
+        config = config.model_copy(update={"data": data})
+    return config
+
+
+def _print(findings: "Findings") -> None:
+    from rich.text import Text
+
+    from trainyard.commands.printing import print_table
+
+    rows: list[list[str | Text]] = [
+        [
+            row.what,
+            Text(row.verdict, style=_COLOURS[row.verdict]),
+            row.found + f"\n-> {row.advice}" * bool(row.advice),
+        ]
+        for row in findings.rows
+    ]
+    print_table(["check", "", "found"], rows)
+    for what in findings.left_out:
+        print(f"Left out: {what}.")
+    print(_sentence(findings))
+
+
+def _sentence(findings: "Findings") -> str:
+    where = f"{_count(findings.num_ranks, 'rank')} on {_count(findings.num_machines, 'machine')}"
+    counts = {verdict: sum(row.verdict == verdict for row in findings.rows) for verdict in _COLOURS}
+    if findings.verdict == "ok":
+        return f"{where}: nothing is wrong."
+    worse = _count(counts["warn"], "warning") + (
+        ": this will train, but slowly or at a risk." if not counts["fail"] else "."
+    )
+    if not counts["fail"]:
+        return f"{where}: {worse}"
+    failed = ", ".join(row.what for row in findings.rows if row.verdict == "fail")
+    return f"{where}: not fit to train on ({failed}); {worse}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def _print_json(findings: "Findings") -> None:
+    rows = [row._asdict() for row in findings.rows]
+    print(json.dumps(findings._asdict() | {"rows": rows, "verdict": findings.verdict}))

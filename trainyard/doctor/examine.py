@@ -1,0 +1,141 @@
+"""The examination: which checks, in which order, and what is left out."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+from rich.console import Console
+
+from trainyard.data.datasets import Datasets, open_datasets
+from trainyard.data.index import Index
+from trainyard.doctor.folders import folders, seen_by_all
+from trainyard.doctor.machine import MACHINE
+from trainyard.doctor.network import between_machines, clocks, devices, exchanges
+from trainyard.doctor.patient import Patient, Question, meet
+from trainyard.doctor.reading import other_fingerprints, own_fingerprints, reading, same_samples
+from trainyard.doctor.rows import FAIL, OK, WARN, Row, ask, differing
+from trainyard.errors import TrainyardError
+from trainyard.monitor.progress import counter
+from trainyard.rendezvous import member
+from trainyard.rendezvous.pulse import Pulse
+from trainyard.world import World, gather, in_turns, pick_device
+
+_ONE_RANK = (
+    "the network: this is one rank; start the doctor as a run is started, by `trainyard launch … "
+    "--doctor`, torchrun or srun"
+)
+_ONE_MACHINE = "links and clocks between machines: this is one"
+_NO_DATA = "the data: name a RECIPE that has some, or --data LOCATION"
+
+
+_SILENCE_S = 75  # for one check; the watch allows four times as long before a first step
+
+
+class Findings(NamedTuple):
+    rows: list[Row]
+    left_out: list[str]
+    num_ranks: int
+    num_machines: int
+
+    @property
+    def verdict(self) -> str:
+        """The worst."""
+        verdicts = {row.verdict for row in self.rows}
+        return next(each for each in (FAIL, WARN, OK) if each in verdicts)
+
+
+def examine(question: Question, world: World, console: Console) -> Findings:
+    """What all ranks of the world find together, the same on each; all of them call it alike.
+
+    PeerError or InputError if they do not come together at all.
+    """
+    with member(world, _facts(question)) as watch:
+        watch.begin(_SILENCE_S)
+        return examine_joined(question, world, console, watch.pulse)
+
+
+def examine_joined(question: Question, world: World, console: Console, pulse: Pulse) -> Findings:
+    """The same of ranks that have joined."""
+    with console.status("") as status:
+
+        def say(what: str) -> None:
+            pulse.mark(what)
+            status.update(what)
+
+        patient = meet(question, world, pick_device(world), say)
+        rows = list(_rows(patient, console, pulse))
+    return Findings(rows, _left_out(patient), world.size, len(patient.leaders))
+
+
+def _facts(question: Question) -> dict[str, str]:
+    """What must be the same for ranks to ask each other the same things."""
+    data = question.config.data
+    return {
+        "data.train": f"{data.train}",
+        "data.val": f"{data.val}",
+        "the run directory": f"{question.run}",
+        "seconds": f"{question.seconds}",
+    }
+
+
+def _rows(patient: Patient, console: Console, pulse: Pulse) -> Iterator[Row]:
+    for check in (*MACHINE, *folders(patient)):
+        patient.say(check.what)
+        yield ask(check, patient)
+    if patient.world.size > 1:
+        yield seen_by_all(patient)
+        yield from _network_rows(patient)
+    if _has_data(patient):
+        yield from _data_rows(patient, console, pulse)
+
+
+def _network_rows(patient: Patient) -> Iterator[Row]:
+    for check in exchanges(patient):
+        patient.say(check.what)
+        yield ask(check, patient)
+    if len(patient.leaders) > 1:
+        patient.say("clocks")
+        yield clocks(patient)
+        for device in devices(patient):
+            yield between_machines(patient, device)
+
+
+def _data_rows(patient: Patient, console: Console, pulse: Pulse) -> Iterator[Row]:
+    config, world = patient.question.config.data, patient.world
+    patient.say("data")
+    try:
+        with counter(console, "indexing samples") as show:
+            progress = pulse.counted("indexing", show)
+            own = in_turns(world, partial(own_fingerprints, config, patient.leads, progress))
+            others = other_fingerprints(gather(world, own))
+            if others:
+                advice = "copy the data there anew, or mount the same file system everywhere"
+                yield Row("data", differing(others, patient), FAIL, advice)
+                return
+            data = open_datasets(config, world, progress)
+    except TrainyardError as error:  # on all ranks
+        yield Row("data", str(error), FAIL, "see the message")
+        return
+    yield Row("data", _described(data))
+    index = data.train if isinstance(data.train, Index) else data.val
+    for check in (same_samples(index), reading(index)):
+        patient.say(check.what)
+        yield ask(check, patient)
+
+
+def _described(data: Datasets) -> str:
+    train = "a stream" if not isinstance(data.train, Index) else f"{len(data.train):,}"
+    prints = ", ".join(f"{split} {print[:12]}" for split, print in data.fingerprints.items())
+    return (
+        f"the same for all ranks: {train} to train on, {len(data.val):,} to validate, "
+        f"{len(data.val.classes):,} classes ({prints})"
+    )
+
+
+def _has_data(patient: Patient) -> bool:
+    return patient.question.config.data.train is not None
+
+
+def _left_out(patient: Patient) -> list[str]:
+    of_network = _ONE_RANK if patient.world.size == 1 else _ONE_MACHINE
+    return [of_network] * (len(patient.leaders) == 1) + [_NO_DATA] * (not _has_data(patient))

@@ -1,0 +1,23 @@
+"""Figures as rows show them."""
+
+
+def in_seconds(seconds: float) -> str:
+    """3,600 s, 2.35 s, 40.5 ms, 0.25 ms."""
+    if seconds >= 100:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def in_bytes(num_bytes: float) -> str:
+    """1.28 MB and the like."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:,.3g} TB"
+
+
+def in_bits(bytes_per_second: float) -> str:
+    """11.8 Gb/s, 94 Mb/s."""
+    bits = 8 * bytes_per_second
+    return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mb/s"
