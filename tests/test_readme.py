@@ -9,7 +9,7 @@ README = (ROOT / "README.md").read_text()
 
 IN_A_LINE = {
     *("commands", "formats", "remote", "stage", "prepare", "pack", "verify", "randaugment"),
-    *("stream", "survivors", "estimate"),
+    *("stream", "survivors", "estimate", "doctor"),
 }
 
 
