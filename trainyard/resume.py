@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,22 +93,36 @@ def exclusive(folder: RunDirectory, world: World) -> Iterator[None]:
 
 def _lock(folder: RunDirectory) -> int:
     lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    deadline = time.monotonic() + (_PATIENCE_S if _LAUNCHER in os.environ else 0)
+    patience_s = _PATIENCE_S if _LAUNCHER in os.environ else 0
     try:
-        while not _has_locked(lock):
-            if time.monotonic() >= deadline:
-                holder = os.pread(lock, 100, 0).decode()
-                os.close(lock)
-                raise CheckpointError(
-                    f"{folder.path}: another process trains in it ({holder.strip()}): wait for "
-                    "it, stop it, or choose another directory with --run"
-                )
-            time.sleep(_AGAIN_S)
+        if not _has_locked(lock) and not _has_locked_within(patience_s, lock, folder):
+            in_use = _in_use(lock, folder)
+            os.close(lock)
+            raise CheckpointError(
+                f"{in_use}: wait for it, stop it, or choose another directory with --run"
+            )
     except OSError:  # a file system without locks
         return lock
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"{socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
     return lock
+
+
+def _has_locked_within(seconds: float, lock: int, folder: RunDirectory) -> bool:
+    if seconds:
+        in_use = _in_use(lock, folder)
+        sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({seconds:.0f} s)\n")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(_AGAIN_S)
+        if _has_locked(lock):
+            return True
+    return False
+
+
+def _in_use(lock: int, folder: RunDirectory) -> str:
+    holder = os.pread(lock, 100, 0).decode().strip()
+    return f"{folder.path}: another process trains in it ({holder})"
 
 
 def _has_locked(lock: int) -> bool:

@@ -312,7 +312,7 @@ def test_a_run_that_has_only_just_begun_elsewhere_is_left_alone(
 
 
 def test_ranks_of_a_launcher_wait_for_those_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRAINYARD_LAUNCHER", "1")
     folder = RunDirectory(tmp_path)
@@ -320,6 +320,7 @@ def test_ranks_of_a_launcher_wait_for_those_before(
     held.enter_context(exclusive(folder, World()))
     monkeypatch.setattr("time.sleep", lambda _: held.close())
     with exclusive(folder, World()):
+        assert "another process trains in it" in capsys.readouterr().err
         monkeypatch.setattr("trainyard.resume._PATIENCE_S", 0)
         with pytest.raises(CheckpointError, match="another process"), exclusive(folder, World()):
             pass
