@@ -75,7 +75,7 @@ def test_stop(trap: str, code: int) -> None:
     session = int(heard.lines[0][0][0])
     ranks.stop(0.2 if trap else 60)
     assert heard.ends == {0: code} and not ranks.running
-    assert not living(session)
+    wait_for(lambda: not living(session), "what it had started to be gone")
 
 
 def living(session: int) -> list[int]:
