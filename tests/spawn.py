@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import queue
-import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from tests.web import free_port
 from trainyard import run as trainyard_run
 from trainyard.config import RunConfig
 from trainyard.files import RunDirectory
@@ -51,7 +51,7 @@ def launch(function: Callable[..., None], size: int, *args: Any) -> list[int]:
 @contextmanager
 def _ranks(target: Callable[..., None], size: int, *args: Any) -> Iterator[list[Any]]:
     """A process for each rank, which runs `target(world, port, *args)`; none is left behind."""
-    port = str(_free_port())
+    port = str(free_port())
     worlds = [World(rank=rank, size=size, local_rank=rank, local_size=size) for rank in range(size)]
     ranks: list[Any] = [
         _CONTEXT.Process(target=target, args=(world, port, *args)) for world in worlds
@@ -111,10 +111,3 @@ def train_joined(config: RunConfig, folder: Path, world: World) -> Outcome:
         )
     finally:
         watch.close(in_peace=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -97,17 +97,30 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-@contextmanager
-def started(tmp_path: Path, *arguments: object) -> Iterator[Started]:
+def started(tmp_path: Path, *arguments: object) -> AbstractContextManager[Started]:
     """A command under way; nothing of it is left when a test fails either."""
-    variable, value = "TRAINYARD_TEST", str(tmp_path)
+    return under_way(str(tmp_path), [sys.executable, "-m", "trainyard", *map(str, arguments)])
+
+
+@contextmanager
+def under_way(
+    value: str,
+    words: list[str],
+    variables: Mapping[str, str] | None = None,
+    *,
+    stderr: int = subprocess.PIPE,
+    cwd: Path | None = None,
+) -> Iterator[Started]:
+    """Any command, whose processes are told from others by a value; nothing of it is left."""
+    variable = "TRAINYARD_TEST"
     with subprocess.Popen(
-        [sys.executable, "-m", "trainyard", *map(str, arguments)],
+        words,
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
-        env=os.environ | {variable: value},
+        env=os.environ | (variables or {}) | {variable: value},
         start_new_session=True,
+        cwd=cwd,
     ) as process:
         command = Started(process, f"{variable}={value}\0")
         try:

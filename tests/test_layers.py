@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "trainyard"
 
 # Units of one level do not know each other, unless both are named in SIBLINGS.
 LEVELS = [
-    {"world", "files", "errors", "section", "course"},
+    {"world", "files", "errors", "section", "course", "parent"},
     {"data", "model", "optim", "averaging", "monitor"},
     {"rendezvous"},
     {"train"},

@@ -1,5 +1,6 @@
-"""A web server in a thread of this process, for tests to say what it answers."""
+"""Ports, and a web server in a thread of this process, for tests to say what it answers."""
 
+import socket
 import threading
 from abc import ABC, abstractmethod
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -41,3 +42,10 @@ class LocalServer(ABC):
     def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -16,13 +16,13 @@ from trainyard.course import Course
 from trainyard.errors import CheckpointError, DataError, DivergedError
 from trainyard.files import RunDirectory, write_text
 from trainyard.monitor.environment import describe_environment, versions
+from trainyard.parent import LAUNCHER
 from trainyard.train import checkpoint, keeping
 from trainyard.train.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
 _NOT_FINITE = "the gradient was not finite for many updates running"
 _ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, or bf16 for fp16"
-_LAUNCHER = "TRAINYARD_LAUNCHER"  # set by launchers that start ranks again (launch/local.py)
 _PATIENCE_S = 300  # for ranks that a launcher has lost sight of to end, before new ones go on
 _AGAIN_S = 1.0
 
@@ -93,7 +93,7 @@ def exclusive(folder: RunDirectory, world: World) -> Iterator[None]:
 
 def _lock(folder: RunDirectory) -> int:
     lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    patience_s = _PATIENCE_S if _LAUNCHER in os.environ else 0
+    patience_s = _PATIENCE_S if LAUNCHER in os.environ else 0
     try:
         if not _has_locked(lock) and not _has_locked_within(patience_s, lock, folder):
             in_use = _in_use(lock, folder)

@@ -72,7 +72,7 @@ class MadeUpCluster:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "_NOTICE_S", 0.05)
+    monkeypatch.setattr(attempts, "NOTICE_S", 0.05)
 
 
 def played(policy: Policy, *script: dict[str, list[Event]]) -> tuple[int, list[str], MadeUpCluster]:

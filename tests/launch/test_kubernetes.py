@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from kubeflow_trainer_api.models import TrainerV1alpha1TrainingRuntime, TrainerV
 
 from tests.command_line import Capture, complaint, run, shown
 from tests.launch.test_local import process_of
-from tests.test_cli_signals import Started, has_begun, wait_for
+from tests.test_cli_signals import Started, has_begun, under_way, wait_for
+from tests.web import free_port
 from trainyard.config import load_recipe
 from trainyard.errors import InputError
 from trainyard.launch.job import Job
@@ -220,25 +220,9 @@ def rendered(capsys: Capture, kind: str, folder: Path, *words: object) -> Docume
     return job
 
 
-@contextmanager
-def pod(tmp_path: Path, job: Document, node: int, port: int) -> Iterator[Started]:
+def pod(tmp_path: Path, job: Document, node: int, port: int) -> AbstractContextManager[Started]:
     """A pod's process; nothing of it is left when a test fails either."""
-    token = {"TRAINYARD_TEST": f"{tmp_path}-{node}"}
-    with subprocess.Popen(
-        command_of(job),
-        env=os.environ | operator_env(job, node, port) | token,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        started = Started(process, f"TRAINYARD_TEST={token['TRAINYARD_TEST']}\0")
-        try:
-            yield started
-        finally:
-            for member in started.members():
-                with suppress(ProcessLookupError):
-                    os.kill(member, signal.SIGKILL)
+    return under_way(f"{tmp_path}-{node}", command_of(job), operator_env(job, node, port))
 
 
 def ended(started: Started) -> tuple[int, str]:
@@ -246,12 +230,6 @@ def ended(started: Started) -> tuple[int, str]:
     _, err = started.process.communicate(timeout=150)
     assert started.members() == []
     return started.process.returncode, err
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def reports(folder: Path, *keys: str) -> list[list[Any]]:

@@ -9,19 +9,20 @@ import pytest
 from tests.command_line import Capture, complaint, shown
 from trainyard.errors import InputError
 from trainyard.launch.events import Events, Gone
+from trainyard.launch.hosts import GivenHost, read_hosts
+from trainyard.launch.readiness import as_text, differences
 from trainyard.launch.ssh import sync
-from trainyard.launch.ssh_check import as_text, differences, why_not
-from trainyard.launch.ssh_hosts import SshHost, read_hosts
+from trainyard.launch.ssh_check import why_not
 from trainyard.launch.ssh_remote import Login, Remote
 
 
 def test_hosts_in_a_list() -> None:
     assert read_hosts("a,b:4,me@c,[2001:db8::1]:2,me@::1") == [
-        SshHost("a"),
-        SshHost("b", 4),
-        SshHost("me@c"),
-        SshHost("2001:db8::1", 2),
-        SshHost("me@::1"),
+        GivenHost("a"),
+        GivenHost("b", 4),
+        GivenHost("me@c"),
+        GivenHost("2001:db8::1", 2),
+        GivenHost("me@::1"),
     ]
     assert [host.name for host in read_hosts("me@c,me@::1")] == ["c", "::1"]
 
@@ -29,7 +30,7 @@ def test_hosts_in_a_list() -> None:
 def test_hosts_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# ours\na\n\nme@b slots=8  # the new one\nc:2\n")
-    assert read_hosts(str(file)) == [SshHost("a"), SshHost("me@b", 8), SshHost("c", 2)]
+    assert read_hosts(str(file)) == [GivenHost("a"), GivenHost("me@b", 8), GivenHost("c", 2)]
     file.write_text("a\nb slot=8\n")
     with pytest.raises(InputError, match=r"hosts, line 2: 'slot=8' is not slots=N"):
         read_hosts(str(file))
@@ -79,7 +80,7 @@ def test_a_copy_names_what_is_missing_there(
     for code, said in ((12, r"rsync failed \(oh\): is it installed there\?"), (23, r"\(oh\)$")):
         monkeypatch.setenv("CODE", str(code))
         with pytest.raises(InputError, match=said):
-            sync([SshHost("a")], login)
+            sync([GivenHost("a")], login)
     assert "--rsync-path mkdir -p '/my work' && rsync" in (tmp_path / "said").read_text()
 
 
@@ -88,7 +89,7 @@ def test_what_ssh_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
     ssh.write_text("#!/bin/sh\nsleep 1000 >/dev/null &\necho refused >&2\nexit 255\n")
     ssh.chmod(0o755)
     events = Events()
-    remote = Remote(SshHost("a"), Login((str(ssh),), "/w", "python"), events)
+    remote = Remote(GivenHost("a"), Login((str(ssh),), "/w", "python"), events)
     assert events.get(timeout=30) == Gone("a", "ssh failed (refused)")
     remote.close()
 

@@ -1,21 +1,19 @@
 """`train` under the user's own torchrun: a rank, an agent, or torchrun itself is ended."""
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.command_line import newest, run
-from tests.test_cli_signals import Started, check_stopped_run, has_begun, wait_for
+from tests.test_cli_signals import Started, check_stopped_run, has_begun, under_way, wait_for
 from tests.train.test_resume import curve
+from tests.web import free_port
 from trainyard.data.plan import ShuffledPlan
 from trainyard.train.checkpoint import find_problem
 
@@ -49,30 +47,21 @@ def test_train_under_torchrun(digits: Path, tmp_path: Path) -> None:
 # --- runs that something happens to ---
 
 
-@contextmanager
-def torchrun(where: Path, digits: Path, *options: str, **variables: object) -> Iterator[Started]:
+def torchrun(
+    where: Path, digits: Path, *options: str, **variables: object
+) -> AbstractContextManager[Started]:
     """A torchrun of ranks that note their steps under `where`; nothing of it is left."""
     (where / "notes").mkdir(exist_ok=True)
-    token = ("TRAINYARD_TEST", str(where))
     words = ["train", "debug", "--data", digits, "--run", where / "run", *OPTIONS]
     variables |= {"NOTES": where / "notes", "OMP_NUM_THREADS": 1}
     agent = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval", "0.1", *options]
-    with subprocess.Popen(
+    return under_way(
+        str(where),
         [*agent, "-m", "--", "tests.launch.noting", *map(str, words)],
-        stdout=subprocess.PIPE,
+        {key: str(value) for key, value in variables.items()},
         stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | dict([token]) | {key: str(value) for key, value in variables.items()},
-        start_new_session=True,
         cwd=ROOT,
-    ) as process:
-        command = Started(process, "=".join(token) + "\0")
-        try:
-            yield command
-        finally:
-            for pid in command.members():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+    )
 
 
 Start = dict[int, dict[int, list[int]]]
@@ -147,13 +136,6 @@ def test_all_ranks_come_back_after_one_was_killed(
     assert "rank 1 (" in out and f"the others have saved step {KILLED}" in out
     assert check_stream(tmp_path, [2, 2]) == [0, KILLED]
     check_end(tmp_path, undisturbed)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def node(port: int, *, is_host: bool, nodes: str = "1:2") -> tuple[str, ...]:

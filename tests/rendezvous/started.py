@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from tests.spawn import _CONTEXT, _free_port
+from tests.spawn import _CONTEXT
+from tests.web import free_port
 from trainyard.__main__ import end, main, say
 from trainyard.errors import TrainyardError
 from trainyard.rendezvous import discover, member
@@ -91,7 +92,7 @@ class Ranks:
     """Starts ranks of one world."""
 
     def __init__(self, folder: Path, size: int, limit_s: float = 60) -> None:
-        self.port, self._size, self._folder = _free_port(), size, folder
+        self.port, self._size, self._folder = free_port(), size, folder
         self._limit_s = limit_s
         self.all: list[Rank] = []
 

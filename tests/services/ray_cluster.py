@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.services.servers import free_port
+from tests.web import free_port
 
 ENVIRONMENT = {
     "RAY_AUTH_MODE": "disabled",

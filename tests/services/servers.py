@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,16 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.web import LocalServer
+from tests.web import LocalServer, free_port
 from trainyard.data.remote.serve import _SEARCH, ServerOptions, serving
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
 
 # --- nginx ---
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.servers import free_port
 from tests.test_cli_signals import wait_for
+from tests.web import free_port
 
 NODES = ("yard1", "yard2", "yard3", "yard4")
 _HOSTS = Path("/etc/hosts")

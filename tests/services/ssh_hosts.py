@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.network import Host, Network, NetworkError, network
 from tests.conftest import FORBIDDEN
-from tests.services.servers import free_port
+from tests.web import free_port
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
 NAMES = ("a", "b")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.servers import FaultyServer, free_port
+from tests.services.servers import FaultyServer
+from tests.web import free_port
 from trainyard.data.remote import http, request
 from trainyard.data.remote.download import download
 from trainyard.data.remote.http import HttpFile

@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 
 from tests.command_line import Capture, complaint, run, shown
-from tests.services.servers import WebServer, free_port, needs_nginx, web_server
+from tests.services.servers import WebServer, needs_nginx, web_server
 from tests.test_cli_signals import LONG, Started, has_begun, started, wait_for
+from tests.web import free_port
 from trainyard.data.augment import RandomResizedCrop
 from trainyard.data.index import Index, save_index
 from trainyard.data.indexing import build_index, open_index

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.command_line import SHORT, run
-from tests.services.servers import free_port
+from tests.web import free_port
 from trainyard.data.indexing import build_index, open_index
 from trainyard.data.read import Reader
 from trainyard.data.remote import object_store

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainyard.commands.train import config_of, run_folder
 from trainyard.errors import InputError
-from trainyard.launch.local import end_with_launcher
+from trainyard.parent import end_with_launcher
 from trainyard.rendezvous import discover
 
 if TYPE_CHECKING:

@@ -8,7 +8,14 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from trainyard.commands.launch_pod import add_grace
-from trainyard.commands.launching import add_job_options, add_restarts, job_of, positive, whole
+from trainyard.commands.launching import (
+    add_job_options,
+    add_restarts,
+    check_ranks,
+    job_of,
+    positive,
+    whole,
+)
 from trainyard.commands.train import run_folder
 from trainyard.errors import InputError
 
@@ -112,8 +119,7 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
 def _pods(options: argparse.Namespace) -> "Pods":
     from trainyard.launch.kubernetes import Pods
 
-    if options.gpus and options.ranks:
-        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
+    check_ranks(options)
     volumes = dict(options.volume)
     if len(volumes) < len(options.volume):
         raise InputError("--volume: a claim is given twice; one mount of it is enough")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
+    check_ranks,
     job_of,
     num_devices,
     positive,
@@ -52,11 +53,10 @@ def launch(options: argparse.Namespace) -> int:
 def _options(options: argparse.Namespace) -> "MpiOptions":
     from trainyard.errors import InputError
     from trainyard.launch.attempts import passed_on
+    from trainyard.launch.hosts import read_hosts
     from trainyard.launch.mpi import MpiOptions
-    from trainyard.launch.ssh_hosts import read_hosts
 
-    if options.gpus and options.ranks:
-        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
+    check_ranks(options)
     hosts = read_hosts(options.hosts or "localhost")
     for host in hosts:
         if host.target != host.name:

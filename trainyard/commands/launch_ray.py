@@ -5,7 +5,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.commands.launching import add_job_options, add_restarts, job_of, positive, say, whole
+from trainyard.commands.launching import (
+    add_job_options,
+    add_restarts,
+    add_wait,
+    check_ranks,
+    job_of,
+    positive,
+    say,
+)
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,13 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--min-nodes", type=positive, metavar="N", help="go on without nodes that are gone"
     )
     add_restarts(parser)
-    parser.add_argument(
-        "--wait",
-        type=whole,
-        default=300,
-        metavar="SECONDS",
-        help="for nodes that are in use, or gone before a restart (300 if not given)",
-    )
+    add_wait(parser, "nodes that are in use, or gone before a restart")
     where = parser.add_mutually_exclusive_group()
     where.add_argument(
         "--working-dir", metavar="DIR", help="copy it to all nodes (this one is on all nodes)"
@@ -61,8 +63,7 @@ def launch(options: argparse.Namespace) -> int:
 def _options(options: argparse.Namespace) -> "RayOptions":
     from trainyard.launch.ray_cluster import RayOptions
 
-    if options.gpus and options.ranks:
-        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
+    check_ranks(options)
     return RayOptions(
         address=options.address,
         nodes=options.nodes,

@@ -6,7 +6,15 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainyard.commands.launching import add_job_options, add_restarts, job_of, positive, say, whole
+from trainyard.commands.launching import (
+    add_job_options,
+    add_restarts,
+    add_wait,
+    check_ranks,
+    job_of,
+    positive,
+    say,
+)
 
 if TYPE_CHECKING:
     from trainyard.launch.ssh_cluster import SshOptions
@@ -35,13 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--min-hosts", type=positive, metavar="N", help="go on without hosts that are gone"
     )
     add_restarts(parser)
-    parser.add_argument(
-        "--wait",
-        type=whole,
-        default=300,
-        metavar="SECONDS",
-        help="for a host to come back, before a restart (300 if not given)",
-    )
+    add_wait(parser, "a host to come back, before a restart")
     parser.set_defaults(run_command=launch)
 
 
@@ -64,14 +66,12 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def _options(options: argparse.Namespace) -> "SshOptions":
-    from trainyard.errors import InputError
+    from trainyard.launch.hosts import read_hosts
     from trainyard.launch.job import Job
     from trainyard.launch.ssh_cluster import SshOptions
-    from trainyard.launch.ssh_hosts import read_hosts
     from trainyard.launch.ssh_remote import Login
 
-    if options.gpus and options.ranks:
-        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
+    check_ranks(options)
     config = ("-F", options.ssh_config) if options.ssh_config else ()
     return SshOptions(
         hosts=read_hosts(options.hosts),

@@ -5,7 +5,10 @@ import sys
 from contextlib import suppress
 
 from trainyard.commands.train import add_training_options, config_of, run_folder
+from trainyard.errors import InputError
 from trainyard.launch.job import Job
+
+_WAIT_S = 300
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, ranks: str | None = None) -> None:
@@ -28,6 +31,22 @@ def add_restarts(parser: argparse.ArgumentParser, default: int = 0) -> None:
         help="how often all ranks are started again, and go on, after one has died "
         f"({default} if not given)",
     )
+
+
+def add_wait(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--wait",
+        type=whole,
+        default=_WAIT_S,
+        metavar="SECONDS",
+        help=f"for {what} ({_WAIT_S} if not given)",
+    )
+
+
+def check_ranks(options: argparse.Namespace) -> None:
+    """InputError for two numbers where there can be one."""
+    if options.gpus and options.ranks:
+        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
 
 
 def job_of(

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.launch.local import end_with_launcher
+from trainyard.parent import end_with_launcher
 from trainyard.rendezvous import discover
 
 if TYPE_CHECKING:

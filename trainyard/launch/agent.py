@@ -19,10 +19,10 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from trainyard.launch.code import installed
 from trainyard.launch.ends import GRACE_S, shell_code
 from trainyard.launch.meeting_point import Doorbell, reached
 from trainyard.launch.ranks import Ranks, Share
+from trainyard.launch.readiness import installed
 
 SILENCE_S = 10
 """So long without a word, and the launcher is gone."""

@@ -21,9 +21,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from trainyard.errors import Requeued, Stopped, TrainyardError
+from trainyard.errors import Stopped, TrainyardError
 from trainyard.launch.ends import (
     GRACE_S,
+    NOTICE_S,
+    SHARED_ENDS,
     described,
     first_cause,
     is_last,
@@ -32,10 +34,8 @@ from trainyard.launch.ends import (
 from trainyard.launch.events import End, Event, Events, Gone, Line, Signal, stopped_by
 from trainyard.launch.ranks import Share
 
-_NOTICE_S = 2  # for the others to notice that one is gone: they do, and then have more to say
 _KILL_S = 10  # for a killed process to be gone
 _PASSED_ON = ("GLOO_", "NCCL_", "OMP_", "TORCH_", "TRAINYARD_")
-_SHARED_ENDS = (0, Stopped.exit_code, Requeued.exit_code)  # of all ranks, or none
 
 
 class Host(Protocol):
@@ -211,7 +211,7 @@ class Attempt:
             case End(rank=rank, code=code):
                 self._ends[rank] = code
                 if code:
-                    self._expect_end(quietly=code in _SHARED_ENDS)
+                    self._expect_end(quietly=code in SHARED_ENDS)
             case Gone(host=host, why=why) if host in self._shares:
                 self._gone[host] = why
                 self._say(str(HostsGone({host: why})))
@@ -229,7 +229,7 @@ class Attempt:
 
     def _await_gone(self) -> None:
         """The host of a rank that was killed, or told to end, may be going down."""
-        deadline = time.monotonic() + _NOTICE_S
+        deadline = time.monotonic() + NOTICE_S
         while (left := deadline - time.monotonic()) > 0 and not self._gone:
             with suppress(queue.Empty):
                 self._take(self._events.get(timeout=left))
@@ -247,7 +247,7 @@ class Attempt:
     def _urges(self, *, quietly: bool) -> Iterator[float]:
         """Seconds to wait, and what to do then."""
         if not quietly:
-            yield _NOTICE_S
+            yield NOTICE_S
             self._tell(signal.SIGTERM)
         yield GRACE_S
         self._tell(signal.SIGKILL)

@@ -7,8 +7,13 @@ from trainyard.errors import DivergedError, InputError, PeerError, Requeued, Sto
 GRACE_S = 300
 """For ranks to save a checkpoint after a signal, or after another has died, before they are killed.
 """
+NOTICE_S = 2
+"""For ranks to notice by themselves that one is gone: they do, and then have more to say."""
 REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """What ranks take for: save, and end with 75."""
+
+SHARED_ENDS = frozenset((0, Stopped.exit_code, Requeued.exit_code))
+"""Exit codes of all ranks, or of none."""
 
 # Exit codes after which it is of no use to start again, or not wanted.
 _LAST = (

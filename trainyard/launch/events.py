@@ -10,6 +10,7 @@ from typing import Any
 
 from trainyard.errors import Requeued, Stopped
 from trainyard.launch.ends import REQUEUE_SIGNALS
+from trainyard.launch.signals import handling
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *REQUEUE_SIGNALS)
 
@@ -76,14 +77,8 @@ def passing_signals(events: Events) -> Iterator[None]:
     def note(number: int, frame: FrameType | None) -> None:
         events.put(Signal(number))
 
-    before: dict[int, Any] = {number: signal.signal(number, note) for number in _SIGNALS}
-    if before[signal.SIGHUP] == signal.SIG_IGN:  # under nohup
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    with handling(_SIGNALS, note):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def stopped_by(number: int) -> Stopped:

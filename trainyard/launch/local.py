@@ -1,6 +1,5 @@
 """Several ranks on this machine, through torchrun's own elastic agent."""
 
-import ctypes
 import logging
 import os
 import signal
@@ -16,10 +15,8 @@ from trainyard.launch.ends import (
     shell_code,
 )
 from trainyard.launch.job import Job
+from trainyard.parent import LAUNCHER
 
-LAUNCHER = "TRAINYARD_LAUNCHER"
-"""Tells the ranks which process started them."""
-_PR_SET_PDEATHSIG = 1  # see prctl(2)
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
@@ -81,13 +78,3 @@ def _run(job: Job, ranks: int, signals: Sequence[str]) -> tuple[int, int]:
     except ChildFailedError as error:
         return first_cause({rank: end.exitcode for rank, end in error.failures.items()})
     return 0, 0
-
-
-def end_with_launcher() -> None:
-    """A rank of a launcher, torchrun or mpirun that is killed saves a checkpoint and ends too."""
-    launcher = os.environ.get(LAUNCHER)
-    if launcher is None and not os.environ.keys() & {"TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"}:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if launcher is not None and os.getppid() != int(launcher):  # it was killed before
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any
 
+from trainyard.rendezvous.interfaces import local_address, server_for_all
+
 _REACH_S = 3
 _TOKEN_BYTES = 16
 
@@ -17,11 +19,7 @@ class Doorbell:
 
     def __init__(self) -> None:
         self._token = token_hex(_TOKEN_BYTES // 2).encode()
-        dual = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if dual else socket.AF_INET
-        self._socket = socket.create_server(
-            ("", 0), family=family, backlog=1024, dualstack_ipv6=dual
-        )
+        self._socket = server_for_all(0)
         threading.Thread(target=self._listen, daemon=True).start()
 
     def as_found(self, names: Sequence[str], towards: Sequence[str]) -> dict[str, Any]:
@@ -30,7 +28,7 @@ class Doorbell:
         `names` are what the launcher knows; `towards` are addresses of the others.
         """
         port = self._socket.getsockname()[1]
-        found = [*names, *_own_addresses(towards, port), socket.gethostname()]
+        found = [*names, *_own_addresses(towards), socket.gethostname()]
         return {"port": port, "token": self._token.decode(), "names": list(dict.fromkeys(found))}
 
     def _listen(self) -> None:
@@ -53,14 +51,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _own_addresses(towards: Sequence[str], port: int) -> list[str]:
-    """Of this host, on the way to others; nothing is sent."""
+def _own_addresses(towards: Sequence[str]) -> list[str]:
+    """Of this host, on the way to others."""
     found = []
     for address in towards:
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
-            probe.connect((address, port))
-            found.append(probe.getsockname()[0])
+        with suppress(OSError):
+            found.append(local_address(address))
     return found
 
 

@@ -5,7 +5,6 @@ waits again, and sends SIGKILL. In the first wait they notice, and save. It does
 gets a SIGTERM itself, but passes SIGUSR1 and SIGUSR2 on, after which the ranks may take their time.
 """
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -18,11 +17,12 @@ from types import FrameType
 from trainyard.errors import InputError, Requeued, Stopped
 from trainyard.launch.ends import REQUEUE_SIGNALS, is_last
 from trainyard.launch.job import Job
+from trainyard.launch.signals import handling
+from trainyard.parent import signal_without_parent
 
 _WAIT_S = 5
 """Each of the two waits. They are not cut short when all ranks have ended."""
 _IMPATIENT_S = 1.0  # a terminal's Ctrl-C and that of a launcher around us may both come
-_PR_SET_PDEATHSIG = 1  # see prctl(2)
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -105,7 +105,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 def _end_with_us() -> None:
     """If this launcher is killed, mpirun has its ranks save and end."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+    signal_without_parent(signal.SIGUSR1)
 
 
 @contextmanager
@@ -125,12 +125,5 @@ def _passing_signals(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM if is_urgent else signal.SIGUSR1)
 
-    numbers = (*_STOP_SIGNALS, *REQUEUE_SIGNALS)
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    if before[signal.SIGHUP] == signal.SIG_IGN:  # under nohup
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
+    with handling((*_STOP_SIGNALS, *REQUEUE_SIGNALS), pass_on):
         yield got
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

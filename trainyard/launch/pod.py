@@ -13,21 +13,28 @@ import os
 import queue
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
-from trainyard.errors import DivergedError, InputError, Requeued, Stopped, TrainyardError
-from trainyard.launch.ends import REQUEUE_SIGNALS, described, first_cause, is_last, shell_code
+from trainyard.errors import DivergedError, InputError, Requeued, TrainyardError
+from trainyard.launch.ends import (
+    NOTICE_S,
+    REQUEUE_SIGNALS,
+    SHARED_ENDS,
+    described,
+    first_cause,
+    is_last,
+    shell_code,
+)
 from trainyard.launch.job import Job
 from trainyard.launch.ranks import OnLine, Ranks, Share
+from trainyard.launch.signals import handling
 
 PREEMPTED = shell_code(-signal.SIGTERM)
 FAILED = (TrainyardError.exit_code, InputError.exit_code, DivergedError.exit_code)
-_SHARED_ENDS = {0, Stopped.exit_code, Requeued.exit_code}  # of all ranks, or of none
 _LOOK_S = 0.1
-_NOTICE_S = 2  # for ranks to notice that one is gone: they do, and then have more to say
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,8 @@ def launch_pod(
     """
     for name in _NAMES.values():
         os.environ.pop(name, None)  # the ranks are told by other names
-    failures = 0
-    with _notice_of_end() as notice:
+    failures, notice = 0, _Notice()
+    with handling((signal.SIGTERM,), notice.come):
         while True:
             rank, code = _run(place.share(job), notice, grace_s, on_line)
             if code in (0, InputError.exit_code, DivergedError.exit_code):
@@ -125,16 +132,6 @@ class _Notice:
 
     def come(self, number: int, frame: FrameType | None) -> None:
         self.has_come = True
-
-
-@contextmanager
-def _notice_of_end() -> Iterator[_Notice]:
-    notice = _Notice()
-    before = signal.signal(signal.SIGTERM, notice.come)
-    try:
-        yield notice
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run(share: Share, notice: _Notice, grace_s: float, on_line: OnLine) -> tuple[int, int]:
@@ -163,9 +160,9 @@ def _urges(ends: dict[int, int], notice: _Notice, grace_s: float) -> list[tuple[
     now = time.monotonic()
     if notice.has_come:
         return [(now, REQUEUE_SIGNALS[0]), (now + grace_s, signal.SIGKILL)]
-    if set(ends.values()) <= _SHARED_ENDS:
+    if SHARED_ENDS.issuperset(ends.values()):
         return [(now + grace_s, signal.SIGKILL)]
-    end = now + _NOTICE_S
+    end = now + NOTICE_S
     return [(end, signal.SIGTERM), (end + grace_s, signal.SIGKILL)]
 
 

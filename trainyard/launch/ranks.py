@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
-from trainyard.launch.local import LAUNCHER
+from trainyard.parent import LAUNCHER
 
 _READ_S = 10  # for what a rank wrote to be read; what has left its session may hold it open
 

@@ -11,11 +11,10 @@ from typing import Any
 from trainyard.errors import InputError, TrainyardError
 from trainyard.launch.answers import answers, forget, pause
 from trainyard.launch.attempts import Host, HostsGone, passed_on
-from trainyard.launch.code import installed
 from trainyard.launch.events import Events
 from trainyard.launch.ranks import Share, shares_of
 from trainyard.launch.ray_node import CONCURRENT, Node, RayHost, why_lost
-from trainyard.launch.ssh_check import as_text, differences
+from trainyard.launch.readiness import as_text, differences, installed
 
 _ANSWER_S = 60  # for an actor and its agent to start: Python from a slow file system
 _LOOK_S = 0.2

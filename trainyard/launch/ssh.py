@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from trainyard.errors import InputError
 from trainyard.launch.attempts import Policy, supervise
 from trainyard.launch.events import Events, passing_signals
+from trainyard.launch.hosts import GivenHost
 from trainyard.launch.job import Job
 from trainyard.launch.output import Printer
-from trainyard.launch.ssh_check import as_text
+from trainyard.launch.readiness import as_text
 from trainyard.launch.ssh_cluster import SshOptions, connected
-from trainyard.launch.ssh_hosts import SshHost
 from trainyard.launch.ssh_remote import Login
 
 _NOT_COPIED = ("--filter=:- .gitignore", "--exclude=.git")
@@ -32,7 +32,7 @@ def launch_ssh(job: Job, options: SshOptions, policy: Policy, say: Callable[[str
         return supervise(cluster, events, policy, show=printer.line, say=say)
 
 
-def sync(hosts: Sequence[SshHost], login: Login) -> None:
+def sync(hosts: Sequence[GivenHost], login: Login) -> None:
     """Copy the working directory to all hosts, but for .git and what .gitignore names.
 
     Nothing is deleted there. InputError, with a line for each host where it failed.
@@ -44,7 +44,7 @@ def sync(hosts: Sequence[SshHost], login: Login) -> None:
         raise InputError(as_text(problems, len(hosts)))
 
 
-def _copy(host: SshHost, login: Login) -> str | None:
+def _copy(host: GivenHost, login: Login) -> str | None:
     """Why it failed."""
     user, at, name = host.target.rpartition("@")
     target = f"{user}{at}[{name}]" if ":" in name else host.target

@@ -1,7 +1,7 @@
 """What is wrong with a host, in one line that says what to do."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 NO_FOLDER, NO_PYTHON = 81, 82
 """Exit codes of the script that starts the agent."""
@@ -43,34 +43,3 @@ def why_gone(code: int, said: Sequence[str]) -> str:
     if code == _SSH_FAILED:
         return last
     return f"its agent ended with exit code {code} ({last})"
-
-
-def differences(facts: Mapping[str, Mapping[str, str]], here: Mapping[str, str]) -> dict[str, str]:
-    """What hosts have that do not have the same code as this one, and torch as the first."""
-    first, torch = next((host, each["torch"]) for host, each in facts.items())
-    problems = {}
-    for host, each in facts.items():
-        if each["trainyard"] != here["trainyard"]:
-            versions = f"trainyard {each['trainyard']} there, {here['trainyard']} here"
-            problems[host] = f"{versions}: install the same"
-        elif each["code"] != here["code"]:
-            problems[host] = (
-                f"another code of trainyard {each['trainyard']} there ({each['code']}) than here "
-                f"({here['code']}): install the same"
-            )
-        elif each["torch"] == "not installed":
-            problems[host] = "torch is not installed there"
-        elif each["torch"] != torch:
-            problems[host] = f"torch {each['torch']} there, {torch} on {first}: install the same"
-    return problems
-
-
-def as_text(problems: Mapping[str, str], total: int) -> str:
-    """One line each."""
-    lines = [f"host {host}: {problem}" for host, problem in problems.items()]
-    if total == 1:
-        return lines[0]
-    verb = "is" if len(lines) == 1 else "are"
-    return "\n  ".join(
-        [f"{len(lines)} of {total} hosts {verb} not ready; nothing was started", *lines]
-    )

@@ -15,11 +15,10 @@ from trainyard.errors import InputError
 from trainyard.launch.agent import PING_S
 from trainyard.launch.answers import answers, forget, pause
 from trainyard.launch.attempts import Host, HostsGone, passed_on
-from trainyard.launch.code import installed
 from trainyard.launch.events import Events
+from trainyard.launch.hosts import GivenHost
 from trainyard.launch.ranks import Share, shares_of
-from trainyard.launch.ssh_check import as_text, differences
-from trainyard.launch.ssh_hosts import SshHost
+from trainyard.launch.readiness import as_text, differences, installed
 from trainyard.launch.ssh_remote import Login, Remote
 from trainyard.monitor.progress import counter
 
@@ -29,7 +28,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class SshOptions:
-    hosts: Sequence[SshHost]
+    hosts: Sequence[GivenHost]
     login: Login
     ranks: int | None = None
     """On each host that has no number of its own; else one for each GPU, or one."""
@@ -93,7 +92,7 @@ class SshCluster:
             raise InputError(as_text(in_order, len(hosts)))
 
     def _connect(
-        self, hosts: Iterable[SshHost]
+        self, hosts: Iterable[GivenHost]
     ) -> tuple[dict[str, dict[str, str]], Mapping[str, str]]:
         """The facts of hosts that have an agent now, and why others have none."""
         names = []

@@ -14,9 +14,9 @@ from typing import Any
 
 from trainyard.errors import InputError
 from trainyard.launch.events import Events, Gone, event_of
+from trainyard.launch.hosts import GivenHost
 from trainyard.launch.ranks import Share
 from trainyard.launch.ssh_check import NO_FOLDER, NO_PYTHON, why_gone, why_not
-from trainyard.launch.ssh_hosts import SshHost
 
 SILENT_S = 8
 """So long without an answer to a ping, and a host is gone."""
@@ -50,7 +50,7 @@ class Login:
         """Of ssh, before the host."""
         return (*self.ssh, "-T", *(word for option in _OPTIONS for word in ("-o", option)))
 
-    def agent_of(self, host: SshHost) -> list[str]:
+    def agent_of(self, host: GivenHost) -> list[str]:
         """The command that runs an agent there."""
         script = f"exec sh -c {shlex.quote(_SCRIPT)} sh {shlex.join((self.folder, self.python))}"
         return [*self.command, "--", host.target, script]
@@ -63,7 +63,7 @@ class Remote:
     `gone` says why.
     """
 
-    def __init__(self, host: SshHost, login: Login, events: Events) -> None:
+    def __init__(self, host: GivenHost, login: Login, events: Events) -> None:
         self.host, self.address = host, ""
         self._login, self._events = login, events
         self._said: deque[str] = deque(maxlen=20)

@@ -13,6 +13,7 @@ from typing import Any
 from trainyard.errors import InputError, Requeued, Stopped, TrainyardError
 from trainyard.launch.ends import GRACE_S, REQUEUE_SIGNALS
 from trainyard.launch.job import Job
+from trainyard.launch.signals import handling
 from trainyard.launch.slurm import Allocation, options_of, runs_of
 
 _SIGNAL = signal.SIGUSR2  # submitit's own
@@ -35,10 +36,8 @@ class Training:
                 rank.send_signal(number)
 
             # Submitit's own handler would requeue before the checkpoint is there.
-            before = {number: signal.signal(number, pass_on) for number in _PASSED_ON}
-            code = rank.wait()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            with handling(_PASSED_ON, pass_on):
+                code = rank.wait()
         if code in _REQUEUED:
             _requeue()
         if code not in (0, Stopped.exit_code):

@@ -5,7 +5,6 @@ one. The folder and the TLS files are links in the server's temporary folder.
 """
 
 import base64
-import ctypes
 import hashlib
 import os
 import re
@@ -25,10 +24,10 @@ from trainyard.data import formats
 from trainyard.data.location import Place, expand_braces, find_place
 from trainyard.data.splits import all_splits
 from trainyard.errors import DataError, TrainyardError
+from trainyard.parent import signal_without_parent
 
 _SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 _START_S = 10
-_PR_SET_PDEATHSIG = 1  # Linux, prctl.h
 
 _CONFIGURATION = """\
 daemon off;
@@ -259,4 +258,4 @@ def _wait_until_it_answers(server: "subprocess.Popen[bytes]", options: ServerOpt
 
 def _die_with_parent() -> None:
     """In the child: ends even if the parent is killed and cannot end it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal_without_parent(signal.SIGTERM)

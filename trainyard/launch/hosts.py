@@ -12,7 +12,7 @@ _SLOTS = re.compile(r"slots=(?P<slots>[0-9]+)")
 
 
 @dataclass(frozen=True)
-class SshHost:
+class GivenHost:
     target: str
     """What ssh is given: user@name, or a name of its configuration."""
     slots: int | None = None
@@ -24,7 +24,7 @@ class SshHost:
         return self.target.rpartition("@")[2]
 
 
-def read_hosts(given: str) -> list[SshHost]:
+def read_hosts(given: str) -> list[GivenHost]:
     """InputError, with the line of a file, for what is no host, or stands twice."""
     path = Path(given)
     if os.path.isfile(given):  # many hosts are too long for a Path's name
@@ -35,7 +35,7 @@ def read_hosts(given: str) -> list[SshHost]:
     else:
         entries = [("--hosts", entry) for entry in given.split(",")]
     entries = [(where, entry.partition("#")[0].strip()) for where, entry in entries]
-    hosts: dict[str, SshHost] = {}
+    hosts: dict[str, GivenHost] = {}
     for where, entry in entries:
         if not entry:
             continue
@@ -50,7 +50,7 @@ def read_hosts(given: str) -> list[SshHost]:
     return list(hosts.values())
 
 
-def _host(where: str, entry: str) -> SshHost:
+def _host(where: str, entry: str) -> GivenHost:
     name, *options = entry.split()
     target, slots = _target(name)
     for option in options:
@@ -60,7 +60,7 @@ def _host(where: str, entry: str) -> SshHost:
         slots = match["slots"]
     if not target or target.startswith("-") or slots == "0":
         raise InputError(f"{where}: {entry!r} is no host: a, user@a, a:4 or [2001:db8::1]:4")
-    return SshHost(target, None if slots is None else int(slots))
+    return GivenHost(target, None if slots is None else int(slots))
 
 
 def _target(name: str) -> tuple[str, str | None]:

@@ -1,0 +1,61 @@
+"""Whether hosts are ready: what is installed there, as all ranks must have it alike."""
+
+import hashlib
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def installed() -> dict[str, str]:
+    """Versions and a checksum of Trainyard's own code; imports none of it."""
+    return {"trainyard": version("trainyard"), "torch": version("torch"), "code": checksum()}
+
+
+def version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def checksum() -> str:
+    """Of all modules and recipes."""
+    digest = hashlib.sha256()
+    files = (path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".toml"))
+    for path in sorted(files):
+        digest.update(f"{path.relative_to(_PACKAGE)}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def differences(facts: Mapping[str, Mapping[str, str]], here: Mapping[str, str]) -> dict[str, str]:
+    """What hosts have that do not have the same code as this one, and torch as the first."""
+    first, torch = next((host, each["torch"]) for host, each in facts.items())
+    problems = {}
+    for host, each in facts.items():
+        if each["trainyard"] != here["trainyard"]:
+            versions = f"trainyard {each['trainyard']} there, {here['trainyard']} here"
+            problems[host] = f"{versions}: install the same"
+        elif each["code"] != here["code"]:
+            problems[host] = (
+                f"another code of trainyard {each['trainyard']} there ({each['code']}) than here "
+                f"({here['code']}): install the same"
+            )
+        elif each["torch"] == "not installed":
+            problems[host] = "torch is not installed there"
+        elif each["torch"] != torch:
+            problems[host] = f"torch {each['torch']} there, {torch} on {first}: install the same"
+    return problems
+
+
+def as_text(problems: Mapping[str, str], total: int) -> str:
+    """One line each."""
+    lines = [f"host {host}: {problem}" for host, problem in problems.items()]
+    if total == 1:
+        return lines[0]
+    verb = "is" if len(lines) == 1 else "are"
+    return "\n  ".join(
+        [f"{len(lines)} of {total} hosts {verb} not ready; nothing was started", *lines]
+    )
