@@ -6,8 +6,9 @@ BIN := .venv/bin
 
 setup: .venv/.ready
 
-# Pinned versions first, then Trainyard itself, editable. A changed pin or project file re-installs.
-.venv/.ready: pyproject.toml requirements.lock
+# Pinned versions first, then Trainyard itself, editable, with its C extension where there is a
+# compiler. A changed pin, project file or C source installs again.
+.venv/.ready: pyproject.toml requirements.lock $(wildcard trainyard/data/_native/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "python3 not found: install Python 3.11 or newer"; exit 1; }
 	@echo "installing the pinned versions into .venv: 2 minutes, 6 GB with CUDA"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -23,6 +24,7 @@ demo: setup
 # decentralized training as published. And what they drive: Ray, submitit, notebooks, manifests.
 .venv/.peers: .venv/.ready
 	$(BIN)/python -m pip install --quiet --no-deps nvidia-dali-cuda130==2.4.0 \
+		nvidia-nvimgcodec-cu13==0.9.0.20 \
 		decent-dp==0.2.3 loguru==0.7.3 submitit==1.5.4 cloudpickle==3.1.2
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock \
 		ray==2.60.0 nbclient==0.11.0 ipykernel==7.4.0 \
@@ -44,6 +46,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.randaugment
 	$(BIN)/python -m benchmarks.optimizers build/optimizers
 	$(BIN)/python -m benchmarks.start build/start
+	$(BIN)/python -m benchmarks.loader build/loader --install
+	$(BIN)/python -m benchmarks.loader build/loader
 	@echo "benchmarks/step.py needs a checkout of timm besides: see its first lines"
 
 clean:

@@ -10,6 +10,9 @@ command -v mpirun >/dev/null || missing="${missing:-} openmpi-bin"
 command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || missing="${missing:-} openssh-server"
 command -v ssh >/dev/null || missing="${missing:-} openssh-client"
 command -v rsync >/dev/null || missing="${missing:-} rsync"
+# The C extension: a compiler, another one with libFuzzer, and ARM's to run its instructions.
+command -v gcc >/dev/null || missing="${missing:-} gcc libc6-dev"
+command -v clang-16 >/dev/null || missing="${missing:-} clang-16 libclang-rt-16-dev"
 [ -n "${missing:-}" ] || exit 0
 [ "$(id -u)" = 0 ] || { echo "missing: $missing; as root: apt-get install $missing"; exit 1; }
 export DEBIAN_FRONTEND=noninteractive

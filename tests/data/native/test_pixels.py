@@ -1,0 +1,169 @@
+"""Samples and pixels of the native decoder: the same bits by every path, and those of libjpeg where
+nothing is resized; any box, any size of target."""
+
+import io
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from trainyard.data._native import core
+from trainyard.data.formats.record import record_of_pixels
+
+pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
+PATHS = core.paths if core is not None else ()
+PHOTOGRAPHS: list[NDArray[np.uint8]] = load_sample_images().images
+SAMPLINGS = {"4:4:4": 0x111111, "4:2:2": 0x211111, "4:2:0": 0x221111, "4:4:0": 0x121111}
+Pixels = NDArray[np.uint8]
+Box = tuple[float, float, float, float]
+
+
+def jpeg(pixels: Pixels, sampling: str = "4:4:4", quality: int = 90) -> bytes:
+    shown = pixels if pixels.ndim == 2 else pixels[..., ::-1]
+    options = [cv2.IMWRITE_JPEG_QUALITY, quality]
+    if sampling == "grey" and pixels.ndim == 3:
+        shown = pixels[..., 1]
+    if sampling != "grey":
+        options += [cv2.IMWRITE_JPEG_SAMPLING_FACTOR, SAMPLINGS[sampling]]
+    return cv2.imencode(".jpg", np.ascontiguousarray(shown), options)[1].tobytes()
+
+
+def decode(content: bytes, box: Box, size: tuple[int, int], path: str, **options: Any) -> Pixels:
+    """A box at (height, width) by one path, as height x width x 3; nothing around it is written."""
+    height, width = size
+    room = np.full((3, height * width * 3), 171, np.uint8)
+    shape = (1, 3, height, width) if options.get("planar") else (1, height, width, 3)
+    out, status = room[1].reshape(shape), np.zeros(1, np.uint8)
+    zero, flips = np.zeros(1, np.int64), np.array([options.pop("flip", False)])
+    core.Decoder(path).decode(
+        *([content], zero, zero, np.array([len(content)]), np.array([box], np.float64)),
+        *(flips, out, status),
+        **(options | {"height": height, "width": width}),
+    )
+    assert status[0] == core.OK
+    assert (room[[0, 2]] == 171).all()
+    pixels: Pixels = out[0].transpose(1, 2, 0) if options.get("planar") else out[0]
+    return pixels
+
+
+def pillow(content: bytes) -> Pixels:
+    return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+def flatter(pixels: Pixels, strength: int) -> Pixels:
+    """So that blocks have few coefficients."""
+    return (pixels // strength * strength + strength // 2).astype(np.uint8)
+
+
+# --- the inverse cosine transform ---
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("quality", [1, 5, 10, 30, 50, 75, 90, 95, 100])
+@pytest.mark.parametrize("kind", ["photograph", "flat", "noise", "black and white"])
+def test_samples_are_libjpegs_bit_for_bit(kind: str, quality: int, path: str) -> None:
+    rng = np.random.default_rng(quality)
+    grey = np.asarray(Image.fromarray(PHOTOGRAPHS[0]).convert("L"))[:248, :311]
+    pixels = {
+        "photograph": grey,
+        "flat": flatter(grey, 64),
+        "noise": rng.integers(0, 256, grey.shape, np.uint8),
+        "black and white": (rng.random(grey.shape) < 0.5).astype(np.uint8) * 255,
+    }[kind]
+    content = jpeg(pixels, "grey", quality)
+    height, width = pixels.shape
+    out = decode(content, (0, 0, width, height), (height, width), path)
+    np.testing.assert_array_equal(out, pillow(content))
+
+
+# --- where nothing is resized ---
+
+
+@pytest.mark.parametrize("bicubic", [False, True])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize(
+    "size", [(427, 640), (33, 17), (8, 8), (300, 7), (5, 4), (4, 3), (2, 2), (1, 1)]
+)
+def test_own_size_is_within_a_grey_level_of_pillow(
+    size: tuple[int, int], sampling: str, bicubic: bool
+) -> None:
+    for photograph in PHOTOGRAPHS:
+        content = jpeg(photograph[: size[0], : size[1]], sampling)
+        height, width = size
+        out = decode(content, (0, 0, width, height), size, PATHS[0], bicubic=bicubic)
+        away = np.abs(out.astype(int) - pillow(content))
+        assert away.max() <= (1 if sampling == "4:4:4" else 2)
+        assert np.median(away) == 0
+
+
+# --- every path, every target ---
+
+
+def random_boxes(rng: np.random.Generator, width: int, height: int) -> Box:
+    left, right = np.sort(rng.uniform(0, width, 2))
+    top, bottom = np.sort(rng.uniform(0, height, 2))
+    if rng.random() < 0.5:
+        left, top, right, bottom = np.floor(left), np.floor(top), np.ceil(right), np.ceil(bottom)
+    return (float(left), float(top), float(right), float(bottom))
+
+
+@pytest.mark.parametrize("stored", [*SAMPLINGS, "grey", "pixels"])
+def test_every_path_gives_the_same_bits(stored: str) -> None:
+    """Any box of any image at any size, by any filter, in either layout."""
+    rng = np.random.default_rng(len(stored))
+    for _ in range(60):
+        height, width = (int(side) for side in rng.integers(1, 400, 2))
+        pixels = np.ascontiguousarray(PHOTOGRAPHS[0][:height, :width])
+        content = record_of_pixels(pixels) if stored == "pixels" else jpeg(pixels, stored, 85)
+        box = random_boxes(rng, width, height)
+        size = (int(rng.integers(1, 300)), int(rng.integers(1, 300)))
+        options = {name: bool(rng.random() < 0.5) for name in ("flip", "beyond", "bicubic")}
+        hwc, chw = (
+            [decode(content, box, size, path, planar=planar, **options) for path in PATHS]
+            for planar in (False, True)
+        )
+        for out in hwc[1:] + chw:
+            np.testing.assert_array_equal(out, hwc[0])
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("width", [1, 2, 7, 15, 16, 17, 31, 32, 33, 48, 100])
+def test_targets_of_any_width(width: int, path: str) -> None:
+    pixels = PHOTOGRAPHS[1][:200, :300]
+    content = jpeg(pixels, "4:2:0", 95)
+    whole = Image.fromarray(pillow(content))
+    for planar in (False, True):
+        out = decode(content, (0, 0, 300, 200), (9, width), path, planar=planar)
+        expected = np.asarray(whole.resize((width, 9), Image.Resampling.BILINEAR))
+        away = np.abs(out.astype(int) - expected)
+        assert away.max() <= 4  # Pillow clips colours before it resizes
+        assert away.mean() < 0.3
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("bicubic", [False, True])
+@pytest.mark.parametrize("stored", [64, 333, 3000])
+def test_flat_images_stay_flat(stored: int, bicubic: bool, path: str) -> None:
+    """Weights add up to one, however many there are."""
+    for value in (0, 1, 127, 128, 254, 255):
+        content = record_of_pixels(np.full((40, stored, 3), value, np.uint8))
+        for width in (1, 3, 32, 100, 224):
+            out = decode(
+                content, (0.3, 0.6, stored - 0.4, 39.7), (21, width), path, bicubic=bicubic
+            )
+            assert (out == value).all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_flip_is_a_mirror(path: str) -> None:
+    for sampling in ("4:4:4", "4:2:0"):
+        content = jpeg(PHOTOGRAPHS[0], sampling)
+        box, size = (31.0, 17.0, 331.0, 317.0), (224, 224)
+        plain, flipped = (decode(content, box, size, path, flip=flip) for flip in (False, True))
+        away = np.abs(plain.astype(int) - flipped[:, ::-1])
+        assert away.max() <= 1  # what is rounded adds up from the other side
+        assert (away > 0).mean() < 0.02

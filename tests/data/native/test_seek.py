@@ -1,0 +1,156 @@
+"""Seek tables: decoding from where a crop begins gives the same bits as decoding from the start."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from trainyard.data._native import core
+
+pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
+PATHS = core.paths if core is not None else ()
+Pixels = NDArray[np.uint8]
+Box = tuple[int, int, int, int]
+SIZES = [(1, 1), (8, 8), (9, 129), (128, 128), (130, 257), (333, 40), (97, 500)]
+SAMPLINGS = ["4:4:4", "4:2:2", "4:2:0", "grey"]
+
+
+def jpeg(height: int, width: int, sampling: str, **options: Any) -> bytes:
+    rng = np.random.default_rng(height * 1000 + width)
+    y, x = np.mgrid[:height, :width]
+    waves = np.stack([np.sin(x / (5 + c) + y / 9) for c in range(3)], axis=-1)
+    pixels = (120 + 60 * waves + rng.normal(0, 25, waves.shape)).clip(0, 255).astype(np.uint8)
+    image, out = Image.fromarray(pixels), io.BytesIO()
+    if sampling == "grey":
+        image.convert("L").save(out, "JPEG", **options)
+    else:
+        image.save(out, "JPEG", subsampling=sampling, **options)
+    return out.getvalue()
+
+
+def table_of(content: bytes) -> bytes:
+    """The same by all paths."""
+    (table,) = {core.Decoder(path).seek_table(content) for path in PATHS}
+    assert table is not None
+    return table
+
+
+def boxes_in(height: int, width: int, seed: int = 0) -> list[Box]:
+    """The whole image, its corners, and some boxes."""
+    rng = np.random.default_rng(seed)
+    boxes: list[Box] = [
+        (0, 0, width, height),
+        (width - 1, height - 1, width, height),
+        (0, height - 1, width, height),
+        (width - 1, 0, width, height),
+    ]
+    for _ in range(8):
+        left, right = sorted(rng.integers(0, width, 2))
+        top, bottom = sorted(rng.integers(0, height, 2))
+        boxes.append((int(left), int(top), int(right) + 1, int(bottom) + 1))
+    return boxes
+
+
+def decoded(content: bytes, box: Box, path: str, table: bytes | None = None) -> tuple[Pixels, int]:
+    """A box at a size of 20 x 24 pixels, and its status."""
+    out, status = np.zeros((1, 20, 24, 3), np.uint8), np.zeros(1, np.uint8)
+    zero = np.zeros(1, np.int64)
+    seek: dict[str, Any] = {}
+    if table is not None:
+        ends = np.array([len(table) // core.SEEK_ENTRY])
+        seek = {"seek": table, "seek_begins": zero, "seek_ends": ends}
+    core.Decoder(path).decode(
+        *([content], zero, zero, np.array([len(content)]), np.array([box], np.float64)),
+        *(np.zeros(1, np.bool_), out, status),
+        height=20,
+        width=24,
+        **seek,
+    )
+    return out[0], int(status[0])
+
+
+@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 5}, {"restart_marker_rows": 1}])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_table_changes_no_bit(
+    size: tuple[int, int], sampling: str, options: dict[str, Any]
+) -> None:
+    content = jpeg(*size, sampling, quality=95, **options)
+    table = table_of(content)
+    for box in boxes_in(*size):
+        for path in PATHS:
+            expected, status = decoded(content, box, path)
+            assert status == core.OK
+            pixels, status = decoded(content, box, path, table)
+            assert status == core.OK
+            assert (pixels == expected).all()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_entries_stand_for_tiles_of_128_pixels(sampling: str) -> None:
+    content = jpeg(130, 257, sampling)
+    rows = 9 if sampling == "4:2:0" else 17
+    assert len(table_of(content)) == 3 * rows * core.SEEK_ENTRY
+
+
+def test_nothing_but_the_tiles_is_read() -> None:
+    """What lies before the box may be lost without harm, as far as the table leads past it."""
+    content = bytearray(jpeg(256, 256, "4:4:4", quality=95))
+    table, box = table_of(bytes(content)), (130, 160, 250, 250)
+    expected, _ = decoded(bytes(content), box, PATHS[0], table)
+    scan = content.index(b"\xff\xda") + 14
+    content[scan : scan + 5000] = bytes(5000)
+    for path in PATHS:
+        pixels, status = decoded(bytes(content), box, path, table)
+        assert status == core.OK
+        assert (pixels == expected).all()
+
+
+def test_a_table_that_does_not_fit_is_not_used() -> None:
+    content = jpeg(100, 300, "4:4:4")
+    table, box = table_of(content), (150, 40, 280, 90)
+    expected, _ = decoded(content, box, PATHS[0])
+    nonsense = bytes(len(table) - core.SEEK_ENTRY)
+    for path in PATHS:
+        for wrong in (nonsense, table[: -core.SEEK_ENTRY], table * 2, b""):
+            pixels, status = decoded(content, box, path, wrong)
+            assert status == core.OK
+            assert (pixels == expected).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 5}])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_hostile_tables_are_judged_alike_by_all_paths(
+    sampling: str, options: dict[str, Any]
+) -> None:
+    content = jpeg(70, 300, sampling, **options)
+    table = np.frombuffer(table_of(content), np.uint8)
+    rng = np.random.default_rng(1)
+    for box in boxes_in(70, 300, seed=2) * 10:
+        hostile = table.copy()
+        kind = rng.integers(3)
+        if kind == 0:  # a few bytes
+            hostile[rng.integers(0, len(table), 8)] = rng.integers(0, 256, 8)
+        elif kind == 1:  # entries in any order
+            entries = hostile.reshape(-1, core.SEEK_ENTRY)
+            hostile = rng.permutation(entries).ravel()
+        else:
+            hostile = rng.integers(0, 256, len(table), dtype=np.uint8)
+        first, *rest = [decoded(content, box, path, hostile.tobytes()) for path in PATHS]
+        assert first[1] in (core.OK, core.DAMAGED)
+        for pixels, status in rest:
+            assert status == first[1]
+            assert status != core.OK or (pixels == first[0]).all()
+
+
+@pytest.mark.parametrize("cut", [1, 200, 2000])
+def test_there_is_no_table_of_damaged_or_other_files(cut: int) -> None:
+    content = jpeg(90, 140, "4:4:4")
+    progressive = jpeg(90, 140, "4:4:4", progressive=True)
+    for path in PATHS:
+        assert core.Decoder(path).seek_table(content[: len(content) - 2 - cut]) is None
+        assert core.Decoder(path).seek_table(progressive) is None
+        assert core.Decoder(path).seek_table(b"") is None

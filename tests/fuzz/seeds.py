@@ -1,0 +1,61 @@
+"""Where fuzzing begins: small JPEGs of every kind, packed records and seek tables."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from trainyard.data._native import core
+
+# Options, see fuzz.c.
+PLAIN = bytes((0, 0, 0, 0, 0, 0, 0, 15, 0, 0, 255, 255, 0, 0, 0, 0))  # the whole image
+DERIVED = PLAIN[:5] + b"\x04" + PLAIN[6:]  # and what is made of it
+CROP = bytes((0, 0, 0, 0, 0, 0, 0, 8, 64, 64, 128, 128, 15, 0, 0, 0))
+
+
+def jpegs() -> Iterator[bytes]:
+    flower = Image.fromarray(load_sample_images().images[1])
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (17, 41, 3), np.uint8))
+    pictures = [
+        flower.crop((300, 200, 340, 233)),
+        flower.resize((64, 43)),
+        noise,
+        flower.resize((8, 8)),
+        flower.resize((1, 1)),
+    ]
+    for picture in pictures:
+        for options in (
+            {"quality": 90, "subsampling": "4:4:4"},
+            {"quality": 75, "subsampling": "4:2:0", "optimize": True},
+            {"quality": 100, "subsampling": "4:2:2"},
+            {"quality": 30, "subsampling": "4:2:0", "restart_marker_blocks": 2},
+            {"quality": 95, "restart_marker_rows": 1},
+            {"quality": 80, "progressive": True},
+        ):
+            yield encode(picture, **options)
+        yield encode(picture.convert("L"), quality=85)
+    yield encode(pictures[0].convert("CMYK"), quality=85)
+
+
+def encode(picture: Image.Image, **options: object) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def write_seeds(folder: Path) -> None:
+    """Each picture plain, with its seek table, and packed."""
+    decoder = core.Decoder()
+    for number, jpeg in enumerate(jpegs()):
+        inputs = {"plain": PLAIN + jpeg, "derived": DERIVED + jpeg, "crop": CROP + jpeg}
+        table, record = decoder.seek_table(jpeg), decoder.pack(jpeg)
+        if table is not None and len(table) // core.SEEK_ENTRY < 256:
+            count = len(table) // core.SEEK_ENTRY
+            inputs["seek"] = PLAIN[:5] + bytes((1, count)) + PLAIN[7:] + table + jpeg
+        if record is not None:
+            inputs["packed"] = PLAIN + record
+        for kind, content in inputs.items():
+            (folder / f"seed-{number:02d}-{kind}").write_bytes(content)

@@ -1,0 +1,112 @@
+/* Files: read whole, hinted at, and what happens when a mapped one cannot be read. */
+#define _DEFAULT_SOURCE /* madvise and POSIX, beside C11 */
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* --- read whole --- */
+
+#define OTHER_LENGTH (-1) /* in place of an errno */
+
+static bool lies_inside(int64_t begin, int64_t length, int64_t size) {
+    return begin >= 0 && length >= 0 && begin <= size && length <= size - begin;
+}
+
+bool files_fit(const FilesToRead *files) {
+    for (int64_t i = 0; i < files->count; i++) {
+        int64_t begin = files->begins[i], end = files->ends[i];
+        if (begin < 0 || end < begin || end > files->names_size ||
+            !lies_inside(files->offsets[i], files->lengths[i], files->out_size))
+            return false;
+    }
+    return true;
+}
+
+/* All of an open file, which has `size` bytes; 0, or why not. */
+static int read_whole(int file, uint8_t *to, int64_t size) {
+    struct stat about;
+    if (fstat(file, &about) < 0)
+        return errno;
+    if (about.st_size != size && S_ISREG(about.st_mode))
+        return OTHER_LENGTH;
+    for (int64_t done = 0; done < size;) {
+        ssize_t count = read(file, to + done, (size_t)(size - done)); /* 2 GiB at a time */
+        if (count < 0 && errno != EINTR)
+            return errno;
+        if (count == 0)
+            return OTHER_LENGTH;
+        done += count > 0 ? count : 0;
+    }
+    return 0;
+}
+
+static int read_named(int folder, const uint8_t *name, size_t length, uint8_t *to, int64_t size) {
+    char path[PATH_MAX]; /* the name with a zero behind it */
+    if (length >= sizeof path)
+        return ENAMETOOLONG;
+    memcpy(path, name, length);
+    path[length] = 0;
+    int file = openat(folder, path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return errno;
+    int error = read_whole(file, to, size);
+    close(file);
+    return error;
+}
+
+void read_files(const FilesToRead *files) {
+    /* Without a root the names are absolute, or relative to the working directory. */
+    bool has_root = files->root[0] != 0;
+    int folder = has_root ? open(files->root, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : AT_FDCWD;
+    int error = has_root && folder < 0 ? errno : 0;
+    for (int64_t i = 0; i < files->count; i++) {
+        size_t length = (size_t)(files->ends[i] - files->begins[i]);
+        files->errors[i] = error ? error
+                                 : read_named(folder, files->names + files->begins[i], length,
+                                              files->out + files->offsets[i], files->lengths[i]);
+    }
+    if (has_root && folder >= 0)
+        close(folder);
+}
+
+/* --- hints --- */
+
+void will_need(const uint8_t *bytes, size_t size) {
+    long page = sysconf(_SC_PAGESIZE);
+    if (page <= 0 || size == 0)
+        return;
+    size_t before = (size_t)bytes % (size_t)page;
+    /* A hint: where it cannot be taken, nothing is lost. */
+    (void)madvise((void *)(bytes - before), size + before, MADV_WILLNEED);
+}
+
+/* --- bus errors --- */
+
+static _Thread_local BusGuard *innermost;
+
+void bus_guard_set(BusGuard *guard) {
+    guard->outer = innermost;
+    innermost = guard;
+}
+
+void bus_guard_release(const BusGuard *guard) { innermost = guard->outer; }
+
+/* The kernel sends SIGBUS to the thread that touched a page which its file no longer has. */
+static void on_bus_error(int number, siginfo_t *about, void *context) {
+    (void)context;
+    if (about->si_code > 0 && innermost) /* sent by the kernel, not by another process */
+        siglongjmp(innermost->back, 1);
+    signal(number, SIG_DFL); /* the instruction is tried again, and ends the process */
+}
+
+bool guard_bus_errors(void) {
+    struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    sigemptyset(&action.sa_mask);
+    return sigaction(SIGBUS, &action, NULL) == 0;
+}

@@ -1,0 +1,41 @@
+/* The header of a JPEG: what stands before its entropy-coded bytes (ITU-T T.81, annex B). */
+#ifndef TRAINYARD_JPEG_H
+#define TRAINYARD_JPEG_H
+
+#include "bytes.h"
+
+typedef struct {
+    int h, v;                       /* sampling factors: of luma 1 or 2, of chroma 1 */
+    int quant, dc, ac;              /* numbers of its tables */
+    int width, height;              /* samples that belong to the image */
+    int blocks_across, blocks_down; /* of whole MCUs */
+} JpegComponent;
+
+/* A Huffman table as it stands in the file: 16 counts of codes by length, then their symbols. */
+typedef struct {
+    const uint8_t *counts; /* NULL if there is no such table */
+    const uint8_t *symbols;
+    int num_symbols;
+} JpegCodes;
+
+typedef struct {
+    int width, height;  /* pixels */
+    int num_components; /* 1: grey; 3: YCbCr */
+    int max_h, max_v;   /* of the sampling factors: an MCU has 8 max_h x 8 max_v pixels */
+    int mcus_across, mcus_down;
+    int restart_interval; /* MCUs; 0: the scan is one piece */
+    JpegComponent components[3];
+    int16_t quant[4][64];   /* natural order; as libjpeg's, 16 bits that may wrap */
+    JpegCodes dc[4], ac[4]; /* point into the file */
+    size_t scan;            /* offset of the entropy-coded bytes */
+} JpegHeader;
+
+/* Read the header of a file.
+ *
+ * OK for what the decoder takes: baseline or extended sequential Huffman, 8 bits, grey or YCbCr in
+ * one interleaved scan, chroma at full or half resolution in either direction, and every table that
+ * the scan names is there and sound. NOT_OURS for other JPEGs and other files, DAMAGED for what no
+ * decoder can read. */
+Status jpeg_read_header(JpegHeader *header, const uint8_t *bytes, size_t size);
+
+#endif
