@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from trainyard.data.pack.pack import PackOptions
     from trainyard.data.pack.recode import Recode
 
-_FORMATS = ("webdataset", "tfrecord", "hdf5", "folder")  # without an import, for --help
+_FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed")  # without an import, for --help
 _SAMPLES = 1000
 _ANY_NUMBER = 1 << 62  # samples a shard, where only its bytes or nothing limits it
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -30,10 +30,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--shard-size", type=_bytes, metavar="SIZE", help="such as 1GB")
     parser.add_argument(
-        "--short-side", type=int, metavar="PIXELS", help="scale larger images down, antialiased"
+        *("--short", "--short-side"),
+        dest="short_side",
+        type=int,
+        metavar="PIXELS",
+        help="scale larger images down to this short side, antialiased",
     )
     parser.add_argument(
         "--quality", type=int, metavar="Q", help="of the scaled JPEGs, 1 to 100; default 95"
+    )
+    parser.add_argument(
+        "--pixels", action="store_true", help="packed: keep raw pixels, not coefficients"
     )
     parser.add_argument(
         "--classes", metavar="N|FILE|A,B,…", help="N at random, those in a file's lines, or these"
@@ -96,6 +103,7 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
         shard_samples=samples,
         shard_bytes=options.shard_size,
         recode=_recode(options),
+        pixels=options.pixels,
         workers=workers,
     )
 
@@ -105,7 +113,7 @@ def _recode(options: argparse.Namespace) -> "Recode | None":
 
     if options.short_side is None:
         if options.quality is not None:
-            raise InputError("--quality is of scaled images: give --short-side too, or leave it")
+            raise InputError("--quality is of scaled images: give --short too, or leave it")
         return None
     return ShortSide(options.short_side, 95 if options.quality is None else options.quality)
 

@@ -6,13 +6,14 @@ may hold several splits, `splits_inside(place) -> tuple of their names`.
 
 from types import ModuleType
 
-from trainyard.data.formats import class_tar, folder, hdf5, tfrecord, webdataset
+from trainyard.data.formats import class_tar, folder, hdf5, packed, tfrecord, webdataset
 from trainyard.data.formats.scan import Scan
 from trainyard.data.location import Place
 from trainyard.errors import DataError
 
 # Asked in this order; a format recognises a place by what lies there, not by its name.
 FORMATS: dict[str, ModuleType] = {
+    "packed": packed,
     "webdataset": webdataset,
     "tfrecord": tfrecord,
     "hdf5": hdf5,
@@ -29,10 +30,11 @@ def recognise(place: Place) -> str:
     if place.is_folder:
         raise DataError(
             f"{place.location}: no images found; expected one folder per class (CLASS/*.jpg), "
-            "or tars, TFRecords or HDF5 files in it"
+            "or tars, TFRecords, HDF5 or packed files in it"
         )
     raise DataError(
-        f"{place.location}: not a known format; expected a folder, tars, TFRecords or HDF5"
+        f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5 or "
+        "packed files"
     )
 
 

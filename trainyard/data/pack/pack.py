@@ -22,7 +22,6 @@ from trainyard.data.pack.files import remove_stale
 from trainyard.data.pack.journal import NAME as JOURNAL
 from trainyard.data.pack.journal import Identity, Journal, finished, locked
 from trainyard.data.pack.pool import Progress, write_shards
-from trainyard.data.pack.recode import Recode
 from trainyard.data.pack.shards import (
     Job,
     PackOptions,
@@ -32,6 +31,7 @@ from trainyard.data.pack.shards import (
     plan_jobs,
     shuffled,
 )
+from trainyard.data.pack.stored import storing
 from trainyard.data.pack.worker import Source, Work, stem
 from trainyard.data.read import Reader
 from trainyard.errors import DataError
@@ -39,9 +39,9 @@ from trainyard.errors import DataError
 __all__ = ["PackOptions", "Selection", "only_classes", "pack", "shuffled"]
 
 # Bytes per sample beside the image: headers, padding, half a block of a file system.
-_OVERHEAD = {"webdataset": 2304, "tfrecord": 128, "hdf5": 128, "folder": 2304}
+_OVERHEAD = {"webdataset": 2304, "tfrecord": 128, "hdf5": 128, "folder": 2304, "packed": 64}
 _MARGIN = 16 << 20  # bytes that stay free
-_TRIED = 16  # samples recoded to learn how much smaller they become
+_TRIED = 16  # samples stored to learn how much smaller or larger they become
 _ODD_LISTED = 1000  # of each kind
 
 
@@ -59,6 +59,7 @@ def pack(
     `classes` are the names by label, sorted; None if there are none. DataError if the destination
     is in use or holds something else, if space is short, or a sample cannot be read.
     """
+    storing(options)  # to say it before anything is made
     folders = _class_folders(splits, classes, options)
     jobs = plan_jobs(splits, options)
     identity = _identity(splits, classes, options, about)
@@ -134,6 +135,8 @@ def _identity(
         "recode": recode and {type(recode).__name__: dataclasses.asdict(cast(Any, recode))},
         "samples": {split: len(selection.ids) for split, selection in splits.items()},
     }
+    if options.pixels:  # what has none goes on as it was begun before there were any
+        settings["pixels"] = True
     settings = json.loads(json.dumps(settings))  # as it will be read back
     digest = hashlib.sha256()
     for part in (classes, *(settings[key] for key in settings if key not in about)):
@@ -202,8 +205,8 @@ def _has_own_names(selection: Selection) -> bool:
 def _check_space(work: Work, splits: dict[str, Selection], jobs: list[Job]) -> None:
     stored = sum(int(splits[job.split].index.size[job.ids].sum()) for job in jobs)
     count = sum(len(job.ids) for job in jobs)
-    if work.options.recode is not None and jobs:
-        stored = round(stored * _shrinking(splits[jobs[0].split], work.options.recode))
+    if jobs:
+        stored = round(stored * _growth(splits[jobs[0].split], work.options))
     needed = stored + count * _OVERHEAD[work.options.format] + _MARGIN
     free = shutil.disk_usage(work.destination).free
     if jobs and free < needed:
@@ -213,13 +216,16 @@ def _check_space(work: Work, splits: dict[str, Selection], jobs: list[Job]) -> N
         )
 
 
-def _shrinking(selection: Selection, recode: Recode) -> float:
-    """Bytes after recoding for each byte before, of a few samples."""
+def _growth(selection: Selection, options: PackOptions) -> float:
+    """Bytes that are stored for each byte before, of a few samples."""
+    store = storing(options)
+    if store.keeps_files and selection.index.format != "packed":
+        return 1.0
     reader, before, after = Reader(selection.index), 1, 1
     for sample in selection.ids[:: max(1, len(selection.ids) // _TRIED)].tolist():
         try:
-            image = reader.read(sample)
-            before, after = before + len(image), after + len(recode(image))
+            content = reader.read(sample)
+            before, after = before + len(content), after + len(store(content))
         except (OSError, BadImageError):  # judged where it is written
             continue
     return after / before

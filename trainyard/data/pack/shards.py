@@ -12,7 +12,7 @@ from trainyard.data.keyed import fold, permute
 from trainyard.data.pack.recode import Recode
 from trainyard.errors import DataError
 
-FORMATS = ("webdataset", "tfrecord", "hdf5", "folder")
+FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed")
 """What can be written."""
 
 _CHUNK = 1 << 20  # positions permuted at once, which bounds the memory
@@ -38,6 +38,8 @@ class PackOptions:
     """Of images as they are in the source."""
     recode: Recode | None = None
     workers: int = 1
+    pixels: bool = False
+    """Packed records of pixels instead of coefficients."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,8 @@ def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, l
         raise DataError(f"the name {options.name!r} is not of letters, digits, . _ and - alone")
     if options.format not in FORMATS:
         raise DataError(f"{options.format}: cannot be written; choose {', '.join(FORMATS)}")
+    if options.pixels and options.format != "packed":
+        raise DataError(f"{options.format}: holds no raw pixels; choose the format packed")
     if options.shard_samples < 1 or (options.shard_bytes or 1) < 1:
         raise DataError("a shard needs at least one sample and one byte")
     jobs = {}
@@ -127,6 +131,8 @@ def _parts(options: PackOptions, split: str, count: int) -> tuple[str, int, str]
     match options.format:
         case "webdataset":
             return f"{name}-", 6, ".tar"
+        case "packed":
+            return f"{name}-", 6, ".packed"
         case "tfrecord":  # by their custom
             folder = "validation" if split == "val" else split
             return f"{folder}/{folder}-", 5, f"-of-{count:05d}"

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.data.formats import FORMATS
+from trainyard.data.formats.record import is_record
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.index import Index, load_index
 from trainyard.data.manifest import Shard
 from trainyard.data.pack.files import Outputs, remove, sha256_of, sync, write_folder
 from trainyard.data.pack.journal import Written
-from trainyard.data.pack.recode import Recode, is_plain_jpeg, oddity, suffix_of
+from trainyard.data.pack.recode import is_plain_jpeg, oddity, suffix_of
 from trainyard.data.pack.shards import Job, PackOptions
+from trainyard.data.pack.stored import Storing, storing
 from trainyard.data.read import Reader
 from trainyard.data.source import is_remote, open_source
 from trainyard.errors import DataError
@@ -71,6 +73,7 @@ class Signals:
 class _Worker:
     def __init__(self, work: Work, signals: Signals) -> None:
         self.work, self.signals = work, signals
+        self.storing = storing(work.options)
         self._opened: dict[str, tuple[Index, Reader]] = {}
 
     def open(self, split: str) -> tuple[Index, Reader]:
@@ -156,20 +159,19 @@ def _write(job: Job, outputs: Outputs, seen: _Seen) -> None:
 def _samples(job: Job, seen: _Seen) -> Iterator[Encoded]:
     source = _worker.work.sources[job.split]
     index, reader = _worker.open(job.split)
-    recode, signals = _worker.work.options.recode, _worker.signals
+    storing, signals = _worker.storing, _worker.signals
     for number, (sample, label) in enumerate(
         zip(job.ids.tolist(), job.labels.tolist(), strict=True), job.first
     ):
         if signals.stop.value:
             raise Stopped
-        image = _read(index, reader, sample)
-        if not is_plain_jpeg(image):
+        content = _read(index, reader, sample)
+        if not is_plain_jpeg(content) and not is_record(content):
             where = _where(index, sample)
-            seen.odd.extend((kind, where) for kind in [oddity(image, where)] if kind)
-        if recode is not None:
-            image, is_damaged = _recoded(recode, image)
-            if is_damaged:
-                seen.odd.append(("cannot be decoded", _where(index, sample)))
+            seen.odd.extend((kind, where) for kind in [oddity(content, where)] if kind)
+        image, is_damaged = _stored(storing, content)
+        if is_damaged:
+            seen.odd.append(("cannot be decoded", _where(index, sample)))
         seen.image_bytes += len(image)
         key = stem(index, sample) if source.keeps_names else f"{number:08d}"
         yield Encoded(image, suffix_of(image), label, key)
@@ -187,14 +189,14 @@ def _read(index: Index, reader: Reader, sample: int) -> bytes:
         ) from None
 
 
-def _recoded(recode: Recode, image: bytes) -> tuple[bytes, bool]:
-    """The new image, or the old one and True if it is damaged: training will pass over it."""
+def _stored(storing: Storing, content: bytes) -> tuple[bytes, bool]:
+    """What is stored, or the old bytes and True if they are damaged: training will pass over it."""
     from trainyard.data.decode import BadImageError
 
     try:
-        return recode(image), False
+        return storing(content), False
     except BadImageError:
-        return image, True
+        return content, True
 
 
 def stem(index: Index, sample: int) -> str:

@@ -23,9 +23,11 @@ from PIL import Image
 
 from trainyard.data.augment import Crops
 from trainyard.data.decode import decode_batch, open_lazily
+from trainyard.data.formats.record import is_record
 from trainyard.data.index import Index, load_index
 from trainyard.data.read import Reader
 from trainyard.data.verify.checks import MAX_LISTED, Progress
+from trainyard.data.verify.records import why_unlike
 from trainyard.errors import DataError
 
 T = TypeVar("T")
@@ -198,6 +200,8 @@ class _Examiner:
                 digest = hashlib.blake2b(content, digest_size=16).digest()
                 self.hashes[self.starts[split] + sample] = np.frombuffer(digest, "<u8")
             reason = decode_batch([content], _corner, _pixel(), "bilinear").get(0)
+            if reason is None and is_record(content):
+                reason = why_unlike(content)
             if reason is not None:
                 part.bad.append((sample, reason))
                 continue
@@ -255,7 +259,7 @@ def _describe(content: bytes, suffix: str) -> tuple[str, list[str]]:
     """File type and mode of an image that decodes, and what is odd about it."""
     try:
         with open_lazily(content) as image:
-            kind, mode, (width, height) = str(image.format), image.mode, image.size
+            kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
     except Exception:  # a header that libjpeg-turbo understands and Pillow does not
         return "JPEG of unknown mode", ["a JPEG that Pillow does not open"]
     odd = []

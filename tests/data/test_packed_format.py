@@ -1,0 +1,389 @@
+"""The packed format: shards with a table at their end, and data sets into and out of it."""
+
+import dataclasses
+import io
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.data.tars import read_rows
+from trainyard.data import decode, formats
+from trainyard.data.augment import CentralCrop
+from trainyard.data.decode import decode_batch, own_decoder, reference_image
+from trainyard.data.formats import packed
+from trainyard.data.formats.record import has_pixels, is_record, pixels_of
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
+from trainyard.data.location import find_place
+from trainyard.data.manifest import Manifest
+from trainyard.data.merge import open_merged
+from trainyard.data.pack.pack import PackOptions, pack, shuffled
+from trainyard.data.pack.recode import ShortSide
+from trainyard.data.read import Reader
+from trainyard.data.source import Source, open_source
+from trainyard.data.splits import find_splits
+from trainyard.data.verify.checks import Check, Progress
+from trainyard.data.verify.records import why_unlike
+from trainyard.data.verify.verify import verify
+from trainyard.errors import DataError
+
+CLASSES = ("cat", "dog", "eel")
+SAMPLES = [(bytes([number]) * (37 * number), number % 3) for number in range(12)]
+needs_extension = pytest.mark.skipif(own_decoder() is None, reason="the extension is not built")
+
+
+def write(path: Path, classes: tuple[str, ...] | None = CLASSES) -> Path:
+    encoded = (Encoded(image, ".jpg", label, "key") for image, label in SAMPLES)
+    packed.write(path, encoded, classes)
+    return path
+
+
+# --- one shard ---
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.packed")
+    assert read_rows(path) == SAMPLES
+    scan = formats.scan(find_place(str(path)))
+    assert (scan.format, scan.classes) == ("packed", list(CLASSES))
+    assert all(offset % 64 == 0 for rows in scan.rows for offset in rows.offsets)
+    assert formats.scan(find_place(str(write(tmp_path / "b.packed", None)))).classes is None
+    assert path.read_bytes() == write(tmp_path / "c.packed").read_bytes()
+
+
+def test_a_shard_without_samples(tmp_path: Path) -> None:
+    packed.write(tmp_path / "a.packed", [], CLASSES)
+    assert read_rows(tmp_path / "a.packed") == []
+
+
+class Counted:
+    """A source that says what is read of it."""
+
+    def __init__(self, source: Source, reads: list[tuple[int, int]]) -> None:
+        self.name, self.size, self.stamp = source.name, source.size, source.stamp
+        self._source, self._reads = source, reads
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._reads.append((offset, size))
+        return self._source.read(offset, size)
+
+    def close(self) -> None:
+        self._source.close()
+
+
+@pytest.mark.parametrize("ahead", [64, 200, 1 << 16])
+def test_only_the_table_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    path = write(tmp_path / "a.packed")
+    reads: list[tuple[int, int]] = []
+    monkeypatch.setattr(packed, "open_source", lambda name: Counted(open_source(name), reads))
+    monkeypatch.setattr(packed, "_READ_AHEAD", ahead)
+    assert read_rows(path) == SAMPLES
+    assert len(reads) <= 2 * 2
+    table = max(
+        offset + len(image) for offset, (image, _) in zip(offsets(path), SAMPLES, strict=True)
+    )
+    assert min(offset for offset, _ in reads) >= min(table, path.stat().st_size - ahead)
+
+
+def offsets(path: Path) -> list[int]:
+    with closing(open_source(str(path))) as source:
+        found: list[int] = packed.read_table(source).offset.tolist()
+    return found
+
+
+def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole.packed").read_bytes()
+    table = offsets(tmp_path / "whole.packed")[-1] + len(SAMPLES[-1][0])
+    path = tmp_path / "a.packed"
+
+    def assert_refused(content: bytes, word: str) -> None:
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=f"^{re.escape(str(path))}: .*({word})"):
+            read_rows(path)
+
+    for length in (8, 64, 100, len(whole) // 2, len(whole) - 64, len(whole) - 1):
+        assert_refused(whole[:length], "cut short")
+    for content in (b"", b"\xff\xd8\xff", bytes(5000)):
+        assert_refused(content, "no packed shard")
+    assert_refused(whole[:64] + whole[128:], "does not fit its length")
+    assert_refused(whole[:-56] + b"\x02" + whole[-55:], "version 2, and this Trainyard reads 1")
+    for position in range(table + 64, len(whole)):
+        changed = bytearray(whole)
+        changed[position] ^= 0x10
+        assert_refused(bytes(changed), "checksum|cut short|version|length")
+
+
+def test_tables_that_point_elsewhere(tmp_path: Path) -> None:
+    path = tmp_path / "a.packed"
+    for sample, classes, word in [
+        (Encoded(b"1", "", 3, ""), CLASSES, "no class number"),
+        (Encoded(b"1", "", -1, ""), None, "no class number"),
+        (Encoded(b"1", "", 0, ""), ("cat", "cat"), "different names"),
+    ]:
+        packed.write(path, [sample], classes)
+        with pytest.raises(DataError, match=word):
+            read_rows(path)
+    content = write(path).read_bytes()
+    with closing(open_source(str(path))) as source:
+        end = packed.read_table(source)
+    for row in (-1, 1 << 62):
+        moved = end._replace(offset=np.where(np.arange(12) == 5, row, end.offset))
+        with pytest.raises(DataError, match="sample 5 lies outside"):
+            packed._check(Counted(open_source(str(path)), []), moved, len(content))
+
+
+def test_shards_must_have_the_same_classes(tmp_path: Path) -> None:
+    write(tmp_path / "a.packed")
+    write(tmp_path / "b.packed", ("cat", "dog", "fox"))
+    with pytest.raises(DataError, match=r"b\.packed: its classes differ from those of a\.packed"):
+        read_rows(tmp_path)
+
+
+def test_check_shard_finds_every_changed_byte(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.packed")
+    whole = path.read_bytes()
+    for offset, (image, _) in zip(offsets(path), SAMPLES, strict=True):
+        for position in (offset, offset + len(image) - 1) if image else ():
+            changed = bytearray(whole)
+            changed[position] ^= 1
+            path.write_bytes(changed)
+            with (
+                closing(open_source(str(path))) as source,
+                pytest.raises(DataError, match=rf"a\.packed: sample .*byte {offset}: its checksum"),
+            ):
+                packed.check_shard(source)
+    path.write_bytes(whole)
+    with closing(open_source(str(path))) as source:
+        packed.check_shard(source)
+
+
+# --- data sets ---
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train and val of JPEGs of several kinds; a PNG, a progressive JPEG and text among them."""
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(0)
+    for number in range(20):
+        folder = root / ("train", "val")[number >= 15] / CLASSES[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        smooth = rng.integers(0, 256, (5, 6, 3), np.uint8)
+        image = Image.fromarray(smooth).resize((50 + number, 40), Image.Resampling.BICUBIC)
+        path, options = folder / f"{number:02d}.jpg", {"subsampling": number % 3}
+        image.save(path, "JPEG", quality=60 + 2 * number, **options)
+    image.save(root / "train/cat/03.jpg", "PNG")
+    image.save(root / "train/dog/04.jpg", "JPEG", progressive=True)
+    (root / "train/eel/05.jpg").write_text("no image")
+    return root
+
+
+def indices(location: Path) -> dict[str, Index]:
+    return {split: open_index(place) for split, place in find_splits(str(location)).items()}
+
+
+def packed_into(source: Path, destination: Path, format: str = "packed", **more: Any) -> Manifest:
+    options = PackOptions(format, "mini", shard_samples=6, workers=1)
+    found = indices(source)
+    selections = {split: shuffled(index, None) for split, index in found.items()}
+    classes = next(iter(found.values())).classes
+    settings = dataclasses.replace(options, **more)
+    return pack(selections, classes, destination, settings, about={})
+
+
+def contents(location: Path) -> list[tuple[str, str, bytes]]:
+    """Split, class and stored bytes of each sample."""
+    return [
+        (split, index.classes[index.label[sample]], Reader(index).read(sample))
+        for split, index in indices(location).items()
+        for sample in range(len(index))
+    ]
+
+
+@needs_extension
+def test_jpegs_go_in_and_come_out_as_they_were(photos: Path, tmp_path: Path) -> None:
+    manifest = packed_into(photos, tmp_path / "packed")
+    assert manifest.splits["train"].files == "mini-train-{000000..000002}.packed"
+    assert manifest.about["odd"].keys() == {"PNG in disguise", "not an image"}
+    stored = contents(tmp_path / "packed")
+    assert [is_record(content) for *_, content in stored].count(False) == 3
+    for format in ("folder", "webdataset", "hdf5", "tfrecord"):
+        packed_into(tmp_path / "packed", tmp_path / format, format)
+        assert Counter(contents(tmp_path / format)) == Counter(contents(photos))
+
+
+@needs_extension
+def test_packed_from_packed_is_the_same(photos: Path, tmp_path: Path) -> None:
+    packed_into(photos, tmp_path / "first")
+    packed_into(tmp_path / "first", tmp_path / "second")
+    assert contents(tmp_path / "second") == contents(tmp_path / "first")
+    packed_into(tmp_path / "first", tmp_path / "small", recode=ShortSide(20, 90))
+    packed_into(photos, tmp_path / "direct", recode=ShortSide(20, 90))
+    assert contents(tmp_path / "small") == contents(tmp_path / "direct")
+
+
+def test_pixels(photos: Path, tmp_path: Path) -> None:
+    manifest = packed_into(photos, tmp_path / "pixels", pixels=True)
+    assert manifest.about["pixels"] is True
+    assert manifest.about["odd"]["cannot be decoded"]["count"] == 1
+    originals = [content for *_, content in contents(photos)]
+    stored = [content for *_, content in contents(tmp_path / "pixels")]
+    for record, original in zip(stored, originals, strict=True):
+        if original == b"no image":
+            assert record == original
+            continue
+        assert has_pixels(record)
+        assert np.array_equal(pixels_of(record), np.asarray(reference_image(original)))
+    packed_into(tmp_path / "pixels", tmp_path / "folder", "folder")
+    suffixes = Counter(path.suffix for path in (tmp_path / "folder/train").rglob("*.*"))
+    assert suffixes == {".png": 14, ".jpg": 1}
+    for _, _, content in contents(tmp_path / "folder"):
+        if content != b"no image":
+            record = next(r for r in stored if is_same_picture(r, content))
+            assert has_pixels(record)
+
+
+def is_same_picture(record: bytes, image: bytes) -> bool:
+    return has_pixels(record) and np.array_equal(
+        pixels_of(record), np.asarray(Image.open(io.BytesIO(image)))
+    )
+
+
+def test_smaller_pixels(photos: Path, tmp_path: Path) -> None:
+    packed_into(photos, tmp_path / "pixels", pixels=True, recode=ShortSide(16, 90))
+    for *_, content in contents(tmp_path / "pixels"):
+        assert content == b"no image" or min(pixels_of(content).shape[:2]) == 16
+
+
+@needs_extension
+def test_decoding_is_that_of_the_originals(photos: Path, tmp_path: Path) -> None:
+    packed_into(photos, tmp_path / "packed")
+    stored = [content for *_, content in contents(tmp_path / "packed")]
+    originals = [content for *_, content in contents(photos)]
+    central, numbers = CentralCrop(24, 0.8), np.zeros(len(stored), np.int64)
+    made = []
+    for content, decoder in ((stored, own_decoder()), (stored, None), (originals, own_decoder())):
+        out = np.empty((len(content), 24, 24, 3), np.uint8)
+        bad = decode_batch(
+            content,
+            lambda sizes: central(sizes, numbers, numbers),
+            out,
+            "bilinear",
+            decoder=decoder,
+        )
+        assert len(bad) == 1  # the text
+        made.append(out)
+    assert np.array_equal(made[0], made[2])
+    assert np.abs(made[0].astype(int) - made[1]).mean() < 0.5
+
+
+@needs_extension
+def test_without_the_extension_records_are_read_but_not_made(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed_into(photos, tmp_path / "packed")
+    monkeypatch.setattr(decode, "own_decoder", lambda: None)
+    with pytest.raises(DataError, match="needs the extension in C: install a C compiler"):
+        packed_into(photos, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+    for (*_, content), (*_, original) in zip(
+        contents(tmp_path / "packed"), contents(photos), strict=True
+    ):
+        if original != b"no image":
+            found = reference_image(content)
+            assert np.array_equal(np.asarray(found), np.asarray(reference_image(original)))
+
+
+def test_only_packed_holds_pixels(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        DataError, match="webdataset: holds no raw pixels; choose the format packed"
+    ):
+        packed_into(photos, tmp_path / "out", "webdataset", pixels=True)
+
+
+@needs_extension
+def test_the_space_for_larger_records_is_asked_for(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = sum(len(content) for *_, content in contents(photos))
+    usage = shutil.disk_usage(tmp_path)._replace(free=(16 << 20) + stored + 20 * 64)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(DataError, match="free some space"):
+        packed_into(photos, tmp_path / "out")
+
+
+# --- all else ---
+
+
+@needs_extension
+def test_merged_with_other_formats(photos: Path, tmp_path: Path) -> None:
+    packed_into(photos, tmp_path / "packed")
+    place = find_splits(str(tmp_path / "packed"))["val"]
+    merged = open_merged([str(photos / "val"), place], None)
+    half = len(merged) // 2
+    assert merged.label[:half].tolist() == merged.label[half:].tolist()
+    reader = Reader(merged)
+    for sample in range(half):
+        first, second = (reference_image(reader.read(s)) for s in (sample, sample + half))
+        assert np.array_equal(np.asarray(first), np.asarray(second))
+
+
+@contextmanager
+def no_counters(what: str, total: int | None) -> Iterator[Progress]:
+    yield lambda count: None
+
+
+def problems(location: Path) -> list[Check]:
+    checks = verify(str(location), deep=True, workers=1, counters=no_counters)
+    return [check for check in checks if check.result == "problem"]
+
+
+def change_a_sample(path: Path, change: Callable[[bytes], bytes]) -> None:
+    """The second sample, with checksums that are right."""
+    scan = formats.scan(find_place(str(path)))
+    rows, classes = read_rows(path), list(scan.classes or ())
+    content = path.read_bytes()
+    assert rows[1][0] in content
+    rows[1] = (change(rows[1][0]), rows[1][1])
+    packed.write(path, [Encoded(image, "", label, "") for image, label in rows], classes)
+
+
+@needs_extension
+def test_records_are_like_their_jpegs(photos: Path, tmp_path: Path) -> None:
+    packed_into(photos, tmp_path / "packed")
+    records = [content for *_, content in contents(tmp_path / "packed") if is_record(content)]
+    assert [why_unlike(record) for record in records] == [None] * 17
+    unlike = bytearray(records[0])
+    unlike[-10] = 1  # behind the last row, where nobody looks
+    assert "coefficients are not those" in str(why_unlike(bytes(unlike)))
+    assert why_unlike(records[0][:-64]) == "a damaged packed record"
+
+
+@needs_extension
+def test_verify(photos: Path, tmp_path: Path) -> None:
+    packed_into(photos, tmp_path / "whole")
+    (check,) = problems(tmp_path / "whole")
+    assert (check.name, check.count) == ("images", 1)
+    assert "not an image" in str(check.found[0])
+    shard = tmp_path / "whole" / "mini-val-000000.packed"
+    (tmp_path / "whole" / "dataset.json").unlink()
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:200] + b"\0\1" + whole[202:])
+    found = {check.name: str(check.found[0]) for check in problems(tmp_path / "whole")}
+    assert "its checksum does not match its bytes" in found["records"]
+    shard.write_bytes(whole)
+    change_a_sample(shard, lambda record: record[:700] + bytes(600) + record[1300:])
+    found = {check.name: " ".join(map(str, check.found)) for check in problems(tmp_path / "whole")}
+    assert "records" not in found
+    assert re.search("packed record|coefficients|its pixels", found["images"])

@@ -1,0 +1,204 @@
+"""Packed shards: samples at multiples of 64 bytes, to be mapped into memory, and a table of them.
+
+    header    64 bytes: magic, version, zeros
+    samples   packed records (`record.py`), or image files as they are; zeros to the next multiple
+    table     offset and size (int64[n] each), label (int32[n]), CRC-32C of the sample (uint32[n])
+    names     of the classes by label, a JSON list, or null
+    footer    64 bytes: magic, version, where the table is, its checksum and the footer's own
+
+Numbers are little-endian. Read is the end of the file alone: footer, names and table.
+"""
+
+import json
+import struct
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan
+from trainyard.data.location import Place
+from trainyard.data.source import Source, open_source
+from trainyard.errors import DataError
+
+SUFFIX = ".packed"
+_SCAN_THREADS = 8
+_ALIGN = 64  # bytes
+_MAGIC, _VERSION = b"\xa7TYshard", 1
+_END_MAGIC = b"drahsYT\xa7"
+_HEADER = struct.Struct("<8sI52x")
+# Version; samples, bytes of the names; where the table begins; CRC-32C of table and names.
+_FOOTER = struct.Struct("<8sIIQQQ20xI")  # and of the footer before it
+_ROW = 24  # bytes in the table
+_READ_AHEAD = 1 << 16  # bytes from the end on, read at once: all of a table of 2,500 samples
+_PIECE = 1 << 22  # bytes whose checksum is computed at once
+
+
+class Table(NamedTuple):
+    """What a shard says of its samples."""
+
+    offset: NDArray[np.int64]
+    size: NDArray[np.int64]
+    label: NDArray[np.int32]
+    crc: NDArray[np.uint32]
+    classes: list[str] | None
+
+
+def recognises(place: Place) -> bool:
+    return bool(place.files(SUFFIX))  # a file that is none although it is called so: `scan` says
+
+
+def scan(place: Place) -> Scan:
+    names = place.files(SUFFIX)
+    with closing(open_source(place.path(names[0]))) as source:
+        classes = read_table(source).classes
+    return Scan(
+        place=place,
+        format="packed",
+        classes=classes,
+        watched=place.watched(names),
+        rows=_rows(place, names, classes),
+    )
+
+
+def check_shard(source: Source) -> None:
+    """Compare the checksum of every sample. DataError if one does not match its bytes."""
+    table = read_table(source)
+    for number, (offset, size, crc) in enumerate(
+        zip(table.offset.tolist(), table.size.tolist(), table.crc.tolist(), strict=True)
+    ):
+        checksum, position, end = 0, offset, offset + size
+        while position < end:
+            piece = source.read(position, min(_PIECE, end - position))
+            checksum = crc32c(piece, checksum)
+            position += len(piece)
+        if checksum != crc:
+            raise DataError(
+                f"{source.name}: sample {number}, byte {offset}: its checksum does not match its "
+                "bytes"
+            )
+
+
+def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
+    """Write one shard; equal samples give equal bytes."""
+    offsets, sizes, labels, crcs = array("q"), array("q"), array("i"), array("I")
+    with open(path, "wb") as file:
+        file.write(_HEADER.pack(_MAGIC, _VERSION))
+        at = _HEADER.size
+        for sample in samples:
+            offsets.append(at)
+            sizes.append(len(sample.image))
+            labels.append(sample.label)
+            crcs.append(crc32c(sample.image))
+            file.write(sample.image)
+            file.write(bytes(-len(sample.image) % _ALIGN))
+            at += len(sample.image) + -len(sample.image) % _ALIGN
+        names = json.dumps(classes if classes is None else list(classes)).encode()
+        columns = zip((offsets, sizes, labels, crcs), ("<i8", "<i8", "<i4", "<u4"), strict=True)
+        table = b"".join(np.array(column, dtype).tobytes() for column, dtype in columns)
+        file.write(table + names)
+        file.write(_footer(len(labels), len(names), at, crc32c(table + names)))
+
+
+def _footer(count: int, names: int, table: int, checksum: int) -> bytes:
+    footer = _FOOTER.pack(_END_MAGIC, _VERSION, checksum, count, names, table, 0)
+    return footer[:-4] + struct.pack("<I", crc32c(footer[:-4]))
+
+
+# --- reading ---
+
+
+def _rows(place: Place, names: tuple[str, ...], classes: list[str] | None) -> Iterator[FileRows]:
+    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+        yield from pool.map(partial(_shard_rows, place, names[0], classes), names)
+
+
+def _shard_rows(place: Place, first: str, classes: list[str] | None, name: str) -> FileRows:
+    with closing(open_source(place.path(name))) as source:
+        table = read_table(source)
+    if table.classes != classes:
+        raise DataError(f"{source.name}: its classes differ from those of {first}")
+    return FileRows(
+        name,
+        _array("q", table.offset, "<i8"),
+        _array("q", table.size, "<i8"),
+        _array("i", table.label, "<i4"),
+    )
+
+
+def read_table(source: Source) -> Table:
+    """The table of a shard. DataError if the file is none, is cut short or damaged."""
+    start = max(0, source.size - _READ_AHEAD)
+    end = source.read(start, source.size - start)
+    checksum, count, names, at = _read_footer(source, end)
+    size = count * _ROW + names
+    if at + size + _FOOTER.size != source.size:
+        raise _damaged(source, "its footer does not fit its length")
+    body = end[at - start : at - start + size] if at >= start else source.read(at, size)
+    if crc32c(body) != checksum:
+        raise _damaged(source, "the checksum of its table does not match")
+    table = Table(
+        np.frombuffer(body, "<i8", count),
+        np.frombuffer(body, "<i8", count, 8 * count),
+        np.frombuffer(body, "<i4", count, 16 * count),
+        np.frombuffer(body, "<u4", count, 20 * count),
+        _class_names(source, body[_ROW * count :]),
+    )
+    _check(source, table, at)
+    return table
+
+
+def _read_footer(source: Source, end: bytes) -> tuple[int, int, int, int]:
+    """Checksum of the table, samples, bytes of the names, and where the table begins."""
+    footer = end[-_FOOTER.size :]
+    is_whole = len(footer) == _FOOTER.size and footer.startswith(_END_MAGIC)
+    if not is_whole:
+        if source.read(0, min(8, source.size)) == _MAGIC:
+            raise _damaged(source, "it is cut short")
+        raise DataError(f"{source.name}: no packed shard; `trainyard data pack` writes them")
+    _, version, checksum, count, names, table, own = _FOOTER.unpack(footer)
+    if version != _VERSION:
+        raise DataError(
+            f"{source.name}: a packed shard of version {version}, and this Trainyard reads "
+            f"{_VERSION}; install the one that wrote it, or pack anew"
+        )
+    if crc32c(footer[:-4]) != own:
+        raise _damaged(source, "the checksum of its footer does not match")
+    return checksum, count, names, table
+
+
+def _class_names(source: Source, text: bytes) -> list[str] | None:
+    try:
+        names = json.loads(text)
+        if names is None or (all(type(n) is str for n in names) and len({*names}) == len(names)):
+            return None if names is None else list(names)
+    except (ValueError, TypeError):
+        pass
+    raise _damaged(source, "its class names are no list of different names")
+
+
+def _check(source: Source, table: Table, end: int) -> None:
+    """Whether samples lie before the table and are of classes that there are."""
+    limit = MAX_LABEL if table.classes is None else len(table.classes)
+    is_inside = (table.offset >= 0) & (table.offset <= end) & (table.size >= 0)
+    is_inside &= table.size <= end - table.offset
+    if not is_inside.all():
+        raise _damaged(source, f"sample {np.argmin(is_inside)} lies outside of it")
+    if ((table.label < 0) | (table.label >= limit)).any():
+        raise _damaged(source, "it has a label that is no class number")
+
+
+def _damaged(source: Source, why: str) -> DataError:
+    return DataError(f"{source.name}: a damaged packed shard: {why}; copy or pack it anew")
+
+
+def _array(kind: str, values: NDArray[Any], dtype: str) -> "array[int]":
+    return array(kind, np.ascontiguousarray(values, dtype).tobytes())

@@ -1,0 +1,77 @@
+"""How an image is stored in a shard: recoded, packed, or out of a packed record again."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainyard.data.formats.record import has_pixels, image_file, is_record, record_of_pixels
+from trainyard.data.pack.recode import Recode
+from trainyard.data.pack.shards import PackOptions
+from trainyard.errors import DataError
+
+
+@dataclass(frozen=True)
+class Storing:
+    """What the options of a pack do to each image."""
+
+    recode: Recode | None
+    packs: bool  # as records
+    pixels: bool
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether an image file stays as it is."""
+        return self.recode is None and not self.packs
+
+    def file_of(self, content: bytes) -> bytes:
+        """The image file in what a source holds. BadImageError for a damaged record."""
+        from trainyard.data.decode import BadImageError
+
+        try:
+            return image_file(content)
+        except ValueError as error:
+            raise BadImageError(str(error)) from None
+
+    def __call__(self, content: bytes) -> bytes:
+        """What is to be stored. BadImageError if it cannot be decoded where it has to be."""
+        if self.recode is None and self._is_as_wished(content):
+            return content
+        image = self.file_of(content)
+        if self.recode is not None:
+            image = self.recode(image)
+        if not self.packs:
+            return image
+        return _of_pixels(image) if self.pixels else _of_coefficients(image)
+
+    def _is_as_wished(self, content: bytes) -> bool:
+        if not is_record(content):
+            return not self.packs
+        return self.packs and has_pixels(content) == self.pixels
+
+
+def storing(options: PackOptions) -> Storing:
+    """DataError if it needs the extension in C, which is not there."""
+    from trainyard.data.decode import NEEDS_EXTENSION, own_decoder
+
+    packs = options.format == "packed"
+    if packs and not options.pixels and own_decoder() is None:
+        raise DataError(f"packing coefficients needs the extension in C: {NEEDS_EXTENSION}")
+    return Storing(options.recode, packs, options.pixels)
+
+
+def _of_coefficients(image: bytes) -> bytes:
+    """A record; of what has no coefficients as records keep them, the file as it is."""
+    from trainyard.data.decode import own_decoder
+
+    decoder = own_decoder()
+    assert decoder is not None  # `storing` has seen to it
+    return decoder.pack(image) or image
+
+
+def _of_pixels(image: bytes) -> bytes:
+    from trainyard.data.decode import BadImageError, reference_image
+
+    try:
+        return record_of_pixels(np.asarray(reference_image(image)))
+    except ValueError as error:
+        raise BadImageError(str(error)) from None

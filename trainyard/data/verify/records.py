@@ -1,0 +1,58 @@
+"""Is a packed record the JPEG that it was made of, to the coefficient and to the pixel?"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.decode import own_decoder, reference_image
+from trainyard.data.formats.record import has_pixels
+
+_GREY_LEVELS = 2  # libjpeg rounds chroma once more before it makes colours
+
+
+def why_unlike(record: bytes) -> str | None:
+    """What tells a record from the JPEG that it gives back; None if nothing does.
+
+    The JPEG is packed again, which must give the same record; the record and the JPEG are decoded
+    by the extension, which must give the same pixels; and by libjpeg, within rounding. Records of
+    pixels have no other form to compare with, and without the extension nothing is compared. The
+    libraries must be able to decode it.
+    """
+    decoder = own_decoder()
+    if decoder is None or has_pixels(record):
+        return None
+    jpeg = decoder.unpack(record)
+    if jpeg is None:
+        return "a damaged packed record"
+    if decoder.pack(jpeg) != record:
+        return "its coefficients are not those of the JPEG that it gives back"
+    expected = np.asarray(reference_image(jpeg))
+    found, again = (_decoded(content, expected.shape[:2]) for content in (record, jpeg))
+    if found is None or again is None or not np.array_equal(found, again):
+        return "its pixels are not those of the JPEG that it gives back"
+    difference = int(np.abs(found.astype(np.int16) - expected).max())
+    if difference > _GREY_LEVELS:
+        return f"its pixels are up to {difference} grey levels from what libjpeg makes of its JPEG"
+    return None
+
+
+def _decoded(content: bytes, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+    """All pixels (height, width, 3), by the extension; None if it cannot."""
+    decoder = own_decoder()
+    assert decoder is not None
+    height, width = shape
+    pixels, status = np.empty((1, height, width, 3), np.uint8), np.zeros(1, np.uint8)
+    zero = np.zeros(1, np.int64)
+    box = np.array([[0.0, 0.0, width, height]])
+    decoder.decode(
+        [content],
+        zero,
+        zero,
+        np.array([len(content)]),
+        box,
+        np.zeros(1, bool),
+        pixels,
+        status,
+        height=height,
+        width=width,
+    )
+    return None if status[0] else pixels[0]
