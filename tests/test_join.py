@@ -173,7 +173,7 @@ def test_four_ranks_of_1_0_7_and_1000_samples(shards: Path, tmp_path: Path) -> N
     alone = trained_alone(config, ranks)
     together = load_file(newest(tmp_path) / "model.safetensors")
     for name, tensor in alone.state_dict().items():
-        torch.testing.assert_close(tensor, together[name], rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(tensor, together[name], rtol=1e-3, atol=5e-5)
 
 
 def trained_alone(config: RunConfig, ranks: list[list[Seen]]) -> nn.Module:
@@ -202,7 +202,7 @@ def test_shadows_spoil_no_statistics(shards: Path, tmp_path: Path) -> None:
     one, two = (load_file(newest(tmp_path / n) / "model.safetensors") for n in ("one", "two"))
     assert any(name.endswith("running_var") for name in one)
     for name, tensor in one.items():
-        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=2e-5)
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=5e-5)
 
 
 # --- going on ---

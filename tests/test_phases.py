@@ -192,7 +192,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[Keys]:
         seen.append(keys)
         return pixels_BCHW
 
-    monkeypatch.setattr("trainyard.data.datasets.pixel_transforms", lambda *_, **__: [note])
+    monkeypatch.setattr("trainyard.data.feeds.pixel_transforms", lambda *_, **__: [note])
     return seen
 
 

@@ -145,6 +145,7 @@ def _check_order(config: RunConfig) -> None:
         f"average.name = {config.average.name!r}": config.average.name != "allreduce",
         "average.batch_norm = 'sync'": config.average.batch_norm == "sync",
         "stages of schedule.batch_size or schedule.image_size": bool(stages),
+        f"data.decode = {config.data.decode!r}": config.data.decode != "cpu",
         f"run.bn_samples = {config.run.bn_samples}": config.run.bn_samples > 0,
         f"run.length = {length!r}, as a pass is whole or none,": (
             "epoch" in length and float(length.partition("e")[0]) % 1 > 0

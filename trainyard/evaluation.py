@@ -12,17 +12,18 @@ from torch import nn
 
 from trainyard.config import RunConfig
 from trainyard.data.datasets import (
-    Feeds,
     description,
     open_labelled,
     open_split,
     open_validation,
 )
 from trainyard.data.feed import Batch
+from trainyard.data.feeds import Feeds
 from trainyard.data.index import Index
 from trainyard.data.indexing import Progress
 from trainyard.data.loader import Locations
 from trainyard.data.reassessed import Labels, read_labels
+from trainyard.data.remarks import remark
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
 from trainyard.parts import feeds_of, trained_model
@@ -210,6 +211,8 @@ def _open_all(
             _open(config, where, classes, world, progress=progress, every=question.all_classes)
             for where in question.data
         ]
+    if world.is_first:
+        remark(console, *(one.index for one in data))
     with together(world):
         if question.labels is not None:
             labels = read_labels(question.labels, data[0].index)

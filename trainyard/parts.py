@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 from trainyard.averaging.allreduce import AllReduce
@@ -13,15 +14,20 @@ from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.periodic import Periodic
 from trainyard.config import RunConfig
 from trainyard.course import Course, build_course
-from trainyard.data.datasets import Feeds
+from trainyard.data import gpu_decode
+from trainyard.data.datasets import Datasets, open_datasets
+from trainyard.data.feeds import Feeds
+from trainyard.data.remarks import remark
 from trainyard.errors import RecipeError
 from trainyard.model.build import build_model
 from trainyard.model.drop_path import drop_path_setter
 from trainyard.model.ema import Ema
 from trainyard.model.execution import compile_in_place, has_cuda_graphs, recompute_activations
 from trainyard.model.freeze import freeze
+from trainyard.monitor.progress import counter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
+from trainyard.rendezvous import Pulse
 from trainyard.train import checkpoint
 from trainyard.train.buffers import Buffers
 from trainyard.train.checkpoint import TrainState
@@ -52,6 +58,16 @@ AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
     "periodic": Periodic,
     "sharded": _sharded,
 }
+
+
+def data_of(config: RunConfig, world: World, console: Console, pulse: Pulse) -> Datasets:
+    """The data that a run trains on and is validated on."""
+    with counter(console, "indexing samples") as show:
+        data = open_datasets(config.data, world, pulse.counted("indexing", show))
+    if world.is_first:
+        remark(console, data.train, data.val)
+    pulse.mark("start")  # this rank may have waited long for the first one's index
+    return data
 
 
 def averager_of(config: RunConfig, world: World) -> Averager:
@@ -111,7 +127,14 @@ def course_of(config: RunConfig, epoch_samples: int) -> Course:
     )
 
 
+def check_decoding(config: RunConfig, device: torch.device) -> None:
+    """RecipeError if images cannot be decoded where the recipe says."""
+    if config.data.decode == "gpu":
+        gpu_decode.check(device)
+
+
 def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
+    check_decoding(config, device)
     return Feeds(
         data=config.data,
         augment=config.augment,
@@ -120,6 +143,7 @@ def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
         channels_last=config.model.channels_last,
         world=world,
         device=device,
+        dtype=AUTOCASTS[config.batch.precision] or torch.float32,
     )
 
 

@@ -13,8 +13,9 @@ from torch import nn
 from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
 from trainyard.course import Course
-from trainyard.data.datasets import Datasets, Feeds, open_datasets
+from trainyard.data.datasets import Datasets
 from trainyard.data.feed import Batch
+from trainyard.data.feeds import Feeds
 from trainyard.data.order import Order, training_order
 from trainyard.errors import Stopped
 from trainyard.evaluation import predict
@@ -25,7 +26,6 @@ from trainyard.monitor.clock import Clock
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome
-from trainyard.monitor.progress import counter
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.reporter import Reporter
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
@@ -34,7 +34,9 @@ from trainyard.optim.schedules import Schedule
 from trainyard.parts import (
     averager_of,
     check_batches,
+    check_decoding,
     course_of,
+    data_of,
     ema_of,
     feeds_of,
     loss_scale_of,
@@ -106,7 +108,7 @@ def _train(
     use_precision(config.batch.precision)
     check_devices(world, device)
     averager = averager_of(config, world)
-    data = _open_data(config, world, console, watch.pulse)
+    data = data_of(config, world, console, watch.pulse)
     is_new = begins_anew(config.run.resume, folder, world)
     with together(world):
         classes = data.train.classes
@@ -115,6 +117,7 @@ def _train(
         )
         course = course_of(config, order.epoch_samples)
         check_batches(config, course, world)
+        check_decoding(config, device)
         schedule = schedule_of(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = model_of(config, len(classes))
@@ -139,13 +142,6 @@ def _train(
         for message in put:
             sinks.write(_BEGINNING | {"event": "initial weights", "message": message})
         return _train_in(run, sinks, watch)
-
-
-def _open_data(config: RunConfig, world: World, console: Console, pulse: Pulse) -> Datasets:
-    with counter(console, "indexing samples") as show:
-        data = open_datasets(config.data, world, pulse.counted("indexing", show))
-    pulse.mark("start")  # this rank may have waited long for the first one's index
-    return data
 
 
 def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:

@@ -5,6 +5,7 @@ import resource
 import struct
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,20 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_sample_images
+from torchvision.transforms import InterpolationMode, functional
 
 from trainyard.data import decode
+from trainyard.data._native import core
 from trainyard.data.augment import Crops
-from trainyard.data.decode import BadImageError, Interpolation, decode_batch, reference_image
+from trainyard.data.decode import (
+    BadImageError,
+    Interpolation,
+    decode_batch,
+    own_decoder,
+    reference_image,
+)
+from trainyard.data.formats.record import record_of_pixels
+from trainyard.data.stored import Stored, in_memory
 
 # As in the loader process: what Pillow finds odd about an image is no error.
 pytestmark = [
@@ -47,8 +58,10 @@ def whole(flip: bool = False) -> Callable[[NDArray[np.int64]], Crops]:
     return crop
 
 
-def boxed(*boxes: tuple[float, float, float, float], flip: bool = False) -> Callable[..., Crops]:
-    return lambda sizes: Crops(np.array(boxes), np.full(len(sizes), flip))
+def boxed(
+    *boxes: tuple[float, float, float, float], flip: bool = False, resizes_first: bool = False
+) -> Callable[..., Crops]:
+    return lambda sizes: Crops(np.array(boxes), np.full(len(sizes), flip), resizes_first)
 
 
 def decoded(content: bytes) -> NDArray[np.uint8]:
@@ -147,15 +160,35 @@ def test_a_batch_of_many_kinds() -> None:
 # --- crop, resize, flip ---
 
 
+FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+BOXES = [(0, 0, 640, 427), (100, 50, 324, 274), (10, 20, 30, 25), (600, 400, 640, 427)]
+
+
 @pytest.mark.parametrize("flip", [False, True])
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 @pytest.mark.parametrize("format_name", ["JPEG", "PNG"])
-@pytest.mark.parametrize(
-    "box",
-    [(0, 0, 640, 427), (100, 50, 324, 274), (10, 20, 30, 25), (3.25, 7.5, 600.125, 420.75)],
-    ids=str,
-)
-def test_crop_and_resize_are_pillows(
+@pytest.mark.parametrize("box", BOXES, ids=str)
+def test_crop_then_resize_is_torchvisions(
+    box: tuple[int, int, int, int], format_name: str, interpolation: Interpolation, flip: bool
+) -> None:
+    content = encode(FLOWER, format_name)
+    out = np.empty((1, 64, 80, 3), np.uint8)
+    assert decode_batch([content], boxed(box, flip=flip), out, interpolation) == {}
+    left, top, right, bottom = box
+    mode = InterpolationMode(interpolation)
+    expected = functional.resized_crop(
+        pillow(content), top, left, bottom - top, right - left, [64, 80], mode
+    )
+    if flip:
+        expected = functional.hflip(expected)
+    np.testing.assert_array_equal(out[0], np.asarray(expected))
+
+
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("format_name", ["JPEG", "PNG"])
+@pytest.mark.parametrize("box", [*BOXES, (3.25, 7.5, 600.125, 420.75)], ids=str)
+def test_resize_then_crop_is_pillows(
     box: tuple[float, float, float, float],
     format_name: str,
     interpolation: Interpolation,
@@ -163,11 +196,19 @@ def test_crop_and_resize_are_pillows(
 ) -> None:
     content = encode(FLOWER, format_name)
     out = np.empty((1, 64, 80, 3), np.uint8)
-    assert decode_batch([content], boxed(box, flip=flip), out, interpolation) == {}
-    filters = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-    expected = pillow(content).resize((80, 64), filters[interpolation], box=box)
+    crop = boxed(box, flip=flip, resizes_first=True)
+    assert decode_batch([content], crop, out, interpolation) == {}
+    expected = pillow(content).resize((80, 64), FILTERS[interpolation], box=box)
     if flip:
         expected = expected.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    np.testing.assert_array_equal(out[0], np.asarray(expected))
+
+
+def test_a_box_of_fractions_is_cropped_to_whole_pixels() -> None:
+    content, out = encode(FLOWER, "PNG"), np.empty((1, 16, 20, 3), np.uint8)
+    decode_batch([content], boxed((3.25, 7.5, 100.5, 80.75)), out, "bicubic")
+    cut = pillow(content).crop((3, 7, 101, 81))
+    expected = cut.resize((20, 16), FILTERS["bicubic"], box=(0.25, 0.5, 97.5, 73.75))
     np.testing.assert_array_equal(out[0], np.asarray(expected))
 
 
@@ -318,3 +359,165 @@ def test_a_program_is_not_an_image() -> None:
     Image.new("RGB", (8, 8), "red").save(eps, "EPS")
     with pytest.raises(BadImageError, match="not an image"):
         reference_image(eps.getvalue())
+
+
+# --- the extension in C, beside the libraries ---
+
+needs_extension = pytest.mark.skipif(core is None, reason="needs the extension in C")
+PATHS = core.paths if core is not None else ()
+
+
+def both(
+    contents: list[bytes], crop: Callable[..., Crops], interpolation: Interpolation, path: str
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """What the extension and what the libraries make of some images, all of them good."""
+    shape = (len(contents), 64, 80, 3)
+    ours, theirs = np.full(shape, 7, np.uint8), np.full(shape, 9, np.uint8)
+    assert decode_batch(contents, crop, ours, interpolation, decoder=core.Decoder(path)) == {}
+    assert decode_batch(contents, crop, theirs, interpolation) == {}
+    return ours, theirs
+
+
+def assert_alike(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> None:
+    """As near as where chroma at half resolution meets the ends of the scale lets them be."""
+    difference = np.abs(ours.astype(int) - theirs)
+    assert np.median(difference) <= 1
+    assert (difference > 4).mean() < 0.03
+    assert difference.max() <= 32
+
+
+@needs_extension
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("resizes_first", [False, True])
+@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize("box", BOXES, ids=str)
+def test_the_extension_crops_and_resizes_like_the_libraries(
+    box: tuple[float, float, float, float],
+    subsampling: str,
+    interpolation: Interpolation,
+    flip: bool,
+    resizes_first: bool,
+    path: str,
+) -> None:
+    content = encode(FLOWER, "JPEG", subsampling=subsampling, quality=90)
+    crop = boxed(box, flip=flip, resizes_first=resizes_first)
+    assert_alike(*both([content], crop, interpolation, path))
+
+
+@needs_extension
+@pytest.mark.parametrize("path", PATHS)
+def test_what_the_extension_does_not_take_is_the_libraries(path: str) -> None:
+    contents = [*KINDS.values(), encode(FLOWER, "JPEG"), encode(FLOWER, "JPEG", progressive=True)]
+    ours, theirs = both(contents, whole(), "bilinear", path)
+    assert_alike(ours, theirs)
+    is_other = [name.startswith("cmyk") or not name.endswith(".jpg") for name in KINDS]
+    is_equal = (ours == theirs).all(axis=(1, 2, 3))
+    assert is_equal[: len(KINDS)][is_other].all()
+    assert is_equal[-1]
+
+
+@needs_extension
+def test_the_extension_tells_crops_the_stored_sizes() -> None:
+    told: list[list[int]] = []
+
+    def crop(sizes: NDArray[np.int64]) -> Crops:
+        told.extend(sizes.tolist())
+        return whole()(sizes)
+
+    contents = [encode(FLOWER.crop((0, 0, 30, 20)), "JPEG"), b"", KINDS["16 bit.png"]]
+    out = np.empty((3, 4, 4, 3), np.uint8)
+    bad = decode_batch(contents, crop, out, "bilinear", decoder=own_decoder())
+    assert told == [[30, 20], [1, 1], [64, 48]]
+    assert bad == {1: "the file is empty"}
+
+
+@needs_extension
+def test_boxes_over_the_edge_by_a_rounding_error() -> None:
+    """As central crops of 100% give: not left to the libraries for that."""
+    content, over = encode(FLOWER, "JPEG"), 1e-9
+    box = boxed((-over, -over, 640 + over, 427 + over), resizes_first=True)
+    ours, exact = np.empty((2, 1, 64, 80, 3), np.uint8)
+    decode_batch([content], box, ours, "bilinear", decoder=own_decoder())
+    decode_batch([content], whole(), exact, "bilinear", decoder=own_decoder())
+    np.testing.assert_array_equal(ours, exact)
+
+
+@needs_extension
+@pytest.mark.parametrize("bomb", [jpeg_of_size(65_000, 65_000), jpeg_of_size(0, 10)])
+def test_the_extension_refuses_what_the_libraries_refuse(bomb: bytes) -> None:
+    out, other = np.full((2, 2, 8, 8, 3), 7, np.uint8)
+    good = encode(FLOWER, "JPEG")
+    bad = decode_batch([bomb, good], whole(), out, "bilinear", decoder=own_decoder())
+    assert bad == decode_batch([bomb, good], whole(), other, "bilinear")
+    assert not out[0].any()
+    assert out[1].any()
+
+
+@needs_extension
+@pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 3}], ids=str)
+def test_random_damage_with_the_extension(options: dict[str, Any]) -> None:
+    """What it cannot decode the libraries judge; what it can it may find good where they do not."""
+    generator = np.random.default_rng(8)
+    whole_file = encode(FLOWER.resize((96, 64)), "JPEG", **options)
+    damaged = [damage(whole_file, generator) for _ in range(1000)]
+    out, other = np.full((2, len(damaged), 16, 16, 3), 77, np.uint8)
+    bad = decode_batch(damaged, whole(), out, "bilinear", decoder=own_decoder())
+    known = decode_batch(damaged, whole(), other, "bilinear")
+    assert all(bad.values())
+    assert not out[list(bad)].any()
+    assert bad.items() <= known.items()
+
+
+@needs_extension
+def test_images_inside_larger_buffers() -> None:
+    contents = [encode(FLOWER, "JPEG"), KINDS["rgb.png"], encode(PHOTOGRAPHS[0], "JPEG")]
+    joined = b"xyz" + b"".join(contents) + b"more"
+    lengths = np.array([len(content) for content in contents])
+    offsets = 3 + np.cumsum(lengths) - lengths
+    stored = Stored([b"", joined], np.ones(3, np.int64), offsets, lengths)
+    out, other = np.empty((2, 3, 32, 32, 3), np.uint8)
+    for decoder in (None, own_decoder()):
+        assert decode_batch(stored, whole(), out, "bilinear", decoder=decoder) == {}
+        assert decode_batch(contents, whole(), other, "bilinear", decoder=decoder) == {}
+        np.testing.assert_array_equal(out, other)
+
+
+def test_an_image_that_can_no_longer_be_read() -> None:
+    def gone(position: int) -> bytes:
+        raise OSError(f"number {position} is gone")
+
+    stored = in_memory([b"", encode(FLOWER, "JPEG")])._replace(reread=gone)
+    out = np.empty((2, 8, 8, 3), np.uint8)
+    bad = decode_batch(stored, whole(), out, "bilinear")
+    assert bad == {0: "number 0 is gone", 1: "number 1 is gone"}
+
+
+@needs_extension
+def test_each_thread_has_a_decoder_of_its_own() -> None:
+    contents, out = [encode(FLOWER, "JPEG")] * 20, np.empty((8, 20, 32, 32, 3), np.uint8)
+
+    def work(number: int) -> object:
+        decode_batch(contents, whole(), out[number], "bilinear", decoder=own_decoder())
+        return own_decoder()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len({id(decoder) for decoder in pool.map(work, range(8))}) <= 4
+    assert (out == out[0, 0]).all()
+
+
+@needs_extension
+@pytest.mark.parametrize("kind", ["coefficients", "pixels"])
+def test_packed_records(kind: str) -> None:
+    jpeg = encode(FLOWER, "JPEG", subsampling="4:2:0")
+    decoder = own_decoder()
+    assert decoder is not None
+    packed = decoder.pack(jpeg)
+    record = packed if kind == "coefficients" else record_of_pixels(np.asarray(pillow(jpeg)))
+    assert record is not None
+    np.testing.assert_array_equal(np.asarray(reference_image(record)), np.asarray(pillow(jpeg)))
+    assert_alike(*both([record], boxed((30, 40, 340, 300)), "bilinear", PATHS[0]))
+    out = np.empty((1, 8, 8, 3), np.uint8)
+    assert 0 in decode_batch([record[:900]], whole(), out, "bilinear", decoder=decoder)
+    assert 0 in decode_batch([record[:900]], whole(), out, "bilinear")

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import select
@@ -19,15 +20,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from sklearn.datasets import load_sample_images
 
+from tests.data.tars import write_tar
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.loader import Loader, LoaderSpec
 from trainyard.data.loader_client import HostBatch
 from trainyard.data.plan import OnePassPlan, ShuffledPlan
+from trainyard.data.read import Reader
 from trainyard.errors import LoaderError
 
+PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
+BILINEAR = Image.Resampling.BILINEAR
 CROP = RandomResizedCrop(seed=3, scale=(0.5, 1.0), ratio=(0.8, 1.25), flip=0.5)
 
 
@@ -75,10 +81,13 @@ def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.uint
     images = [Image.open(index.locate(int(sample))[0]).convert("RGB") for sample in ids]
     crops = config.crop(np.array([image.size for image in images]), ids, epochs)
     shape = (config.image_size, config.image_size)
-    pixels = [
-        np.asarray(image.resize(shape, Image.Resampling.BILINEAR, box=box))
-        for image, box in zip(images, crops.boxes.tolist(), strict=True)
-    ]
+    pixels = []
+    for image, box in zip(images, crops.boxes.tolist(), strict=True):
+        if crops.resizes_first:
+            image = image.resize(shape, Image.Resampling.BILINEAR, box=box)
+        else:
+            image = image.crop(box).resize(shape, Image.Resampling.BILINEAR)
+        pixels.append(np.asarray(image))
     flips = crops.flips.tolist()
     return np.stack([p[:, ::-1] if flip else p for p, flip in zip(pixels, flips, strict=True)])
 
@@ -154,13 +163,91 @@ def test_bad_samples_weigh_nothing_and_are_described(tmp_path: Path, digits: Pat
     assert batch.images_BHWC[3:].any(axis=(1, 2, 3)).all()
 
 
+# --- shards that are mapped ---
+
+
+def shards_of_jpegs(folder: Path, sizes: list[int]) -> Index:
+    """Shards of so many JPEGs each, of photographs."""
+    folder.mkdir(exist_ok=True)
+    for number, size in enumerate(sizes):
+        members = []
+        for row in range(size):
+            members += [(f"{row:03d}.jpg", jpeg(97 * number + row)), (f"{row:03d}.cls", b"0")]
+        write_tar(folder / f"shard-{number}.tar", members)
+    return open_index(str(folder / "*.tar"))
+
+
+def jpeg(seed: int) -> bytes:
+    """A stretch of a photograph, another one for each number."""
+    file, photograph = io.BytesIO(), PHOTOGRAPHS[seed % 2]
+    left, top = seed * 7 % 400, seed * 5 % 200
+    photograph.crop((left, top, left + 150, top + 130)).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def test_shards_and_folders_and_single_reads_give_the_same(tmp_path: Path) -> None:
+    shards = shards_of_jpegs(tmp_path / "shards", [7, 1, 20])
+    reader = Reader(shards)
+    (tmp_path / "folder" / "0").mkdir(parents=True)
+    for sample in range(len(shards)):
+        path = tmp_path / "folder" / "0" / f"{sample:03d}.jpg"
+        path.write_bytes(reader.read(sample))
+    folder = open_index(str(tmp_path / "folder"))
+    config = spec(plan=ShuffledPlan(28, 10, seed=0), start=0, stop=9, image_size=64)
+    one, other = all_batches(shards, config), all_batches(folder, config)
+    for batch, another in zip(one, other, strict=True):
+        assert (batch.bad, another.bad) == ([], [])
+        np.testing.assert_array_equal(batch.images_BHWC, another.images_BHWC)
+        expected = [pillow(reader.read(sample)) for sample in batch.ids.tolist()]
+        crops = CROP(np.array([(150, 130)] * len(expected)), batch.ids, batch.visits)
+        for row, image in enumerate(expected):
+            image = image.crop(crops.boxes[row].tolist()).resize((64, 64), BILINEAR)
+            pixels = np.asarray(image)[:, ::-1] if crops.flips[row] else np.asarray(image)
+            difference = np.abs(batch.images_BHWC[row].astype(int) - pixels)
+            assert np.median(difference) <= 1
+            assert difference.max() <= 24
+
+
+def pillow(content: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(content))
+
+
+def test_a_shard_that_is_cut_short_while_it_is_mapped(tmp_path: Path) -> None:
+    """Its samples are bad from then on; the others and the run are not."""
+    index = shards_of_jpegs(tmp_path, [40, 40])
+    config = spec(plan=ShuffledPlan(80, 16, seed=0), start=0, stop=400, image_size=32)
+    cut, offset = np.flatnonzero(index.file == 1), int(index.offset[41])
+    bad: dict[int, str] = {}
+    with Loader(index, config) as loader:
+        for step, batch in enumerate(loader):
+            if step == 20:
+                os.truncate(index.locate(79)[0], offset)
+            assert step >= 20 or not batch.bad
+            assert all(step < 20 or weight for weight in batch.weights[index.file[batch.ids] == 0])
+            bad |= {row.id: row.reason for row in batch.bad}
+    assert sorted(bad) == cut[1:].tolist()  # the first one is whole
+    assert all("is cut short or has changed since it was indexed" in why for why in bad.values())
+
+
+def test_a_shard_that_is_gone_or_empty_costs_its_own_samples(tmp_path: Path) -> None:
+    index = shards_of_jpegs(tmp_path, [3, 3, 3])
+    (tmp_path / "shard-0.tar").unlink()
+    os.truncate(tmp_path / "shard-1.tar", 0)
+    config = spec(plan=OnePassPlan(9, 9), crop=CentralCrop(24, 0.9), start=0, stop=1)
+    (batch,) = all_batches(index, config)
+    assert [row.id for row in batch.bad] == list(range(6))
+    assert all("No such file or directory" in row.reason for row in batch.bad[:3])
+    assert all("is cut short" in row.reason for row in batch.bad[3:])
+    assert batch.weights.tolist() == [0] * 6 + [1] * 3
+
+
 # --- errors and deaths ---
 
 
 def test_an_error_in_a_thread_arrives_with_its_traceback(index: Index) -> None:
     too_many = spec(plan=ShuffledPlan(5000, 32, seed=3))  # ids that the index does not have
     with Loader(index, too_many) as loader:
-        with pytest.raises(LoaderError, match=r"(?s)Traceback.*in locate.*IndexError"):
+        with pytest.raises(LoaderError, match=r"(?s)Traceback.*IndexError"):
             next(loader)
         with pytest.raises(LoaderError, match="died"):  # and no hang if asked again
             next(loader)

@@ -1,5 +1,6 @@
 """The bytes of samples from many files at once, from many threads."""
 
+import gc
 import io
 import os
 import tarfile
@@ -9,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainyard.data import read
+from trainyard.data import mapped, read
+from trainyard.data._native import core
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
+from trainyard.data.merge import open_merged
 from trainyard.data.read import Reader
 
 
@@ -69,10 +72,109 @@ def test_shards_of_few_samples(tmp_path: Path, sizes: list[int]) -> None:
     assert [reader.read(sample) for sample in range(len(index))] == contents
 
 
+# --- many samples in one call ---
+
+
+def contents_of(reader: Reader, ids: list[int]) -> tuple[list[bytes], dict[int, str]]:
+    """What `stored` gives, by its stretches, and what a library would be given."""
+    stored, unreadable = reader.stored(np.array(ids, np.int64))
+    found = []
+    for position, (which, offset, length) in enumerate(
+        zip(stored.which, stored.offsets, stored.lengths, strict=True)
+    ):
+        found.append(bytes(memoryview(stored.buffers[which])[offset : offset + length]))
+        if position not in unreadable:
+            assert stored.content(position) == found[-1]
+    return found, unreadable
+
+
+@pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [3, 0, 0], [1, 5, 40]], ids=str)
+def test_a_slice_of_shards(tmp_path: Path, sizes: list[int]) -> None:
+    index, contents = shards(tmp_path, sizes)
+    reader = Reader(index)
+    for count in (0, 1, 3, 50):
+        ids = np.random.default_rng(count).integers(len(contents), size=count).tolist()
+        reader.expect(np.array(ids, np.int64))
+        assert contents_of(reader, ids) == ([contents[sample] for sample in ids], {})
+
+
+def test_a_slice_of_files(tmp_path: Path) -> None:
+    generator, contents = np.random.default_rng(0), []
+    for number in range(30):
+        contents.append(generator.bytes(int(generator.integers(1, 300_000))))
+        (tmp_path / f"class {number % 3}").mkdir(exist_ok=True)
+        name = f"{number:02d}-\N{LATIN SMALL LETTER E WITH ACUTE}.jpg"
+        (tmp_path / f"class {number % 3}" / name).write_bytes(contents[-1])
+    index = open_index(str(tmp_path))
+    reader = Reader(index)
+    by_name = {index.locate(sample)[0]: sample for sample in range(30)}
+    in_order = [contents[int(Path(name).name[:2])] for name in by_name]
+    for count in (0, 1, 30, 7, 100):
+        ids = np.random.default_rng(count).integers(30, size=count).tolist()
+        reader.expect(np.array(ids, np.int64))
+        assert contents_of(reader, ids) == ([in_order[sample] for sample in ids], {})
+
+
+def test_files_that_cannot_be_read_are_named_as_one_by_one(tmp_path: Path) -> None:
+    (tmp_path / "0").mkdir()
+    for number in range(6):
+        (tmp_path / "0" / f"{number}.jpg").write_bytes(bytes([number]) * 100)
+    index = open_index(str(tmp_path))
+    gone, longer, shorter, folder = (tmp_path / "0" / f"{number}.jpg" for number in range(4))
+    gone.unlink()
+    longer.write_bytes(bytes(101))
+    os.truncate(shorter, 99)
+    folder.unlink()
+    folder.mkdir()
+    reader = Reader(index)
+    found, unreadable = contents_of(reader, [5, 0, 1, 2, 3, 4])
+    assert found == [b"\5" * 100, b"", b"", b"", b"", b"\4" * 100]
+    assert list(unreadable) == [1, 2, 3, 4]
+    for position, sample in ((1, 0), (2, 1), (3, 2), (4, 3)):
+        with pytest.raises(OSError) as caught:
+            reader.read(sample)
+        assert unreadable[position].startswith(str(caught.value))
+
+
+def test_a_merged_index_has_absolute_names(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder / "0").mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / folder / "0" / f"{number}.jpg").write_bytes(f"{folder}{number}".encode())
+    index = open_merged([str(tmp_path / "one"), str(tmp_path / "two")], None)
+    found, unreadable = contents_of(Reader(index), [5, 0, 3])
+    assert (found, unreadable) == ([b"two2", b"one0", b"two0"], {})
+
+
+def test_threads_that_use_more_maps_than_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped, "_MOST", 2)
+    index, contents = shards(tmp_path, [5] * 12)
+
+    def hammer(reader: Reader, seed: int) -> bool:
+        generator = np.random.default_rng(seed)
+        for _ in range(100):
+            ids = generator.integers(len(contents), size=10).tolist()
+            assert contents_of(reader, ids)[0] == [contents[sample] for sample in ids]
+        return True
+
+    reader = Reader(index)
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(hammer, [reader] * 8, range(8)))
+    if core is not None:
+        assert len(reader._mapped._maps) == 2
+    del reader
+    gc.collect()
+    assert not [line for line in Path("/proc/self/maps").read_text().splitlines() if ".tar" in line]
+
+
 def test_a_shard_that_was_cut_short(tmp_path: Path) -> None:
     index, contents = shards(tmp_path, [4])
     os.truncate(tmp_path / "shard-0000.tar", int(index.offset[3]) + 1)
     reader = Reader(index)
     assert reader.read(2) == contents[2]
-    with pytest.raises(OSError, match="has changed since it was indexed"):
+    with pytest.raises(OSError, match="has changed since it was indexed") as caught:
         reader.read(3)
+    found, unreadable = contents_of(reader, [3, 1, 2])
+    assert (found, unreadable) == ([b"", contents[1], contents[2]], {0: str(caught.value)})

@@ -11,9 +11,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from trainyard.course import Course, build_course
 from trainyard.data.augment import AugmentConfig
-from trainyard.data.datasets import Feeds
 from trainyard.data.erasing import RandomErasing
 from trainyard.data.feed import Batch
+from trainyard.data.feeds import Feeds
 from trainyard.data.index import Index
 from trainyard.data.jitter import ColorJitter
 from trainyard.data.loader import DataConfig

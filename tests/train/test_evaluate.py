@@ -18,7 +18,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 
 from tests.spawn import spawn
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.datasets import Feeds
+from trainyard.data.feeds import Feeds
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.train.evaluate import evaluate

@@ -21,8 +21,8 @@ from tests.train.test_resume import Lines, assert_same_end, interleaved, read, w
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.config import RunConfig, load_recipe
+from trainyard.data.device import Arriving
 from trainyard.data.feed import Batch, Feed
-from trainyard.data.loader_client import HostBatch
 from trainyard.data.plan import ShuffledPlan
 from trainyard.errors import Requeued, Stopped
 from trainyard.optim.optimizers import with_momenta
@@ -203,8 +203,8 @@ def poison(batches: Sequence[int]) -> None:
     bad = torch.tensor([PLAN.batch(number)[3] for number in batches])
     move = Feed._move
 
-    def move_and_spoil(self: Feed, host: HostBatch) -> Batch:
-        batch = move(self, host)
+    def move_and_spoil(self: Feed, arriving: Arriving) -> Batch:
+        batch = move(self, arriving)
         if self._augmentation.global_batch:  # it is a training feed
             batch.images_BCHW[torch.isin(batch.ids, bad)] = NAN
         return batch

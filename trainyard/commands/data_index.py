@@ -2,10 +2,20 @@
 
 import argparse
 import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainyard.data.index import Index
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     add_location(parser)
+    parser.add_argument(
+        "--seek",
+        action="store_true",
+        help="also read every image once and save where in it decoding can begin, so that crops "
+        "are decoded faster; takes about 1%% of the data's bytes",
+    )
     parser.set_defaults(run_command=data_index)
 
 
@@ -21,7 +31,7 @@ def data_index(options: argparse.Namespace) -> int:
     from trainyard.data.splits import all_splits
     from trainyard.monitor.progress import counter
 
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for split, location in all_splits(options.location).items():
         with counter(Console(stderr=True), f"indexing {location}") as progress:
             index = build_index(location, progress)
@@ -30,8 +40,28 @@ def data_index(options: argparse.Namespace) -> int:
             "index": str(index.path),
             "fingerprint": index.fingerprint,
         }
+        if options.seek:
+            found[split] |= _seek_table(index, location)
     if options.json:
         print(json.dumps(found))
     for split, about in {} if options.json else found.items():
         print(f"{split}: {about['samples']:,} samples, index in {about['index']}")
+        if options.seek:
+            share = about["seek_bytes"] / max(about["image_bytes"], 1)
+            print(f"  seek table of {about['seek_bytes']:,} bytes ({share:.1%}) in {about['seek']}")
     return 0
+
+
+def _seek_table(index: "Index", location: str) -> dict[str, Any]:
+    from rich.console import Console
+
+    from trainyard.data.seek import build_seek
+    from trainyard.monitor.progress import counter
+
+    with counter(Console(stderr=True), f"seek table of {location}", len(index)) as progress:
+        table = build_seek(index, progress)
+    return {
+        "seek": str(table.path),
+        "seek_bytes": table.num_bytes,
+        "image_bytes": int(index.size.sum()),
+    }

@@ -80,6 +80,9 @@ class AugmentConfig(Section):
 class Crops(NamedTuple):
     boxes: NDArray[np.float64]  # [n, 4] left, top, right, bottom
     flips: NDArray[np.bool_]  # [n]
+    resizes_first: bool = False
+    """Whether boxes are those of a resized image, whose pixels along their borders know of the
+    pixels beyond; else one crops, then resizes."""
 
 
 @dataclass(frozen=True)
@@ -151,4 +154,4 @@ class CentralCrop:
         start = np.rint((resized - self.size) / 2.0)
         step = sizes / resized
         boxes = np.concatenate([start * step, (start + self.size) * step], axis=1)
-        return Crops(boxes, np.zeros(len(sizes), np.bool_))
+        return Crops(boxes, np.zeros(len(sizes), np.bool_), resizes_first=True)

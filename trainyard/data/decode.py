@@ -1,19 +1,27 @@
 """Encoded images and boxes in, one filled uint8 batch out.
 
-`decode_batch` is called once per slice of a batch. It takes the fastest path that can read each
-image; `reference_image`, plain Pillow, says what the pixels ought to be.
+`decode_batch` is called once per slice of a batch. The extension in C decodes what it knows, all of
+it in one call; the rest, or without the extension all, goes to simplejpeg and Pillow, one image at
+a time. `reference_image`, plain Pillow, says what the pixels ought to be.
 """
 
 import io
+import math
+import threading
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from trainyard.data._native import core
 from trainyard.data.augment import Crops
+from trainyard.data.stored import Stored, in_memory
+
+if TYPE_CHECKING:
+    from trainyard.data.seek import Stretches
 
 Interpolation = Literal["bilinear", "bicubic"]
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -21,7 +29,13 @@ _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 # What image data sets are made of.
 _FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
 
+_PACKED = b"\xa7TYpack\n"  # a packed record: see formats/record.py, which few data sets need
+
 MAX_PIXELS = 178_956_970  # Pillow's own limit: more is a decompression bomb, not a photograph
+NEEDS_EXTENSION = (
+    "install a C compiler and run `pip install --force-reinstall --no-deps --no-cache-dir "
+    "trainyard`"
+)
 
 
 class BadImageError(Exception):
@@ -29,42 +43,126 @@ class BadImageError(Exception):
 
 
 def decode_batch(
-    encoded: Sequence[bytes],
+    images: Stored | Sequence[bytes],
     crop: Callable[[NDArray[np.int64]], Crops],
     out_BHWC: NDArray[np.uint8],
     interpolation: Interpolation,
+    *,
+    decoder: "core.Decoder | None" = None,
+    seek: "Stretches | None" = None,
 ) -> dict[int, str]:
     """Decode, crop, resize (antialiased) and flip each image into its place in `out_BHWC`.
 
     `crop` turns sizes (int[n, 2]: width, height) into boxes. Returns the positions that could not
-    be decoded, with the reasons; their pixels are zero.
+    be decoded, with the reasons; their pixels are zero. Without a `decoder`, see `own_decoder`, all
+    is left to the libraries, which look at every byte of an image and not at its crop alone.
     """
-    sizes, bad = _image_sizes(encoded)
+    stored = images if isinstance(images, Stored) else in_memory(images)
+    sizes, status = _native_sizes(stored, decoder)
+    contents, bad = _library_sizes(stored, sizes, status)
     crops = crop(sizes)
-    for position, content in enumerate(encoded):
+    # Central crops go over an edge by a rounding error.
+    boxes = np.clip(crops.boxes, 0, np.tile(sizes, 2)).astype(np.float64, copy=False)
+    crops = crops._replace(boxes=boxes)
+    if decoder is not None:
+        is_bicubic = interpolation == "bicubic"
+        _native(decoder, stored, crops, out_BHWC, status=status, bicubic=is_bicubic, seek=seek)
+    for position in np.flatnonzero(status).tolist():
         if position not in bad:
             try:
-                image = _fast_image(content) or reference_image(content)
-                if image.size != tuple(sizes[position]):
-                    raise BadImageError("its header and its content differ in size")
-                pixels = _resize(image, crops.boxes[position], out_BHWC.shape[1:3], interpolation)
+                content = contents.get(position) or stored.content(position)
+                image = _image(content, tuple(sizes[position].tolist()))
+                box = crops.boxes[position].tolist()
+                around = crops.resizes_first
+                pixels = _resize(image, box, out_BHWC.shape[1:3], interpolation, around=around)
                 out_BHWC[position] = pixels[:, ::-1] if crops.flips[position] else pixels
-            except BadImageError as error:
+            except (BadImageError, OSError) as error:
                 bad[position] = str(error)
     out_BHWC[list(bad)] = 0
     return bad
 
 
-def _image_sizes(encoded: Sequence[bytes]) -> tuple[NDArray[np.int64], dict[int, str]]:
-    """Width and height of each image from its header alone, 1 x 1 and a reason for a bad one."""
-    sizes = np.ones((len(encoded), 2), np.int64)
-    bad = {}
-    for position, content in enumerate(encoded):
+# --- the extension ---
+
+_threads = threading.local()
+
+
+def own_decoder() -> "core.Decoder | None":
+    """This thread's decoder in C, which keeps its memory between calls; None if there is none."""
+    decoder: core.Decoder | None = getattr(_threads, "decoder", None)
+    if decoder is None and core is not None:
+        decoder = _threads.decoder = core.Decoder()
+    return decoder
+
+
+def _native_sizes(
+    stored: Stored, decoder: "core.Decoder | None"
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Sizes from the headers, 1 x 1 where the status is not 0: the libraries judge those."""
+    count = len(stored.which)
+    sizes, status = np.ones((count, 2), np.int64), np.ones(count, np.uint8)
+    if decoder is not None:
+        buffers, which, offsets, lengths, _ = stored
+        decoder.sizes(buffers, which, offsets, lengths, sizes, status)
+        status[sizes[:, 0] * sizes[:, 1] > MAX_PIXELS] = core.NOT_OURS
+    return sizes, status
+
+
+def _native(
+    decoder: "core.Decoder",
+    stored: Stored,
+    crops: Crops,
+    out_BHWC: NDArray[np.uint8],
+    *,
+    status: NDArray[np.uint8],
+    bicubic: bool,
+    seek: "Stretches | None",
+) -> None:
+    """Decode the images whose status is 0; where it is not afterwards, it could not."""
+    buffers, which, offsets, lengths, _ = stored
+    decoder.decode(
+        buffers,
+        which,
+        offsets,
+        lengths,
+        crops.boxes,
+        crops.flips,
+        out_BHWC,
+        status,
+        height=out_BHWC.shape[1],
+        width=out_BHWC.shape[2],
+        bicubic=bicubic,
+        beyond=crops.resizes_first,
+        seek=seek and seek.entries,
+        seek_begins=seek and seek.begins,
+        seek_ends=seek and seek.ends,
+    )
+
+
+# --- the libraries ---
+
+
+def _library_sizes(
+    stored: Stored, sizes: NDArray[np.int64], status: NDArray[np.uint8]
+) -> tuple[dict[int, bytes], dict[int, str]]:
+    """Fill in the sizes that are missing; the contents read for it, and reasons for bad ones."""
+    contents, bad = {}, {}
+    for position in np.flatnonzero(status).tolist():
         try:
+            contents[position] = content = stored.content(position)
             sizes[position] = _size(content)
-        except BadImageError as error:
+        except (BadImageError, OSError) as error:
+            sizes[position] = 1
             bad[position] = str(error)
-    return sizes, bad
+    return contents, bad
+
+
+def _image(content: bytes, size: tuple[int, ...]) -> Image.Image:
+    """The whole image, which must have the size that its header says."""
+    image = _fast_image(content) or reference_image(content)
+    if image.size != size:
+        raise BadImageError("its header and its content differ in size")
+    return image
 
 
 def reference_image(content: bytes) -> Image.Image:
@@ -77,8 +175,18 @@ def reference_image(content: bytes) -> Image.Image:
 
 def open_lazily(content: bytes) -> Image.Image:
     """The image with its header read and its pixels not; raises almost anything if damaged."""
+    if content.startswith(_PACKED):
+        return _unpacked(content)
     # By name, not whatever Pillow knows: it would hand an EPS to Ghostscript to run.
     return Image.open(io.BytesIO(content), formats=_FORMATS)
+
+
+def _unpacked(record: bytes) -> Image.Image:
+    from trainyard.data.formats.record import has_pixels, jpeg_of, pixels_of
+
+    if has_pixels(record):
+        return Image.fromarray(pixels_of(record))
+    return Image.open(io.BytesIO(jpeg_of(record)), formats=("JPEG",))
 
 
 def _fast_image(content: bytes) -> Image.Image | None:
@@ -106,14 +214,23 @@ def _fast_size(content: bytes) -> tuple[int, int] | None:
 
 def _resize(
     image: Image.Image,
-    box: NDArray[np.float64],
+    box: list[float],
     shape: tuple[int, ...],
     interpolation: Interpolation,
+    *,
+    around: bool,
 ) -> NDArray[np.uint8]:
-    """A box of the image as RGB pixels of `shape` (height, width), antialiased."""
-    left, top, right, bottom = box.tolist()
-    inside = (max(left, 0.0), max(top, 0.0), min(right, image.width), min(bottom, image.height))
-    resized = image.resize((shape[1], shape[0]), _FILTERS[interpolation], box=inside)
+    """A box of the image as RGB pixels of `shape` (height, width), antialiased.
+
+    Pixels `around` the box count where one resizes before cropping, as they do to Pillow.
+    """
+    left, top, right, bottom = box
+    if not around:
+        x, y = math.floor(left), math.floor(top)
+        image = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
+        left, top, right, bottom = left - x, top - y, right - x, bottom - y
+    size, inside = (shape[1], shape[0]), (left, top, right, bottom)
+    resized = image.resize(size, _FILTERS[interpolation], box=inside)
     return np.asarray(resized)[:, :, :3]
 
 

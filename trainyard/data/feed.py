@@ -1,20 +1,23 @@
 """Batches on the device: copied, augmented, normalised, mixed."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from trainyard.course import Course, Every, Phase
+from trainyard.data.device import Arriving, Carrier
 from trainyard.data.loader_client import BadSample, HostBatch
+from trainyard.data.normalise import Normalise
 from trainyard.data.transforms import BatchTransform, Keys, MixedBatch, PixelTransform
 
 
 class Batch(NamedTuple):
     """One rank's share of a global batch, on the device."""
 
-    images_BCHW: Tensor  # float32, normalised
+    images_BCHW: Tensor  # normalised; float32, or what Normalise was told
     labels: Tensor  # int64[B]
     mixed_labels: Tensor  # int64[B], of the samples that were mixed in; `labels` where none was
     lam: Tensor  # float32[B], the share of `labels` in the target; 1 where nothing was mixed in
@@ -42,42 +45,68 @@ class HostBatches(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class Foreseen(Protocol):
+    """A loader whose batches may be taken before the trainer asks for them."""
+
+    def is_ready(self) -> bool:
+        """Whether the next batch can be taken without waiting."""
+
+
 class Feed:
     """Turns a loader's batches into device batches; closes the loader with itself."""
 
     def __init__(
         self,
         loader: HostBatches,
-        device: torch.device,
-        *,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
-        channels_last: bool,
+        normalise: Normalise,
+        carrier: Carrier,
         augmentation: Augmentation = NONE,
     ) -> None:
-        self._loader = loader
-        self._device = device
-        self._layout = torch.channels_last if channels_last else torch.contiguous_format
-        self._shift = torch.tensor(mean, device=device).mul(255).view(1, 3, 1, 1)
-        self._scale = torch.tensor(std, device=device).mul(255).reciprocal().view(1, 3, 1, 1)
+        self._loader, self._normalise, self._carrier = loader, normalise, carrier
         self._augmentation, self._position = augmentation, augmentation.position
 
     def __iter__(self) -> Iterator[Batch]:
-        for host in self._loader:
-            yield self._move(host)
+        for arriving in self._on_their_way():
+            yield self._move(arriving)
             self._position += self._augmentation.global_batch
 
-    def _move(self, host: HostBatch) -> Batch:
-        """A device batch that shares no memory with the ring."""
-        keys = Keys(host.ids.copy(), host.visits.copy(), self._position)
-        pixels_BCHW = torch.from_numpy(host.images_BHWC).to(self._device).permute(0, 3, 1, 2)
-        for pixel_transform in self._augmentation.pixel_transforms:
-            pixels_BCHW = pixel_transform(pixels_BCHW, keys)
-        images_BCHW = pixels_BCHW.float().sub_(self._shift).mul_(self._scale)
-        labels = torch.from_numpy(host.labels.copy()).to(self._device)
-        weights = torch.from_numpy(host.weights.copy()).to(self._device)
+    def _on_their_way(self) -> Iterator[Arriving]:
+        """Each batch; further ones are sent off first, if they are there already."""
+        hosts = iter(self._loader)
+        sent: deque[Arriving | Exception] = deque()
+        while True:
+            following = sent.popleft() if sent else self._send(hosts)
+            if isinstance(following, StopIteration):
+                return
+            if isinstance(following, Exception):
+                raise following
+            while len(sent) < self._carrier.ahead and self._is_ready():
+                sent.append(self._send(hosts))
+            yield following
+
+    def _is_ready(self) -> bool:
+        return isinstance(self._loader, Foreseen) and self._loader.is_ready()
+
+    def _send(self, hosts: Iterator[HostBatch]) -> Arriving | Exception:
+        """The next batch, sent off, or why there is none, to be raised when it is its turn."""
+        self._carrier.settle()
+        try:
+            return self._carrier.start(next(hosts))
+        except Exception as error:
+            return error
+
+    def _move(self, arriving: Arriving) -> Batch:
+        """A device batch that shares no memory with the loader."""
+        keys = Keys(arriving.ids, arriving.visits, self._position)
+        with arriving.pixels_BHWC() as pixels_BHWC:
+            pixels_BCHW = pixels_BHWC.permute(0, 3, 1, 2)
+            for pixel_transform in self._augmentation.pixel_transforms:
+                pixels_BCHW = pixel_transform(pixels_BCHW, keys)
+            images_BCHW = self._normalise(pixels_BCHW)
+        labels, weights = arriving.labels, arriving.weights
         mixed = MixedBatch(
-            images_BCHW.contiguous(memory_format=self._layout),
+            images_BCHW,
             labels,
             mixed_labels=labels,
             lam=torch.ones_like(weights),
@@ -85,7 +114,7 @@ class Feed:
         )
         for batch_transform in self._augmentation.batch_transforms:
             mixed = batch_transform(mixed, keys)
-        return Batch(*mixed, ids=torch.from_numpy(keys.ids), bad=host.bad)
+        return Batch(*mixed, ids=torch.from_numpy(keys.ids), bad=arriving.bad)
 
     def close(self) -> None:
         self._loader.close()

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
 from trainyard.data.decode import Interpolation
+from trainyard.data.encoded import side_of
 from trainyard.data.index import Index
 from trainyard.data.loader_client import HostBatch, LoaderProcess
 from trainyard.data.plan import Plan
@@ -61,6 +62,8 @@ class DataConfig(Section):
     """How images are resized; always antialiased."""
     max_bad: float = Field(0.01, ge=0, le=1)
     """Share of samples that may be unreadable before the run stops."""
+    decode: Literal["cpu", "gpu"] = "cpu"
+    """Where JPEGs are decoded: on a GPU with the extra `nvimgcodec`, if there are too few cores."""
     threads: int | None = Field(None, ge=1)
     """Loader threads per rank; by default the rank's share of the machine's cores."""
     stage: str | None = None
@@ -83,6 +86,7 @@ class LoaderSpec:
     rank: int
     size: int
     threads: int
+    decode: Literal["cpu", "gpu"] = "cpu"  # as in DataConfig
     stage: str | None = None  # as in DataConfig
     stage_gb: float | None = None
 
@@ -94,7 +98,10 @@ class Loader(LoaderProcess):
         self._steps_left = config.stop - config.start
         share = -(-config.plan.global_batch // config.size)
         spec = {"index": [str(index.path), index.fingerprint], "config": config}
-        super().__init__(_COMMAND, spec, batch=share, image_size=config.image_size)
+        side = config.image_size
+        if config.decode == "gpu":  # the slots are for encoded images
+            side = side_of(float(index.size.mean()), side)
+        super().__init__(_COMMAND, spec, batch=share, image_size=side)
 
     def __iter__(self) -> Iterator[HostBatch]:
         return self

@@ -10,8 +10,9 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -34,8 +35,15 @@ class BadSample(NamedTuple):
     reason: str
 
 
+def _nothing() -> None:
+    pass
+
+
 class HostBatch(NamedTuple):
-    """One rank's share of a global batch; its arrays are valid until the next one is fetched."""
+    """One rank's share of a global batch; its arrays are valid until the next one is fetched.
+
+    After a call of `keep` they are, until what it gives is called.
+    """
 
     images_BHWC: NDArray[np.uint8]
     labels: NDArray[np.int64]
@@ -43,6 +51,7 @@ class HostBatch(NamedTuple):
     visits: NDArray[np.int64]  # which visit to its sample each is; see Plan.epochs
     weights: NDArray[np.float32]  # 0 for a bad sample, else 1
     bad: list[BadSample]
+    keep: Callable[[], Callable[[], None]] = lambda: _nothing
 
 
 class LoaderProcess:
@@ -69,6 +78,8 @@ class LoaderProcess:
             theirs.close()
         self._channel = mpc.Connection(ours.detach())
         self._held: int | None = None
+        self.closing = ExitStack()
+        """What ends with the process, on the trainer's side."""
         try:
             self._channel.send(spec | {"ring": shape})
             for slot in range(_NUM_SLOTS):
@@ -95,15 +106,34 @@ class LoaderProcess:
             visits=slot.visits[:count],
             weights=slot.weights[:count],
             bad=[BadSample(*row) for row in message["bad"]],
+            keep=partial(self._keep, self._held),
         )
         return batch, message
+
+    def is_ready(self) -> bool:
+        """Whether `receive` would not wait."""
+        return self._channel.poll(0)
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """All of the ring, which begins on a page border."""
+        return self._ring.memory
+
+    def _keep(self, slot: int) -> Callable[[], None]:
+        if self._held == slot:
+            self._held = None
+        return partial(self._give_back, slot)
+
+    def _give_back(self, slot: int) -> None:
+        # It may have ended with an error, which `receive` reads, or have been closed.
+        with suppress(OSError):
+            self._channel.send_bytes(bytes([slot]))
 
     def _exchange(self) -> dict[str, Any]:
         """Hand the held slot back and wait for the next full one."""
         try:
             if self._held is not None:
-                with suppress(OSError):  # it may have ended with an error, which is read below
-                    self._channel.send_bytes(bytes([self._held]))
+                self._give_back(self._held)
             while not self._channel.poll(_CHECK_S):
                 if self._process.poll() is not None and not self._channel.poll(0):
                     raise self._death()
@@ -132,6 +162,7 @@ class LoaderProcess:
             self._process.wait(timeout=5)
         with suppress(ProcessLookupError):  # it leads a group of its own: see start_new_session
             os.killpg(self._process.pid, signal.SIGKILL)
+        self.closing.close()
 
     def __enter__(self) -> Self:
         return self

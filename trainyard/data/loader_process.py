@@ -9,6 +9,7 @@ import json
 import multiprocessing.connection as mpc
 import os
 import queue
+import resource
 import signal
 import sys
 import threading
@@ -26,15 +27,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from trainyard.data._native import core
 from trainyard.data.augment import Crops
-from trainyard.data.decode import Interpolation, decode_batch
+from trainyard.data.decode import Interpolation, decode_batch, own_decoder
+from trainyard.data.encoded import Target, put_encoded
 from trainyard.data.index import Index, load_index
 from trainyard.data.loader import LoaderSpec
 from trainyard.data.plan import Ids
 from trainyard.data.read import Reader
 from trainyard.data.ring import Ring, Slot
+from trainyard.data.seek import Stretches, open_seek
 from trainyard.data.stage.copies import Copies
 from trainyard.data.stage.stager import Stager
+from trainyard.data.stored import Stored
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
@@ -51,6 +56,7 @@ class Work:
     count: int  # samples
     fill: Callable[[Slot, slice], Bad]  # called once for each slice of it, in threads
     is_last: bool = False  # of a pass over a stream
+    expect: Callable[[], None] = lambda: None  # called while there is no slot for it yet
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,9 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
         raise FileNotFoundError(f"the index {path} is gone, or another has taken its place")
     ring = Ring(memory_fd, **spec["ring"])
     stager = Stager(index, config.stage, config.stage_gb) if config.stage else None
+    if core is not None:
+        core.guard_bus_errors()  # a mapped shard that is cut short costs its samples, not the run
+    _open_more_files()
     fill = SliceFiller(index, config, stager.copies if stager else None)
     pending = deliverer(channel)
     if stager is not None:
@@ -104,11 +113,17 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
     fill_all(_batches(config, fill), channel, ring, pending, threads=config.threads)
 
 
+def _open_more_files() -> None:
+    """As many as this process may have open: shards stay mapped."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _batches(config: LoaderSpec, fill: "SliceFiller") -> Iterator[Work]:
     for step in range(config.start, config.stop):
         ids = config.plan.batch(step, config.rank, config.size)
         epochs = config.plan.epochs(step, config.rank, config.size)
-        yield Work(len(ids), partial(fill, ids, epochs))
+        yield Work(len(ids), partial(fill, ids, epochs), expect=partial(fill.expect, ids))
 
 
 def fill_all(
@@ -126,6 +141,7 @@ def fill_all(
     pool = ThreadPoolExecutor(threads)
     try:
         for work in batches:
+            work.expect()
             slot = free.get()  # waits here while the trainer is behind
             slices = [
                 pool.submit(work.fill, ring.slots[slot], part)
@@ -196,26 +212,43 @@ def _end_all() -> None:
 class Columns(NamedTuple):
     """Samples on their way into a slot."""
 
-    encoded: Sequence[bytes]
+    encoded: Stored | Sequence[bytes]
     labels: NDArray[np.integer[Any]]
     ids: Ids
     visits: Ids
 
 
 def put(
-    samples: Columns, slot: Slot, part: slice, *, crop: Crop, how: Interpolation
+    samples: Columns,
+    slot: Slot,
+    part: slice,
+    *,
+    crop: Crop,
+    how: Interpolation,
+    seek: Stretches | None = None,
+    gpu_size: int | None = None,
 ) -> dict[int, str]:
-    """Fill a slice of a slot; the positions in it that could not be decoded, with the reasons."""
-    bad = decode_batch(
-        samples.encoded,
-        lambda sizes: crop(sizes, samples.ids, samples.visits),
-        slot.images_BHWC[part],
-        how,
-    )
+    """Fill a slice of a slot; the positions in it that could not be decoded, with the reasons.
+
+    With `gpu_size` JPEGs are left as they are, for a GPU to make images of that size of.
+    """
+    if gpu_size is not None:
+        bad = put_encoded(samples, slot.images_BHWC[part], Target(crop, gpu_size, how))
+    else:
+        bad = decode_batch(
+            samples.encoded,
+            lambda sizes: crop(sizes, samples.ids, samples.visits),
+            slot.images_BHWC[part],
+            how,
+            decoder=own_decoder(),
+            seek=seek,
+        )
     slot.ids[part] = samples.ids
     slot.visits[part] = samples.visits
     slot.labels[part] = samples.labels
-    slot.weights[part] = [position not in bad for position in range(len(samples.ids))]
+    weights = slot.weights[part]
+    weights[:] = 1
+    weights[list(bad)] = 0
     return bad
 
 
@@ -224,26 +257,28 @@ class SliceFiller:
 
     def __init__(self, index: Index, config: LoaderSpec, copies: Copies | None = None) -> None:
         self._index, self._config = index, config
-        self._reader = Reader(index, copies)
+        self._reader, self._seek = Reader(index, copies), open_seek(index)
 
     def __call__(self, ids: Ids, epochs: Ids, slot: Slot, part: slice) -> Bad:
         ids, epochs = ids[part], epochs[part]
-        encoded, unreadable = self._read(ids)
-        labels = self._index.label[ids]
-        columns = Columns(encoded, labels, ids, epochs)
-        bad = put(columns, slot, part, crop=self._config.crop, how=self._config.interpolation)
+        encoded, unreadable = self._reader.stored(ids)
+        columns = Columns(encoded, self._index.label[ids], ids, epochs)
+        config = self._config
+        bad = put(
+            columns,
+            slot,
+            part,
+            crop=config.crop,
+            how=config.interpolation,
+            seek=self._seek and self._seek.of(ids),
+            gpu_size=config.image_size if config.decode == "gpu" else None,
+        )
         bad |= unreadable
         return [self._describe(int(ids[position]), reason) for position, reason in bad.items()]
 
-    def _read(self, ids: Ids) -> tuple[list[bytes], dict[int, str]]:
-        encoded, unreadable = [], {}
-        for position, sample in enumerate(ids.tolist()):
-            try:
-                encoded.append(self._reader.read(sample))
-            except OSError as error:
-                encoded.append(b"")
-                unreadable[position] = str(error)
-        return encoded, unreadable
+    def expect(self, ids: Ids) -> None:
+        """These will be wanted soon."""
+        self._reader.expect(ids)
 
     def _describe(self, sample: int, reason: str) -> tuple[int, str, int, str]:
         path, offset, _ = self._index.locate(sample)

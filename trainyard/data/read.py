@@ -3,13 +3,25 @@
 import os
 import threading
 from collections import OrderedDict
+from contextlib import suppress
+from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data._native import core
 from trainyard.data.index import Index
-from trainyard.data.source import Source, Stamp, is_remote, open_indexed
+from trainyard.data.mapped import MappedFiles
+from trainyard.data.plan import Ids
+from trainyard.data.source import CUT_SHORT, Source, Stamp, is_remote, open_indexed
 from trainyard.data.stage.copies import Copies
+from trainyard.data.stored import Stored, in_memory
 
 _MAX_OPEN = 256  # shards held open; far below the usual limit of 1024 descriptors
 _MAX_REMOTE = 8192  # takes no descriptors, and to open one costs a round trip
+
+Unreadable = dict[int, str]
+"""Why samples cannot be read, by their positions among those that are asked for."""
 
 
 class Reader:
@@ -20,6 +32,8 @@ class Reader:
         self._copies = copies
         self._shared = len(index.file_names) < len(index)  # several samples to a file
         self._local, self._remote = _OpenFiles(_MAX_OPEN), _OpenFiles(_MAX_REMOTE)
+        self._is_plain = core is not None and copies is None and _is_local(index)
+        self._mapped, self._memory = MappedFiles(), threading.local()
 
     def read(self, sample: int) -> bytes:
         """The encoded image. OSError if it cannot be read whole, DataError if no file can."""
@@ -30,6 +44,89 @@ class Reader:
         if not self._shared and not offset and not is_remote(name):
             return _whole(name, size)
         return self._part(name, offset, size)
+
+    def stored(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        """The encoded images of some samples, of which those that cannot be read are empty.
+
+        They may lie in memory that this thread's next call uses again. DataError if no file can
+        be read. Local files cost no work in Python for each sample.
+        """
+        if not self._is_plain:
+            return self._one_by_one(ids)
+        return self._maps(ids) if self._are_parts(ids) else self._whole_files(ids)
+
+    def expect(self, ids: Ids) -> None:
+        """Have the system begin to read samples that are wanted soon, where it can."""
+        if core is None or not self._is_plain:
+            return
+        with suppress(IndexError):  # will be said of the batch that it belongs to
+            if self._are_parts(ids):
+                buffers, which, offsets, lengths, _ = self._maps(ids)[0]
+                core.will_need(buffers, which, offsets, lengths)
+
+    def _are_parts(self, ids: Ids) -> bool:
+        """Whether the samples are parts of files, or whole files."""
+        return self._shared or bool(self._index.offset[ids].any())
+
+    def _one_by_one(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        contents, unreadable = [], {}
+        for position, sample in enumerate(ids.tolist()):
+            try:
+                contents.append(self.read(sample))
+            except OSError as error:
+                contents.append(b"")
+                unreadable[position] = str(error)
+        return in_memory(contents), unreadable
+
+    def _maps(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        """Stretches of mapped files; the bytes for a library are read, since a map may break."""
+        index = self._index
+        files, which = np.unique(index.file[ids], return_inverse=True)
+        offsets, lengths = index.offset[ids], index.size[ids]
+        maps, ends, errors = self._mapped.get(files.tolist(), self._path)
+        unreadable = {}
+        outside = np.flatnonzero(offsets + lengths > ends[which])
+        if outside.size:
+            offsets[outside] = lengths[outside] = 0
+            for position in outside.tolist():
+                file = int(files[which[position]])
+                unreadable[position] = errors.get(file) or f"{self._path(file)} {CUT_SHORT}"
+        reread = partial(self._reread, ids)
+        return Stored(
+            maps, which.astype(np.int64, copy=False), offsets, lengths, reread
+        ), unreadable
+
+    def _reread(self, ids: Ids, position: int) -> bytes:
+        return self.read(int(ids[position]))
+
+    def _whole_files(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        """Files of one sample each, read in one call, one after another in this thread's memory."""
+        assert core is not None
+        index, names = self._index, self._index.file_names
+        files, lengths = index.file[ids], index.size[ids]
+        name_ends = names.ends[files]
+        name_begins = np.where(files > 0, names.ends[files - 1], 0)
+        ends = np.cumsum(lengths)
+        offsets, memory = ends - lengths, self._room(int(ends[-1]) if len(ids) else 0)
+        errors, root = np.zeros(len(ids), np.int32), os.fsencode(index.root)
+        core.read_files(root, names.text, name_begins, name_ends, offsets, lengths, memory, errors)
+        unreadable = {}
+        for position in np.flatnonzero(errors).tolist():
+            name, error = self._path(int(files[position])), int(errors[position])
+            lengths[position] = 0
+            why = OSError(error, os.strerror(error), name) if error > 0 else _changed(name)
+            unreadable[position] = str(why)
+        return Stored([memory], np.zeros(len(ids), np.int64), offsets, lengths), unreadable
+
+    def _room(self, size: int) -> NDArray[np.uint8]:
+        """This thread's memory, of `size` bytes at least."""
+        memory: NDArray[np.uint8] | None = getattr(self._memory, "kept", None)
+        if memory is None or len(memory) < size:
+            memory = self._memory.kept = np.empty(size + size // 4, np.uint8)
+        return memory
+
+    def _path(self, file: int) -> str:
+        return os.path.join(self._index.root, self._index.file_names[file])
 
     def _from_copy(self, sample: int) -> bytes | None:
         """From this node's copy, if there is one by now."""
@@ -110,5 +207,16 @@ def _whole(name: str, size: int) -> bytes:
     finally:
         os.close(fd)
     if len(content) != size:
-        raise OSError(f"{name} has changed since it was indexed: run `trainyard data index`")
+        raise _changed(name)
     return content
+
+
+def _changed(name: str) -> OSError:
+    return OSError(f"{name} has changed since it was indexed: run `trainyard data index`")
+
+
+def _is_local(index: Index) -> bool:
+    """Whether all its files are; of a merged index each part has one root."""
+    parts = index.parts or (len(index),)
+    firsts = np.cumsum((0, *parts[:-1])).tolist()
+    return not any(is_remote(index.locate(first)[0]) for first in firsts)

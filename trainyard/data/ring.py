@@ -33,6 +33,8 @@ class Ring:
         if os.fstat(fd).st_size != length:
             os.ftruncate(fd, length)
         self._memory = mmap.mmap(fd, length)
+        self.memory = np.frombuffer(self._memory, np.uint8)
+        """All of it, for a trainer that has it page-locked."""
         self.slots = [self._slot(number * self._stride) for number in range(num_slots)]
 
     def _slot(self, start: int) -> Slot:

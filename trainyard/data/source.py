@@ -11,6 +11,9 @@ Stamp = list[int | str]
 """What changes when a file does: time and size, or a server's own tag; plain JSON."""
 
 
+CUT_SHORT = "is cut short or has changed since it was indexed"
+
+
 class Source(Protocol):
     """An open file. Safe to read from many threads at once."""
 
@@ -48,7 +51,7 @@ class LocalFile:
         while len(content) < size:
             part = os.pread(self._fd, size - len(content), offset + len(content))
             if not part:
-                raise OSError(f"{self.name} is cut short or has changed since it was indexed")
+                raise OSError(f"{self.name} {CUT_SHORT}")
             content += part
         return content
 

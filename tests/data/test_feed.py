@@ -1,0 +1,428 @@
+"""Feeds: batches are carried to the device ahead, in order, and given back at the right time."""
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+from trainyard.data.augment import AugmentConfig, CentralCrop
+from trainyard.data.device import OnHost, OnStream, carrier_to, page_locked
+from trainyard.data.encoded import JPEG, stretches
+from trainyard.data.feed import Augmentation, Feed
+from trainyard.data.feeds import Feeds
+from trainyard.data.gpu_decode import Decoder, DecodingCarrier
+from trainyard.data.indexing import open_index
+from trainyard.data.loader import DataConfig, Loader, LoaderSpec
+from trainyard.data.loader_client import HostBatch
+from trainyard.data.normalise import Normalise
+from trainyard.data.plan import OnePassPlan
+from trainyard.errors import LoaderError
+from trainyard.world import World
+
+CPU = torch.device("cpu")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU at hand")
+
+
+def host_batch(number: int, **changes: Any) -> HostBatch:
+    """Four images of 6 x 6 pixels, whose values and ids tell them from other batches'."""
+    ids = np.arange(4 * number, 4 * number + 4)
+    pixels = np.random.default_rng(number).integers(0, 256, (4, 6, 6, 3), np.uint8)
+    weights = np.ones(4, np.float32)
+    return HostBatch(pixels, ids % 3, ids, ids * 0, weights, [])._replace(**changes)
+
+
+class Batches:
+    """A loader of which so many batches are ready; an error comes in place of the one after."""
+
+    def __init__(self, count: int, *, ready: int = 0, error: Exception | None = None) -> None:
+        self.taken, self.closed, self.given_back = 0, False, list[int]()
+        self._count, self.ready, self._error = count, ready, error
+
+    def __iter__(self) -> Iterator[HostBatch]:
+        for number in range(self._count):
+            self.taken += 1
+            give_back = partial(self.given_back.append, number)
+            yield host_batch(number, keep=lambda give_back=give_back: give_back)
+        if self._error:
+            raise self._error
+
+    def is_ready(self) -> bool:
+        return self.taken < self.ready
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def normalise(device: torch.device = CPU) -> Normalise:
+    return Normalise(device, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), channels_last=True)
+
+
+def feed_of(loader: Batches, carrier: Any = None, **augmentation: Any) -> Feed:
+    return Feed(loader, normalise(), carrier or OnHost(), Augmentation(**augmentation))
+
+
+class Ahead(OnHost):
+    """A GPU's way of asking for batches, on the host."""
+
+    ahead = 1
+
+
+# --- what comes out ---
+
+
+def test_batches_are_those_of_the_loader_in_memory_of_their_own() -> None:
+    with feed_of(loader := Batches(5)) as feed:
+        batches = list(feed)
+    assert loader.closed
+    for number, batch in enumerate(batches):
+        host = host_batch(number)
+        expected = normalise()(torch.from_numpy(host.images_BHWC).permute(0, 3, 1, 2))
+        assert torch.equal(batch.images_BCHW, expected)
+        assert batch.ids.tolist() == host.ids.tolist()
+        assert batch.labels.tolist() == batch.mixed_labels.tolist() == host.labels.tolist()
+        assert batch.weights.tolist() == batch.lam.tolist() == [1, 1, 1, 1]
+        for column in (host.images_BHWC, host.labels, host.ids, host.weights):
+            column[:] = 9  # the loader fills the slot anew
+        assert batch.ids.tolist() != host.ids.tolist()
+
+
+def test_on_the_cpu_the_loader_gets_its_memory_back_before_the_step() -> None:
+    loader = Batches(3)
+    batches = iter(feed_of(loader))
+    next(batches)
+    assert (loader.taken, loader.given_back) == (1, [0])
+    next(batches)
+    assert (loader.taken, loader.given_back) == (2, [0, 1])
+
+
+def test_positions_are_those_of_the_batches_and_not_of_what_was_sent_ahead() -> None:
+    seen = []
+
+    def note(pixels: torch.Tensor, keys: Any) -> torch.Tensor:
+        seen.append((keys.position, int(keys.ids[0])))
+        return pixels
+
+    loader = Batches(4, ready=9)
+    list(feed_of(loader, Ahead(), pixel_transforms=[note], position=100, global_batch=4))
+    assert seen == [(100, 0), (104, 4), (108, 8), (112, 12)]
+
+
+# --- ahead ---
+
+
+def test_a_batch_is_sent_ahead_if_it_is_ready() -> None:
+    loader = Batches(4, ready=9)
+    batches = iter(feed_of(loader, Ahead()))
+    taken = [(int(next(batches).ids[0]), loader.taken) for _ in range(4)]
+    assert taken == [(0, 2), (4, 3), (8, 4), (12, 4)]
+    assert next(batches, None) is None
+
+
+def test_nobody_waits_for_a_batch_that_is_not_ready() -> None:
+    loader = Batches(4, ready=0)
+    batches = iter(feed_of(loader, Ahead()))
+    next(batches)
+    assert loader.taken == 1
+    loader.ready = 3  # two more, of which one is wanted
+    assert int(next(batches).ids[0]) == 4
+    assert loader.taken == 3
+
+
+def test_a_batch_is_taken_ahead_only_of_loaders_that_say_what_is_ready() -> None:
+    """Passes over streams count a batch as seen when it is taken."""
+    loader = SimpleNamespace(close=lambda: None)
+    counted = Batches(3, ready=9)
+    generator = type("Generator", (), {"__iter__": lambda self: iter(counted), **vars(loader)})()
+    batches = iter(Feed(generator, normalise(), Ahead()))
+    next(batches)
+    assert counted.taken == 1
+
+
+def test_an_error_comes_after_all_batches_before_it() -> None:
+    loader = Batches(2, ready=9, error=LoaderError("gone"))
+    batches = iter(feed_of(loader, Ahead()))
+    assert [int(next(batches).ids[0]) for _ in range(2)] == [0, 4]
+    with pytest.raises(LoaderError, match="gone"):
+        next(batches)
+
+
+# --- the loader's side ---
+
+
+@pytest.fixture
+def loader(digits: Path) -> Iterator[Loader]:
+    """Eight batches of 16 digits."""
+    spec = LoaderSpec(
+        plan=OnePassPlan(128, 16),
+        crop=CentralCrop(8, 1.0),
+        image_size=8,
+        interpolation="bilinear",
+        start=0,
+        stop=8,
+        rank=0,
+        size=1,
+        threads=1,
+    )
+    with Loader(open_index(str(digits / "train")), spec) as found:
+        yield found
+
+
+def test_a_batch_that_is_kept_outlasts_others(loader: Loader) -> None:
+    first = next(loader)
+    images, ids = first.images_BHWC.copy(), first.ids.copy()
+    give_back = first.keep()
+    for expected in (1, 2, 3):  # by way of the other two slots
+        assert next(loader).ids[0] == 16 * expected
+    assert np.array_equal(first.images_BHWC, images) and np.array_equal(first.ids, ids)
+    give_back()
+    assert [int(batch.ids[0]) for batch in loader] == [64, 80, 96, 112]
+
+
+def test_a_batch_is_ready_when_it_can_be_taken(loader: Loader) -> None:
+    next(loader)
+    while not loader.is_ready():
+        pass
+    assert next(loader).ids[0] == 16
+
+
+def test_memory_may_be_given_back_to_a_loader_that_is_closed(loader: Loader) -> None:
+    give_back = next(loader).keep()
+    loader.close()
+    give_back()
+
+
+# --- on a stream of its own: the calls, without a GPU ---
+
+
+class Event:
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name, self.is_done = log, name, False
+
+    def query(self) -> bool:
+        return self.is_done
+
+    def synchronize(self) -> None:
+        self.log.append(f"host waits for {self.name}")
+        self.is_done = True
+
+
+class Stream:
+    def __init__(self, log: list[str], name: str) -> None:
+        self.log, self.name, self.events = log, name, list[Event]()
+        self.cuda_stream = 7
+
+    def wait_event(self, event: Event) -> None:
+        self.log.append(f"{self.name} waits for {event.name}")
+
+    def record_event(self) -> Event:
+        self.events.append(Event(self.log, f"{self.name} {len(self.events)}"))
+        return self.events[-1]
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Stream, Stream, list[str]]:
+    """The copies' and the trainer's, and all that they and the host wait for."""
+    log = list[str]()
+    copies, trainer = Stream(log, "copies"), Stream(log, "trainer")
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: copies)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: trainer)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    return copies, trainer, log
+
+
+def test_memory_goes_back_only_when_its_copy_has_finished(
+    streams: tuple[Stream, Stream, list[str]],
+) -> None:
+    copies, _, log = streams
+    loader = Batches(6, ready=9)
+    batches = iter(feed_of(loader, OnStream(CPU)))
+    next(batches)  # batches 0 and 1 are being copied
+    assert (loader.taken, loader.given_back) == (2, [])
+    copies.events[0].is_done = True
+    next(batches)
+    assert (loader.taken, loader.given_back) == (3, [0])
+    assert "host waits for copies 0" in log
+    next(batches)  # two copies have not finished: the host waits for the older one
+    assert (loader.taken, loader.given_back) == (4, [0, 1])
+
+
+def test_a_copy_waits_for_the_trainer_to_be_done_with_its_buffer(
+    streams: tuple[Stream, Stream, list[str]],
+) -> None:
+    _, _, log = streams
+    loader = Batches(4, ready=9)
+    list(feed_of(loader, OnStream(CPU)))
+    waits = [line for line in log if not line.startswith("host")]
+    assert waits == [
+        "trainer waits for copies 0",  # the normalising of batch 0 for its copy
+        "copies waits for trainer 0",  # the copy of batch 2 for the normalising of batch 0
+        "trainer waits for copies 1",
+        "copies waits for trainer 1",
+        "trainer waits for copies 2",
+        "trainer waits for copies 3",
+    ]
+
+
+def test_what_is_copied_is_what_comes_out(streams: tuple[Stream, Stream, list[str]]) -> None:
+    found = list(feed_of(Batches(5, ready=9), OnStream(CPU)))
+    expected = list(feed_of(Batches(5)))
+    assert len(found) == len(expected) == 5
+    for one, other in zip(found, expected, strict=True):
+        for name in ("images_BCHW", "labels", "weights", "ids"):
+            assert torch.equal(getattr(one, name), getattr(other, name))
+
+
+def test_a_shorter_batch_fits_into_the_buffer_of_a_longer_one(
+    streams: tuple[Stream, Stream, list[str]],
+) -> None:
+    carrier = OnStream(CPU)
+    for count in (4, 4, 2, 3, 4, 0):
+        host = host_batch(count)
+        host = host._replace(images_BHWC=host.images_BHWC[:count], labels=host.labels[:count])
+        carrier.settle()
+        with carrier.start(host).pixels_BHWC() as pixels_BHWC:
+            assert np.array_equal(pixels_BHWC.numpy(), host.images_BHWC)
+
+
+def test_what_was_decoded_is_kept_until_it_has_been_resized(
+    streams: tuple[Stream, Stream, list[str]],
+) -> None:
+    """The library gives its memory back on a stream of its own."""
+    copies, _, _ = streams
+    decoded: list[Any] = []
+
+    def decode(contents: Sequence[bytes], stream: int) -> list[torch.Tensor]:
+        images = [torch.full((12, 12, 3), 100, dtype=torch.uint8) for _ in contents]
+        decoded.append([weakref.ref(image) for image in images])
+        return images
+
+    def images(number: int) -> HostBatch:
+        host = host_batch(number, images_BHWC=np.zeros((4, 20, 20, 3), np.uint8))
+        entries, _ = stretches(host.images_BHWC)
+        for entry in (0, 2, 3):
+            entries[entry] = (JPEG, 10, (0, 0, 12, 12), False, False)
+        return host
+
+    carrier = DecodingCarrier(
+        CPU, cast(Decoder, decode), 6, how="bilinear", locate=lambda _: ("", 0, 0)
+    )
+    carrier._stream = cast(Any, copies)
+    for number in range(3):
+        carrier.settle()
+        with carrier.start(images(number)).pixels_BHWC() as pixels_BHWC:
+            assert pixels_BHWC[:, 0, 0, 0].tolist() == [100, 0, 100, 100]
+    alive = [[image() is not None for image in batch] for batch in decoded]
+    assert alive == [[False] * 3, [True] * 3, [True] * 3]
+
+
+class Cudart:
+    """The CUDA runtime, as far as memory is locked."""
+
+    def __init__(self, failure: int = 0) -> None:
+        self.calls, self._failure = list[tuple[str, int]](), failure
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.calls.append(("register", address))
+        self.size = size
+        return self._failure
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.calls.append(("unregister", address))
+        return 0
+
+    def cudaGetErrorString(self, error: int) -> str:
+        return f"error {error}"
+
+
+def fake_loader(memory: Any) -> Any:
+    return SimpleNamespace(memory=memory, closing=ExitStack())
+
+
+@pytest.mark.parametrize("failure", [0, 712])
+def test_a_ring_is_locked_as_long_as_its_loader_is_open(
+    failure: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cudart, waits = Cudart(failure), list[str]()
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append("all"))
+    memory = np.zeros(8192, np.uint8)
+    loader = page_locked(fake_loader(memory), torch.device("meta"))  # "cuda" needs one
+    assert cudart.calls == [("register", memory.ctypes.data)]
+    assert cudart.size == 8192
+    loader.closing.close()
+    unlocked = [("unregister", memory.ctypes.data)]
+    assert cudart.calls[1:] == ([] if failure else unlocked)
+    assert waits == ([] if failure else ["all"])
+    said = capfd.readouterr().err
+    assert said == (
+        "trainyard: batches are not page-locked (error 712): slower copies\n" if failure else ""
+    )
+
+
+def test_on_the_cpu_no_memory_is_locked(loader: Loader) -> None:
+    assert page_locked(loader, CPU) is loader
+    assert isinstance(carrier_to(CPU), OnHost)
+    address = loader.memory.ctypes.data
+    assert address % 4096 == 0
+    images = next(loader).images_BHWC
+    assert address <= images.ctypes.data < address + loader.memory.nbytes - images.nbytes
+
+
+# --- with a GPU ---
+
+
+def gpu_feeds(digits: Path, device: torch.device) -> Feeds:
+    return Feeds(
+        data=DataConfig(train=str(digits / "train"), image_size=64, threads=2),
+        augment=AugmentConfig(),
+        global_batch=96,
+        seed=0,
+        channels_last=True,
+        world=World(),
+        device=device,
+    )
+
+
+@needs_gpu
+def test_a_gpu_gets_what_the_cpu_gets(digits: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    index = open_index(str(digits / "train"))
+    with gpu_feeds(digits, CPU).evaluation(index) as feed:
+        expected = list(feed)
+    gpu = torch.device("cuda", 0)
+    with gpu_feeds(digits, gpu).evaluation(index) as feed:
+        found = []
+        for batch in feed:
+            torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # a slow step
+            found.append(batch)
+    assert len(found) == len(expected) > 5
+    for one, other in zip(found, expected, strict=True):
+        assert one.images_BCHW.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(one.images_BCHW.cpu(), other.images_BCHW, rtol=0, atol=3e-7)
+        for name in ("labels", "weights", "ids"):
+            assert torch.equal(getattr(one, name).cpu(), getattr(other, name))
+    assert "page-locked" not in capfd.readouterr().err
+
+
+@needs_gpu
+def test_a_ring_is_read_by_the_gpu_itself(loader: Loader) -> None:
+    gpu = torch.device("cuda", 0)
+    page_locked(loader, gpu)
+    batch = next(loader)
+    assert torch.from_numpy(batch.images_BHWC).is_pinned()
+    torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # the trainer's stream is busy
+    carrier = OnStream(gpu)
+    carrier.start(batch)
+    copied, _ = carrier._copying._waiting[0]
+    copied.synchronize()  # the copy does not wait for it
+    assert not torch.cuda.current_stream(gpu).query()

@@ -1,0 +1,204 @@
+"""Seek tables beside an index: made, found again, refused, and of no effect on pixels."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tests.command_line import Capture, complaint, shown
+from tests.data.tars import write_tar
+from tests.data.test_loader import all_batches, jpeg, spec
+from tests.data.test_stage import Server
+from trainyard.data import remarks, seek
+from trainyard.data._native import core
+from trainyard.data.decode import own_decoder
+from trainyard.data.index import Index
+from trainyard.data.indexing import build_index, open_index
+from trainyard.data.merge import open_merged
+from trainyard.data.plan import ShuffledPlan
+from trainyard.data.read import Reader
+from trainyard.data.remarks import remark
+from trainyard.data.seek import build_seek, open_seek, seek_path, seek_remark
+from trainyard.errors import DataError
+
+pytestmark = pytest.mark.skipif(core is None, reason="needs the extension in C")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    """150 JPEGs, of which one is no JPEG and one is gone."""
+    (tmp_path / "data" / "0").mkdir(parents=True)
+    for number in range(150):
+        (tmp_path / "data" / "0" / f"{number:03d}.jpg").write_bytes(jpeg(number))
+    (tmp_path / "data" / "0" / "007.jpg").write_bytes(b"a text")
+    index = open_index(str(tmp_path / "data"))
+    (tmp_path / "data" / "0" / "011.jpg").unlink()
+    return index
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "source").mkdir()
+    with closing(Server(tmp_path / "source")) as server:
+        yield server
+
+
+def silent(_: int) -> None:
+    pass
+
+
+def test_each_image_has_its_own_entries(index: Index) -> None:
+    counts: list[int] = []
+    table = build_seek(index, counts.append)
+    assert counts[-1] == 150
+    assert counts == sorted(counts)
+    assert table.path == seek_path(index)
+    assert table.num_bytes == table.path.stat().st_size
+    decoder, reader = own_decoder(), Reader(index)
+    assert decoder is not None
+    ids = np.array([149, 0, 7, 11, 64])
+    stretches = table.of(ids)
+    for sample, begin, end in zip(ids, stretches.begins, stretches.ends, strict=True):
+        found = stretches.entries[begin * core.SEEK_ENTRY : end * core.SEEK_ENTRY].tobytes()
+        whole = b"" if sample in (7, 11) else decoder.seek_table(reader.read(int(sample)))
+        assert found == whole
+        assert bool(found) == (sample not in (7, 11))
+
+
+def test_a_seek_table_does_not_change_a_pixel(index: Index) -> None:
+    config = spec(plan=ShuffledPlan(150, 25, seed=1), start=0, stop=12, image_size=48)
+    plain = all_batches(index, config)
+    build_seek(index, silent)
+    for expected, batch in zip(plain, all_batches(index, config), strict=True):
+        np.testing.assert_array_equal(batch.images_BHWC, expected.images_BHWC)
+        assert batch.bad == expected.bad
+
+
+def test_of_shards(tmp_path: Path) -> None:
+    for number in range(3):
+        members = [(f"{row}.jpg", jpeg(100 * number + row)) for row in range(5)]
+        labels = [(f"{row}.cls", b"0") for row in range(5)]
+        pairs = [member for pair in zip(members, labels, strict=True) for member in pair]
+        write_tar(tmp_path / f"{number}.tar", pairs)
+    index = open_index(str(tmp_path / "*.tar"))
+    config = spec(plan=ShuffledPlan(15, 5, seed=1), start=0, stop=6)
+    plain = all_batches(index, config)
+    assert (np.diff(build_seek(index, silent).first) > 0).all()
+    for expected, batch in zip(plain, all_batches(index, config), strict=True):
+        np.testing.assert_array_equal(batch.images_BHWC, expected.images_BHWC)
+
+
+def test_images_behind_http(tmp_path: Path, server: Server) -> None:
+    members = [
+        (f"{n}.{kind}", jpeg(n) if kind == "jpg" else b"0")
+        for n in range(9)
+        for kind in ("jpg", "cls")
+    ]
+    write_tar(server.folder / "a.tar", members)
+    index = open_index(f"{server.url}/a.tar")
+    table = build_seek(index, silent)
+    assert (np.diff(table.first) > 0).all()
+    assert table.path.parent == index.path.parent
+
+
+# --- refused ---
+
+
+def test_there_is_none(index: Index) -> None:
+    assert open_seek(index) is None
+    assert seek_remark(index) is None
+
+
+def test_of_other_data(index: Index, tmp_path: Path) -> None:
+    path = build_seek(index, silent).path
+    (tmp_path / "data" / "0" / "150.jpg").write_bytes(jpeg(150))
+    newer = build_index(str(tmp_path / "data"))
+    assert open_seek(newer) is None
+    console = Console(record=True, width=1000)
+    remark(console, newer)
+    said = console.export_text()
+    assert said.startswith(f"{path}: this seek table belongs to other data")
+    assert said.count("\n") == 1
+    assert open_seek(build_and_load(newer)) is not None
+    remark(console, newer)
+    assert console.export_text() == ""
+
+
+def build_and_load(index: Index) -> Index:
+    build_seek(index, silent)
+    return index
+
+
+@pytest.mark.parametrize("size", [0, 5, 127, 128, 200, -12, -1])
+def test_cut_short(index: Index, size: int) -> None:
+    path = build_seek(index, silent).path
+    os.truncate(path, size if size >= 0 else path.stat().st_size + size)
+    assert open_seek(index) is None
+    assert "or is cut short" in str(seek_remark(index))
+
+
+def test_one_that_is_not_finished_leaves_nothing(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(count: int) -> None:
+        raise KeyboardInterrupt
+
+    before = sorted(os.listdir(index.path.parent))
+    with pytest.raises(KeyboardInterrupt):
+        build_seek(index, fail)
+    assert sorted(os.listdir(index.path.parent)) == before
+
+
+def test_merged_data_has_none_of_its_own(index: Index, tmp_path: Path) -> None:
+    build_seek(index, silent)
+    location = str(tmp_path / "data")
+    assert open_seek(open_merged([location, location], None)) is None
+
+
+def test_who_decodes_without_the_extension_is_told_so_once(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remarks, "own_decoder", lambda: None)
+    console = Console(record=True, width=1000)
+    remark(console, index, index)
+    said = console.export_text()
+    assert said.startswith("decoding at a quarter of the speed, without the extension: install a C")
+    assert said.count("\n") == 1
+
+
+def test_without_the_extension(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_seek(index, silent)
+    monkeypatch.setattr(seek, "own_decoder", lambda: None)
+    with pytest.raises(DataError, match=r"--seek needs the extension in C: install a C compiler"):
+        build_seek(index, silent)
+    monkeypatch.setattr(seek, "core", None)
+    assert open_seek(index) is None
+
+
+# --- the command ---
+
+
+def test_command(index: Index, tmp_path: Path, capsys: Capture) -> None:
+    location = tmp_path / "data"
+    os.truncate(location / "0" / "007.jpg", 0)
+    found = json.loads(shown(capsys, "data", "index", location, "--seek", "--json"))["data"]
+    path = Path(found["seek"])
+    assert path.name == ".trainyard-index.seek"
+    assert path.stat().st_size == found["seek_bytes"]
+    said = shown(capsys, "data", "index", location, "--seek")
+    assert f"seek table of {found['seek_bytes']:,} bytes (" in said
+    assert str(path) in said
+    assert "seek" not in shown(capsys, "data", "index", location)
+
+
+def test_a_folder_that_cannot_be_written_to(
+    index: Index, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seek, "seek_path", lambda _: Path("/proc/no/such.seek"))
+    said = complaint(capsys, "data", "index", str(index.path.parent), "--seek")
+    assert said.startswith("trainyard: /proc/no/such.seek: cannot be written (No such file")

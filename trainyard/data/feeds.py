@@ -1,0 +1,189 @@
+"""From the [data] and [augment] sections of a recipe to feeds of batches."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from trainyard.course import Course, Phase, build_course
+from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
+from trainyard.data.device import Carrier, carrier_to, page_locked
+from trainyard.data.feed import NONE, Augmentation, Feed, HostBatches, TrainingFeed
+from trainyard.data.gpu_decode import DecodingCarrier, decoder_on
+from trainyard.data.index import Index
+from trainyard.data.loader import DataConfig, Loader, LoaderSpec
+from trainyard.data.normalise import Normalise
+from trainyard.data.order import Order, training_plan
+from trainyard.data.plan import EndlessPlan, Excerpt, OnePassPlan
+from trainyard.data.stream.join import JoinFeed, Place, num_passes
+from trainyard.data.stream.loader import StreamLoader
+from trainyard.data.stream.shards import Stream
+from trainyard.data.stream.walk import StreamSpec
+from trainyard.data.transforms import batch_transforms, pixel_transforms
+from trainyard.world import World, cores_per_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feeds:
+    """Makes feeds of one rank's batches on its device."""
+
+    data: DataConfig
+    augment: AugmentConfig
+    global_batch: int
+    seed: int
+    channels_last: bool
+    world: World
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    """Of images that are not mixed or erased: that of the model's first layer, if it is one that
+    rounds its input."""
+
+    def training(
+        self,
+        data: Index | Stream,
+        order: Order,
+        course: Course,
+        *,
+        place: Place,
+        report: Callable[[dict[str, Any]], None],
+    ) -> TrainingFeed | JoinFeed:
+        """Augmented samples; of a stream, see JoinFeed for `place` and `report`."""
+        if isinstance(data, Stream):
+            return self.join(data, course, place, report)
+        assert not isinstance(order, Stream)
+        return self.train(data, order, course)
+
+    def train(self, index: Index, plan: EndlessPlan, course: Course) -> TrainingFeed:
+        """Augmented, in the order of a plan, with the batches and image sizes of a course."""
+
+        def open_phase(phase: Phase, step: int, skipped: int) -> Feed:
+            first = course.samples(step) + skipped
+            spec = LoaderSpec(
+                plan=Excerpt(plan, first, phase.batch),
+                crop=self._crop(),
+                image_size=phase.image_size,
+                start=0,
+                stop=phase.stop - step,
+                **self._indexed(),
+            )
+            return self._feed_of(index, spec, self._augmentation(first, phase.batch))
+
+        return TrainingFeed(course, open_phase)
+
+    def join(
+        self,
+        stream: Stream,
+        course: Course,
+        place: Place,
+        report: Callable[[dict[str, Any]], None],
+    ) -> JoinFeed:
+        """Augmented, as the shards of a stream have them; see JoinFeed."""
+        (phase,) = course.phases
+
+        def open_loader(number: int, seen: int) -> StreamLoader:
+            spec = StreamSpec(
+                shards=stream.shards,
+                num_classes=len(stream.classes),
+                seed=self.seed,
+                share=len(range(self.world.rank, phase.batch, self.world.size)),
+                first_pass=number,
+                seen=seen,
+                num_passes=num_passes(course),
+                crop=self._crop(),
+                image_size=phase.image_size,
+                **self._common(),
+            )
+            return page_locked(StreamLoader(spec), self.device)
+
+        return JoinFeed(
+            course,
+            open_loader=open_loader,
+            open_feed=lambda batches, first: self._feed(
+                batches, carrier_to(self.device), self._augmentation(first, phase.batch)
+            ),
+            place=place,
+            world=self.world,
+            report=report,
+        )
+
+    def statistics(self, index: Index | Stream, samples: int, image_size: int) -> TrainingFeed:
+        """Training images to estimate batch norm statistics of: cropped and flipped, no more.
+
+        Of `samples`, rounded up to whole batches, the first of the run's order.
+        """
+        assert isinstance(index, Index)  # config.py refuses run.bn_samples of a stream
+        batch = min(self.global_batch, max(samples, self.world.size))
+        kept = {key: getattr(self.augment, key) for key in ("scale", "ratio", "flip")}
+        plain = replace(self, augment=AugmentConfig(**kept), global_batch=batch)
+        plan = training_plan(self.data, index, global_batch=batch, seed=self.seed)
+        course = build_course(
+            f"{samples} samples",
+            epoch_samples=plan.epoch_samples,
+            batch=batch,
+            image_size=image_size,
+        )
+        feed = plain.train(index, plan, course)
+        feed.seek(0, 0)
+        return feed
+
+    def evaluation(self, index: Index) -> Feed:
+        """Every image once, its central crop."""
+        plan = OnePassPlan(len(index), self.global_batch)
+        size = self.data.eval_size or self.data.image_size
+        spec = LoaderSpec(
+            plan=plan,
+            crop=CentralCrop(size, self.data.crop_pct),
+            image_size=size,
+            start=0,
+            stop=plan.num_steps,
+            **self._indexed(),
+        )
+        return self._feed_of(index, spec, NONE)
+
+    def _crop(self) -> RandomResizedCrop:
+        augment = self.augment
+        return RandomResizedCrop(self.seed, augment.scale, augment.ratio, augment.flip)
+
+    def _augmentation(self, first: int, batch: int) -> Augmentation:
+        pixels = pixel_transforms(
+            self.augment,
+            seed=self.seed,
+            mean=self.data.mean,
+            interpolation=self.data.interpolation,
+        )
+        batches = batch_transforms(self.augment, seed=self.seed)
+        return Augmentation(pixels, batches, position=first, global_batch=batch)
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "interpolation": self.data.interpolation,
+            "rank": self.world.rank,
+            "size": self.world.size,
+            "threads": self.data.threads or cores_per_rank(self.world),
+        }
+
+    def _indexed(self) -> dict[str, Any]:
+        data = self.data
+        own = {"decode": data.decode, "stage": data.stage, "stage_gb": data.stage_gb}
+        return self._common() | own
+
+    def _feed_of(self, index: Index, spec: LoaderSpec, augmentation: Augmentation) -> Feed:
+        if spec.decode == "cpu":
+            loader = page_locked(Loader(index, spec), self.device)
+            return self._feed(loader, carrier_to(self.device), augmentation)
+        decoder = decoder_on(self.device, spec.threads)
+        size, how = spec.image_size, spec.interpolation
+        carrier = DecodingCarrier(self.device, decoder, size, how=how, locate=index.locate)
+        return self._feed(Loader(index, spec), carrier, augmentation)
+
+    def _feed(self, batches: HostBatches, carrier: Carrier, augmentation: Augmentation) -> Feed:
+        normalise = Normalise(
+            self.device,
+            mean=self.data.mean,
+            std=self.data.std,
+            channels_last=self.channels_last,
+            # What is mixed or erased is so in float32.
+            dtype=torch.float32 if augmentation.batch_transforms else self.dtype,
+        )
+        return Feed(batches, normalise, carrier, augmentation)

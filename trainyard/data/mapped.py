@@ -1,0 +1,75 @@
+"""Files of this machine mapped into memory, so that a sample is read without a copy or a call."""
+
+import mmap
+import os
+import resource
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MOST = 4096  # files that stay mapped; each takes a descriptor
+
+Map = mmap.mmap | bytes
+
+
+class MappedFiles:
+    """Maps that stay between uses, but for those not used for long.
+
+    Who uses one holds it by a reference, so that one that is dropped here goes when all are done.
+    """
+
+    def __init__(self) -> None:
+        # What else is open, staged copies say, has the other half.
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._most = _MOST if limit == resource.RLIM_INFINITY else min(_MOST, limit // 2)
+        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(
+        self, files: list[int], path_of: Callable[[int], str]
+    ) -> tuple[list[Map], NDArray[np.int64], dict[int, str]]:
+        """Files mapped whole, their lengths when they were, and what is wrong with the others.
+
+        Those have a length of -1.
+        """
+        with self._lock:
+            known = [self._maps.get(file) for file in files]
+            for file, found in zip(files, known, strict=True):
+                if found is not None:
+                    self._maps.move_to_end(file)
+        maps: list[Map] = []
+        lengths, errors = np.full(len(files), -1), {}
+        for place, (file, found) in enumerate(zip(files, known, strict=True)):
+            try:
+                maps.append(self._open(file, path_of(file)) if found is None else found)
+                lengths[place] = len(maps[place])
+            except OSError as error:
+                maps.append(b"")
+                errors[file] = str(error)
+        return maps, lengths, errors
+
+    def _open(self, file: int, path: str) -> Map:
+        """Outside the lock, for a slow disk: two threads may map the same file, to no harm."""
+        mapped = _map(path)
+        if isinstance(mapped, bytes):
+            return mapped
+        with self._lock:
+            self._maps[file] = mapped
+            if len(self._maps) > self._most:
+                self._maps.popitem(last=False)
+        return mapped
+
+
+def _map(path: str) -> Map:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if not os.fstat(fd).st_size:
+            return b""  # which cannot be mapped
+        mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+    finally:
+        os.close(fd)
+    mapped.madvise(mmap.MADV_RANDOM)  # whole samples are asked for; see Reader.expect
+    return mapped

@@ -1,0 +1,155 @@
+"""Seek tables: where in each JPEG of a data set its tiles of blocks begin, so that a crop is
+decoded without what lies before it. The images stay as they are.
+
+They lie beside the index, under its name and ".seek": a header, the first entry of each sample
+(int64, one more than there are samples), and the entries (see _native/seek.h); memory-mapped.
+"""
+
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data._native import core
+from trainyard.data.decode import NEEDS_EXTENSION, own_decoder
+from trainyard.data.index import Index
+from trainyard.data.plan import Ids
+from trainyard.data.read import Reader
+from trainyard.data.source import is_remote
+from trainyard.errors import DataError
+from trainyard.files import atomic_write
+
+_HEADER = struct.Struct("<8s64sq48x")  # magic with version, fingerprint of the index, samples
+_MAGIC = b"TYSEEK01"
+_CHUNK = 64  # samples of one task
+_AHEAD = 4  # tasks per thread
+_REMOTE_READS = 32  # at once
+
+
+class Stretches(NamedTuple):
+    """The entries of some samples: of sample i those from begins[i] to ends[i]."""
+
+    entries: NDArray[np.uint8]  # of all samples
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+
+class SeekTable(NamedTuple):
+    """The seek tables of a data set."""
+
+    path: Path
+    first: NDArray[np.int64]  # [samples + 1]
+    entries: NDArray[np.uint8]
+
+    def of(self, ids: Ids) -> Stretches:
+        return Stretches(self.entries, self.first[ids], self.first[ids + 1])
+
+    @property
+    def num_bytes(self) -> int:
+        return _HEADER.size + self.first.nbytes + self.entries.nbytes
+
+
+def seek_path(index: Index) -> Path:
+    return index.path.with_name(index.path.name + ".seek")
+
+
+def open_seek(index: Index) -> SeekTable | None:
+    """The seek tables of an index, memory-mapped; None if there are none that belong to it."""
+    path = seek_path(index)
+    try:
+        content = np.asarray(np.memmap(path, np.uint8, "r"))
+        magic, fingerprint, samples = _HEADER.unpack(content[: _HEADER.size].tobytes())
+    except (OSError, ValueError, struct.error):  # absent, empty or cut short
+        return None
+    known = (_MAGIC, index.fingerprint.encode(), len(index))
+    entries_at = _HEADER.size + 8 * (len(index) + 1)
+    if (magic, fingerprint, samples) != known or len(content) < entries_at:
+        return None
+    first = content[_HEADER.size : entries_at].view("<i8")
+    if core is None or first[-1] * core.SEEK_ENTRY != len(content) - entries_at:
+        return None
+    return SeekTable(path, first, content[entries_at:])
+
+
+def seek_remark(index: Index) -> str | None:
+    """What to tell of a seek table that is there and cannot be used."""
+    path = seek_path(index)
+    if core is None or not path.exists() or open_seek(index) is not None:
+        return None
+    return (
+        f"{path}: this seek table belongs to other data, or is cut short, and is not used; run "
+        "`trainyard data index --seek` anew"
+    )
+
+
+def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
+    """Read every image once and save the seek tables of those that are JPEGs of the usual kind.
+
+    Images that cannot be read have none. DataError if none can be made or saved.
+    """
+    if own_decoder() is None:
+        raise DataError(f"--seek needs the extension in C: {NEEDS_EXTENSION}")
+    path = seek_path(index)
+    try:
+        _write(index, path, progress)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror})") from None
+    table = open_seek(index)
+    assert table is not None
+    return table
+
+
+def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
+    first = np.zeros(len(index) + 1, "<i8")
+    assert core is not None
+    with atomic_write(path) as file:
+        file.write(_HEADER.pack(_MAGIC, index.fingerprint.encode(), len(index)))
+        file.seek(first.nbytes, os.SEEK_CUR)
+        count = 0
+        for tables in _tables(index):
+            for table in tables:
+                file.write(table)
+                count += 1
+                first[count] = first[count - 1] + len(table) // core.SEEK_ENTRY
+            progress(count)
+        file.seek(_HEADER.size)
+        file.write(first.tobytes())
+
+
+def _tables(index: Index) -> Iterator[list[bytes]]:
+    """The tables of all samples in their order, made in threads, some at a time."""
+    reader = Reader(index)
+    where_remote = is_remote(index.locate(0)[0])
+    threads = _REMOTE_READS if where_remote else len(os.sched_getaffinity(0))
+
+    def make(start: int) -> list[bytes]:
+        return [_table(reader, sample) for sample in range(start, min(start + _CHUNK, len(index)))]
+
+    starts = iter(range(0, len(index), _CHUNK))
+    waiting: deque[Future[list[bytes]]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        while True:
+            ahead = _AHEAD * threads - len(waiting)
+            waiting.extend(pool.submit(make, start) for start in islice(starts, ahead))
+            if not waiting:
+                return
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _table(reader: Reader, sample: int) -> bytes:
+    decoder = own_decoder()
+    assert decoder is not None
+    try:
+        return decoder.seek_table(reader.read(sample)) or b""
+    except OSError:  # `data verify` says so, and so does training
+        return b""

@@ -1,0 +1,35 @@
+"""Encoded images as they lie in memory: each an object of its own, or a stretch of a larger one."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from trainyard.data._native.core import Buffer
+
+
+class Stored(NamedTuple):
+    """Encoded images: number i has `lengths[i]` bytes, from `offsets[i]` in `buffers[which[i]]`."""
+
+    buffers: "Sequence[Buffer]"
+    which: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    reread: Callable[[int], bytes] | None = None
+    """The bytes of an image by a read; for a mapped file, which to touch may end the process."""
+
+    def content(self, position: int) -> bytes:
+        """The bytes of one image. OSError if they cannot be read."""
+        if self.reread is not None:
+            return self.reread(position)
+        start, buffer = int(self.offsets[position]), self.buffers[int(self.which[position])]
+        view = memoryview(buffer)  # type: ignore[arg-type]  # an array is a buffer, too
+        return bytes(view[start : start + int(self.lengths[position])])
+
+
+def in_memory(contents: Sequence[bytes]) -> Stored:
+    """Images that are an object each."""
+    lengths = np.array([len(content) for content in contents], np.int64)
+    return Stored(contents, np.arange(len(contents)), np.zeros_like(lengths), lengths)
