@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trainyard.commands import data, doctor, estimate, evaluate, launch, recipes, train
+from trainyard.commands import bench, data, doctor, estimate, evaluate, launch, recipes, train
 from trainyard.data.source import without_login
 from trainyard.errors import InputError, Stopped, TrainyardError
 from trainyard.rendezvous import discover
@@ -106,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
         ("estimate", estimate, "hours of a recipe on a cluster, by each averager"),
         ("doctor", doctor, "are machines, network, disks and data fit to train"),
+        ("bench", bench, "images per second of this machine, and what bounds them"),
         ("recipes", recipes, "list the recipes, or print one"),
         ("data", data, "prepare, index and look at data sets"),
     ):

@@ -146,8 +146,16 @@ def test_a_file_that_ends_too_early_is_damaged(mode: str) -> None:
     scan = scan_of(content)
     for length in (2, 20, scan - 1, scan, scan + 1, scan + 100, len(content) - 40):
         assert status_of(content[:length]) in (core.DAMAGED, core.NOT_OURS)
-    for path in PATHS:  # what the box needs is there
-        assert decoded(content[:-300], path, (0, 0, 80, 16))[1] == core.OK
+    for path in PATHS:  # also where what the box needs is there: a sample is bad in every crop
+        assert decoded(content[:-300], path, (0, 0, 80, 16))[1] == core.DAMAGED
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_a_scan_that_ends_too_early_is_damaged(mode: str) -> None:
+    content = jpeg(picture(64, 80), mode, quality=95)
+    scan = scan_of(content)
+    for length in (scan, scan + 1, scan + 100, len(content) - 40):
+        assert status_of(content[:length] + b"\xff\xd9") == core.DAMAGED
 
 
 def test_a_marker_inside_the_scan_ends_it() -> None:

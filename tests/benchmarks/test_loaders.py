@@ -1,0 +1,227 @@
+"""What benchmarks/loader.py stands on: photographs, yardstick, contenders, tables."""
+
+import ctypes.util
+import io
+import json
+import random
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks.loaders import measure
+from benchmarks.loaders.catalogue import CONTENDERS, FULL, SMALL
+from benchmarks.loaders.decoders import quality, trainyard, without_extension, yardstick
+from benchmarks.loaders.environments import MAIN, PEERS, python_of
+from benchmarks.loaders.peers import functions
+from benchmarks.loaders.peers.random_crop import random_box
+from benchmarks.loaders.photographs import make_photographs
+from benchmarks.loaders.pool import BATCH, SIDE, Pool, load_pool
+from benchmarks.loaders.tables import decoder_tables, draw, loader_tables, share_table
+from benchmarks.loaders.variants import VARIANTS
+from benchmarks.loaders.yardstick.build import build_yardstick
+from trainyard.data._native import core
+
+ROOT = Path(__file__).parent.parent.parent
+COUNT = BATCH
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loader")
+    make_photographs(folder / "data" / "photographs", COUNT, workers=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pool(folder: Path) -> Pool:
+    return load_pool(sorted((folder / "data" / "photographs").glob("*/*.jpg")))
+
+
+def test_photographs_are_like_imagenets_and_always_the_same(folder: Path, tmp_path: Path) -> None:
+    about = make_photographs(folder / "data" / "photographs", COUNT, workers=1)
+    assert 80_000 < np.mean([each.size for each in about]) < 140_000
+    assert 400 < np.mean([each.width for each in about]) < 520
+    assert 0.3 < np.mean([each.is_444 for each in about]) < 0.7
+    assert min(each.quality for each in about) >= 88
+    for each in make_photographs(tmp_path, 2, workers=1):
+        path = folder / "data" / "photographs" / each.name
+        assert (tmp_path / each.name).read_bytes() == path.read_bytes()
+        image = Image.open(io.BytesIO(path.read_bytes()))
+        assert image.size == (each.width, each.height)
+        assert (image.layer[0][1:3] == (1, 1)) == each.is_444  # type: ignore[attr-defined]
+
+
+def wanted(pool: Pool) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """By Pillow, whose code the reference is."""
+    found = []
+    for n in range(BATCH):
+        image = Image.open(io.BytesIO(pool.encoded[n])).crop(pool.box(n))
+        pixels = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+        found.append(pixels[:, ::-1] if pool.flips[n] else pixels)
+    return np.stack(found)
+
+
+def can_build() -> bool:
+    has_avx2 = "avx2" in Path("/proc/cpuinfo").read_text()
+    header = any(Path(place, "jpeglib.h").exists() for place in ("/usr/include",))
+    return has_avx2 and header and ctypes.util.find_library("jpeg") is not None
+
+
+@pytest.mark.skipif(
+    not can_build() or shutil.which("cc") is None, reason="needs AVX2, cc and libjpeg's headers"
+)
+def test_the_yardstick_gives_pillows_pixels(folder: Path, pool: Pool) -> None:
+    build_yardstick(folder)
+    decode = yardstick(folder)(pool, pool.batches()[0])
+    found = quality([decode], [wanted(pool)])
+    assert found["least_db"] > 50
+    assert found["median_db"] > 55
+
+
+@pytest.mark.skipif(core is None, reason="needs the extension")
+@pytest.mark.parametrize("kind", ["plain", "seek", "packed"])
+def test_our_decoder_is_measured_on_the_same_crops(kind: str, pool: Pool) -> None:
+    decode = trainyard(kind)(pool, pool.batches()[0])
+    assert quality([decode], [wanted(pool)])["median_db"] > 45
+
+
+def test_what_others_are_held_against_is_pillows_own(pool: Pool) -> None:
+    right = wanted(pool)
+    for n in range(4):
+        found = functions.pillow(pool.encoded[n], pool.box(n), bool(pool.flips[n]))
+        assert np.array_equal(found, right[n])
+    assert quality([without_extension(pool, pool.batches()[0])], [right])["least_db"] > 90
+
+
+@pytest.mark.filterwarnings("ignore:The image decoding:DeprecationWarning")  # torchvision
+@pytest.mark.parametrize(
+    ("name", "least_db"),
+    [("simplejpeg_torch", 50), ("torchvision_tensors", 50), ("pillow_draft", 25),
+     ("simplejpeg_area", 25)],
+)  # fmt: skip
+def test_peers_decode_the_same_crop(name: str, least_db: float, pool: Pool) -> None:
+    function = getattr(functions, name)
+    right = wanted(pool)
+    for n in range(8):
+        pixels = function(pool.encoded[n], pool.box(n), bool(pool.flips[n]))
+        error = np.square(pixels.astype(np.float64) - right[n]).mean()
+        assert 10 * np.log10(255**2 / max(error, 1e-5)) > least_db
+
+
+def test_random_boxes_lie_in_their_image_and_have_the_usual_shape() -> None:
+    random.seed(0)
+    for _ in range(1000):
+        width, height = random.randint(30, 800), random.randint(30, 800)
+        left, top, right, bottom = random_box(width, height)
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+        assert 0.07 < (right - left) * (bottom - top) / (width * height) <= 1 or width != height
+
+
+# --- the contenders ---
+
+
+def test_every_contender_has_its_code_its_environment_and_its_data() -> None:
+    names = [contender.title for contender in CONTENDERS]
+    assert len({*names}) == len(names)
+    for contender in CONTENDERS:
+        module = import_module(f"benchmarks.loaders.peers.{contender.module}")
+        assert callable(getattr(module, contender.function))
+        assert contender.environment in (MAIN, *PEERS)
+        assert contender.variant in ("photographs", *VARIANTS)
+
+
+def test_an_environment_that_was_not_finished_is_none(tmp_path: Path) -> None:
+    place = tmp_path / "environments" / "grain" / "bin"
+    place.mkdir(parents=True)
+    (place / "python").touch()
+    assert python_of(tmp_path, "grain") is None
+    (place / "ready").touch()
+    assert python_of(tmp_path, "grain") == place / "python"
+    assert python_of(tmp_path, MAIN) == Path(sys.executable)
+
+
+@pytest.mark.parametrize("contender", ["trainyard_loader make", "in_threads with_simplejpeg"])
+def test_a_whole_loader_is_measured_in_a_process_of_its_own(contender: str, folder: Path) -> None:
+    module, function = contender.split()
+    words = [sys.executable, "-m", "benchmarks.loaders.measure"]
+    words += [f"benchmarks.loaders.peers.{module}", function, "--seconds", "0.1"]
+    words += ["--data", str(folder / "data" / "photographs")]
+    result = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    found = json.loads(result.stdout.splitlines()[-1])
+    assert found["shape"] == ["uint8", BATCH, SIDE, SIDE, 3]
+    assert min(found["images_per_second"], found["first_batch_s"], found["import_s"]) > 0
+    assert found["anonymous_mb"] > 20
+
+
+def test_memory_of_children_counts() -> None:
+    alone = measure.memory()["anonymous_mb"]
+    code = "x = bytearray(80_000_000); print('ready', flush=True); input()"
+    words = [sys.executable, "-c", code]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert child.pid in measure.processes()
+        assert measure.memory()["anonymous_mb"] > alone + 70
+        child.communicate(b"\n")
+
+
+# --- the tables ---
+
+
+def loader(one: list[float], two: list[float]) -> dict[str, Any]:
+    keys = ("first_batch_s", "import_s", "anonymous_mb", "torch_mb", "mapped_mb")
+    figures = {key: [1.0] for key in keys}
+    return {"1": one, "2": two, "bytes_an_image": 110_000, **figures}
+
+
+LOADERS = {
+    FULL: {
+        "Trainyard, WebDataset": loader([1500, 1600, 1700], [3000, 3100, 3200]),
+        "timm": loader([390, 400, 410], []),
+    },
+    SMALL: {"FFCV, raw": loader([3000], [3300])},
+}
+
+
+def test_the_tables_have_medians_spreads_and_ratios() -> None:
+    full, small = loader_tables(LOADERS)
+    assert full.rows[0][:5] == [
+        "Trainyard, WebDataset", "1,600 (1,500 to 1,700)", "3,100 (3,000 to 3,200)", "1.94", "1.00"
+    ]  # fmt: skip
+    assert full.rows[1][:5] == ["timm", "400 (390 to 410)", "", "", "4.00"]
+    assert small.rows[0][3:5] == ["1.10", ""]  # ours is not among these
+    assert full.markdown().count("\n| ") == 4
+
+
+def test_decoders_are_held_against_the_yardstick() -> None:
+    decoders = {
+        "full size": {
+            "yardstick": {"images_per_second": [900, 1000, 1100], "median_db": 55.7,
+                          "low_db": 55.3, "least_db": 54.4},
+            "Trainyard, plain JPEG": {"images_per_second": [2000], "median_db": 99.0,
+                                      "low_db": 50.0, "least_db": 40.0},
+        }
+    }  # fmt: skip
+    (table,) = decoder_tables(decoders, "yardstick")
+    assert table.rows[0] == ["Trainyard, plain JPEG", "2,000 (2,000 to 2,000)", "2.00", "equal",
+                             "50.0", "40.0"]  # fmt: skip
+    assert table.rows[1][2] == "1.00"
+    (row,) = share_table(decoders, LOADERS).rows
+    assert row == ["Trainyard, WebDataset", FULL, "2,000", "1,600", "80%"]
+
+
+def test_the_chart_has_every_loader(tmp_path: Path) -> None:
+    draw(tmp_path / "chart.svg", LOADERS, "Whole loaders")
+    drawn = (tmp_path / "chart.svg").read_text()
+    for name in ("Trainyard, WebDataset", "timm", "FFCV, raw"):
+        assert name in drawn
+    draw(tmp_path / "again.svg", LOADERS, "Whole loaders")
+    assert (tmp_path / "again.svg").read_text() == drawn

@@ -1,0 +1,150 @@
+"""`trainyard bench loader`: what a data set gives on this machine, and what would be faster."""
+
+import argparse
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from trainyard.errors import InputError
+
+if TYPE_CHECKING:
+    from trainyard.data.index import Index
+
+_WAYS = {
+    "libraries": "decoding, simplejpeg and Pillow",
+    "stored": "decoding",
+    "seek": "decoding, with a seek table",
+    "packed": "decoding, packed",
+}
+_WORTH = 1.1  # times as fast: what is less is no advice
+_NOTABLE = 0.05  # share of images that fall back
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
+    loader = actions.add_parser("loader", help="images a second of a data set, and of each part")
+    add = loader.add_argument
+    add("location", metavar="LOCATION", help="a folder, a file, shards or a URL")
+    add("--batch", type=int, default=256, metavar="N", help="images of a batch (256)")
+    add("--size", type=int, default=224, metavar="PIXELS", help="side of a training image (224)")
+    add("--threads", type=int, metavar="N", help="loader threads; default: one for each core")
+    add("--seconds", type=float, default=10.0, metavar="S", help="that it takes in all (10)")
+    add("--json", action="store_true", help="print as JSON")
+    loader.set_defaults(run_command=bench_loader)
+
+
+def bench_loader(options: argparse.Namespace) -> int:
+    for name in ("batch", "size", "threads", "seconds"):
+        value = getattr(options, name)
+        if value is not None and value <= 0:
+            raise InputError(f"--{name} {value}: choose a number above 0")
+    found = measure(options, *_index_of(options.location))
+    if options.json:
+        print(json.dumps(found))
+    else:
+        _print(found)
+    return 0
+
+
+def _index_of(location: str) -> "tuple[str, Index]":
+    """The training split, where there is one."""
+    from trainyard.commands.data_show import open_splits
+
+    indices = open_splits(location)
+    split = "train" if "train" in indices else next(iter(indices))
+    return split, indices[split]
+
+
+def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str, Any]:
+    from trainyard.data._native import core
+    from trainyard.data.rates import Task, decoding_rate, hold, loader_rate, reading_rate
+    from trainyard.data.seek import open_seek
+
+    ways = list(_WAYS) if core is not None else ["libraries"]
+    cores = len(os.sched_getaffinity(0))
+    task = Task(
+        index=index,
+        batch=options.batch,
+        side=options.size,
+        threads=options.threads or cores,
+        seconds=options.seconds / (len(ways) + 2),
+    )
+    held = hold(task)
+    if index.format == "packed":  # has no use for either
+        ways = [way for way in ways if way in ("libraries", "stored")]
+    reading = reading_rate(task)
+    decoding = {way: decoding_rate(task, held, way) for way in ways}
+    loader, first = loader_rate(task)
+    found = {
+        "location": options.location,
+        "split": split,
+        "format": index.format,
+        "samples": len(index),
+        "bytes_per_image": held.bytes_per_image,
+        "path": core.paths[0] if core is not None else None,
+        "fallback": held.fallback,
+        "seek_table": open_seek(index) is not None,
+        "threads": task.threads,
+        "cores": cores,
+        "reading": reading,
+        "decoding": {way: rate.images_per_second for way, rate in decoding.items()},
+        "decoding_bytes": {way: rate.bytes_per_image for way, rate in decoding.items()},
+        "loader": loader,
+        "first_batch_s": first,
+    }
+    return found | {"advice": advice(found)}
+
+
+def advice(found: dict[str, Any]) -> str:
+    """One sentence: what would be faster here."""
+    from trainyard.data.decode import NEEDS_EXTENSION
+
+    location, decoding = found["location"], found["decoding"]
+    if found["path"] is None:
+        return f"the extension in C decodes several times as fast: {NEEDS_EXTENSION}"
+    now = decoding["seek" if found["seek_table"] and "seek" in decoding else "stored"]
+    if found["reading"] < _WORTH * now:
+        return (
+            "reading is what takes long: with `data.stage` set to a folder on a local disk, "
+            "training reads copies"
+        )
+    if found["threads"] < found["cores"]:
+        return f"more threads: this machine has {found['cores']} cores"
+    if found["fallback"] > _NOTABLE:
+        return (
+            f"{found['fallback']:.0%} of the images are no baseline JPEGs, which are decoded "
+            "several times as fast: `trainyard data pack --short PIXELS` makes them such"
+        )
+    better = []
+    if not found["seek_table"] and decoding.get("seek", 0) > _WORTH * now:
+        gain = decoding["seek"] / now
+        better.append(f"`trainyard data index {location} --seek` ({gain:.1f} x)")
+    if decoding.get("packed", 0) > _WORTH * now:
+        gain = decoding["packed"] / now
+        larger = found["decoding_bytes"]["packed"] / found["bytes_per_image"]
+        better.append(
+            f"`trainyard data pack {location} DESTINATION --format packed` ({gain:.1f} x, in "
+            f"{larger:.1f} times the bytes)"
+        )
+    if better:
+        return f"decoding is faster after {', or after '.join(better)}"
+    return "nothing that we know of would be faster, but smaller images and more cores"
+
+
+def _print(found: dict[str, Any]) -> None:
+    from trainyard.commands.printing import print_table, size
+
+    threads = found["threads"]
+    per_core = min(threads, found["cores"])
+    rates = {"reading": found["reading"]}
+    rates |= {_WAYS[way]: rate for way, rate in found["decoding"].items()}
+    rates["whole loader" + ", with its seek table" * found["seek_table"]] = found["loader"]
+    rows = [[what, f"{rate:,.0f}", f"{rate / per_core:,.0f}"] for what, rate in rates.items()]
+    path = found["path"] or "not built"
+    print(
+        f"{found['split']}: {found['samples']:,} samples of {size(found['bytes_per_image'])}, "
+        f"{found['format']}; threads {threads}, cores {found['cores']}, extension {path}, "
+        f"left to the libraries {found['fallback']:.1%}"
+    )
+    print_table(["", "images/s", "of a core"], rows)
+    print(f"First batch after {found['first_batch_s']:.2f} s. Advice: {found['advice']}.")

@@ -1,0 +1,229 @@
+"""How fast this machine reads and decodes a data set: what bounds training on it.
+
+Reading, decoding and the whole loader are measured apart, each for so many seconds in so many
+threads, on samples in the order of training. Decoding is measured in every way that there is,
+those for which the data would first have to be prepared among them.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, cycle
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data._native import core
+from trainyard.data.augment import RandomResizedCrop
+from trainyard.data.decode import decode_batch, own_decoder
+from trainyard.data.index import Index
+from trainyard.data.loader import Loader, LoaderSpec
+from trainyard.data.plan import Ids, ShuffledPlan
+from trainyard.data.read import Reader
+from trainyard.data.seek import Stretches
+from trainyard.data.stored import Stored, in_memory
+from trainyard.errors import DataError
+
+_HELD_BYTES, _HELD_SAMPLES = 1 << 28, 1024  # of encoded images, for decoding alone
+_SLICE = 64  # images of one call
+_PAGE = 4096  # bytes
+_CROP = RandomResizedCrop(seed=0, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
+
+Work = Callable[[], int]
+"""Does a piece of work and says of how many images."""
+
+
+class Way(NamedTuple):
+    """How images are decoded, from memory."""
+
+    images_per_second: float
+    bytes_per_image: float
+
+
+@dataclass(frozen=True)
+class Task:
+    index: Index
+    batch: int  # samples
+    side: int  # pixels of a training image
+    threads: int
+    seconds: float  # of each measurement
+
+    @property
+    def plan(self) -> ShuffledPlan:
+        return ShuffledPlan(len(self.index), global_batch=self.batch, seed=0)
+
+
+def reading_rate(task: Task) -> float:
+    """Images a second of which every page is touched."""
+    reader, steps = Reader(task.index), count()
+
+    def worker() -> Work:
+        def read() -> int:
+            ids = task.plan.batch(next(steps))
+            reader.expect(ids)
+            stored, unreadable = reader.stored(ids)
+            for position in range(len(ids)):
+                _touch(stored, position)
+            return len(ids) - len(unreadable)
+
+        return read
+
+    return _rate(worker, task)
+
+
+def _touch(stored: Stored, position: int) -> None:
+    start, buffer = int(stored.offsets[position]), stored.buffers[int(stored.which[position])]
+    view = memoryview(buffer)  # type: ignore[arg-type]  # an array is a buffer, too
+    np.frombuffer(view, np.uint8, int(stored.lengths[position]), start)[::_PAGE].sum()
+
+
+def loader_rate(task: Task) -> tuple[float, float]:
+    """Images a second of the whole loader, and seconds until its first batch."""
+    spec = LoaderSpec(
+        plan=task.plan,
+        crop=_CROP,
+        image_size=task.side,
+        interpolation="bilinear",
+        start=0,
+        stop=1 << 40,
+        rank=0,
+        size=1,
+        threads=task.threads,
+    )
+    begun = time.perf_counter()
+    with Loader(task.index, spec) as loader:
+        next(loader)
+        first = time.perf_counter()
+        for _ in range(3):  # were ready, or nearly so
+            next(loader)
+        start, images = time.perf_counter(), 0
+        while time.perf_counter() < start + task.seconds or not images:
+            images += len(next(loader).ids)
+        return images / (time.perf_counter() - start), first - begun
+
+
+# --- decoding alone ---
+
+
+class Held(NamedTuple):
+    """Some samples' images in memory."""
+
+    ids: Ids
+    contents: list[bytes]
+
+    @property
+    def bytes_per_image(self) -> float:
+        return sum(map(len, self.contents)) / len(self.contents)
+
+    @property
+    def fallback(self) -> float:
+        """Share of the images that the extension leaves to the libraries; 1 without it."""
+        decoder = own_decoder()
+        if decoder is None:
+            return 1.0
+        stored = in_memory(self.contents)
+        sizes, status = np.ones((len(self.ids), 2), np.int64), np.ones(len(self.ids), np.uint8)
+        decoder.sizes(stored.buffers, stored.which, stored.offsets, stored.lengths, sizes, status)
+        return float((status != core.OK).mean())
+
+
+def hold(task: Task) -> Held:
+    """Samples in the order of training. DataError if none can be read."""
+    reader, ids, contents, size, failure = Reader(task.index), [], [], 0, ""
+    for sample in _samples(task):
+        try:
+            contents.append(reader.read(sample))
+        except OSError as error:
+            failure = str(error)
+            continue
+        ids.append(sample)
+        size += len(contents[-1])
+        if size > _HELD_BYTES:
+            break
+    if not ids:
+        raise DataError(f"{task.index.root}: no image can be read ({failure})")
+    return Held(np.array(ids), contents)
+
+
+def _samples(task: Task) -> Iterator[int]:
+    most = min(_HELD_SAMPLES, len(task.index))
+    plan = ShuffledPlan(len(task.index), global_batch=most, seed=0)
+    return iter(plan.batch(0).tolist())
+
+
+def decoding_rate(task: Task, held: Held, way: str) -> Way:
+    """`way` is libraries, stored, seek or packed; all but the first need the extension."""
+    contents, seek = held.contents, None
+    decoder = own_decoder()
+    if way == "packed":
+        assert decoder is not None
+        contents = [decoder.pack(content) or content for content in contents]
+    if way == "seek":
+        assert decoder is not None
+        seek = _stretches([decoder.seek_table(content) or b"" for content in contents])
+    starts, guard = cycle(range(0, len(contents), _SLICE)), threading.Lock()
+
+    def worker() -> Work:
+        out = np.empty((_SLICE, task.side, task.side, 3), np.uint8)
+        rounds = count()
+
+        def decode() -> int:
+            with guard:
+                part = slice(start := next(starts), start + _SLICE)
+            ids = held.ids[part]
+            epochs = np.full_like(ids, next(rounds))
+            decode_batch(
+                contents[part],
+                lambda sizes: _CROP(sizes, ids, epochs),
+                out[: len(ids)],
+                "bilinear",
+                decoder=None if way == "libraries" else own_decoder(),
+                seek=seek and Stretches(seek.entries, seek.begins[part], seek.ends[part]),
+            )
+            return len(ids)
+
+        return decode
+
+    return Way(_rate(worker, task), sum(map(len, contents)) / len(contents))
+
+
+def _stretches(tables: list[bytes]) -> Stretches:
+    ends: NDArray[np.int64] = np.cumsum([len(table) // core.SEEK_ENTRY for table in tables])
+    begins = np.concatenate([[0], ends[:-1]])
+    return Stretches(np.frombuffer(b"".join(tables), np.uint8), begins, ends)
+
+
+# --- the clock ---
+
+
+def _rate(worker: Callable[[], Work], task: Task) -> float:
+    """Images a second of all threads, each of which makes a worker of its own."""
+    totals, errors = [0] * task.threads, []
+    ready = threading.Barrier(task.threads + 1)
+    end = 0.0
+
+    def run(number: int) -> None:
+        work = worker()
+        try:
+            work()  # what the first one costs is not counted
+        except Exception as error:
+            errors.append(error)
+        ready.wait()
+        ready.wait()
+        while not errors and time.perf_counter() < end:
+            totals[number] += work()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(task.threads)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    begun = time.perf_counter()
+    end = begun + task.seconds
+    ready.wait()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return sum(totals) / (time.perf_counter() - begun)
