@@ -26,7 +26,7 @@ from trainyard.data.reassessed import Labels, read_labels
 from trainyard.data.remarks import remark
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
-from trainyard.parts import feeds_of, trained_model
+from trainyard.parts import check_decoding, feeds_of, trained_model
 from trainyard.rendezvous import member
 from trainyard.train import checkpoint
 from trainyard.train.bn_statistics import batch_norms, estimate_statistics
@@ -117,6 +117,7 @@ def evaluate_checkpoint(
             if world.is_first:
                 checkpoint.check(path)
         with together(world):
+            check_decoding(config, device)
             classes = checkpoint.read_progress(path)["classes"]
         data = _open_all(config, question, classes, world, console=console)
         with together(world):

@@ -1,5 +1,6 @@
 """Files that appear complete or not at all, checksums, and the layout of a run directory."""
 
+import glob
 import hashlib
 import json
 import math
@@ -33,6 +34,12 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 def part_of(path: Path) -> Path:
     """A passing name beside a path, hidden from readers, that nobody else uses."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def remove_parts(path: Path) -> None:
+    """Remove what killed processes left under passing names beside a path."""
+    for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
+        part.unlink(missing_ok=True)
 
 
 def is_at(path: Path, fd: int) -> bool:

@@ -134,7 +134,7 @@ def check_decoding(config: RunConfig, device: torch.device) -> None:
 
 
 def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
-    check_decoding(config, device)
+    """After `check_decoding`."""
     return Feeds(
         data=config.data,
         augment=config.augment,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
+from trainyard.data._native import core
 from trainyard.errors import CheckpointError, DataError, DivergedError
 from trainyard.files import RunDirectory, write_text
 from trainyard.monitor.environment import describe_environment, versions
@@ -45,7 +46,8 @@ def facts_of(config: RunConfig) -> dict[str, str]:
         for key, value in values.items()
     }
     of_recipe = {key: value for key, value in keys.items() if key not in PRACTICAL}
-    return {name: f"{number}" for name, number in versions().items()} | of_recipe
+    extension = {"the extension in C": "built" if core else "not built"}  # other pixels without
+    return {name: f"{number}" for name, number in versions().items()} | extension | of_recipe
 
 
 def claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from trainyard.data import device
 from trainyard.data.augment import AugmentConfig, CentralCrop
 from trainyard.data.device import OnHost, OnStream, carrier_to, page_locked
 from trainyard.data.encoded import JPEG, stretches
@@ -234,7 +235,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Stream, Stream, list[str]]
     """The copies' and the trainer's, and all that they and the host wait for."""
     log = list[str]()
     copies, trainer = Stream(log, "copies"), Stream(log, "trainer")
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: copies)
+    monkeypatch.setattr(device, "copy_stream", lambda device: copies)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: trainer)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)

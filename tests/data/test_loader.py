@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -10,11 +11,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -23,13 +25,16 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from tests.data.tars import write_tar
+from trainyard.data import mapped
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
+from trainyard.data.fill import SliceFiller
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.loader import Loader, LoaderSpec
 from trainyard.data.loader_client import HostBatch
 from trainyard.data.plan import OnePassPlan, ShuffledPlan
 from trainyard.data.read import Reader
+from trainyard.data.ring import Ring
 from trainyard.errors import LoaderError
 
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
@@ -227,6 +232,25 @@ def test_a_shard_that_is_cut_short_while_it_is_mapped(tmp_path: Path) -> None:
             bad |= {row.id: row.reason for row in batch.bad}
     assert sorted(bad) == cut[1:].tolist()  # the first one is whole
     assert all("is cut short or has changed since it was indexed" in why for why in bad.values())
+
+
+def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on file systems without maps, or with too many of them."""
+    index = shards_of_jpegs(tmp_path, [9])
+
+    def refuse(path: str) -> NoReturn:
+        raise OSError(errno.ENODEV, "no such device", path)
+
+    config = spec(plan=OnePassPlan(9, 9), crop=CentralCrop(24, 0.9), start=0, stop=1)
+    (expected,) = all_batches(index, config)
+    monkeypatch.setattr(mapped, "_map", refuse)
+    ids = np.arange(9)
+    with tempfile.TemporaryFile() as file:
+        slot = Ring(file.fileno(), num_slots=1, batch=9, size=24).slots[0]
+        assert SliceFiller(index, config)(ids, np.zeros_like(ids), slot, slice(0, 9)) == []
+    assert slot.weights.tolist() == [1] * 9
+    difference = np.abs(slot.images_BHWC.astype(int) - expected.images_BHWC)
+    assert np.median(difference) <= 1
 
 
 def test_a_shard_that_is_gone_or_empty_costs_its_own_samples(tmp_path: Path) -> None:

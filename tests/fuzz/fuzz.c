@@ -53,11 +53,16 @@ static Crop crop_of(const uint8_t *options, int width, int height) {
     double left = options[0] / 256.0 * width, top = options[1] / 256.0 * height;
     double right = left + (options[2] + 1) / 256.0 * (width - left);
     double bottom = top + (options[3] + 1) / 256.0 * (height - top);
-    Crop crop = {left, top, right, bottom, options[4] & 1, options[4] & 2,
+    Crop crop = {left,
+                 top,
+                 right,
+                 bottom,
+                 options[4] & 1,
+                 options[4] & 2,
                  options[4] & 4 ? BICUBIC : BILINEAR};
     if (options[4] & 8) /* whole pixels, as training has them */
-        crop = (Crop){(int)left, (int)top, (int)right, (int)bottom, crop.flip, crop.beyond,
-                      crop.filter};
+        crop = (Crop){(int)left, (int)top,    (int)right, (int)bottom,
+                      crop.flip, crop.beyond, crop.filter};
     return crop;
 }
 
@@ -124,13 +129,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     uint8_t *seek = copy_of(data + OPTIONS, seek_size);
     size_t image_size = size - OPTIONS - seek_size;
     uint8_t *image = copy_of(data + OPTIONS + seek_size, image_size);
-    Stored stored = {image, image_size,
-                     {seek_size ? seek : NULL, (int)(seek_size / sizeof(SeekEntry))}};
+    Stored stored = {
+        image, image_size, {seek_size ? seek : NULL, (int)(seek_size / sizeof(SeekEntry))}};
     int width = 0, height = 0;
+    if (packed_is_record(image, image_size)) {
+        Buffer jpeg = {0};
+        size_t jpeg_size;
+        packed_unpack(image, image_size, &jpeg, &jpeg_size);
+        buffer_free(&jpeg);
+    }
     if (size_of(image, image_size, &width, &height)) {
         Crop crop = crop_of(options + 8, width, height);
         if ((crop.right - crop.left) * (crop.bottom - crop.top) <= MAX_PIXELS) {
-            int side = 1 + options[7] % 12;
+            int side = 1 + options[7] % (options[6] & 64 ? 70 : 12);
             Target target = {malloc((size_t)side * (size_t)(side + 3) * 3), side, side + 3,
                              options[5] & 2};
             Status status = decode_all(&stored, &crop, target);
@@ -141,5 +152,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     free(image);
     free(seek);
+    if (options[6] & 128) /* most inputs find what earlier ones left */
+        for (size_t i = 0; i < NUM_PATHS; i++) {
+            scratch_free(scratches[i]);
+            scratches[i] = NULL;
+        }
     return 0;
 }

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NATIVE = ROOT / "trainyard" / "data" / "_native"
 CORPUS = HERE / "corpus.tar"
-NEEDS_PYTHON = {"module.c", "decoder.c", "arguments.c", "batch.c", "files.c"}
+NEEDS_PYTHON = {"module.c", "decoder.c", "arguments.c"}
 SANITIZERS = "address,undefined"
 
 
@@ -39,15 +39,31 @@ def find_clang() -> str | None:
     return None
 
 
+def core_sources() -> list[str]:
+    """What knows nothing of Python."""
+    return [str(path) for path in NATIVE.glob("*.c") if path.name not in NEEDS_PYTHON]
+
+
+def include() -> str:
+    return f"-I{NATIVE}"
+
+
 def build(clang: str, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / "fuzz"
-    sources = [path for path in NATIVE.glob("*.c") if path.name not in NEEDS_PYTHON]
     subprocess.run(
         [
             *(clang, "-std=gnu11", "-O2", "-g", f"-fsanitize=fuzzer,{SANITIZERS}"),
             *("-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-Wall", "-Wextra"),
-            *(f"-I{NATIVE}", "-o", str(target), str(HERE / "fuzz.c"), *map(str, sources), "-lm"),
+            *(
+                "-DUNSTUFF_PIECE=37",
+                include(),
+                "-o",
+                str(target),
+                str(HERE / "fuzz.c"),
+                *core_sources(),
+                "-lm",
+            ),
         ],
         check=True,
     )

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import simplejpeg
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from trainyard.data._native import core
+from trainyard.data.formats.record import record_of_pixels
 
 # Options, see fuzz.c.
 PLAIN = bytes((0, 0, 0, 0, 0, 0, 0, 15, 0, 0, 255, 255, 0, 0, 0, 0))  # the whole image
@@ -25,6 +27,7 @@ def jpegs() -> Iterator[bytes]:
         noise,
         flower.resize((8, 8)),
         flower.resize((1, 1)),
+        flower.resize((300, 24)),
     ]
     for picture in pictures:
         for options in (
@@ -37,6 +40,7 @@ def jpegs() -> Iterator[bytes]:
         ):
             yield encode(picture, **options)
         yield encode(picture.convert("L"), quality=85)
+        yield simplejpeg.encode_jpeg(np.asarray(picture), 60, colorsubsampling="440")
     yield encode(pictures[0].convert("CMYK"), quality=85)
 
 
@@ -49,6 +53,8 @@ def encode(picture: Image.Image, **options: object) -> bytes:
 def write_seeds(folder: Path) -> None:
     """Each picture plain, with its seek table, and packed."""
     decoder = core.Decoder()
+    pixels = np.arange(9 * 13 * 3, dtype=np.uint8).reshape(9, 13, 3)
+    (folder / "seed-pixels").write_bytes(PLAIN + record_of_pixels(pixels))
     for number, jpeg in enumerate(jpegs()):
         inputs = {"plain": PLAIN + jpeg, "derived": DERIVED + jpeg, "crop": CROP + jpeg}
         table, record = decoder.seek_table(jpeg), decoder.pack(jpeg)

@@ -10,9 +10,12 @@ command -v mpirun >/dev/null || missing="${missing:-} openmpi-bin"
 command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] || missing="${missing:-} openssh-server"
 command -v ssh >/dev/null || missing="${missing:-} openssh-client"
 command -v rsync >/dev/null || missing="${missing:-} rsync"
-# The C extension: a compiler, another one with libFuzzer, and ARM's to run its instructions.
+# The C extension: a compiler, one with libFuzzer, and ARM's with an emulator for its path.
 command -v gcc >/dev/null || missing="${missing:-} gcc libc6-dev"
 command -v clang-16 >/dev/null || missing="${missing:-} clang-16 libclang-rt-16-dev"
+command -v aarch64-linux-gnu-gcc >/dev/null ||
+	missing="${missing:-} gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
+command -v qemu-aarch64 >/dev/null || missing="${missing:-} qemu-user"
 [ -n "${missing:-}" ] || exit 0
 [ "$(id -u)" = 0 ] || { echo "missing: $missing; as root: apt-get install $missing"; exit 1; }
 export DEBIAN_FRONTEND=noninteractive

@@ -113,7 +113,7 @@ def advice(found: dict[str, Any]) -> str:
     if found["fallback"] > _NOTABLE:
         return (
             f"{found['fallback']:.0%} of the images are no baseline JPEGs, which are decoded "
-            "several times as fast: `trainyard data pack --short PIXELS` makes them such"
+            "several times as fast: see `trainyard data pack --short`"
         )
     better = []
     if not found["seek_table"] and decoding.get("seek", 0) > _WORTH * now:

@@ -115,6 +115,8 @@ def _recode(options: argparse.Namespace) -> "Recode | None":
         if options.quality is not None:
             raise InputError("--quality is of scaled images: give --short too, or leave it")
         return None
+    if options.pixels and options.quality is not None:
+        raise InputError("--quality is of JPEGs, and --pixels keeps none: leave one of them")
     return ShortSide(options.short_side, 95 if options.quality is None else options.quality)
 
 

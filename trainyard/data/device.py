@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -113,6 +113,12 @@ class UnderWay:
         return bool(self._waiting[0][0].query())  # type: ignore[no-untyped-call]
 
 
+@cache
+def copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all feeds: memory that was taken on a stream is used again on it alone."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class OnStream:
     """Copies on a stream of their own, beside the stream that the trainer computes on."""
 
@@ -120,7 +126,7 @@ class OnStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = copy_stream(device)
         self._buffers = deque(_Buffer() for _ in range(AHEAD + 1))
         self._copying = UnderWay()
         self.settle = self._copying.settle

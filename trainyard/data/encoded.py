@@ -17,7 +17,7 @@ from trainyard.data.decode import MAX_PIXELS, Interpolation, decode_batch, own_d
 from trainyard.data.stored import Stored, in_memory
 
 if TYPE_CHECKING:
-    from trainyard.data.loader_process import Columns, Crop
+    from trainyard.data.fill import Columns, Crop
     from trainyard.data.plan import Ids
 
 NOTHING, JPEG, PIXELS = range(3)
@@ -103,8 +103,11 @@ def _contents(images: Stored | Sequence[bytes]) -> tuple[list[bytes], dict[int, 
 
 
 def _jpeg_size(content: bytes) -> tuple[int, int]:
-    """Width and height of a JPEG of grey or YCbCr; (1, 1) for all else."""
-    if not content.startswith(b"\xff\xd8"):
+    """Width and height of a whole JPEG of grey or YCbCr; (1, 1) for all else.
+
+    The libraries are strict with one that is cut short; a GPU may not be.
+    """
+    if not (content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")):
         return 1, 1
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content, strict=False)

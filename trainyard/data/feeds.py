@@ -36,8 +36,8 @@ class Feeds:
     world: World
     device: torch.device
     dtype: torch.dtype = torch.float32
-    """Of images that are not mixed or erased: that of the model's first layer, if it is one that
-    rounds its input."""
+    """Of images that are not mixed or erased: what autocast would round them to in a model's first
+    convolution. A model that resizes its input by itself (CrossViT) does so in this precision."""
 
     def training(
         self,

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from trainyard.data.augment import Crops
 from trainyard.data.decode import Interpolation, decode_batch
-from trainyard.data.device import AHEAD, Arriving, UnderWay
+from trainyard.data.device import AHEAD, Arriving, UnderWay, copy_stream
 from trainyard.data.encoded import JPEG, PIXELS, stretches
 from trainyard.data.loader_client import BadSample, HostBatch
 from trainyard.errors import RecipeError
@@ -138,8 +138,7 @@ class DecodingCarrier:
         """`locate` gives the file, offset and size of a sample, for what is said of a bad one."""
         self._device, self._decode = device, decoder
         self._size, self._how, self._locate = image_size, how, locate
-        is_cpu = device.type == "cpu"
-        self._stream = None if is_cpu else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = None if device.type == "cpu" else copy_stream(device)
         self._decoding = UnderWay()
         self.settle = self._decoding.settle
 
@@ -153,16 +152,17 @@ class DecodingCarrier:
             weights[list(unreadable)] = 0
             labels, on_device = (self._moved(column) for column in (host.labels.copy(), weights))
             done = self._stream.record_event() if self._stream else None
-        give_back()
+        bad = [self._bad(int(host.ids[place]), reason) for place, reason in unreadable.items()]
+        ids, visits = host.ids.copy(), host.visits.copy()
+        give_back()  # from here on the loader may fill the memory that `host` is in
         if done is not None:
             self._decoding.add(done, whole.clear)
-        bad = [self._bad(int(host.ids[place]), reason) for place, reason in unreadable.items()]
         return Arriving(
             partial(self._taken, (pixels_BHWC, labels, on_device), done),
             labels,
             on_device,
-            host.ids.copy(),
-            host.visits.copy(),
+            ids,
+            visits,
             host.bad + bad,
         )
 

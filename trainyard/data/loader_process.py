@@ -15,38 +15,28 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
 from trainyard.data._native import core
-from trainyard.data.augment import Crops
-from trainyard.data.decode import Interpolation, decode_batch, own_decoder
-from trainyard.data.encoded import Target, put_encoded
-from trainyard.data.index import Index, load_index
+from trainyard.data.fill import Bad, SliceFiller
+from trainyard.data.index import load_index
 from trainyard.data.loader import LoaderSpec
-from trainyard.data.plan import Ids
-from trainyard.data.read import Reader
 from trainyard.data.ring import Ring, Slot
-from trainyard.data.seek import Stretches, open_seek
 from trainyard.data.stage.copies import Copies
 from trainyard.data.stage.stager import Stager
-from trainyard.data.stored import Stored
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
     Channel = mpc.Connection[Any, Any]
-
-Bad = list[tuple[int, str, int, str]]  # id, file, offset, reason
-Crop = Callable[[Ids, Ids, Ids], Crops]  # of sizes, ids and visits
 
 
 @dataclass(frozen=True)
@@ -116,10 +106,11 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
 def _open_more_files() -> None:
     """As many as this process may have open: shards stay mapped."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with suppress(OSError, ValueError):  # a container may forbid what it has inherited
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _batches(config: LoaderSpec, fill: "SliceFiller") -> Iterator[Work]:
+def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
     for step in range(config.start, config.stop):
         ids = config.plan.batch(step, config.rank, config.size)
         epochs = config.plan.epochs(step, config.rank, config.size)
@@ -207,82 +198,6 @@ def _send(channel: "Channel", message: dict[str, Any]) -> None:
 def _end_all() -> None:
     """End this process and the commands that it started: all of the group that it leads."""
     os.killpg(os.getpid(), signal.SIGKILL)
-
-
-class Columns(NamedTuple):
-    """Samples on their way into a slot."""
-
-    encoded: Stored | Sequence[bytes]
-    labels: NDArray[np.integer[Any]]
-    ids: Ids
-    visits: Ids
-
-
-def put(
-    samples: Columns,
-    slot: Slot,
-    part: slice,
-    *,
-    crop: Crop,
-    how: Interpolation,
-    seek: Stretches | None = None,
-    gpu_size: int | None = None,
-) -> dict[int, str]:
-    """Fill a slice of a slot; the positions in it that could not be decoded, with the reasons.
-
-    With `gpu_size` JPEGs are left as they are, for a GPU to make images of that size of.
-    """
-    if gpu_size is not None:
-        bad = put_encoded(samples, slot.images_BHWC[part], Target(crop, gpu_size, how))
-    else:
-        bad = decode_batch(
-            samples.encoded,
-            lambda sizes: crop(sizes, samples.ids, samples.visits),
-            slot.images_BHWC[part],
-            how,
-            decoder=own_decoder(),
-            seek=seek,
-        )
-    slot.ids[part] = samples.ids
-    slot.visits[part] = samples.visits
-    slot.labels[part] = samples.labels
-    weights = slot.weights[part]
-    weights[:] = 1
-    weights[list(bad)] = 0
-    return bad
-
-
-class SliceFiller:
-    """Fills one slice of a batch, in a thread: labels, weights, pixels."""
-
-    def __init__(self, index: Index, config: LoaderSpec, copies: Copies | None = None) -> None:
-        self._index, self._config = index, config
-        self._reader, self._seek = Reader(index, copies), open_seek(index)
-
-    def __call__(self, ids: Ids, epochs: Ids, slot: Slot, part: slice) -> Bad:
-        ids, epochs = ids[part], epochs[part]
-        encoded, unreadable = self._reader.stored(ids)
-        columns = Columns(encoded, self._index.label[ids], ids, epochs)
-        config = self._config
-        bad = put(
-            columns,
-            slot,
-            part,
-            crop=config.crop,
-            how=config.interpolation,
-            seek=self._seek and self._seek.of(ids),
-            gpu_size=config.image_size if config.decode == "gpu" else None,
-        )
-        bad |= unreadable
-        return [self._describe(int(ids[position]), reason) for position, reason in bad.items()]
-
-    def expect(self, ids: Ids) -> None:
-        """These will be wanted soon."""
-        self._reader.expect(ids)
-
-    def _describe(self, sample: int, reason: str) -> tuple[int, str, int, str]:
-        path, offset, _ = self._index.locate(sample)
-        return sample, path, offset, reason
 
 
 def _slices(count: int, threads: int) -> list[slice]:

@@ -68,7 +68,8 @@ def _map(path: str) -> Map:
     try:
         if not os.fstat(fd).st_size:
             return b""  # which cannot be mapped
-        mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        # Private: file systems in user space may refuse shared maps.
+        mapped = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
     mapped.madvise(mmap.MADV_RANDOM)  # whole samples are asked for; see Reader.expect

@@ -212,10 +212,14 @@ def _rate(worker: Callable[[], Work], task: Task) -> float:
             errors.append(error)
         ready.wait()
         ready.wait()
-        while not errors and time.perf_counter() < end:
-            totals[number] += work()
+        try:
+            while not errors and time.perf_counter() < end:
+                totals[number] += work()
+        except Exception as error:
+            errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(n,)) for n in range(task.threads)]
+    # Daemons, or Ctrl-C would leave them at the barrier and the process waiting for them.
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(task.threads)]
     for thread in threads:
         thread.start()
     ready.wait()

@@ -24,7 +24,7 @@ from trainyard.data.plan import Ids
 from trainyard.data.read import Reader
 from trainyard.data.source import is_remote
 from trainyard.errors import DataError
-from trainyard.files import atomic_write
+from trainyard.files import atomic_write, remove_parts
 
 _HEADER = struct.Struct("<8s64sq48x")  # magic with version, fingerprint of the index, samples
 _MAGIC = b"TYSEEK01"
@@ -49,7 +49,10 @@ class SeekTable(NamedTuple):
     entries: NDArray[np.uint8]
 
     def of(self, ids: Ids) -> Stretches:
-        return Stretches(self.entries, self.first[ids], self.first[ids + 1])
+        """None of a sample whose stretch is damaged: it is decoded without."""
+        begins, ends = self.first[ids], self.first[ids + 1]
+        is_there = (begins >= 0) & (begins <= ends) & (ends <= self.first[-1])
+        return Stretches(self.entries, begins * is_there, ends * is_there)
 
     @property
     def num_bytes(self) -> int:
@@ -97,6 +100,7 @@ def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
     if own_decoder() is None:
         raise DataError(f"--seek needs the extension in C: {NEEDS_EXTENSION}")
     path = seek_path(index)
+    remove_parts(path)
     try:
         _write(index, path, progress)
     except OSError as error:

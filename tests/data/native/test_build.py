@@ -1,6 +1,7 @@
 """The package installs with a C compiler and without one."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,7 +54,7 @@ def test_one_wheel_for_every_python_and_processor(tmp_path: Path, compiler: str)
     path, said = wheel(tmp_path, compiler)
     assert extensions(path) == ["trainyard/data/_native/core.abi3.so"]
     assert "-cp311-abi3-" in path.name
-    assert "warning:" not in said
+    assert not re.findall(r"_native/.*warning: .*", said)
     installed = tmp_path / "installed"
     with zipfile.ZipFile(path) as archive:
         archive.extractall(installed)

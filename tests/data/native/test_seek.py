@@ -121,6 +121,13 @@ def test_a_table_that_does_not_fit_is_not_used() -> None:
             assert (pixels == expected).all()
 
 
+def test_the_table_of_another_image_is_noticed() -> None:
+    content, table = jpeg(256, 256, "4:4:4"), table_of(jpeg(256, 256, "4:4:4", quality=60))
+    for box in boxes_in(256, 256, seed=3):
+        for path in PATHS:
+            assert decoded(content, box, path, table)[1] == core.DAMAGED
+
+
 @pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 5}])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_hostile_tables_are_judged_alike_by_all_paths(

@@ -45,10 +45,15 @@ bool views_add_images(Views *views, Images *images, PyObject *const arguments[4]
     if (!which)
         return false;
     int64_t count = views->views[views->count - 1].len / 8;
+    if (views->views[views->count - 1].len % 8) {
+        PyErr_SetString(PyExc_ValueError, "which: no whole number of int64");
+        return false;
+    }
     const int64_t *offsets = views_add(views, arguments[2], "offsets", count * 8, false);
-    const int64_t *lengths = views_add(views, arguments[3], "lengths", count * 8, false);
-    Py_ssize_t first = views->count, num_buffers = PySequence_Size(arguments[0]);
-    if (!offsets || !lengths || num_buffers < 0 || !add_all(views, arguments[0], num_buffers))
+    const int64_t *lengths =
+        offsets ? views_add(views, arguments[3], "lengths", count * 8, false) : NULL;
+    Py_ssize_t first = views->count, num_buffers = lengths ? PySequence_Size(arguments[0]) : -1;
+    if (num_buffers < 0 || !add_all(views, arguments[0], num_buffers))
         return false;
     views->bytes = PyMem_Calloc((size_t)count + 1, sizeof(uint8_t *));
     if (!views->bytes) {

@@ -3,12 +3,6 @@
 #include "files.h"
 #include "packed.h"
 
-/* Whether a JPEG ends with its end marker. One that was cut short below a crop would decode, and
- * whether it is a bad sample would depend on the crop. */
-static bool ends_whole(const uint8_t *bytes, size_t length) {
-    return load_be16(bytes + length - 2) == 0xFFD9;
-}
-
 static Status size_of(const uint8_t *bytes, size_t length, int64_t size[2]) {
     if (packed_is_record(bytes, length)) {
         int width, height;
@@ -21,7 +15,7 @@ static Status size_of(const uint8_t *bytes, size_t length, int64_t size[2]) {
     }
     JpegHeader header;
     Status status = jpeg_read_header(&header, bytes, length);
-    if (status == OK && !ends_whole(bytes, length))
+    if (status == OK && !jpeg_is_whole(bytes, length))
         return DAMAGED;
     if (status == OK) {
         size[0] = header.width;
@@ -30,11 +24,15 @@ static Status size_of(const uint8_t *bytes, size_t length, int64_t size[2]) {
     return status;
 }
 
-/* In functions of their own: what is in registers where sigsetjmp is called may be lost. */
+/* In functions of their own: what is in registers where sigsetjmp is called may be lost. The signal
+ * mask is not saved, which would be a system call per image: see SA_NODEFER in files.c. */
 static __attribute__((noinline)) Status guarded_size(const uint8_t *bytes, size_t length,
                                                      int64_t size[2]) {
     BusGuard guard;
-    Status status = BUS_GUARDED(&guard) ? size_of(bytes, length, size) : UNREADABLE;
+    volatile Status status = UNREADABLE;
+    bus_guard_set(&guard);
+    if (sigsetjmp(guard.back, 0) == 0)
+        status = size_of(bytes, length, size);
     bus_guard_release(&guard);
     return status;
 }
@@ -43,7 +41,10 @@ static __attribute__((noinline)) Status guarded_decode(const Path *path, Scratch
                                                        const Stored *stored, const Crop *crop,
                                                        const Target *target) {
     BusGuard guard;
-    Status status = BUS_GUARDED(&guard) ? path->decode(scratch, stored, crop, target) : UNREADABLE;
+    volatile Status status = UNREADABLE;
+    bus_guard_set(&guard);
+    if (sigsetjmp(guard.back, 0) == 0)
+        status = path->decode(scratch, stored, crop, target);
     bus_guard_release(&guard);
     return status;
 }

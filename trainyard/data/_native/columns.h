@@ -3,7 +3,8 @@
  * By gathering: out of 16 bytes, a shuffle picks neighbouring samples for 8 pixels (2 of each), or
  * for 4, 2 or 1 (4, 8, 16 of each), the wider the taps lie; they are multiplied by bytes, the upper
  * and then the lower halves of the weights, and added up in pairs. The sums fit 16 bits. Very long
- * taps are applied one by one. Both give (sum of sample x weight + 1/2) >> bits exactly. */
+ * taps are applied one by one. Gathered weights are rounded to as many bits as the sums have behind
+ * the point; then nothing is rounded but the result. */
 #ifndef TRAINYARD_COLUMNS_H
 #define TRAINYARD_COLUMNS_H
 
@@ -32,7 +33,8 @@ static inline size_t group_size(int vectors, int steps) {
     return sizeof(ColumnGroup) + (size_t)vectors * (32 + 64 * (size_t)steps);
 }
 
-/* So many that the lower halves, none below 0, add up to less than 65536 / 255. */
+/* So many that the lower halves, none below 0, add up to less than 65536 / 255. That they do: all
+ * weights add up to a multiple of 2 ** bits, and so do the lower halves, of which there are few. */
 static inline int lower_bits(int count) {
     return count <= 5 ? 6 : count <= 9 ? 5 : count <= 17 ? 4 : count <= LONGEST_GATHERED ? 3 : 8;
 }

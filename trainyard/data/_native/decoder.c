@@ -26,8 +26,11 @@ PyObject *decoder_paths(void) {
         if (PATHS[i]->is_supported())
             found[count++] = PyUnicode_FromString(PATHS[i]->name);
     PyObject *paths = PyTuple_New(count);
-    for (Py_ssize_t i = 0; i < count; i++)
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!paths || !found[i])
+            return NULL; /* no memory, when the process begins */
         PyTuple_SetItem(paths, i, found[i]);
+    }
     return paths;
 }
 
@@ -114,7 +117,7 @@ static bool parse_decode(DecodeArguments *a, PyObject *args, PyObject *kwargs) {
                             "planar",  "seek",   "seek_begins", "seek_ends", NULL};
     *a = (DecodeArguments){0};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOOOii|pppOOO", names, &a->stored[0], &a->stored[1], &a->stored[2],
+            args, kwargs, "OOOOOOOO|$iipppOOO", names, &a->stored[0], &a->stored[1], &a->stored[2],
             &a->stored[3], &a->boxes, &a->flips, &a->out, &a->status, &a->height, &a->width,
             &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->begins, &a->ends))
         return false;

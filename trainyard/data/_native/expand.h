@@ -6,7 +6,8 @@
  *     expand_wide     the same, of low and high bytes
  *     nonzero_mask    which coefficients are not zero
  *
- * and may read 64 bytes from a block's first value on. Coefficient 0 comes out as anything. */
+ * and may read 64 bytes from the first value, or high byte, of a block on. Coefficient 0 comes out
+ * as anything. */
 #ifndef TRAINYARD_EXPAND_H
 #define TRAINYARD_EXPAND_H
 

@@ -1,5 +1,5 @@
 /* Files: read whole, hinted at, and what happens when a mapped one cannot be read. */
-#define _DEFAULT_SOURCE /* madvise and POSIX, beside C11 */
+#define _GNU_SOURCE /* madvise, POSIX, BUS_MCEERR_AR */
 #include "files.h"
 
 #include <errno.h>
@@ -33,7 +33,9 @@ static int read_whole(int file, uint8_t *to, int64_t size) {
     struct stat about;
     if (fstat(file, &about) < 0)
         return errno;
-    if (about.st_size != size && S_ISREG(about.st_mode))
+    if (S_ISDIR(about.st_mode))
+        return EISDIR;
+    if (!S_ISREG(about.st_mode) || about.st_size != size)
         return OTHER_LENGTH;
     for (int64_t done = 0; done < size;) {
         ssize_t count = read(file, to + done, (size_t)(size - done)); /* 2 GiB at a time */
@@ -50,9 +52,11 @@ static int read_named(int folder, const uint8_t *name, size_t length, uint8_t *t
     char path[PATH_MAX]; /* the name with a zero behind it */
     if (length >= sizeof path)
         return ENAMETOOLONG;
+    if (memchr(name, 0, length))
+        return EINVAL;
     memcpy(path, name, length);
     path[length] = 0;
-    int file = openat(folder, path, O_RDONLY | O_CLOEXEC);
+    int file = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe does not block */
     if (file < 0)
         return errno;
     int error = read_whole(file, to, size);
@@ -100,9 +104,12 @@ void bus_guard_release(const BusGuard *guard) { innermost = guard->outer; }
 /* The kernel sends SIGBUS to the thread that touched a page which its file no longer has. */
 static void on_bus_error(int number, siginfo_t *about, void *context) {
     (void)context;
-    if (about->si_code > 0 && innermost) /* sent by the kernel, not by another process */
+    bool is_of_this_instruction = about->si_code == BUS_ADRERR || about->si_code == BUS_MCEERR_AR;
+    if (is_of_this_instruction && innermost)
         siglongjmp(innermost->back, 1);
     signal(number, SIG_DFL); /* the instruction is tried again, and ends the process */
+    if (!is_of_this_instruction)
+        raise(number);
 }
 
 bool guard_bus_errors(void) {

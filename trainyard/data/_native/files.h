@@ -29,7 +29,8 @@ void will_need(const uint8_t *bytes, size_t size);
  * False, with errno, if that is not possible. */
 bool guard_bus_errors(void);
 
-/* A place to go back to when a mapped file cannot be read; of one thread, in guards that nest. */
+/* A place to go back to, by sigsetjmp(guard.back, 0), when a mapped file cannot be read; of one
+ * thread, in guards that nest. */
 typedef struct BusGuard {
     sigjmp_buf back;
     struct BusGuard *outer;
@@ -37,10 +38,5 @@ typedef struct BusGuard {
 
 void bus_guard_set(BusGuard *guard);
 void bus_guard_release(const BusGuard *guard);
-
-/* True at first; false once a mapped file could not be read since. A macro, since the function
- * that sigsetjmp returns into must not have returned. The signal mask is not saved, which would be
- * a system call per image: SIGBUS must not be blocked in its handler (SA_NODEFER). */
-#define BUS_GUARDED(guard) (bus_guard_set(guard), sigsetjmp((guard)->back, 0) == 0)
 
 #endif

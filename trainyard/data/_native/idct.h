@@ -1,7 +1,7 @@
 /* [per path] Coefficients to samples: libjpeg's accurate integer inverse DCT (jidctint.c, "islow",
  * after Loeffler, Ligtenberg and Moschytz 1989), two blocks at a time, bit for bit.
  *
- * What is out of any sane range saturates or wraps, as it does in libjpeg-turbo's vector code. */
+ * Out of any sane range it saturates or wraps, not always as libjpeg-turbo does. */
 #ifndef TRAINYARD_IDCT_H
 #define TRAINYARD_IDCT_H
 

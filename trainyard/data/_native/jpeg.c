@@ -7,14 +7,13 @@
 #include "huffman.h"
 
 #define MAX_SIDE 65500         /* of libjpeg */
+#define LONGEST_TRAILER 4096   /* bytes behind the end marker, such as cameras and padding leave */
 #define MAX_PIXELS 178956970LL /* of Pillow's decompression bomb check, twice over */
 
 enum {
     SOF0 = 0xC0,
     SOF1 = 0xC1,
-    SOF15 = 0xCF,
     DHT = 0xC4,
-    DAC = 0xCC,
     SOI = 0xD8,
     EOI = 0xD9,
     SOS = 0xDA,
@@ -37,7 +36,6 @@ typedef struct {
     int adobe_transform;
     bool has_quant[4];
     uint8_t ids[3]; /* of components */
-    int luma_h, luma_v;
 } Markers;
 
 /* The content of a marker segment, behind its length. */
@@ -82,19 +80,20 @@ static Status read_codes(JpegHeader *header, Segment segment) {
 }
 
 static Status read_component(JpegHeader *header, Markers *markers, int index, const uint8_t *at) {
-    int h = at[1] >> 4, v = at[1] & 15;
+    uint8_t id = load_once(at), factors = load_once(at + 1), quant = load_once(at + 2);
+    int h = factors >> 4, v = factors & 15;
     for (int other = 0; other < index; other++)
-        if (markers->ids[other] == at[0])
+        if (markers->ids[other] == id)
             return NOT_OURS;
-    if (h < 1 || h > 4 || v < 1 || v > 4 || at[2] > 3)
+    if (h < 1 || h > 4 || v < 1 || v > 4 || quant > 3)
         return DAMAGED;
     if (header->num_components == 1)
         h = v = 1; /* the factors of a single component mean nothing: its MCU is one block */
     int most = index == 0 ? 2 : 1;
     if (h > most || v > most)
         return NOT_OURS;
-    markers->ids[index] = at[0];
-    header->components[index] = (JpegComponent){.h = h, .v = v, .quant = at[2]};
+    markers->ids[index] = id;
+    header->components[index] = (JpegComponent){.h = h, .v = v, .quant = quant};
     return OK;
 }
 
@@ -120,7 +119,7 @@ static Status read_frame(JpegHeader *header, Markers *markers, Segment segment) 
         return NOT_OURS;
     header->height = load_be16(segment.at + 1);
     header->width = load_be16(segment.at + 3);
-    header->num_components = segment.at[5];
+    header->num_components = load_once(segment.at + 5);
     if (header->width == 0 || segment.size != 6 + 3 * (size_t)header->num_components)
         return DAMAGED;
     if (header->num_components != 1 && header->num_components != 3)
@@ -178,10 +177,11 @@ static Status read_scan(JpegHeader *header, const Markers *markers, Segment segm
         const uint8_t *at = segment.at + 1 + 2 * i;
         if (at[0] != markers->ids[i])
             return NOT_OURS;
-        if (at[1] >> 4 > 3 || (at[1] & 15) > 3)
+        uint8_t tables = load_once(at + 1);
+        if (tables >> 4 > 3 || (tables & 15) > 3)
             return DAMAGED;
-        header->components[i].dc = at[1] >> 4;
-        header->components[i].ac = at[1] & 15;
+        header->components[i].dc = tables >> 4;
+        header->components[i].ac = tables & 15;
         Status status = check_component(header, markers, i);
         if (status != OK)
             return status;
@@ -246,4 +246,12 @@ Status jpeg_read_header(JpegHeader *header, const uint8_t *bytes, size_t size) {
             return OK;
         }
     }
+}
+
+bool jpeg_is_whole(const uint8_t *bytes, size_t size) {
+    size_t first = size > LONGEST_TRAILER ? size - LONGEST_TRAILER : 0;
+    for (size_t at = size; at >= first + 2; at--)
+        if (bytes[at - 2] == 0xFF && bytes[at - 1] == EOI)
+            return true;
+    return false;
 }

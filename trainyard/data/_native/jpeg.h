@@ -38,4 +38,8 @@ typedef struct {
  * decoder can read. */
 Status jpeg_read_header(JpegHeader *header, const uint8_t *bytes, size_t size);
 
+/* Whether a file has its end marker, near its end. One that was cut short below a crop would
+ * decode, and whether it is a bad sample would depend on the crop. */
+bool jpeg_is_whole(const uint8_t *bytes, size_t size);
+
 #endif

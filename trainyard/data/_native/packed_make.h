@@ -211,6 +211,8 @@ static Status make_packed(Scratch *scratch, const uint8_t *bytes, size_t size, B
                           size_t *record_size) {
     JpegHeader jpeg;
     Status status = jpeg_read_header(&jpeg, bytes, size);
+    if (status == OK && !jpeg_is_whole(bytes, size))
+        status = DAMAGED;
     if (status != OK)
         return status;
     status = write_record(record, record_size, scratch, &jpeg, bytes, size);

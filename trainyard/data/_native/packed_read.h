@@ -6,27 +6,28 @@
 #include "resize.h"
 #include "taking.h"
 
-/* Bytes of the values of blocks [first, last). */
-static size_t values_between(const PackedRow *row, int first, int last) {
+/* Bytes of the values of the blocks before one. */
+static size_t values_before(const PackedRow *row, int first) {
     size_t size = 0;
-    for (int block = first; block < last; block++)
+    for (int block = 0; block < first; block++)
         size += (size_t)packed_values_size(packed_mask(row, block));
     return size;
 }
 
-/* A block's coefficients, from its values on, of which 64 bytes may be read whatever the mask. */
-static inline const uint8_t *unpack_block(int16_t *block, const PackedRow *row, int number,
-                                          const uint8_t *values) {
+/* A block's coefficients, whose values begin at `*at` in the row's; then those of the next one do.
+ * False if they are not all there. The mask is read once: a mapped file may change. */
+static inline bool unpack_block(int16_t *block, const PackedRow *row, int number, size_t *at) {
     uint64_t mask = packed_mask(row, number);
-    int size = packed_num_values(mask);
-    if (UNLIKELY(packed_is_wide(mask))) {
-        expand_wide(block, mask & ~(uint64_t)1, values, values + size);
-        size *= 2;
-    } else {
+    const uint8_t *values = row->values + *at;
+    *at += (size_t)packed_values_size(mask);
+    if (UNLIKELY(*at > row->values_size))
+        return false;
+    if (UNLIKELY(packed_is_wide(mask)))
+        expand_wide(block, mask & ~(uint64_t)1, values, values + packed_num_values(mask));
+    else
         expand_narrow(block, mask, values);
-    }
     block[0] = packed_first(row, number);
-    return values + size;
+    return true;
 }
 
 /* Ask the memory for a row, of which blocks [first, last) will be read: about the bytes that they
@@ -45,16 +46,15 @@ static void will_read(const PackedRow *row, int across, int first, int last) {
 /* Blocks [first, last) of a row as samples. */
 static Status read_row(const PackedRow *row, int first, int last, const int16_t *quant, uint8_t *to,
                        size_t stride) {
-    size_t before = values_between(row, 0, first);
-    if (before + values_between(row, first, last) > row->values_size)
+    size_t at = values_before(row, first);
+    if (at > row->values_size)
         return DAMAGED;
     _Alignas(64) int16_t blocks[2][64];
-    const uint8_t *values = row->values + before;
     for (int block = first; block < last; block += 2, to += 16) {
         bool is_pair = block + 1 < last; /* else the last one, twice */
-        values = unpack_block(blocks[0], row, block, values);
-        if (is_pair)
-            values = unpack_block(blocks[1], row, block + 1, values);
+        if (!unpack_block(blocks[0], row, block, &at) ||
+            (is_pair && !unpack_block(blocks[1], row, block + 1, &at)))
+            return DAMAGED;
         idct_pair(blocks[0], blocks[is_pair], quant, to, to + (is_pair ? 8 : 0), stride);
     }
     return OK;

@@ -20,12 +20,12 @@ typedef struct {
     int room;        /* rows */
 } Window;
 
-enum { ROWS_AHEAD = 16 };
+enum { ROWS_AHEAD = 16, MOST_IN_16_BITS = 32 };
 
 /* Rows [first, last) of the component, and some ahead up to `end`. */
 static const int16_t *window_rows(Window *window, int first, int last, int end) {
-    if (first < window->first || last > window->last) {
-        int kept = first < window->first ? 0 : max_int(window->last - first, 0);
+    if (last > window->last) {
+        int kept = max_int(window->last - first, 0);
         size_t stride = window->stride;
         const int16_t *from = window->rows + (size_t)(window->last - window->first - kept) * stride;
         memmove(window->rows, from, (size_t)kept * stride * sizeof(int16_t));
@@ -42,7 +42,7 @@ static const int16_t *window_rows(Window *window, int first, int last, int end) 
 /* Weighted sums of `count` rows that follow each other. */
 static inline __attribute__((always_inline)) void
 blend_rows(const int16_t *rows, size_t stride, const int16_t *weights, int count, int16_t *to) {
-    Lanes by[8];
+    Lanes by[6];
     for (int k = 0; k < count; k++)
         by[k] = splat(weights[k]);
     for (size_t x = 0; x < stride; x += 16) {
@@ -60,6 +60,21 @@ static void blend_many_rows(const int16_t *rows, size_t stride, const int16_t *w
         for (int k = 0; k < count; k++)
             sum = add(sum, multiply_rounded(load(rows + k * stride + x), splat(weights[k])));
         store(to + x, sum);
+    }
+}
+
+/* Where weights are so small that rounding each product would add up. */
+static void blend_in_32_bits(const int16_t *rows, size_t stride, const int16_t *weights, int count,
+                             int16_t *to) {
+    for (size_t x = 0; x < stride; x += 16) {
+        Wide sum = wide_splat(1 << 14);
+        for (int k = 0; k < count; k += 2) {
+            int second = min_int(k + 1, count - 1); /* of an odd last one, none */
+            sum =
+                wide_add(sum, rotate(load(rows + k * stride + x), load(rows + second * stride + x),
+                                     weights[k], second > k ? weights[second] : 0));
+        }
+        store(to + x, narrow(sum, 15));
     }
 }
 
@@ -85,7 +100,10 @@ static void blend(const int16_t *rows, size_t stride, const int16_t *weights, in
         blend_rows(rows, stride, weights, 6, to);
         return;
     default:
-        blend_many_rows(rows, stride, weights, count, to);
+        if (count <= MOST_IN_16_BITS)
+            blend_many_rows(rows, stride, weights, count, to);
+        else
+            blend_in_32_bits(rows, stride, weights, count, to);
     }
 }
 

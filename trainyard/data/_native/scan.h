@@ -170,7 +170,8 @@ static Status scan_pass(Scan *scan, int count, bool keep) {
 
 static SeekEntry seek_entry(const SeekTable *seek, int index) {
     const uint8_t *at = seek->entries + (size_t)index * sizeof(SeekEntry);
-    SeekEntry entry = {.offset = (uint32_t)(load_le64(at) & 0xFFFFFFFF), .bit = at[4] & 7};
+    SeekEntry entry = {
+        .offset = (uint32_t)(load_le64(at) & 0xFFFFFFFF), .bit = at[4] & 7, .check = at[5]};
     for (int c = 0; c < 3; c++)
         entry.dc[c] = (int16_t)(at[6 + 2 * c] | at[7 + 2 * c] << 8);
     return entry;
@@ -187,7 +188,7 @@ static Status scan_jump(Scan *scan, int tile, int mcu, int stop) {
             (size_t)seek_entry(seek, stop).offset + 2; /* its first bits may be in a byte of ours */
     if (end > size)
         end = size;
-    if (entry.offset >= end)
+    if (entry.offset >= end || entry.check != seek_check(scan->file + entry.offset, scan->file_end))
         return DAMAGED;
     int interval = scan->header->restart_interval;
     unstuff_begin(&scan->unstuffed, scan->file + entry.offset, scan->file + end,

@@ -1,7 +1,7 @@
 #include "scratch.h"
 
-/* A crop of 12 megapixels in full colour; what is larger is rare, and given back. */
-#define KEPT_BYTES ((size_t)40 << 20)
+/* Of each buffer: a plane of 8 megapixels. What takes more is rare, and given back. */
+#define KEPT_BYTES ((size_t)8 << 20)
 
 Scratch *scratch_new(void) { return calloc(1, sizeof(Scratch)); }
 
@@ -9,8 +9,13 @@ static void each_buffer(Scratch *scratch, void (*visit)(Buffer *)) {
     visit(&scratch->entropy);
     visit(&scratch->restarts);
     visit(&scratch->rows);
-    visit(&scratch->columns[0]);
-    visit(&scratch->columns[1]);
+    for (int i = 0; i < 2; i++) {
+        visit(&scratch->columns[i]);
+        visit(&scratch->x[i].memory);
+        visit(&scratch->x[i].exact);
+        visit(&scratch->y[i].memory);
+        visit(&scratch->y[i].exact);
+    }
     for (int c = 0; c < 3; c++) {
         visit(&scratch->blocks[c]);
         visit(&scratch->planes[c]);
@@ -28,9 +33,5 @@ void scratch_free(Scratch *scratch) {
     if (!scratch)
         return;
     each_buffer(scratch, buffer_free);
-    for (int i = 0; i < 2; i++) {
-        taps_free(&scratch->x[i]);
-        taps_free(&scratch->y[i]);
-    }
     free(scratch);
 }

@@ -11,9 +11,16 @@
 typedef struct {
     uint32_t offset; /* bytes from the start of the scan, stuffing counted */
     uint8_t bit;     /* 0 to 7, from the byte's highest */
-    uint8_t unused;
-    int16_t dc[3]; /* predictors */
-} SeekEntry;       /* 12 bytes, little-endian in files */
+    uint8_t check;   /* of the bytes there, so that another image's table is noticed */
+    int16_t dc[3];   /* predictors */
+} SeekEntry;         /* 12 bytes, little-endian in files */
+
+static inline uint8_t seek_check(const uint8_t *at, const uint8_t *end) {
+    unsigned sum = 0;
+    for (int i = 0; i < 8 && at + i < end; i++)
+        sum = 31 * sum + at[i];
+    return (uint8_t)(sum ^ sum >> 8);
+}
 
 typedef struct {
     const uint8_t *entries; /* 12 bytes each, not aligned; NULL: no table */

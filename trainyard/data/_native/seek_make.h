@@ -47,7 +47,9 @@ static Status make_seek_entry(Scan *scan, SameByte *same, SeekEntry *entry) {
     size_t offset = (size_t)(same->file - scan->file);
     if (offset > UINT32_MAX)
         return NOT_OURS;
-    *entry = (SeekEntry){.offset = (uint32_t)offset, .bit = position % 8};
+    *entry = (SeekEntry){.offset = (uint32_t)offset,
+                         .bit = position % 8,
+                         .check = seek_check(same->file, scan->file_end)};
     for (int c = 0; c < 3; c++)
         entry->dc[c] = (int16_t)scan->predictor[c];
     return OK;

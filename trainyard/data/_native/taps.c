@@ -220,8 +220,3 @@ Status taps_make_upsampled(Taps *taps, const Axis *axis, Filter filter, int samp
     return filter == BICUBIC ? make(taps, axis, BICUBIC, samples, smooth)
                              : make(taps, axis, BILINEAR, samples, smooth);
 }
-
-void taps_free(Taps *taps) {
-    buffer_free(&taps->memory);
-    buffer_free(&taps->exact);
-}

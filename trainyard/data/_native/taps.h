@@ -24,14 +24,12 @@ typedef struct {
 } Axis;
 
 typedef struct {
-    int length;      /* outputs */
-    int count;       /* taps of each output; shorter filters end in zeros */
-    int first, last; /* samples [first, last) are all that is needed */
-    int *start; /* [length]: the first sample; start + count <= last wherever last - first >= count
-                 */
-    int stride; /* from one output's weights to the next */
-    int16_t
-        *weights; /* [length * stride], of weight_bits; those of an output add up to about one */
+    int length;       /* outputs */
+    int count;        /* taps of each output; shorter filters end in zeros */
+    int first, last;  /* samples [first, last) are all that is needed */
+    int *start;       /* [length]: the first sample; start + count <= last */
+    int stride;       /* from one output's weights to the next */
+    int16_t *weights; /* [length * stride], of weight_bits; an output's add up to about one */
     Buffer memory, exact;
 } Taps;
 
@@ -43,7 +41,5 @@ Status taps_make(Taps *taps, const Axis *axis, Filter filter);
  * that chroma is never upsampled and yet comes out as if it had been. `samples` there are. Where
  * libjpeg repeats samples instead (see jdsample.c), `smooth` is false. */
 Status taps_make_upsampled(Taps *taps, const Axis *axis, Filter filter, int samples, bool smooth);
-
-void taps_free(Taps *taps);
 
 #endif

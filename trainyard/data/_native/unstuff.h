@@ -7,7 +7,9 @@
 
 #include "scratch.h"
 
+#ifndef UNSTUFF_PIECE       /* tests make it small */
 #define UNSTUFF_PIECE 16384 /* bytes of the file at a time */
+#endif
 
 /* More than the bytes of an MCU of 6 blocks, of up to 27 + 63 x 26 bits each, and of what the
  * reader has read ahead. */

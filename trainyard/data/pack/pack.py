@@ -135,8 +135,8 @@ def _identity(
         "recode": recode and {type(recode).__name__: dataclasses.asdict(cast(Any, recode))},
         "samples": {split: len(selection.ids) for split, selection in splits.items()},
     }
-    if options.pixels:  # what has none goes on as it was begun before there were any
-        settings["pixels"] = True
+    if options.format == "packed":
+        settings["pixels"] = options.pixels
     settings = json.loads(json.dumps(settings))  # as it will be read back
     digest = hashlib.sha256()
     for part in (classes, *(settings[key] for key in settings if key not in about)):

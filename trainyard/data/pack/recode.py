@@ -49,17 +49,22 @@ class ShortSide:
         _check(self.pixels, self.quality)
 
     def __call__(self, image: bytes) -> bytes:
-        from PIL import Image
-
         from trainyard.data.decode import reference_image
 
         source = reference_image(image)
+        scaled = self.scaled(source)
+        return image if scaled is source else _jpeg(scaled, self.quality)
+
+    def scaled(self, source: "Image.Image") -> "Image.Image":
+        """The image itself if it is small enough."""
+        from PIL import Image
+
         width, height = source.size
         short = min(width, height)
         if short <= self.pixels:
-            return image
+            return source
         size = (round(width * self.pixels / short), round(height * self.pixels / short))
-        return _jpeg(source.resize(size, Image.Resampling.LANCZOS), self.quality)
+        return source.resize(size, Image.Resampling.LANCZOS)
 
 
 @dataclass(frozen=True)

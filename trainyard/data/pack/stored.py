@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainyard.data.formats.record import has_pixels, image_file, is_record, record_of_pixels
-from trainyard.data.pack.recode import Recode
+from trainyard.data.pack.recode import Recode, ShortSide
 from trainyard.data.pack.shards import PackOptions
 from trainyard.errors import DataError
 
@@ -37,11 +37,11 @@ class Storing:
         if self.recode is None and self._is_as_wished(content):
             return content
         image = self.file_of(content)
+        if self.pixels:
+            return _of_pixels(image, self.recode)
         if self.recode is not None:
             image = self.recode(image)
-        if not self.packs:
-            return image
-        return _of_pixels(image) if self.pixels else _of_coefficients(image)
+        return _of_coefficients(image) if self.packs else image
 
     def _is_as_wished(self, content: bytes) -> bool:
         if not is_record(content):
@@ -68,10 +68,14 @@ def _of_coefficients(image: bytes) -> bytes:
     return decoder.pack(image) or image
 
 
-def _of_pixels(image: bytes) -> bytes:
+def _of_pixels(image: bytes, recode: Recode | None) -> bytes:
+    """A record; scaled without a JPEG in between."""
     from trainyard.data.decode import BadImageError, reference_image
 
+    pixels = reference_image(image)
+    if isinstance(recode, ShortSide):
+        pixels = recode.scaled(pixels)
     try:
-        return record_of_pixels(np.asarray(reference_image(image)))
+        return record_of_pixels(np.asarray(pixels))
     except ValueError as error:
         raise BadImageError(str(error)) from None

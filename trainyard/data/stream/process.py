@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainyard.data.fill import Bad, Columns, put
 from trainyard.data.loader_client import ENDING_SIGNALS
-from trainyard.data.loader_process import Bad, Columns, Work, deliverer, fill_all, put, run
+from trainyard.data.loader_process import Work, deliverer, fill_all, run
 from trainyard.data.ring import Ring, Slot
 from trainyard.data.source import without_login
 from trainyard.data.stream.walk import PassBatch, StreamSpec, walk
