@@ -3,7 +3,7 @@
     python -m tests.fuzz.run --runs 10_000_000 --jobs 2
 
 Inputs that reach new code are kept in build/fuzz/corpus; `--merge` puts the smallest set of files
-that reaches as much into tests/fuzz/corpus.tar. A finding is left as crash-* or timeout-* in
+that reaches as much into tests/fuzz/corpus.tar.xz. A finding is left as crash-* or timeout-* in
 build/fuzz and ends the run with an error.
 """
 
@@ -20,7 +20,7 @@ from tests.fuzz.seeds import write_seeds
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 NATIVE = ROOT / "trainyard" / "data" / "_native"
-CORPUS = HERE / "corpus.tar"
+CORPUS = HERE / "corpus.tar.xz"
 NEEDS_PYTHON = {"module.c", "decoder.c", "arguments.c"}
 SANITIZERS = "address,undefined"
 
@@ -101,7 +101,7 @@ def merge(target: Path, corpus: Path) -> None:
         cwd=target.parent,
         check=True,
     )
-    with tarfile.open(CORPUS, "w", format=tarfile.USTAR_FORMAT) as archive:
+    with tarfile.open(CORPUS, "w:xz", format=tarfile.USTAR_FORMAT) as archive:
         for path in sorted(smallest.iterdir()):
             about = tarfile.TarInfo(path.name)
             about.size = path.stat().st_size
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=0, help="0: until --runs")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "fuzz")
-    parser.add_argument("--merge", action="store_true", help="write tests/fuzz/corpus.tar anew")
+    parser.add_argument("--merge", action="store_true", help="write tests/fuzz/corpus.tar.xz anew")
     options = parser.parse_args()
     clang = find_clang()
     if clang is None:
