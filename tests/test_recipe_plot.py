@@ -78,7 +78,10 @@ def test_a_run_of_few_steps(length: str, tmp_path: Path) -> None:
         assert image.size[0] == 1080
 
 
-def test_nothing_is_left_behind_in_matplotlib(tmp_path: Path) -> None:
+def test_nothing_is_left_behind_in_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # of other tests
     before = matplotlib.rcParams.copy()  # not by item: that would look for a screen
     plot_schedule(load_recipe("digits"), tmp_path / "a.svg", name="digits")
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")

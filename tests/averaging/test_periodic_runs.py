@@ -62,7 +62,8 @@ def train_and_go_on(world: World, config: RunConfig, folder: Path) -> None:
 
 def cut_off(whole: Path, folder: Path, step: int) -> None:
     """A copy of a run as it was when it had saved a step."""
-    shutil.copytree(whole, folder, symlinks=True)
+    # Stacks are of ranks, of which some are still leaving the run.
+    shutil.copytree(whole, folder, symlinks=True, ignore=shutil.ignore_patterns("stacks"))
     for path in (folder / "checkpoints").glob("step-*"):
         if int(path.name[5:]) > step:
             shutil.rmtree(path)
