@@ -434,17 +434,6 @@ def test_the_extension_tells_crops_the_stored_sizes() -> None:
 
 
 @needs_extension
-def test_boxes_over_the_edge_by_a_rounding_error() -> None:
-    """As central crops of 100% give: not left to the libraries for that."""
-    content, over = encode(FLOWER, "JPEG"), 1e-9
-    box = boxed((-over, -over, 640 + over, 427 + over), resizes_first=True)
-    ours, exact = np.empty((2, 1, 64, 80, 3), np.uint8)
-    decode_batch([content], box, ours, "bilinear", decoder=own_decoder())
-    decode_batch([content], whole(), exact, "bilinear", decoder=own_decoder())
-    np.testing.assert_array_equal(ours, exact)
-
-
-@needs_extension
 @pytest.mark.parametrize("bomb", [jpeg_of_size(65_000, 65_000), jpeg_of_size(0, 10)])
 def test_the_extension_refuses_what_the_libraries_refuse(bomb: bytes) -> None:
     out, other = np.full((2, 2, 8, 8, 3), 7, np.uint8)

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from trainyard.data import device
 from trainyard.data.augment import AugmentConfig, CentralCrop
-from trainyard.data.device import OnHost, OnStream, carrier_to, page_locked
-from trainyard.data.encoded import JPEG, stretches
+from trainyard.data.device import copies as module
+from trainyard.data.device.copies import OnHost, OnStream, carrier_to, page_locked
+from trainyard.data.device.encoded import JPEG, stretches
+from trainyard.data.device.gpu_decode import Decoder, DecodingCarrier
+from trainyard.data.device.normalise import Normalise
 from trainyard.data.feed import Augmentation, Feed
 from trainyard.data.feeds import Feeds
-from trainyard.data.gpu_decode import Decoder, DecodingCarrier
 from trainyard.data.indexing import open_index
 from trainyard.data.loader import DataConfig, Loader, LoaderSpec
-from trainyard.data.loader_client import HostBatch
-from trainyard.data.normalise import Normalise
+from trainyard.data.loading.client import HostBatch
 from trainyard.data.plan import OnePassPlan
 from trainyard.errors import LoaderError
 from trainyard.world import World
@@ -36,7 +36,8 @@ def host_batch(number: int, **changes: Any) -> HostBatch:
     ids = np.arange(4 * number, 4 * number + 4)
     pixels = np.random.default_rng(number).integers(0, 256, (4, 6, 6, 3), np.uint8)
     weights = np.ones(4, np.float32)
-    return HostBatch(pixels, ids % 3, ids, ids * 0, weights, [])._replace(**changes)
+    host = HostBatch(pixels, ids % 3, ids, ids * 0, weights, [], capacity=number + 0.5)
+    return host._replace(**changes)
 
 
 class Batches:
@@ -87,6 +88,7 @@ def test_batches_are_those_of_the_loader_in_memory_of_their_own() -> None:
         expected = normalise()(torch.from_numpy(host.images_BHWC).permute(0, 3, 1, 2))
         assert torch.equal(batch.images_BCHW, expected)
         assert batch.ids.tolist() == host.ids.tolist()
+        assert batch.capacity == host.capacity
         assert batch.labels.tolist() == batch.mixed_labels.tolist() == host.labels.tolist()
         assert batch.weights.tolist() == batch.lam.tolist() == [1, 1, 1, 1]
         for column in (host.images_BHWC, host.labels, host.ids, host.weights):
@@ -235,7 +237,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[Stream, Stream, list[str]]
     """The copies' and the trainer's, and all that they and the host wait for."""
     log = list[str]()
     copies, trainer = Stream(log, "copies"), Stream(log, "trainer")
-    monkeypatch.setattr(device, "copy_stream", lambda device: copies)
+    monkeypatch.setattr(module, "copy_stream", lambda device: copies)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: trainer)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)

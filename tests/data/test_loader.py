@@ -27,14 +27,15 @@ from sklearn.datasets import load_sample_images
 from tests.data.tars import write_tar
 from trainyard.data import mapped
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
-from trainyard.data.fill import SliceFiller
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.loader_client import HostBatch
+from trainyard.data.loading.announcer import Filled, Pending, Work, announcement
+from trainyard.data.loading.client import HostBatch
+from trainyard.data.loading.fill import SliceFiller
+from trainyard.data.loading.ring import Ring, num_slices, num_slots
 from trainyard.data.plan import OnePassPlan, ShuffledPlan
 from trainyard.data.read import Reader
-from trainyard.data.ring import Ring
 from trainyard.errors import LoaderError
 
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
@@ -71,6 +72,7 @@ def copied(batch: HostBatch) -> HostBatch:
         visits=batch.visits.copy(),
         weights=batch.weights.copy(),
         bad=batch.bad,
+        capacity=batch.capacity,
     )
 
 
@@ -84,7 +86,7 @@ def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.uint
     ids = config.plan.batch(step, config.rank, config.size)
     epochs = config.plan.epochs(step, config.rank, config.size)
     images = [Image.open(index.locate(int(sample))[0]).convert("RGB") for sample in ids]
-    crops = config.crop(np.array([image.size for image in images]), ids, epochs)
+    crops = config.crop.draw(ids, epochs)(np.array([image.size for image in images]))
     shape = (config.image_size, config.image_size)
     pixels = []
     for image, box in zip(images, crops.boxes.tolist(), strict=True):
@@ -115,6 +117,12 @@ def test_batches_come_in_the_plans_order(index: Index, threads: int, rank: int, 
         assert batch.bad == []
 
 
+def test_a_share_of_nothing_comes_without_another_batch(index: Index) -> None:
+    alone = spec(plan=OnePassPlan(2, 5), crop=CentralCrop(24, 0.9), start=0, stop=1, rank=2, size=3)
+    (batch,) = all_batches(index, alone)
+    assert len(batch.ids) == 0
+
+
 def test_the_last_batch_of_one_pass_is_as_short_as_it_is(index: Index) -> None:
     """11 samples in batches of 5 on 3 ranks: the last one has a sample for the first rank only."""
     central = spec(plan=OnePassPlan(11, 5), crop=CentralCrop(24, 0.9), start=0, stop=3, size=3)
@@ -127,6 +135,27 @@ def test_the_last_batch_of_one_pass_is_as_short_as_it_is(index: Index) -> None:
         seen += [sample for batch in batches for sample in batch.ids.tolist()]
         np.testing.assert_array_equal(batches[0].images_BHWC, plain_images(index, config, 0))
     assert sorted(seen) == list(range(11))
+
+
+def test_each_batch_says_how_fast_the_loader_could_be(index: Index) -> None:
+    for batch in all_batches(index, spec()):
+        assert batch.capacity > 0
+    work = Work(30, lambda slot, part: [])
+    filled = [Filled([], seconds=0.5), Filled([(7, "a", 0, "bad")], seconds=0.25)]
+    said = announcement(Pending(1, work, [*filled]), threads=4)
+    assert said["capacity"] == 30 * 4 / 0.75
+    assert said["bad"] == [(7, "a", 0, "bad")]
+    assert announcement(Pending(1, work), threads=4)["capacity"] == 0
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8, 16, 64, 300])
+@pytest.mark.parametrize("count", [1, 31, 64, 100, 128, 256, 1000, 4096])
+def test_slices_are_long_and_slots_enough_for_all_threads(count: int, threads: int) -> None:
+    slices, slots = num_slices(count, threads), num_slots(count, threads)
+    assert (slots - 2) * slices >= threads  # all have something to do
+    assert 3 <= slots <= 10
+    assert slices <= threads
+    assert slices == 1 or count // slices >= 64 or slots == 10
 
 
 def test_no_steps_no_batches(index: Index) -> None:
@@ -204,7 +233,7 @@ def test_shards_and_folders_and_single_reads_give_the_same(tmp_path: Path) -> No
         assert (batch.bad, another.bad) == ([], [])
         np.testing.assert_array_equal(batch.images_BHWC, another.images_BHWC)
         expected = [pillow(reader.read(sample)) for sample in batch.ids.tolist()]
-        crops = CROP(np.array([(150, 130)] * len(expected)), batch.ids, batch.visits)
+        crops = CROP.draw(batch.ids, batch.visits)(np.array([(150, 130)] * len(expected)))
         for row, image in enumerate(expected):
             image = image.crop(crops.boxes[row].tolist()).resize((64, 64), BILINEAR)
             pixels = np.asarray(image)[:, ::-1] if crops.flips[row] else np.asarray(image)
@@ -247,7 +276,8 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: pytest.Monke
     ids = np.arange(9)
     with tempfile.TemporaryFile() as file:
         slot = Ring(file.fileno(), num_slots=1, batch=9, size=24).slots[0]
-        assert SliceFiller(index, config)(ids, np.zeros_like(ids), slot, slice(0, 9)) == []
+        fill = SliceFiller(index, config)
+        assert fill(fill.plan(ids, np.zeros_like(ids)), 0, slot, slice(0, 9)) == []
     assert slot.weights.tolist() == [1] * 9
     difference = np.abs(slot.images_BHWC.astype(int) - expected.images_BHWC)
     assert np.median(difference) <= 1

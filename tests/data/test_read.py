@@ -3,9 +3,13 @@
 import gc
 import io
 import os
+import subprocess
+import sys
 import tarfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +20,7 @@ from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.merge import open_merged
 from trainyard.data.read import Reader
+from trainyard.data.stored import Stored
 
 
 def shards(folder: Path, sizes: list[int]) -> tuple[Index, list[bytes]]:
@@ -178,3 +183,80 @@ def test_a_shard_that_was_cut_short(tmp_path: Path) -> None:
         reader.read(3)
     found, unreadable = contents_of(reader, [3, 1, 2])
     assert (found, unreadable) == ([b"", contents[1], contents[2]], {0: str(caught.value)})
+
+
+# --- reading ahead ---
+
+needs_extension = pytest.mark.skipif(core is None, reason="needs the extension in C")
+
+
+def images_on_disk(path: Path) -> Stored:
+    """Stretches of a mapped file of which nothing is in memory."""
+    with open(path, "wb") as file:
+        file.write(os.urandom(20 << 20))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    count, length = 40, 110_000
+    offsets = np.arange(count) * (length + 300_000)
+    return Stored(
+        [mapped._map(str(path))], np.zeros(count, np.int64), offsets, np.full(count, length)
+    )
+
+
+def waits(images: Stored) -> int:
+    """How often reading all of them waited for a page from storage."""
+    before = mapped._major_faults()
+    for position in range(len(images.which)):
+        images.content(position)
+    return mapped._major_faults() - before
+
+
+@needs_extension
+def test_what_is_expected_is_read_ahead_from_storage(tmp_path: Path) -> None:
+    assert waits(images_on_disk(tmp_path / "without")) > 100
+    images = images_on_disk(tmp_path / "with")
+    mapped.Hints().give(images)
+    time.sleep(1)
+    assert waits(images) == 0
+
+
+@needs_extension
+def test_nothing_is_asked_for_that_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(
+        mapped, "core", SimpleNamespace(touch=core.touch, will_need=lambda *images: asked.append(1))
+    )
+    monkeypatch.setattr(mapped, "_HINTED", 3)
+    images = images_on_disk(tmp_path / "images")
+    waits(images)
+    hints = mapped.Hints()
+    hints.give(images)
+    assert not asked
+    hints.give(images_on_disk(tmp_path / "others"))
+    for _ in range(5):
+        hints.give(images)
+    assert len(asked) == 3  # of that call and of two more
+
+
+@needs_extension
+def test_a_file_that_was_cut_short_can_be_expected(tmp_path: Path) -> None:
+    """Its pages are gone from under the map: the loader process must outlive that."""
+    code = """
+import os, sys
+import numpy as np
+from trainyard.data import mapped
+from trainyard.data._native import core
+from trainyard.data.stored import Stored
+core.guard_bus_errors()
+path = sys.argv[1]
+open(path, "wb").write(bytes(1 << 20))
+image = Stored([mapped._map(path)], *np.array([[0], [0], [1 << 20]]))
+os.truncate(path, 0)
+mapped.Hints().give(image)
+print("lives")
+"""
+    words = [sys.executable, "-c", code, str(tmp_path / "cut")]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "lives\n"

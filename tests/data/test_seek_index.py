@@ -122,7 +122,7 @@ def test_of_other_data(index: Index, tmp_path: Path) -> None:
     console = Console(record=True, width=1000)
     remark(console, newer)
     said = console.export_text()
-    assert said.startswith(f"{path}: this seek table belongs to other data")
+    assert said.startswith(f"{path}: this seek table is of another version or of other data")
     assert said.count("\n") == 1
     assert open_seek(build_and_load(newer)) is not None
     remark(console, newer)
@@ -139,7 +139,35 @@ def test_cut_short(index: Index, size: int) -> None:
     path = build_seek(index, silent).path
     os.truncate(path, size if size >= 0 else path.stat().st_size + size)
     assert open_seek(index) is None
-    assert "or is cut short" in str(seek_remark(index))
+    assert "or cut short" in str(seek_remark(index))
+
+
+def test_of_an_older_version(index: Index) -> None:
+    """Its entries would lead astray."""
+    path = build_seek(index, silent).path
+    with open(path, "r+b") as file:
+        file.write(b"TYSEEK01")
+    assert open_seek(index) is None
+    assert "is of another version" in str(seek_remark(index))
+    build_seek(index, silent)
+    assert open_seek(index) is not None
+    assert seek_remark(index) is None
+
+
+def test_entries_of_other_images_do_not_change_a_pixel(index: Index) -> None:
+    """Nor are the libraries asked, who decode more slowly and round otherwise."""
+    config = spec(plan=ShuffledPlan(150, 25, seed=1), start=0, stop=6, image_size=48)
+    plain = all_batches(index, config)
+    table = build_seek(index, silent)
+    begin = table.num_bytes - table.entries.nbytes
+    entries = table.entries.reshape(-1, core.SEEK_ENTRY)[::-1].tobytes()
+    with open(table.path, "r+b") as file:
+        file.seek(begin)
+        file.write(entries)
+    assert open_seek(index) is not None
+    for expected, batch in zip(plain, all_batches(index, config), strict=True):
+        np.testing.assert_array_equal(batch.images_BHWC, expected.images_BHWC)
+        assert batch.bad == expected.bad
 
 
 def test_one_that_is_not_finished_leaves_nothing(
@@ -163,7 +191,7 @@ def test_merged_data_has_none_of_its_own(index: Index, tmp_path: Path) -> None:
 def test_who_decodes_without_the_extension_is_told_so_once(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remarks, "own_decoder", lambda: None)
+    monkeypatch.setattr(remarks, "is_built", lambda: False)
     console = Console(record=True, width=1000)
     remark(console, index, index)
     said = console.export_text()
@@ -173,10 +201,9 @@ def test_who_decodes_without_the_extension_is_told_so_once(
 
 def test_without_the_extension(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     build_seek(index, silent)
-    monkeypatch.setattr(seek, "own_decoder", lambda: None)
+    monkeypatch.setattr(seek, "is_built", lambda: False)
     with pytest.raises(DataError, match=r"--seek needs the extension in C: install a C compiler"):
         build_seek(index, silent)
-    monkeypatch.setattr(seek, "core", None)
     assert open_seek(index) is None
 
 

@@ -1,18 +1,20 @@
 """Which part of each image becomes a training or an evaluation image: boxes, vectorised and keyed.
 
 A box is (left, top, right, bottom) in pixels of the stored image, fractions allowed; resizing the
-box to the target size is the decoder's work. The plain per-image references stand in the tests.
+box to the target size is the decoder's work. Random numbers are drawn for many images at once, and
+boxes made of them when sizes are known. The plain per-image references stand in the tests.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
+from trainyard.data._native import core, is_built
 from trainyard.data.keyed import between, fold, uniforms
-from trainyard.data.randaugment.policy import check_policy
+from trainyard.data.transforms.randaugment.policy import check_policy
 from trainyard.section import Section
 
 _ATTEMPTS = 10  # as in torchvision and timm
@@ -85,6 +87,16 @@ class Crops(NamedTuple):
     pixels beyond; else one crops, then resizes."""
 
 
+class Draws(Protocol):
+    """What can be known of some images' crops before their sizes are."""
+
+    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
+        """The crops of images of `sizes` (int[n, 2]: width, height)."""
+
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "Draws":
+        """Of some of the images."""
+
+
 @dataclass(frozen=True)
 class RandomResizedCrop:
     """A random area and aspect ratio at a random place (Szegedy et al. 2014, as in torchvision).
@@ -97,31 +109,52 @@ class RandomResizedCrop:
     ratio: tuple[float, float]
     flip: float
 
-    def __call__(
-        self, sizes: NDArray[np.int64], ids: NDArray[np.int64], epochs: NDArray[np.int64]
-    ) -> Crops:
-        """The crops of images of `sizes` (int[n, 2]: width, height)."""
+    def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "RandomDraws":
         stream = np.full_like(ids, _CROP_STREAM)
-        random = uniforms(fold(self.seed, stream, epochs, ids), 2 * _ATTEMPTS + 3)
-        shape, found = self._shape(sizes, random[:, 3 : 3 + _ATTEMPTS], random[:, 3 + _ATTEMPTS :])
-        room = sizes - shape
-        start = np.where(found[:, None], np.floor(random[:, :2] * (room + 1)), room // 2)
-        return Crops(np.concatenate([start, start + shape], axis=1), random[:, 2] < self.flip)
+        random = uniforms(fold(self.seed, stream, epochs, ids), 3 + 2 * _ATTEMPTS)
+        shares = between(self.scale, random[:, 3 : 3 + _ATTEMPTS])
+        logarithms = np.log(self.ratio[0]), np.log(self.ratio[1])
+        ratios = np.exp(between(logarithms, random[:, 3 + _ATTEMPTS :]))
+        drawn = np.concatenate([random[:, :2], shares, ratios], axis=1)
+        return RandomDraws(drawn, random[:, 2] < self.flip, self.ratio)
 
-    def _shape(
-        self,
-        sizes: NDArray[np.int64],
-        area_random: NDArray[np.float64],
-        ratio_random: NDArray[np.float64],
-    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+
+@dataclass(frozen=True)
+class RandomDraws:
+    """The random numbers of some images' crops."""
+
+    drawn: NDArray[np.float64]
+    """[n, 22]: where the box lies, across and down, in [0, 1); the shares of the area of ten tries;
+    the widths over heights of ten tries."""
+    flips: NDArray[np.bool_]  # [n]
+    ratio: tuple[float, float]
+
+    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
+        if not is_built():
+            return self.reference(sizes)
+        boxes = np.empty((len(sizes), 4))
+        core.random_boxes(np.ascontiguousarray(sizes, np.int64), self.drawn, *self.ratio, boxes)
+        return Crops(boxes, self.flips)
+
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "RandomDraws":
+        return RandomDraws(self.drawn[part], self.flips[part], self.ratio)
+
+    def reference(self, sizes: NDArray[np.int64]) -> Crops:
+        """The same without the extension."""
+        shape, found = self._shape(sizes)
+        room = sizes - shape
+        start = np.where(found[:, None], np.floor(self.drawn[:, :2] * (room + 1)), room // 2)
+        return Crops(np.concatenate([start, start + shape], axis=1), self.flips)
+
+    def _shape(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Width and height of the first of ten tries that fits, and whether one does.
 
         Where none does, they are those of the largest box that fits, to be taken centrally.
         """
         image_width, image_height = sizes[:, 0].astype(float), sizes[:, 1].astype(float)
-        area = (image_width * image_height)[:, None] * between(self.scale, area_random)
-        ratio = np.exp(between((np.log(self.ratio[0]), np.log(self.ratio[1])), ratio_random))
-        widths, heights = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
+        shares, ratios = self.drawn[:, 2 : 2 + _ATTEMPTS], self.drawn[:, 2 + _ATTEMPTS :]
+        area = (image_width * image_height)[:, None] * shares
+        widths, heights = np.rint(np.sqrt(area * ratios)), np.rint(np.sqrt(area / ratios))
         fits = (
             (widths >= 1)
             & (widths <= image_width[:, None])
@@ -145,13 +178,19 @@ class CentralCrop:
     size: int
     crop_pct: float
 
-    def __call__(
-        self, sizes: NDArray[np.int64], ids: NDArray[np.int64], epochs: NDArray[np.int64]
-    ) -> Crops:
+    def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "CentralCrop":
+        return self
+
+    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
+        """The crops of images of `sizes` (int[n, 2]: width, height)."""
         short = int(self.size / self.crop_pct)
         # Whole pixels of the resized image, truncated and rounded where torchvision does.
         resized = sizes * short // sizes.min(axis=1, keepdims=True)
         start = np.rint((resized - self.size) / 2.0)
         step = sizes / resized
         boxes = np.concatenate([start * step, (start + self.size) * step], axis=1)
-        return Crops(boxes, np.zeros(len(sizes), np.bool_), resizes_first=True)
+        inside = np.clip(boxes, 0, np.tile(sizes, 2))  # but for rounding errors
+        return Crops(inside, np.zeros(len(sizes), np.bool_), resizes_first=True)
+
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "CentralCrop":
+        return self

@@ -9,7 +9,7 @@ import io
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -18,7 +18,7 @@ from PIL import Image, UnidentifiedImageError
 
 from trainyard.data._native import core
 from trainyard.data.augment import Crops
-from trainyard.data.stored import Stored, in_memory
+from trainyard.data.stored import PACKED_MAGIC, Stored, as_stored
 
 if TYPE_CHECKING:
     from trainyard.data.seek import Stretches
@@ -29,13 +29,7 @@ _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 # What image data sets are made of.
 _FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
 
-_PACKED = b"\xa7TYpack\n"  # a packed record: see formats/record.py, which few data sets need
-
 MAX_PIXELS = 178_956_970  # Pillow's own limit: more is a decompression bomb, not a photograph
-NEEDS_EXTENSION = (
-    "install a C compiler and run `pip install --force-reinstall --no-deps --no-cache-dir "
-    "trainyard`"
-)
 
 
 class BadImageError(Exception):
@@ -53,20 +47,20 @@ def decode_batch(
 ) -> dict[int, str]:
     """Decode, crop, resize (antialiased) and flip each image into its place in `out_BHWC`.
 
-    `crop` turns sizes (int[n, 2]: width, height) into boxes. Returns the positions that could not
-    be decoded, with the reasons; their pixels are zero. Without a `decoder`, see `own_decoder`, all
-    is left to the libraries, which look at every byte of an image and not at its crop alone.
+    `crop` turns sizes (int[n, 2]: width, height) into boxes inside the images. Returns the
+    positions that could not be decoded, with the reasons; their pixels are zero. Without a
+    `decoder`, see `own_decoder`, all is left to the libraries, which look at every byte of an image
+    and not at its crop alone.
     """
-    stored = images if isinstance(images, Stored) else in_memory(images)
-    sizes, status = _native_sizes(stored, decoder)
+    stored = as_stored(images)
+    sizes, status = native_sizes(stored, decoder)
     contents, bad = _library_sizes(stored, sizes, status)
     crops = crop(sizes)
-    # Central crops go over an edge by a rounding error.
-    boxes = np.clip(crops.boxes, 0, np.tile(sizes, 2)).astype(np.float64, copy=False)
-    crops = crops._replace(boxes=boxes)
     if decoder is not None:
         is_bicubic = interpolation == "bicubic"
-        _native(decoder, stored, crops, out_BHWC, status=status, bicubic=is_bicubic, seek=seek)
+        native_pixels(
+            decoder, stored, crops, out_BHWC, status=status, bicubic=is_bicubic, seek=seek
+        )
     for position in np.flatnonzero(status).tolist():
         if position not in bad:
             try:
@@ -78,7 +72,8 @@ def decode_batch(
                 out_BHWC[position] = pixels[:, ::-1] if crops.flips[position] else pixels
             except (BadImageError, OSError) as error:
                 bad[position] = str(error)
-    out_BHWC[list(bad)] = 0
+    for position in bad:
+        out_BHWC[position] = 0
     return bad
 
 
@@ -95,7 +90,7 @@ def own_decoder() -> "core.Decoder | None":
     return decoder
 
 
-def _native_sizes(
+def native_sizes(
     stored: Stored, decoder: "core.Decoder | None"
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Sizes from the headers, 1 x 1 where the status is not 0: the libraries judge those."""
@@ -108,15 +103,15 @@ def _native_sizes(
     return sizes, status
 
 
-def _native(
+def native_pixels(
     decoder: "core.Decoder",
     stored: Stored,
     crops: Crops,
     out_BHWC: NDArray[np.uint8],
     *,
     status: NDArray[np.uint8],
-    bicubic: bool,
-    seek: "Stretches | None",
+    bicubic: bool = False,
+    seek: "Stretches | None" = None,
 ) -> None:
     """Decode the images whose status is 0; where it is not afterwards, it could not."""
     buffers, which, offsets, lengths, _ = stored
@@ -125,7 +120,7 @@ def _native(
         which,
         offsets,
         lengths,
-        crops.boxes,
+        np.ascontiguousarray(crops.boxes, np.float64),
         crops.flips,
         out_BHWC,
         status,
@@ -173,9 +168,17 @@ def reference_image(content: bytes) -> Image.Image:
         raise BadImageError(_reason(content, error)) from None
 
 
+def whole_image(content: bytes) -> Image.Image:
+    """The same, to be shown: BadImageError also for more pixels than are believable."""
+    image = reference_image(content)
+    if image.width * image.height > MAX_PIXELS:
+        raise BadImageError(f"{image.width} x {image.height} pixels are not believable")
+    return image
+
+
 def open_lazily(content: bytes) -> Image.Image:
     """The image with its header read and its pixels not; raises almost anything if damaged."""
-    if content.startswith(_PACKED):
+    if content.startswith(PACKED_MAGIC):
         return _unpacked(content)
     # By name, not whatever Pillow knows: it would hand an EPS to Ghostscript to run.
     return Image.open(io.BytesIO(content), formats=_FORMATS)
@@ -203,13 +206,24 @@ def _fast_image(content: bytes) -> Image.Image | None:
 
 def _fast_size(content: bytes) -> tuple[int, int] | None:
     """Width and height of a JPEG from which libjpeg-turbo makes the same RGB as Pillow, or None."""
+    header = jpeg_header(content)
+    return None if header is None or header.colours in ("CMYK", "YCCK") else header.size
+
+
+class JpegHeader(NamedTuple):
+    size: tuple[int, int]  # width and height
+    colours: str  # "Gray", "YCbCr", "RGB", "CMYK" or "YCCK"
+
+
+def jpeg_header(content: bytes) -> JpegHeader | None:
+    """What libjpeg-turbo reads in the header of a JPEG; None if it is none, or an unusual one."""
     if not content.startswith(b"\xff\xd8"):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content, strict=False)
     except (ValueError, KeyError):  # KeyError for a subsampling that it has no name for
         return None
-    return None if colours in ("CMYK", "YCCK") else (width, height)
+    return JpegHeader((width, height), colours)
 
 
 def _resize(

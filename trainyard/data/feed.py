@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from trainyard.course import Course, Every, Phase
-from trainyard.data.device import Arriving, Carrier
-from trainyard.data.loader_client import BadSample, HostBatch
-from trainyard.data.normalise import Normalise
-from trainyard.data.transforms import BatchTransform, Keys, MixedBatch, PixelTransform
+from trainyard.data.device.copies import Arriving, Carrier
+from trainyard.data.device.normalise import Normalise
+from trainyard.data.loading.client import BadSample, HostBatch
+from trainyard.data.transforms.batches import BatchTransform, Keys, MixedBatch, PixelTransform
 
 
 class Batch(NamedTuple):
@@ -24,6 +24,7 @@ class Batch(NamedTuple):
     weights: Tensor  # float32[B], 0 for a bad sample, else 1
     ids: Tensor  # int64[B], on the host
     bad: list[BadSample]
+    capacity: float = 0.0  # images a second of the loader, 0 if not known; see HostBatch
 
 
 class Augmentation(NamedTuple):
@@ -114,7 +115,8 @@ class Feed:
         )
         for batch_transform in self._augmentation.batch_transforms:
             mixed = batch_transform(mixed, keys)
-        return Batch(*mixed, ids=torch.from_numpy(keys.ids), bad=arriving.bad)
+        ids = torch.from_numpy(keys.ids)
+        return Batch(*mixed, ids=ids, bad=arriving.bad, capacity=arriving.capacity)
 
     def close(self) -> None:
         self._loader.close()

@@ -3,6 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data._native import core, is_built
+
 UInt64s = NDArray[np.uint64]
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd
@@ -44,6 +46,15 @@ def permute(positions: NDArray[np.int64], keys: UInt64s, size: int) -> NDArray[n
     A six-round Feistel network over the next power of two, walked until it lands inside the
     range (cycle walking, Black and Rogaway 2002): under two passes on average.
     """
+    if not is_built():
+        return permute_reference(positions, keys, size)
+    out = np.empty(len(positions), np.int64)
+    core.permute(np.ascontiguousarray(positions, np.int64), np.ascontiguousarray(keys), size, out)
+    return out
+
+
+def permute_reference(positions: NDArray[np.int64], keys: UInt64s, size: int) -> NDArray[np.int64]:
+    """The same without the extension."""
     # Below 2**8 a Feistel network reaches too few of the permutations; walking costs nothing there.
     bits = max(8, (size - 1).bit_length())
     round_keys = [mix(keys + constant) for constant in _ROUNDS]

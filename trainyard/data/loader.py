@@ -1,24 +1,26 @@
 """Batches in the order of a plan, decoded ahead by one process of threads per rank.
 
-The process is `loader_process.py`; finished batches come in order out of the ring that it shares.
+The process is `loading/process.py`; finished batches come in order out of the ring that it shares.
 """
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
 from trainyard.data.decode import Interpolation
-from trainyard.data.encoded import side_of
+from trainyard.data.device.encoded import side_of
 from trainyard.data.index import Index
-from trainyard.data.loader_client import HostBatch, LoaderProcess
+from trainyard.data.loading.client import HostBatch, LoaderProcess
 from trainyard.data.plan import Plan
 from trainyard.section import Section
+from trainyard.world import World, cores_per_rank
 
-_COMMAND = (sys.executable, "-m", "trainyard.data.loader_process")
+_COMMAND = (sys.executable, "-m", "trainyard.data.loading.process")
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -80,12 +82,12 @@ class LoaderSpec:
     plan: Plan
     crop: RandomResizedCrop | CentralCrop
     image_size: int  # pixels, square
-    interpolation: Interpolation
-    start: int  # first step
+    interpolation: Interpolation = "bilinear"
+    start: int = 0  # first step
     stop: int  # one past the last step
-    rank: int
-    size: int
-    threads: int
+    rank: int = 0
+    size: int = 1
+    threads: int = field(default_factory=partial(cores_per_rank, World()))  # all cores
     decode: Literal["cpu", "gpu"] = "cpu"  # as in DataConfig
     stage: str | None = None  # as in DataConfig
     stage_gb: float | None = None
@@ -101,7 +103,7 @@ class Loader(LoaderProcess):
         side = config.image_size
         if config.decode == "gpu":  # the slots are for encoded images
             side = side_of(float(index.size.mean()), side)
-        super().__init__(_COMMAND, spec, batch=share, image_size=side)
+        super().__init__(_COMMAND, spec, batch=share, image_size=side, threads=config.threads)
 
     def __iter__(self) -> Iterator[HostBatch]:
         return self

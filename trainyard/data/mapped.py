@@ -10,7 +10,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data._native import core
+from trainyard.data.stored import Stored
+
 _MOST = 4096  # files that stay mapped; each takes a descriptor
+_HINTED = 64  # calls after one that met a page that was not in memory
 
 Map = mmap.mmap | bytes
 
@@ -74,3 +78,30 @@ def _map(path: str) -> Map:
         os.close(fd)
     mapped.madvise(mmap.MADV_RANDOM)  # whole samples are asked for; see Reader.expect
     return mapped
+
+
+class Hints:
+    """Asks the system to read what is wanted soon, as long as there is anything to read.
+
+    Of images that are in memory already it would be no help, and cost more than all else that is
+    done for them but decoding.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._faults = _major_faults()
+
+    def give(self, images: Stored) -> None:
+        stretches = images.buffers, images.which, images.offsets, images.lengths
+        core.touch(*stretches)
+        faults = _major_faults()
+        if faults > self._faults:
+            self._faults, self._left = faults, _HINTED
+        if self._left:
+            self._left -= 1
+            core.will_need(*stretches)
+
+
+def _major_faults() -> int:
+    """How often a thread of this process has waited for a page to be read."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

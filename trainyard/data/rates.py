@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from trainyard.data._native import core
 from trainyard.data.augment import RandomResizedCrop
-from trainyard.data.decode import decode_batch, own_decoder
+from trainyard.data.decode import decode_batch, native_sizes, own_decoder
 from trainyard.data.index import Index
 from trainyard.data.loader import Loader, LoaderSpec
 from trainyard.data.plan import Ids, ShuffledPlan
@@ -31,8 +31,8 @@ _SLICE = 64  # images of one call
 _PAGE = 4096  # bytes
 _CROP = RandomResizedCrop(seed=0, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
 
-Work = Callable[[], int]
-"""Does a piece of work and says of how many images."""
+Turn = Callable[[], int]
+"""Does some images' work and says of how many."""
 
 
 class Way(NamedTuple):
@@ -59,18 +59,17 @@ def reading_rate(task: Task) -> float:
     """Images a second of which every page is touched."""
     reader, steps = Reader(task.index), count()
 
-    def worker() -> Work:
+    def begin() -> Turn:
         def read() -> int:
             ids = task.plan.batch(next(steps))
-            reader.expect(ids)
-            stored, unreadable = reader.stored(ids)
+            stored, unreadable = reader.expect(ids).stored(slice(0, len(ids)))
             for position in range(len(ids)):
                 _touch(stored, position)
             return len(ids) - len(unreadable)
 
         return read
 
-    return _rate(worker, task)
+    return _rate(begin, task)
 
 
 def _touch(stored: Stored, position: int) -> None:
@@ -85,11 +84,7 @@ def loader_rate(task: Task) -> tuple[float, float]:
         plan=task.plan,
         crop=_CROP,
         image_size=task.side,
-        interpolation="bilinear",
-        start=0,
         stop=1 << 40,
-        rank=0,
-        size=1,
         threads=task.threads,
     )
     begun = time.perf_counter()
@@ -120,13 +115,8 @@ class Held(NamedTuple):
     @property
     def fallback(self) -> float:
         """Share of the images that the extension leaves to the libraries; 1 without it."""
-        decoder = own_decoder()
-        if decoder is None:
-            return 1.0
-        stored = in_memory(self.contents)
-        sizes, status = np.ones((len(self.ids), 2), np.int64), np.ones(len(self.ids), np.uint8)
-        decoder.sizes(stored.buffers, stored.which, stored.offsets, stored.lengths, sizes, status)
-        return float((status != core.OK).mean())
+        _, status = native_sizes(in_memory(self.contents), own_decoder())
+        return float((status != 0).mean())
 
 
 def hold(task: Task) -> Held:
@@ -165,7 +155,7 @@ def decoding_rate(task: Task, held: Held, way: str) -> Way:
         seek = _stretches([decoder.seek_table(content) or b"" for content in contents])
     starts, guard = cycle(range(0, len(contents), _SLICE)), threading.Lock()
 
-    def worker() -> Work:
+    def begin() -> Turn:
         out = np.empty((_SLICE, task.side, task.side, 3), np.uint8)
         rounds = count()
 
@@ -173,20 +163,19 @@ def decoding_rate(task: Task, held: Held, way: str) -> Way:
             with guard:
                 part = slice(start := next(starts), start + _SLICE)
             ids = held.ids[part]
-            epochs = np.full_like(ids, next(rounds))
             decode_batch(
                 contents[part],
-                lambda sizes: _CROP(sizes, ids, epochs),
+                _CROP.draw(ids, np.full_like(ids, next(rounds))),
                 out[: len(ids)],
                 "bilinear",
                 decoder=None if way == "libraries" else own_decoder(),
-                seek=seek and Stretches(seek.entries, seek.begins[part], seek.ends[part]),
+                seek=seek and seek.part(part),
             )
             return len(ids)
 
         return decode
 
-    return Way(_rate(worker, task), sum(map(len, contents)) / len(contents))
+    return Way(_rate(begin, task), sum(map(len, contents)) / len(contents))
 
 
 def _stretches(tables: list[bytes]) -> Stretches:
@@ -198,23 +187,23 @@ def _stretches(tables: list[bytes]) -> Stretches:
 # --- the clock ---
 
 
-def _rate(worker: Callable[[], Work], task: Task) -> float:
-    """Images a second of all threads, each of which makes a worker of its own."""
+def _rate(begin: Callable[[], Turn], task: Task) -> float:
+    """Images a second of all threads, each of which begins for itself."""
     totals, errors = [0] * task.threads, []
     ready = threading.Barrier(task.threads + 1)
     end = 0.0
 
     def run(number: int) -> None:
-        work = worker()
+        turn = begin()
         try:
-            work()  # what the first one costs is not counted
+            turn()  # what the first one costs is not counted
         except Exception as error:
             errors.append(error)
         ready.wait()
         ready.wait()
         try:
             while not errors and time.perf_counter() < end:
-                totals[number] += work()
+                totals[number] += turn()
         except Exception as error:
             errors.append(error)
 

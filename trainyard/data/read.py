@@ -3,21 +3,23 @@
 import os
 import threading
 from collections import OrderedDict
-from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data._native import core
+from trainyard.data._native import core, is_built
 from trainyard.data.index import Index
-from trainyard.data.mapped import MappedFiles
+from trainyard.data.mapped import Hints, MappedFiles
 from trainyard.data.plan import Ids
 from trainyard.data.source import CUT_SHORT, Source, Stamp, is_remote, open_indexed
 from trainyard.data.stage.copies import Copies
 from trainyard.data.stored import Stored, in_memory
 
 _MAX_OPEN = 256  # shards held open; far below the usual limit of 1024 descriptors
+_PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
 _MAX_REMOTE = 8192  # takes no descriptors, and to open one costs a round trip
 
 Unreadable = dict[int, str]
@@ -32,8 +34,9 @@ class Reader:
         self._copies = copies
         self._shared = len(index.file_names) < len(index)  # several samples to a file
         self._local, self._remote = _OpenFiles(_MAX_OPEN), _OpenFiles(_MAX_REMOTE)
-        self._is_plain = core is not None and copies is None and _is_local(index)
-        self._mapped, self._memory = MappedFiles(), threading.local()
+        self._is_plain = is_built() and copies is None and _is_local(index)
+        self._mapped, self._hints = MappedFiles(), Hints()
+        self._memory = threading.local()
 
     def read(self, sample: int) -> bytes:
         """The encoded image. OSError if it cannot be read whole, DataError if no file can."""
@@ -55,14 +58,21 @@ class Reader:
             return self._one_by_one(ids)
         return self._maps(ids) if self._are_parts(ids) else self._whole_files(ids)
 
-    def expect(self, ids: Ids) -> None:
-        """Have the system begin to read samples that are wanted soon, where it can."""
-        if core is None or not self._is_plain:
-            return
-        with suppress(IndexError):  # will be said of the batch that it belongs to
-            if self._are_parts(ids):
-                buffers, which, offsets, lengths, _ = self._maps(ids)[0]
-                core.will_need(buffers, which, offsets, lengths)
+    def reread(self, ids: Ids, position: int) -> bytes:
+        """The encoded image of one of some samples."""
+        return self.read(int(ids[position]))
+
+    def expect(self, ids: Ids) -> "Expected":
+        """Samples that are wanted soon, which the system begins to read, where it can."""
+        mapped = self._maps(ids) if self._is_plain and self._are_parts(ids) else None
+        if mapped is not None:
+            self._hints.give(mapped[0])
+        return Expected(self, ids, mapped)
+
+    def sizes(self, ids: Ids) -> NDArray[np.int64]:
+        """Bytes of the encoded images."""
+        sizes: NDArray[np.int64] = self._index.size[ids]
+        return sizes
 
     def _are_parts(self, ids: Ids) -> bool:
         """Whether the samples are parts of files, or whole files."""
@@ -91,17 +101,11 @@ class Reader:
             for position in outside.tolist():
                 file = int(files[which[position]])
                 unreadable[position] = errors.get(file) or f"{self._path(file)} {CUT_SHORT}"
-        reread = partial(self._reread, ids)
-        return Stored(
-            maps, which.astype(np.int64, copy=False), offsets, lengths, reread
-        ), unreadable
-
-    def _reread(self, ids: Ids, position: int) -> bytes:
-        return self.read(int(ids[position]))
+        which = which.astype(np.int64, copy=False)
+        return Stored(maps, which, offsets, lengths, partial(self.reread, ids)), unreadable
 
     def _whole_files(self, ids: Ids) -> tuple[Stored, Unreadable]:
         """Files of one sample each, read in one call, one after another in this thread's memory."""
-        assert core is not None
         index, names = self._index, self._index.file_names
         files, lengths = index.file[ids], index.size[ids]
         name_ends = names.ends[files]
@@ -152,6 +156,34 @@ class Reader:
     def _stamp_of(self, name: str) -> Stamp | None:
         """What the file looked like when it was indexed, if the index knows."""
         return self._index.stamps.get(name.removeprefix(os.path.join(self._index.root, "")))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Samples that will be asked for soon, a slice at a time, from any thread."""
+
+    reader: Reader
+    ids: Ids
+    mapped: tuple[Stored, Unreadable] | None
+
+    def pieces(self, part: slice) -> list[slice]:
+        """Parts of a slice whose encoded images may be in memory together."""
+        if self.mapped is not None:
+            return [part]
+        piece = np.cumsum(self.reader.sizes(self.ids[part])) // _PIECE
+        borders = part.start + np.flatnonzero(np.diff(piece)) + 1
+        return [slice(a, b) for a, b in pairwise([part.start, *borders.tolist(), part.stop])]
+
+    def stored(self, part: slice) -> tuple[Stored, Unreadable]:
+        """As `Reader.stored`."""
+        ids = self.ids[part]
+        if self.mapped is None:
+            return self.reader.stored(ids)
+        (maps, which, offsets, lengths, _), unreadable = self.mapped
+        reread = partial(self.reader.reread, ids)
+        stored = Stored(maps, which[part], offsets[part], lengths[part], reread)
+        inside = range(part.start, part.stop)
+        return stored, {n - part.start: why for n, why in unreadable.items() if n in inside}
 
 
 class _OpenFiles:

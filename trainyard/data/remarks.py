@@ -2,7 +2,7 @@
 
 from rich.console import Console
 
-from trainyard.data.decode import NEEDS_EXTENSION, own_decoder
+from trainyard.data._native import NEEDS_EXTENSION, is_built
 from trainyard.data.index import Index
 from trainyard.data.seek import seek_remark
 from trainyard.data.stream.shards import Stream
@@ -11,7 +11,7 @@ from trainyard.data.stream.shards import Stream
 def remark(console: Console, *data: Index | Stream) -> None:
     """Say what makes reading these data slower than it could be."""
     said = [seek_remark(one) for one in data if isinstance(one, Index)]
-    if own_decoder() is None:
+    if not is_built():
         said = [f"decoding at a quarter of the speed, without the extension: {NEEDS_EXTENSION}"]
     for text in filter(None, said):
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

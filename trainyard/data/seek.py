@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data._native import core
-from trainyard.data.decode import NEEDS_EXTENSION, own_decoder
+from trainyard.data._native import NEEDS_EXTENSION, core, is_built
+from trainyard.data.decode import own_decoder
 from trainyard.data.index import Index
 from trainyard.data.plan import Ids
 from trainyard.data.read import Reader
@@ -27,7 +27,7 @@ from trainyard.errors import DataError
 from trainyard.files import atomic_write, remove_parts
 
 _HEADER = struct.Struct("<8s64sq48x")  # magic with version, fingerprint of the index, samples
-_MAGIC = b"TYSEEK01"
+_MAGIC = b"TYSEEK02"
 _CHUNK = 64  # samples of one task
 _AHEAD = 4  # tasks per thread
 _REMOTE_READS = 32  # at once
@@ -40,6 +40,9 @@ class Stretches(NamedTuple):
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
 
+    def part(self, rows: slice) -> "Stretches":
+        return Stretches(self.entries, self.begins[rows], self.ends[rows])
+
 
 class SeekTable(NamedTuple):
     """The seek tables of a data set."""
@@ -49,7 +52,8 @@ class SeekTable(NamedTuple):
     entries: NDArray[np.uint8]
 
     def of(self, ids: Ids) -> Stretches:
-        """None of a sample whose stretch is damaged: it is decoded without."""
+        """None of a sample whose stretch is damaged: it is decoded without, as are those that
+        their entries do not fit."""
         begins, ends = self.first[ids], self.first[ids + 1]
         is_there = (begins >= 0) & (begins <= ends) & (ends <= self.first[-1])
         return Stretches(self.entries, begins * is_there, ends * is_there)
@@ -76,7 +80,7 @@ def open_seek(index: Index) -> SeekTable | None:
     if (magic, fingerprint, samples) != known or len(content) < entries_at:
         return None
     first = content[_HEADER.size : entries_at].view("<i8")
-    if core is None or first[-1] * core.SEEK_ENTRY != len(content) - entries_at:
+    if not is_built() or first[-1] * core.SEEK_ENTRY != len(content) - entries_at:
         return None
     return SeekTable(path, first, content[entries_at:])
 
@@ -84,11 +88,11 @@ def open_seek(index: Index) -> SeekTable | None:
 def seek_remark(index: Index) -> str | None:
     """What to tell of a seek table that is there and cannot be used."""
     path = seek_path(index)
-    if core is None or not path.exists() or open_seek(index) is not None:
+    if not is_built() or not path.exists() or open_seek(index) is not None:
         return None
     return (
-        f"{path}: this seek table belongs to other data, or is cut short, and is not used; run "
-        "`trainyard data index --seek` anew"
+        f"{path}: this seek table is of another version or of other data, or cut short, and is not "
+        "used; run `trainyard data index --seek` anew"
     )
 
 
@@ -97,7 +101,7 @@ def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
 
     Images that cannot be read have none. DataError if none can be made or saved.
     """
-    if own_decoder() is None:
+    if not is_built():
         raise DataError(f"--seek needs the extension in C: {NEEDS_EXTENSION}")
     path = seek_path(index)
     remove_parts(path)
@@ -112,7 +116,6 @@ def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
 
 def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
     first = np.zeros(len(index) + 1, "<i8")
-    assert core is not None
     with atomic_write(path) as file:
         file.write(_HEADER.pack(_MAGIC, index.fingerprint.encode(), len(index)))
         file.seek(first.nbytes, os.SEEK_CUR)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from trainyard.data.decode import MAX_PIXELS, BadImageError, open_lazily, reference_image
+from trainyard.data.decode import BadImageError, open_lazily, whole_image
 from trainyard.data.index import Index
 from trainyard.data.keyed import fold, permute
 from trainyard.data.read import Reader
@@ -128,10 +128,7 @@ def _read(reader: Reader, sample: int) -> Image.Image:
     content = reader.read(sample)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
-        image = reference_image(content)
-    if image.width * image.height > MAX_PIXELS:
-        raise BadImageError(f"{image.width} x {image.height} pixels are not believable")
-    return image
+        return whole_image(content)
 
 
 def _fitted(image: Image.Image, side: int) -> Image.Image:

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from trainyard.data._native.core import Buffer
 
+PACKED_MAGIC = b"\xa7TYpack\n"
+"""What a packed record begins with: see formats/record.py, which few data sets need."""
+
 
 class Stored(NamedTuple):
     """Encoded images: number i has `lengths[i]` bytes, from `offsets[i]` in `buffers[which[i]]`."""
@@ -27,6 +30,10 @@ class Stored(NamedTuple):
         start, buffer = int(self.offsets[position]), self.buffers[int(self.which[position])]
         view = memoryview(buffer)  # type: ignore[arg-type]  # an array is a buffer, too
         return bytes(view[start : start + int(self.lengths[position])])
+
+
+def as_stored(images: Stored | Sequence[bytes]) -> Stored:
+    return images if isinstance(images, Stored) else in_memory(images)
 
 
 def in_memory(contents: Sequence[bytes]) -> Stored:

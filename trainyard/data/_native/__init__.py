@@ -8,4 +8,14 @@ try:
 except ImportError:
     core = None  # type: ignore[assignment]
 
-__all__ = ["core"]
+NEEDS_EXTENSION = (
+    "install a C compiler and run `pip install --force-reinstall --no-deps --no-cache-dir "
+    "trainyard`"
+)
+
+
+def is_built() -> bool:
+    return core is not None
+
+
+__all__ = ["NEEDS_EXTENSION", "core", "is_built"]

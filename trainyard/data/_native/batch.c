@@ -78,7 +78,12 @@ void batch_decode(const Path *path, Scratch *scratch, const Images *images, cons
                      crops->beyond, crops->filter};
         Target own = *target;
         own.pixels += (size_t)i * image_bytes;
-        status[i] = (uint8_t)guarded_decode(path, scratch, &stored, &crop, &own);
+        Status found = guarded_decode(path, scratch, &stored, &crop, &own);
+        if (found == DAMAGED && stored.seek.entries) {
+            stored.seek = (SeekTable){0}; /* perhaps it is the table that is wrong */
+            found = guarded_decode(path, scratch, &stored, &crop, &own);
+        }
+        status[i] = (uint8_t)found;
         scratch_trim(scratch);
     }
 }

@@ -69,9 +69,9 @@ put_row_as(const int16_t *const rows[3], Colours colours, const Target *target, 
 static void put_pixels(const int16_t *const rows[3], Colours colours, Filter filter,
                        const Target *target, int y) {
     if (colours == YCBCR && filter == BILINEAR)
-        put_row_as(rows, YCBCR, target, y, 7);
+        put_row_as(rows, YCBCR, target, y, sample_bits(BILINEAR));
     else if (colours == YCBCR)
-        put_row_as(rows, YCBCR, target, y, 5);
+        put_row_as(rows, YCBCR, target, y, sample_bits(BICUBIC));
     else
         put_row_as(rows, colours, target, y, sample_bits(filter));
 }

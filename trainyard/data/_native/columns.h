@@ -10,9 +10,6 @@
 
 #include "taps.h"
 
-/* The samples after this step have 7 bits behind the point, and 6 where cubic weights overshoot. */
-static inline int row_bits(Filter filter) { return filter == BICUBIC ? 6 : 7; }
-
 enum { LONGEST_GATHERED = 33 };
 
 typedef struct {

@@ -61,7 +61,8 @@ class Decoder:
     ) -> None:
         """Decode a box of each image, resize it (antialiased) and flip it, into its place in `out`.
 
-        The pixels of an image whose status is not OK afterwards are undefined.
+        The pixels of an image whose status is not OK afterwards are undefined. One that its seek
+        table does not fit is decoded without.
         """
 
     def seek_table(self, content: Buffer) -> bytes | None:
@@ -87,6 +88,22 @@ def read_files(
 
 def will_need(buffers: Sequence[Buffer], which: Buffer, offsets: Buffer, lengths: Buffer) -> None:
     """Ask the system to begin reading stretches of memory-mapped files."""
+
+def touch(buffers: Sequence[Buffer], which: Buffer, offsets: Buffer, lengths: Buffer) -> None:
+    """Read a byte of some stretches of memory-mapped files, until one was not in memory: then this
+    process has had a major page fault."""
+
+def permute(positions: Buffer, keys: Buffer, size: int, out: Buffer) -> None:
+    """`permute` of keyed.py, of int64[n] and uint64[n]; ValueError for a position outside."""
+
+def random_boxes(
+    sizes: Buffer,  # int64[n, 2], width and height
+    drawn: Buffer,  # float64[n, 22], see RandomDraws
+    least_ratio: float,
+    greatest_ratio: float,
+    out_boxes: Buffer,  # float64[n, 4]: left, top, right, bottom
+) -> None:
+    """Random crops of images of these sizes, equal to the bit to those without the extension."""
 
 def guard_bus_errors() -> None:
     """From now on in this process, a mapped file that cannot be read is an image's error

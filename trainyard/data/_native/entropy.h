@@ -13,13 +13,6 @@ typedef struct {
     const uint8_t *next;
 } BitReader;
 
-/* Coefficients from zigzag to natural order. What runs past a block's end falls on its DC
- * coefficient (all that is not listed is 0), which is written last. */
-static const uint8_t natural_place[MAX_PLACE + 1] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
-    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
-    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
-
 /* Afterwards there are at least 56 bits. Up to 8 bytes are read. */
 static ALWAYS_INLINE void refill(BitReader *reader) {
     reader->bits |= load_be64(reader->next) >> reader->count;

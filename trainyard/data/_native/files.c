@@ -1,5 +1,5 @@
 /* Files: read whole, hinted at, and what happens when a mapped one cannot be read. */
-#define _GNU_SOURCE /* madvise, POSIX, BUS_MCEERR_AR */
+#define _GNU_SOURCE /* madvise, POSIX, BUS_MCEERR_AR, RUSAGE_THREAD */
 #include "files.h"
 
 #include <errno.h>
@@ -7,6 +7,7 @@
 #include <limits.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -116,4 +117,20 @@ bool guard_bus_errors(void) {
     struct sigaction action = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_NODEFER};
     sigemptyset(&action.sa_mask);
     return sigaction(SIGBUS, &action, NULL) == 0;
+}
+
+static __attribute__((noinline)) void touch(const uint8_t *byte) {
+    BusGuard guard;
+    bus_guard_set(&guard);
+    if (sigsetjmp(guard.back, 0) == 0)
+        (void)*(const volatile uint8_t *)byte;
+    bus_guard_release(&guard);
+}
+
+bool was_in_memory(const uint8_t *byte) {
+    struct rusage before, after;
+    if (getrusage(RUSAGE_THREAD, &before) < 0)
+        return true;
+    touch(byte);
+    return getrusage(RUSAGE_THREAD, &after) < 0 || after.ru_majflt == before.ru_majflt;
 }

@@ -25,6 +25,9 @@ void read_files(const FilesToRead *files);
 /* Ask the system to begin reading a stretch of a mapped file. */
 void will_need(const uint8_t *bytes, size_t size);
 
+/* Read a byte of a mapped file; whether no storage had to be waited for. */
+bool was_in_memory(const uint8_t *byte);
+
 /* Handle SIGBUS: where a guard is set it goes back there, else it ends the process as before.
  * False, with errno, if that is not possible. */
 bool guard_bus_errors(void);

@@ -26,6 +26,13 @@
 #define END_BLOCK 128 /* all that is left is zero */
 #define MAX_PLACE (END_BLOCK + 63 + 64)
 
+/* Coefficients from zigzag to natural order. What runs past a block's end falls on its DC
+ * coefficient (all that is not listed is 0), which is written last. */
+static const uint8_t natural_place[MAX_PLACE + 1] = {
+    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
+    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
+    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
+
 /* Codes of any length, for those too long for the look-ups. */
 typedef struct {
     uint32_t limit[17]; /* codes of a length are below it, in 16 bits from the top; [0] is unused */

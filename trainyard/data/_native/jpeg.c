@@ -25,11 +25,6 @@ enum {
     COM = 0xFE
 };
 
-static const uint8_t natural_order[64] = {
-    0,  1,  8,  16, 9,  2,  3,  10, 17, 24, 32, 25, 18, 11, 4,  5,  12, 19, 26, 33, 40, 48,
-    41, 34, 27, 20, 13, 6,  7,  14, 21, 28, 35, 42, 49, 56, 57, 50, 43, 36, 29, 22, 15, 23,
-    30, 37, 44, 51, 58, 59, 52, 45, 38, 31, 39, 46, 53, 60, 61, 54, 47, 55, 62, 63};
-
 /* What the markers before the scan said. */
 typedef struct {
     bool has_frame, has_jfif, has_adobe;
@@ -52,7 +47,7 @@ static Status read_quant(JpegHeader *header, Markers *markers, Segment segment) 
             return DAMAGED;
         for (int i = 0; i < 64; i++) {
             uint16_t value = wide ? load_be16(segment.at + 1 + 2 * i) : segment.at[1 + i];
-            memcpy(&header->quant[number][natural_order[i]], &value, 2);
+            memcpy(&header->quant[number][natural_place[i]], &value, 2);
         }
         markers->has_quant[number] = true;
         segment.at += length;

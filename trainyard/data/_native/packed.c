@@ -2,6 +2,7 @@
 #include "packed.h"
 
 #include "encode.h"
+#include "huffman.h"
 
 static uint32_t load_le32(const uint8_t *at) {
     return at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
@@ -104,12 +105,6 @@ Status packed_row(PackedRow *row, const Packed *packed, int component, int numbe
 
 /* --- back to a JPEG --- */
 
-/* Where in zigzag order a coefficient stands. */
-static const uint8_t ZIGZAG[64] = {0,  1,  5,  6,  14, 15, 27, 28, 2,  4,  7,  13, 16, 26, 29, 42,
-                                   3,  8,  12, 17, 25, 30, 41, 43, 9,  11, 18, 24, 31, 40, 44, 53,
-                                   10, 19, 23, 32, 39, 45, 52, 54, 20, 22, 33, 38, 46, 51, 55, 60,
-                                   21, 34, 37, 47, 50, 56, 59, 61, 35, 36, 48, 49, 57, 58, 62, 63};
-
 /* A row of blocks, read one after the other. */
 typedef struct {
     PackedRow row;
@@ -122,6 +117,7 @@ typedef struct {
     BitWriter writer;
     Encoding dc[3], ac[3]; /* of each component */
     int before[3];         /* first coefficient of the block before */
+    uint8_t place[64];     /* where in zigzag order a coefficient stands */
     Cursor cursors[3][2];
 } Unpacking;
 
@@ -136,7 +132,7 @@ static Status write_block(Unpacking *unpacking, int component, Cursor *cursor) {
     cursor->used += size;
     int16_t zigzag[64];
     for (uint64_t left = mask & ~(uint64_t)1; left; left &= left - 1) {
-        int place = ZIGZAG[__builtin_ctzll(left)];
+        int place = unpacking->place[__builtin_ctzll(left)];
         zigzag[place] = high ? (int16_t)(*low | *high++ << 8) : (int8_t)*low;
         low++;
         found |= (uint64_t)1 << place;
@@ -213,6 +209,8 @@ Status packed_unpack(const uint8_t *record, size_t size, Buffer *jpeg, size_t *j
     if (!buffer_reserve(jpeg, most))
         return NO_MEMORY;
     Unpacking unpacking = {.packed = &packed};
+    for (int i = 0; i < 64; i++)
+        unpacking.place[natural_place[i]] = (uint8_t)i;
     for (int c = 0; c < packed.jpeg.num_components; c++) {
         encoding_make(&unpacking.dc[c], &packed.jpeg.dc[packed.jpeg.components[c].dc]);
         encoding_make(&unpacking.ac[c], &packed.jpeg.ac[packed.jpeg.components[c].ac]);

@@ -97,7 +97,7 @@ static void pixels_planes(Plane planes[3], const Packed *packed) {
     size_t size = (size_t)packed->width * (size_t)packed->height;
     for (int c = 0; c < 3; c++) {
         const uint8_t *samples = packed->bytes + PACKED_HEADER + (size_t)c * size;
-        planes[c] = (Plane){samples, (size_t)packed->width, 0, 0, packed->width, packed->height};
+        planes[c] = (Plane){samples, (size_t)packed->width, 0, 0};
     }
 }
 

@@ -10,7 +10,6 @@ typedef struct {
     const uint8_t *samples;
     size_t stride; /* bytes from row to row */
     int left, top; /* where in the component it lies */
-    int columns, rows;
 } Plane;
 
 typedef enum { GREY, YCBCR, RGB } Colours;

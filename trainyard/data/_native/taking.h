@@ -64,7 +64,7 @@ static Status plane_reserve(Plane *plane, Buffer *buffer, Blocks blocks) {
     size_t stride = round_up((size_t)columns + PLANE_MARGIN, 64);
     if (!buffer_reserve(buffer, stride * (size_t)rows))
         return NO_MEMORY;
-    *plane = (Plane){buffer->data, stride, blocks.left * 8, blocks.top * 8, columns, rows};
+    *plane = (Plane){buffer->data, stride, blocks.left * 8, blocks.top * 8};
     return OK;
 }
 

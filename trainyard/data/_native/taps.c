@@ -195,7 +195,7 @@ static inline __attribute__((always_inline)) Status make(Taps *taps, const Axis 
     Weights weights;
     if (!reserve(taps, &weights, &geometry, axis->length))
         return NO_MEMORY;
-    const int one = filter == BICUBIC ? 1 << 14 : (1 << 15) - 1; /* must fit 16 bits */
+    const int one = min_int(1 << weight_bits(filter), INT16_MAX);
     for (int i = 0; i < axis->length; i += SIDE_BY_SIDE) {
         weigh_pixels(&weights, &geometry, axis, filter, i);
         if (num_samples)

@@ -23,6 +23,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan
 from trainyard.data.location import Place
@@ -39,7 +40,6 @@ _HEADER = struct.Struct("<8sI52x")
 _FOOTER = struct.Struct("<8sIIQQQ20xI")  # and of the footer before it
 _ROW = 24  # bytes in the table
 _READ_AHEAD = 1 << 16  # bytes from the end on, read at once: all of a table of 2,500 samples
-_PIECE = 1 << 22  # bytes whose checksum is computed at once
 
 
 class Table(NamedTuple):
@@ -75,12 +75,7 @@ def check_shard(source: Source) -> None:
     for number, (offset, size, crc) in enumerate(
         zip(table.offset.tolist(), table.size.tolist(), table.crc.tolist(), strict=True)
     ):
-        checksum, position, end = 0, offset, offset + size
-        while position < end:
-            piece = source.read(position, min(_PIECE, end - position))
-            checksum = crc32c(piece, checksum)
-            position += len(piece)
-        if checksum != crc:
+        if checksum(source, offset, offset + size) != crc:
             raise DataError(
                 f"{source.name}: sample {number}, byte {offset}: its checksum does not match its "
                 "bytes"

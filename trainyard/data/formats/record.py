@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.formats.jpeg_scan import Coefficients, Frame, read_frame, write_scan
+from trainyard.data.stored import PACKED_MAGIC
 
-MAGIC = b"\xa7TYpack\n"
 _VERSION = 1
 _COEFFICIENTS, _PIXELS = 1, 2
 _HEADER = struct.Struct("<8sHBBIIIIIQ24x")  # 64 bytes
@@ -36,7 +36,7 @@ class _Header(NamedTuple):
 
 
 def is_record(content: bytes) -> bool:
-    return content.startswith(MAGIC)
+    return content.startswith(PACKED_MAGIC)
 
 
 def has_pixels(record: bytes) -> bool:
@@ -88,7 +88,7 @@ def record_of_pixels(pixels_HWC: NDArray[np.uint8]) -> bytes:
         raise ValueError(f"{width} x {height} pixels do not fit into a packed record")
     planes = np.ascontiguousarray(pixels_HWC.transpose(2, 0, 1)).tobytes()
     size = _HEADER.size + len(planes) + -len(planes) % 64 + _MARGIN
-    head = _HEADER.pack(MAGIC, _VERSION, _PIXELS, 1, width, height, 0, 0, 0, size)
+    head = _HEADER.pack(PACKED_MAGIC, _VERSION, _PIXELS, 1, width, height, 0, 0, 0, size)
     return (head + planes).ljust(size, b"\0")
 
 

@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 
 from crc32c import crc32c
 
+from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.example import Ahead, Span, find_features, one_bytes, one_int, one_text
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan
@@ -32,7 +33,6 @@ _SCAN_THREADS = 8
 _NAME = re.compile(r"-\d+-of-\d+(\.tfrecords?)?$|\.tfrecords?$")
 _HEAD, _TAIL = 12, 4  # bytes of a record before and after its data
 _GZIP = b"\x1f\x8b"
-_PIECE = 1 << 22  # bytes whose checksum is computed at once
 
 _IMAGE, _LABEL, _SYNSET = b"image/encoded", b"image/class/label", b"image/class/synset"
 _TFDS_IMAGE, _TFDS_LABEL = b"image", b"label"
@@ -66,12 +66,8 @@ def scan(place: Place) -> Scan:
 def check_shard(source: Source) -> None:
     """Compare the checksum of every record. DataError if one does not match its data."""
     for record in _records(Ahead(source)):
-        checksum, (position, end) = 0, record.data
-        while position < end:
-            piece = source.read(position, min(_PIECE, end - position))
-            checksum = crc32c(piece, checksum)
-            position += len(piece)
-        if source.read(end, _TAIL) != _masked(checksum):
+        begin, end = record.data
+        if source.read(end, _TAIL) != _masked(checksum(source, begin, end)):
             raise DataError(f"{record.where(source)}: its checksum does not match its data")
 
 
@@ -86,10 +82,8 @@ def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None)
             name = None if classes is None else classes[sample.label]
             head = _example_head(len(sample.image), sample.label, name)
             length = struct.pack("<Q", len(head) + len(sample.image))
-            checksum = crc32c(sample.image, crc32c(head))
-            file.writelines(
-                (length, _masked(crc32c(length)), head, sample.image, _masked(checksum))
-            )
+            of_length, of_data = crc32c(length), crc32c(sample.image, crc32c(head))
+            file.writelines((length, _masked(of_length), head, sample.image, _masked(of_data)))
 
 
 def write_index(path: Path, idx_path: Path) -> None:

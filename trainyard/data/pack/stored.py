@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainyard.data._native import NEEDS_EXTENSION, is_built
 from trainyard.data.formats.record import has_pixels, image_file, is_record, record_of_pixels
 from trainyard.data.pack.recode import Recode, ShortSide
 from trainyard.data.pack.shards import PackOptions
@@ -51,10 +52,8 @@ class Storing:
 
 def storing(options: PackOptions) -> Storing:
     """DataError if it needs the extension in C, which is not there."""
-    from trainyard.data.decode import NEEDS_EXTENSION, own_decoder
-
     packs = options.format == "packed"
-    if packs and not options.pixels and own_decoder() is None:
+    if packs and not options.pixels and not is_built():
         raise DataError(f"packing coefficients needs the extension in C: {NEEDS_EXTENSION}")
     return Storing(options.recode, packs, options.pixels)
 

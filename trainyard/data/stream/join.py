@@ -17,7 +17,7 @@ from torch import distributed as dist
 
 from trainyard.course import Course
 from trainyard.data.feed import Batch, Feed, HostBatches
-from trainyard.data.loader_client import HostBatch
+from trainyard.data.loading.client import HostBatch
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.errors import CheckpointError, DataError
 from trainyard.world import World, together
@@ -237,4 +237,5 @@ def _padded(batch: HostBatch, fewest: int) -> HostBatch:
         visits=pad(batch.visits),
         weights=pad(batch.weights),
         bad=batch.bad,
+        capacity=batch.capacity,
     )

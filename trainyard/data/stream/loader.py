@@ -2,7 +2,7 @@
 
 import sys
 
-from trainyard.data.loader_client import HostBatch, LoaderProcess
+from trainyard.data.loading.client import HostBatch, LoaderProcess
 from trainyard.data.stream.walk import StreamSpec
 
 _COMMAND = (sys.executable, "-m", "trainyard.data.stream.process")
@@ -13,7 +13,11 @@ class StreamLoader(LoaderProcess):
 
     def __init__(self, config: StreamSpec) -> None:
         super().__init__(
-            _COMMAND, {"config": config}, batch=config.share, image_size=config.image_size
+            _COMMAND,
+            {"config": config},
+            batch=config.share,
+            image_size=config.image_size,
+            threads=config.threads,
         )
 
     def take(self) -> tuple[HostBatch, bool]:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainyard.data.fill import Bad, Columns, put
-from trainyard.data.loader_client import ENDING_SIGNALS
-from trainyard.data.loader_process import Work, deliverer, fill_all, run
-from trainyard.data.ring import Ring, Slot
+from trainyard.data.loading.announcer import Announcer, Work
+from trainyard.data.loading.client import ENDING_SIGNALS
+from trainyard.data.loading.fill import Bad, Columns, put
+from trainyard.data.loading.process import fill_all, run
+from trainyard.data.loading.ring import Ring, Slot
 from trainyard.data.source import without_login
 from trainyard.data.stream.walk import PassBatch, StreamSpec, walk
 
 if TYPE_CHECKING:
-    from trainyard.data.loader_process import Channel
+    from trainyard.data.loading.process import Channel
 
 
 def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
@@ -27,7 +28,8 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     config: StreamSpec = spec["config"]
     ring = Ring(memory_fd, **spec["ring"])
-    fill_all(_batches(config), channel, ring, deliverer(channel), threads=config.threads)
+    announcer = Announcer(channel, config.threads)
+    fill_all(_batches(config), channel, ring, announcer, threads=config.threads)
 
 
 def _batches(config: StreamSpec) -> Iterator[Work]:
@@ -37,13 +39,15 @@ def _batches(config: StreamSpec) -> Iterator[Work]:
 
 def _fill(config: StreamSpec, batch: PassBatch, slot: Slot, part: slice) -> Bad:
     items = batch.items[part]
+    ids, visits = np.array([item.id for item in items]), np.full(len(items), batch.number)
     columns = Columns(
         encoded=[item.sample.image for item in items],
         labels=np.array([item.sample.label for item in items]),
-        ids=np.array([item.id for item in items]),
-        visits=np.full(len(items), batch.number),
+        ids=ids,
+        visits=visits,
+        crops=config.crop.draw(ids, visits),
     )
-    bad = put(columns, slot, part, crop=config.crop, how=config.interpolation)
+    bad = put(columns, slot, part, how=config.interpolation)
     return [
         (
             items[place].id,

@@ -3,8 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.decode import own_decoder, reference_image
+from trainyard.data._native import core
+from trainyard.data.augment import Crops
+from trainyard.data.decode import native_pixels, native_sizes, own_decoder, reference_image
 from trainyard.data.formats.record import has_pixels
+from trainyard.data.stored import in_memory
 
 _GREY_LEVELS = 2  # libjpeg rounds chroma once more before it makes colours
 
@@ -26,7 +29,7 @@ def why_unlike(record: bytes) -> str | None:
     if decoder.pack(jpeg) != record:
         return "its coefficients are not those of the JPEG that it gives back"
     expected = np.asarray(reference_image(jpeg))
-    found, again = (_decoded(content, expected.shape[:2]) for content in (record, jpeg))
+    found, again = (_decoded(decoder, content) for content in (record, jpeg))
     if found is None or again is None or not np.array_equal(found, again):
         return "its pixels are not those of the JPEG that it gives back"
     difference = int(np.abs(found.astype(np.int16) - expected).max())
@@ -35,24 +38,12 @@ def why_unlike(record: bytes) -> str | None:
     return None
 
 
-def _decoded(content: bytes, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:
+def _decoded(decoder: "core.Decoder", content: bytes) -> NDArray[np.uint8] | None:
     """All pixels (height, width, 3), by the extension; None if it cannot."""
-    decoder = own_decoder()
-    assert decoder is not None
-    height, width = shape
-    pixels, status = np.empty((1, height, width, 3), np.uint8), np.zeros(1, np.uint8)
-    zero = np.zeros(1, np.int64)
-    box = np.array([[0.0, 0.0, width, height]])
-    decoder.decode(
-        [content],
-        zero,
-        zero,
-        np.array([len(content)]),
-        box,
-        np.zeros(1, bool),
-        pixels,
-        status,
-        height=height,
-        width=width,
-    )
-    return None if status[0] else pixels[0]
+    stored = in_memory([content])
+    sizes, status = native_sizes(stored, decoder)
+    width, height = sizes[0].tolist()
+    pixels_BHWC = np.empty((1, height, width, 3), np.uint8)
+    whole = Crops(np.array([[0.0, 0.0, width, height]]), np.zeros(1, np.bool_))
+    native_pixels(decoder, stored, whole, pixels_BHWC, status=status)
+    return None if status[0] else pixels_BHWC[0]

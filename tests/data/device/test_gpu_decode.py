@@ -1,0 +1,214 @@
+"""Decoding by nvImageCodec: on the CPU, which it can too, and on a GPU where there is one."""
+
+import importlib
+import io
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+from trainyard.config import check as check_recipe
+from trainyard.course import build_course
+from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
+from trainyard.data.device.encoded import ENTRY, JPEG
+from trainyard.data.device.gpu_decode import Decoder, check, crop_and_resize
+from trainyard.data.feed import Batch
+from trainyard.data.feeds import Feeds
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
+from trainyard.data.loader import DataConfig
+from trainyard.data.order import training_plan
+from trainyard.errors import RecipeError
+from trainyard.world import World
+
+CPU, SIZE = torch.device("cpu"), 96
+DEVICES = [
+    CPU,
+    pytest.param(
+        torch.device("cuda", 0),
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU at hand"),
+    ),
+]
+MOST = {"cpu": 1, "cuda": 6}  # grey levels: a GPU's inverse transform is not libjpeg's
+
+
+@pytest.fixture(autouse=True, scope="module")
+def library() -> None:
+    os.environ["PYNVIMGCODEC_VERBOSITY"] = "0"  # as the module has it
+    pytest.importorskip("nvidia.nvimgcodec")
+
+
+def encoded(picture: Image.Image, **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def photographs() -> list[bytes]:
+    """Of all samplings, one grey, one progressive, one that a camera held upright has turned."""
+    first, second = (Image.fromarray(pixels) for pixels in load_sample_images().images)
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    return [
+        encoded(first, quality=95, subsampling=0),
+        encoded(second.crop((3, 5, 500, 402)), quality=85, subsampling=1),
+        encoded(first.crop((30, 5, 401, 420)), quality=75, subsampling=2),
+        encoded(second.convert("L"), quality=90),
+        encoded(first, quality=90, progressive=True),
+        encoded(second, quality=90, exif=turned),
+    ]
+
+
+# --- one image ---
+
+
+def by_pillow(content: bytes, box: Any, *, first: bool, how: str) -> NDArray[np.int64]:
+    image = Image.open(io.BytesIO(content)).convert("RGB")
+    kind = Image.Resampling[how.upper()]
+    if first:
+        return np.asarray(image.resize((SIZE, SIZE), kind, box=tuple(box))).astype(np.int64)
+    left, top, right, bottom = map(int, box)
+    cropped = image.crop((left, top, right, bottom))
+    return np.asarray(cropped.resize((SIZE, SIZE), kind)).astype(np.int64)
+
+
+CROPS = [
+    RandomResizedCrop(seed=1, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5),
+    CentralCrop(SIZE, 0.875),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("how", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("crop", CROPS, ids=["random", "central"])
+def test_crops_are_those_of_pillow(
+    crop: RandomResizedCrop | CentralCrop, how: Any, device: torch.device
+) -> None:
+    contents = photographs()
+    decoded = Decoder(device, 1)(contents, 0)
+    sizes = np.array([Image.open(io.BytesIO(content)).size for content in contents])
+    for visit in range(5):
+        ids = np.arange(len(contents))
+        crops = crop.draw(ids, ids * 0 + visit)(sizes)
+        for place, content in enumerate(contents):
+            pixels, box, flip = decoded[place], crops.boxes[place], crops.flips[place]
+            assert pixels is not None
+            entry = np.array((JPEG, 0, box, flip, crops.resizes_first), ENTRY)[()]
+            found = crop_and_resize(pixels, entry, SIZE, how).cpu().numpy().astype(np.int64)
+            expected = by_pillow(content, box, first=crops.resizes_first, how=how)
+            expected = expected[:, ::-1] if flip else expected
+            off = np.abs(found - expected)
+            assert off.max() <= MOST[device.type] and np.median(off) <= 1
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+def test_what_cannot_be_decoded_is_none(device: torch.device) -> None:
+    good = photographs()[0]
+    found = Decoder(device, 1)([b"no image", good, good[:200]], 0)
+    assert [pixels is None for pixels in found] == [True, False, True]
+    assert Decoder(device, 1)([], 0) == []
+
+
+# --- whole feeds ---
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Fourteen images of two classes: a PNG and a CMYK one, and one that is cut short."""
+    folder = tmp_path_factory.mktemp("photographs")
+    for number, content in enumerate(photographs() * 2):
+        path = folder / "ab"[number % 2] / f"{number:02}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content[: len(content) // 2] if number == 7 else content)
+    image = Image.open(io.BytesIO(photographs()[0]))
+    image.save(folder / "a" / "90.png")
+    image.convert("CMYK").save(folder / "b" / "91.jpg")
+    return folder
+
+
+@pytest.fixture
+def index(folder: Path) -> Index:
+    return open_index(str(folder))
+
+
+def feeds(device: torch.device, where: str) -> Feeds:
+    data = DataConfig.model_validate({"image_size": 64, "threads": 2, "decode": where})
+    return Feeds(
+        data=data,
+        augment=AugmentConfig(),
+        global_batch=5,
+        seed=0,
+        channels_last=False,
+        world=World(),
+        device=device,
+    )
+
+
+def training(maker: Feeds, index: Index) -> list[Batch]:
+    """Two epochs, with another image size in the second."""
+    plan = training_plan(maker.data, index, global_batch=5, seed=0)
+    course = build_course(
+        "6 steps", epoch_samples=14, batch=5, image_size=64, size_stages=("3 steps: 80",)
+    )
+    with maker.train(index, plan, course) as feed:
+        feed.seek(0, 0)
+        return list(feed)
+
+
+def evaluation(maker: Feeds, index: Index) -> list[Batch]:
+    with maker.evaluation(index) as feed:
+        return list(feed)
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=str)
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+def test_batches_are_those_that_the_cpu_decodes(
+    kind: str, device: torch.device, index: Index, folder: Path
+) -> None:
+    found, expected = (
+        training(maker, index) if kind == "training" else evaluation(maker, index)
+        for maker in (feeds(device, "gpu"), feeds(CPU, "cpu"))
+    )
+    assert len(found) == len(expected) == (6 if kind == "training" else 3)
+    for one, other in zip(found, expected, strict=True):
+        for name in ("ids", "labels", "weights"):
+            assert torch.equal(getattr(one, name).cpu(), getattr(other, name))
+        assert [sample.id for sample in one.bad] == [sample.id for sample in other.bad]
+        for sample in one.bad:
+            assert sample.file == str(folder / "b" / "07.jpg")
+            assert "truncated" in sample.reason
+        off = (one.images_BCHW.cpu() - other.images_BCHW).abs().mul(0.225 * 255)
+        assert off.max() <= 24  # that of the extension in C, where colours are bright
+        assert off.mean() < 0.6
+    assert sum(len(batch.bad) for batch in found) == (2 if kind == "training" else 1)
+
+
+# --- what is said ---
+
+
+def test_without_a_gpu_the_recipe_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"data\.decode = 'gpu' needs a GPU, and there is none"):
+        check(CPU)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_module(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(importlib, "import_module", no_module)
+    with pytest.raises(RecipeError, match=r"pip install 'trainyard\[nvimgcodec\]'"):
+        check(torch.device("cuda", 0))
+
+
+def test_streams_are_decoded_on_the_cpu() -> None:
+    tree = {"data": {"order": "join", "decode": "gpu"}}
+    with pytest.raises(
+        RecipeError, match=r"data\.decode = 'gpu' cannot go with data.order = 'join'"
+    ):
+        check_recipe(tree)

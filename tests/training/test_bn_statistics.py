@@ -1,0 +1,115 @@
+"""Batch norm statistics are those of all values that came by, on any number of ranks."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tests.spawn import spawn
+from trainyard.errors import DataError
+from trainyard.training.bn_statistics import batch_norms, estimate_statistics
+from trainyard.world import World
+
+Statistics = dict[str, NDArray[np.float64]]
+
+
+class Batch(NamedTuple):
+    images_BCHW: Tensor
+    weights: Tensor
+
+
+def build() -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = timm.create_model("test_resnet", num_classes=4, drop_rate=0.5)
+    return model.train()
+
+
+def shares(size: int) -> list[list[Batch]]:
+    """Two global batches of seven images, by rank; one image is bad, and has no say."""
+    random = torch.Generator().manual_seed(1)
+    found: list[list[Batch]] = [[] for _ in range(size)]
+    for number in range(2):
+        images = torch.randn(7, 3, 32, 32, generator=random) * (1 + number) + number
+        weights = torch.ones(7)
+        if number:
+            images[2], weights[2] = math.nan, 0
+        for rank in range(size):
+            found[rank].append(Batch(images[rank::size], weights[rank::size]))
+    return found
+
+
+def statistics(model: nn.Module) -> Statistics:
+    return {
+        name: value.double().numpy()  # arrays, which outlive the process that sends them
+        for name, value in model.state_dict().items()
+        if "running" in name
+    }
+
+
+def estimate(world: World) -> tuple[int, Statistics, Statistics]:
+    torch.set_num_threads(1)
+    model, other = build(), build()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.1)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    count = estimate_statistics([model, other], shares(world.size)[world.rank], world=world)
+    assert all(module.training for module in model.modules())  # as it was
+    assert all(layer.track_running_stats for layer in batch_norms(model))
+    for name, value in model.state_dict().items():  # statistics have changed, and nothing else
+        assert torch.equal(before[name], value) != ("running" in name), name
+    assert not any(layer._forward_pre_hooks for layer in batch_norms(model))
+    return count, statistics(model), statistics(other)
+
+
+def plain_statistics(size: int) -> Statistics:
+    """All inputs of each layer kept, each share normalised by itself."""
+    model = build().eval()
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)
+    }
+    kept: dict[str, list[Tensor]] = {name: [] for name in layers}
+    for name, layer in layers.items():
+        layer.train()
+        layer.register_forward_pre_hook(
+            lambda _, inputs, name=name: kept[name].append(inputs[0].double())
+        )
+    with torch.no_grad():
+        for batch in (batch for share in shares(size) for batch in share):
+            if batch.weights.sum() > 1:
+                model(batch.images_BCHW[batch.weights > 0])
+    found = {}
+    for name, inputs in kept.items():
+        values = torch.cat([value.transpose(0, 1).flatten(1) for value in inputs], dim=1)
+        found[f"{name}.running_mean"] = values.mean(dim=1).numpy()
+        found[f"{name}.running_var"] = values.var(dim=1).numpy()
+    return found
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_statistics_are_those_of_all_values(size: int) -> None:
+    reference = plain_statistics(size)
+    results = spawn(estimate, size) if size > 1 else [estimate(World())]
+    for count, found, other in results:
+        assert count == (12 if size == 3 else 13)  # one is left alone
+        assert found.keys() == reference.keys()
+        for name, value in found.items():
+            np.testing.assert_allclose(value, reference[name], rtol=1e-4, atol=1e-6)
+            assert np.array_equal(value, results[0][1][name])  # on all ranks
+        assert any(not np.array_equal(found[name], other[name]) for name in found)
+
+
+def test_a_model_has_nothing_to_estimate_without_batch_norm() -> None:
+    assert not batch_norms(timm.create_model("test_vit"))
+    assert not batch_norms(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)))
+
+
+def test_images_of_which_none_can_be_read() -> None:
+    batch = Batch(torch.zeros(2, 3, 32, 32), torch.zeros(2))
+    with pytest.raises(DataError, match="no two training images of a batch can be read"):
+        estimate_statistics([build()], [batch], world=World())

@@ -1,0 +1,514 @@
+"""Checkpoints are complete or absent, and a damaged one is never taken for a good one."""
+
+import copy
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
+from trainyard.errors import CheckpointError
+from trainyard.files import sha256
+from trainyard.monitor.clock import Clock
+from trainyard.optim.groups import set_group_rates
+from trainyard.optim.optimizers import OptimConfig, build_optimizer
+from trainyard.training import checkpoint, keeping
+from trainyard.training.checkpoint import TrainState, load_checkpoint
+from trainyard.training.guard import Guard
+from trainyard.training.keeping import save_checkpoint
+from trainyard.training.optimizer_state import evaluation_weights
+from trainyard.training.update import DynamicLossScale
+from trainyard.world import World
+
+FILES = ["manifest.json", "model.safetensors", "progress.json", "training.pt"]
+
+
+def model_of(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 2))
+    return model.to(memory_format=torch.channels_last)
+
+
+def backward(model: nn.Module) -> None:
+    model.zero_grad()
+    torch.autograd.backward(model(torch.randn(5, 3, 4, 4)).square().mean())
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
+    averager = AllReduce(AverageConfig(), World())
+    averager.wrap(model)
+    cpu = torch.device("cpu")
+    return TrainState(
+        model=model,
+        optimizer=optimizer,
+        averager=averager,
+        ema=None,
+        scale=DynamicLossScale(cpu),
+        guard=Guard(cpu, limit=3),
+        clock=Clock(),
+        classes=["cat", "dog"],
+    )
+
+
+def state_at(step: int, *, seed: int = 0, lr: float = 0.1, ema: bool = False) -> TrainState:
+    """A small model and its optimizer after an update, so that there is momentum to save."""
+    model = model_of(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=0.01)
+    backward(model)
+    optimizer.step()
+    state = state_of(model, optimizer)
+    state.step = step
+    state.ema = model_of(seed + 100) if ema else None
+    return state
+
+
+def save(folder: Path, *steps: int, keep: int = 100) -> Path:
+    """Checkpoints of some steps; the path of the last."""
+    return [save_checkpoint(state_at(step, seed=step), folder, keep=keep) for step in steps][-1]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def newest_good(folder: Path) -> tuple[str | None, list[str]]:
+    passed_over: list[str] = []
+    path = keeping.newest_good(folder, passed_over.append)
+    return path.name if path else None, passed_over
+
+
+# --- what is in it ---
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_everything_comes_back(ema: bool, tmp_path: Path) -> None:
+    saved = state_at(7, ema=ema)
+    saved.last, saved.best = {"step": 6, "top1": 0.25}, {"step": 3, "top1": 0.5}
+    saved.skipped, saved.roll_backs = 320, 2
+    saved.scale.adjust(torch.tensor(False))
+    for _ in range(2):
+        saved.guard.add(torch.tensor(1.0))
+    path = save_checkpoint(saved, tmp_path, keep=1)
+    loaded = state_at(0, seed=1, ema=ema)
+    load_checkpoint(loaded, path)
+    assert (loaded.step, loaded.skipped, loaded.roll_backs) == (7, 320, 2)
+    assert (loaded.last, loaded.best) == (saved.last, saved.best)
+    assert loaded.scale.state_dict() == saved.scale.state_dict()
+    assert loaded.scale.state_dict() != state_at(0).scale.state_dict()
+    assert loaded.guard.state_dict() == saved.guard.state_dict()
+    assert loaded.guard.state_dict()["running"] == 2
+    assert loaded.clock.total >= saved.clock.total - 60
+    assert_same_weights(loaded.model, saved.model)
+    if saved.ema is not None and loaded.ema is not None:
+        assert_same_weights(loaded.ema, saved.ema)
+    for ours, theirs in zip(
+        loaded.optimizer.state.values(), saved.optimizer.state.values(), strict=True
+    ):
+        assert torch.equal(ours["momentum_buffer"], theirs["momentum_buffer"])
+
+
+def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
+    theirs = other.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+def test_rates_and_decays_are_the_recipe_s(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    loaded = state_at(0, lr=0.5)
+    loaded.optimizer.param_groups[0]["weight_decay"] = 0.25
+    load_checkpoint(loaded, path)
+    group = loaded.optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
+
+
+def test_every_file_has_its_checksum(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    assert path == tmp_path / "step-00000001"
+    assert names(path) == FILES
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest == {
+        name: hashlib.sha256((path / name).read_bytes()).hexdigest()
+        for name in FILES
+        if name != "manifest.json"
+    }
+    assert checkpoint.find_problem(path) is None
+    checkpoint.check(path)
+
+
+# --- complete or absent ---
+
+
+class Killed(BaseException):
+    """What no handler expects, as a kill."""
+
+
+def kill(*_: object) -> None:
+    raise Killed
+
+
+def test_a_failing_rename_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", kill)
+        with pytest.raises(Killed):
+            save(tmp_path, 2)
+    assert names(tmp_path) == ["latest", "step-00000001"]
+    assert newest_good(tmp_path) == ("step-00000001", [])
+
+
+CALLS = [
+    "trainyard.training.keeping.write_common",
+    "trainyard.training.checkpoint.sha256",
+    "os.fsync",
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_killed_while_writing(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was half-written is no checkpoint, and the next save removes it."""
+    save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(call, kill)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # the killed do not tidy up
+        with pytest.raises(Killed):
+            save(tmp_path, 2)
+    assert newest_good(tmp_path) == ("step-00000001", [])
+    assert os.readlink(tmp_path / "latest") == "step-00000001"
+    save(tmp_path, 3)
+    assert names(tmp_path) == ["latest", "step-00000001", "step-00000003"]
+
+
+def test_killed_between_writing_and_renaming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", kill)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            save(tmp_path, 2)
+    assert any(name.endswith(".part") for name in names(tmp_path))
+    assert newest_good(tmp_path) == ("step-00000001", [])
+    save(tmp_path, 3)
+    assert names(tmp_path) == ["latest", "step-00000001", "step-00000003"]
+
+
+def test_killed_before_latest_points_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint is complete, and it is the newest that counts, not the link."""
+    save(tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(keeping, "point", kill)
+        with pytest.raises(Killed):
+            save(tmp_path, 2)
+    assert newest_good(tmp_path) == ("step-00000002", [])
+    save(tmp_path, 3)
+    assert os.readlink(tmp_path / "latest") == "step-00000003"
+
+
+def test_leftovers_of_links_are_removed(tmp_path: Path) -> None:
+    (tmp_path / ".latest.0123abcd.part").symlink_to("step-00000001")
+    save(tmp_path, 1)
+    assert names(tmp_path) == ["latest", "step-00000001"]
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (path / "training.pt").unlink()
+    save(tmp_path, 1)
+    assert newest_good(tmp_path) == ("step-00000001", [])
+    assert names(tmp_path) == ["latest", "step-00000001"]
+
+
+# --- damage ---
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [truncate, empty, flip_a_bit, Path.unlink])
+def test_the_one_before_a_damaged_one_is_taken(
+    damage: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    last = save(tmp_path, 1, 2)
+    damage(last / name)
+    found, [said] = newest_good(tmp_path)
+    assert found == "step-00000001"
+    assert str(last) in said
+    assert name.partition(".")[0] in said  # a flip in the manifest may be told of another file
+    if damage is Path.unlink:
+        assert f"{name} is missing" in said
+    with pytest.raises(CheckpointError, match="step-00000002"):
+        checkpoint.check(last)
+
+
+@pytest.mark.parametrize("content", ["[]", "null", '"text"', "\0"])
+def test_a_manifest_that_is_none(content: str, tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    (path / "manifest.json").write_text(content)
+    assert "manifest.json is unreadable" in (checkpoint.find_problem(path) or "")
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
+def test_a_manifest_that_lacks_a_file(name: str, tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest[name]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    assert checkpoint.find_problem(path) == f"manifest.json lacks '{name}'"
+
+
+def test_the_moving_average_is_checked_where_there_is_one(tmp_path: Path) -> None:
+    path = save_checkpoint(state_at(1, ema=True), tmp_path, keep=1)
+    assert names(path) == ["ema.safetensors", *FILES]
+    assert "ema.safetensors" in json.loads((path / "manifest.json").read_text())
+    checkpoint.check(path)
+    flip_a_bit(path / "ema.safetensors")
+    assert "ema.safetensors is truncated or altered" in (checkpoint.find_problem(path) or "")
+    with_right_checksums(path)  # of all the others
+    assert checkpoint.find_problem(path) == "manifest.json lacks 'ema.safetensors'"
+    (path / "ema.safetensors").unlink()
+    assert checkpoint.find_problem(path) is None  # as saved without one
+    with pytest.raises(CheckpointError, match=r"has no ema\.safetensors, its run had no model"):
+        load_checkpoint(state_at(0, ema=True), path)
+    load_checkpoint(state_at(0), path)
+
+
+def test_all_damaged(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        truncate(save(tmp_path, step) / "model.safetensors")
+    found, said = newest_good(tmp_path)
+    assert found is None
+    assert [message.split("/")[-1].split(":")[0] for message in said] == [
+        *("step-00000003", "step-00000002", "step-00000001"),
+    ]
+
+
+def test_none_at_all(tmp_path: Path) -> None:
+    assert newest_good(tmp_path / "none") == (None, [])
+    assert newest_good(tmp_path) == (None, [])
+    assert checkpoint.find_problem(tmp_path / "none") == "no such checkpoint"
+
+
+def with_right_checksums(path: Path) -> None:
+    manifest = {n: sha256(path / n) for n in FILES if n != "manifest.json"}
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+class Malicious:
+    def __init__(self, victim: Path) -> None:
+        self.victim = victim
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.victim,)
+
+
+def test_a_malicious_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    victim = tmp_path / "victim"
+    torch.save({"optimizer": Malicious(victim)}, path / "training.pt")
+    with_right_checksums(path)
+    checkpoint.check(path)
+    with pytest.raises(CheckpointError, match=r"training\.pt cannot be read") as refused:
+        load_checkpoint(state_at(0), path)
+    assert not victim.exists()
+    assert "\n" not in str(refused.value)
+    torch.load(path / "training.pt", weights_only=False)
+    assert victim.exists()  # it would have
+
+
+# --- a checkpoint of something else ---
+
+
+def test_a_checkpoint_of_another_version(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    progress = json.loads((path / "progress.json").read_text())
+    (path / "progress.json").write_text(json.dumps(progress | {"version": 99}))
+    with pytest.raises(CheckpointError, match=r"has version 99, this Trainyard reads \d+; use"):
+        load_checkpoint(state_at(0), path)
+
+
+def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    other = state_at(0)
+    other.model = nn.Linear(16, 2)
+    with pytest.raises(CheckpointError, match="its weights do not fit the model") as refused:
+        load_checkpoint(other, path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_checkpoint_of_another_optimizer(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    other = state_at(0)
+    other.optimizer = torch.optim.AdamW(other.model.parameters())
+    with pytest.raises(CheckpointError, match="is of SGD, the recipe says AdamW"):
+        load_checkpoint(other, path)
+
+
+def test_a_checkpoint_of_other_groups(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    other = state_at(0)
+    groups = [{"params": [parameter]} for parameter in other.model.parameters()]
+    other.optimizer = torch.optim.SGD(groups, 0.1)
+    with pytest.raises(CheckpointError, match="has 1 groups of parameters, the recipe makes 6"):
+        load_checkpoint(other, path)
+
+
+# --- optimizers with more to save ---
+
+
+def optimizer_of(model: nn.Module, name: str) -> torch.optim.Optimizer:
+    keys = {"name": name, "lr": 0.05, "accum_iter": 3}
+    return build_optimizer(model, OptimConfig.model_validate(keys))
+
+
+def train(state: TrainState, steps: range) -> None:
+    for step in steps:
+        torch.manual_seed(step)
+        backward(state.model)
+        set_group_rates(state.optimizer, lr=0.05 * min(1, (step + 1) / 4), weight_decay=0.1)
+        state.optimizer.step()
+        state.step = step + 1
+
+
+NAMES = list(OptimConfig.model_fields["name"].annotation.__args__)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_goes_on_bit_by_bit(name: str, tmp_path: Path) -> None:
+    """In a new process, and in one that has gone on and comes back."""
+    if name.startswith("schedule_free"):
+        pytest.importorskip("schedulefree")
+    whole = model_of(0)
+    train(state_of(whole, optimizer_of(whole, name)), range(12))
+    model = model_of(0)
+    state = state_of(model, optimizer_of(model, name))
+    train(state, range(5))
+    path = save_checkpoint(state, tmp_path, keep=1)
+    train(state, range(5, 12))
+    assert_same_weights(state.model, whole)  # to have saved changes nothing
+    load_checkpoint(state, path)  # as after gradients that are not finite
+    train(state, range(state.step, 12))
+    assert_same_weights(state.model, whole)
+    other = model_of(1)
+    resumed = state_of(other, optimizer_of(other, name))
+    load_checkpoint(resumed, path)
+    assert resumed.step == 5
+    train(resumed, range(5, 12))
+    assert_same_weights(resumed.model, whole)
+
+
+@pytest.mark.parametrize("name", ["schedule_free_sgd", "schedule_free_adamw"])
+def test_what_is_exported_is_what_schedule_free_evaluates(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("schedulefree")
+    model = model_of(0)
+    state = state_of(model, optimizer_of(model, name))
+    train(state, range(5))
+    in_training = copy.deepcopy(model)
+    path = save_checkpoint(state, tmp_path, keep=1)
+    assert_same_weights(model, in_training)
+    exported = checkpoint.load_weights(path)
+    with evaluation_weights(state.optimizer):
+        for key, tensor in model.state_dict().items():
+            assert torch.equal(tensor, exported[key])
+    assert_same_weights(model, in_training)
+    assert not torch.equal(exported["3.weight"], model.state_dict()["3.weight"])
+
+
+def test_training_weights_come_back_when_an_evaluation_fails() -> None:
+    pytest.importorskip("schedulefree")
+    model = model_of(0)
+    state = state_of(model, optimizer_of(model, "schedule_free_sgd"))
+    train(state, range(3))
+    before = copy.deepcopy(model)
+    with pytest.raises(Killed), evaluation_weights(state.optimizer):
+        kill()
+    assert_same_weights(model, before)
+    train(state, range(3, 4))  # and the optimizer is in training
+
+
+def test_evaluation_weights_of_others_are_the_weights() -> None:
+    state = state_at(1)
+    before = [parameter.data_ptr() for parameter in state.model.parameters()]
+    values = copy.deepcopy(state.model)
+    with evaluation_weights(state.optimizer):
+        assert_same_weights(state.model, values)
+        assert [parameter.data_ptr() for parameter in state.model.parameters()] == before
+
+
+# --- which are kept, and the links ---
+
+
+def test_the_newest_are_kept(tmp_path: Path) -> None:
+    save(tmp_path, 1, 2, 3, 4, keep=2)
+    assert names(tmp_path) == ["latest", "step-00000003", "step-00000004"]
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_best_is_kept(keep: int, tmp_path: Path) -> None:
+    keeping.point(tmp_path / "best", save(tmp_path, 1))
+    save(tmp_path, 2, 3, 4, 5, keep=keep)
+    kept = [f"step-{step:08d}" for step in range(6 - keep, 6)]
+    assert names(tmp_path) == ["best", "latest", "step-00000001", *kept]
+    checkpoint.check(tmp_path / "best")
+    # A new best one frees the old.
+    keeping.point(tmp_path / "best", tmp_path / "step-00000005")
+    save(tmp_path, 6, keep=keep)
+    assert "step-00000001" not in names(tmp_path)
+
+
+def test_latest_is_kept_even_when_it_is_not_the_highest(tmp_path: Path) -> None:
+    """After a damaged newer one was passed over, and saving went on from the one before."""
+    save(tmp_path, 5, 9)
+    save(tmp_path, 6, keep=1)
+    assert os.readlink(tmp_path / "latest") == "step-00000006"
+    checkpoint.check(tmp_path / "latest")
+
+
+def test_a_copy_that_someone_set_aside_is_no_checkpoint(tmp_path: Path) -> None:
+    shutil.copytree(save(tmp_path, 7), tmp_path / "step-00000007.bak")
+    save(tmp_path, 8, 9, keep=2)
+    assert (tmp_path / "step-00000007.bak").is_dir()
+    assert names(tmp_path) == ["latest", "step-00000007.bak", "step-00000008", "step-00000009"]
+    assert keeping.newest_good(tmp_path, print) == tmp_path / "step-00000009"
+
+
+def test_links_are_relative(tmp_path: Path) -> None:
+    """So that a run directory may be moved."""
+    folder = tmp_path / "checkpoints"
+    keeping.point(folder / "best", save(folder, 1))
+    save(folder, 2)
+    assert os.readlink(folder / "latest") == "step-00000002"
+    assert os.readlink(folder / "best") == "step-00000001"
+    folder.rename(tmp_path / "moved")
+    assert (tmp_path / "moved" / "latest" / "progress.json").is_file()
+    assert (tmp_path / "moved" / "best" / "progress.json").is_file()
+
+
+def test_a_link_is_moved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no moment without `latest`: the new link takes the old one's place."""
+    save(tmp_path, 1, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", kill)
+        with pytest.raises(Killed):
+            keeping.point(tmp_path / "latest", tmp_path / "step-00000001")
+    assert os.readlink(tmp_path / "latest") == "step-00000002"

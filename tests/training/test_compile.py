@@ -1,0 +1,165 @@
+"""Compiled, and with activations computed again: the same training."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torch._inductor.config
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import nn
+
+from tests.command_line import Capture, complaint, newest, run
+from tests.spawn import spawn
+from tests.training.test_equivalence import Case, flat, global_batch, make_step
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
+from trainyard.errors import RecipeError
+from trainyard.model.execution import has_cuda_graphs, recompute_activations
+from trainyard.training.step import MicroBatch
+from trainyard.world import World
+
+OPTIONS = ("--data.threads", "1", "--run.log_every", "1 steps", "--run.eval_every", "0 steps")
+Weights = NDArray[np.float32]
+
+
+def reports(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_a_run_goes_on_compiled_that_began_without(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same losses, the same evaluation, and the same names in its checkpoint."""
+    # A pool of compilers takes longer to start than one takes for all of this.
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
+
+    def train(folder: Path, mode: str) -> None:
+        options = ("--data", digits, "--run", folder, "--model.ema_decay", "0.9", *OPTIONS)
+        length = ("--run.length", "6 steps", "--run.save_every", "3 steps")
+        assert run("train", "debug", *options, *length, "--model.compile", mode) == 0
+
+    eager, compiled = tmp_path / "eager", tmp_path / "compiled"
+    train(eager, "off")
+    # As if it had been killed after its first checkpoint.
+    shutil.copytree(eager, compiled, symlinks=True)
+    shutil.rmtree(compiled / "checkpoints" / "step-00000006")
+    (compiled / "metrics.jsonl").unlink()
+    train(compiled, "default")
+    assert "at step 3" in reports(compiled, "event")[0]["message"]
+    losses = [line["loss"] for line in reports(compiled, "train")]
+    assert len(losses) == 3
+    assert losses == pytest.approx([x["loss"] for x in reports(eager, "train")][3:], rel=1e-5)
+    found, expected = reports(compiled, "val")[-1], reports(eager, "val")[-1]
+    assert {"ema_top1", "ema_top5"} <= found.keys()
+    for key in ("loss", "ema_loss"):
+        assert found[key] == pytest.approx(expected[key], rel=1e-5)
+    for name in ("model.safetensors", "ema.safetensors"):
+        plain, other = load_file(newest(eager) / name), load_file(newest(compiled) / name)
+        assert list(plain) == list(other)
+        distance = sum(float((other[key] - plain[key]).square().sum()) for key in plain)
+        assert distance < 1e-6 * sum(float(tensor.square().sum()) for tensor in plain.values())
+
+
+def test_modes_with_cuda_graphs() -> None:
+    assert [mode for mode in ("off", "default", "reduce-overhead", "max-autotune")
+            if has_cuda_graphs(mode)] == ["reduce-overhead", "max-autotune"]  # fmt: skip
+
+
+def test_gradients_that_are_allocated_before_are_the_same() -> None:
+    """As they are for CUDA graphs, which is all of that path that a CPU can show."""
+
+    def train(graphs: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = timm.create_model("test_vit", num_classes=10, img_size=32)
+        step = make_step(model, AllReduce(AverageConfig(), World()), World(), case=Case(micro=5))
+        step.__dict__["graphs"] = graphs
+        for number in range(3):
+            step(global_batch(Case(batch=12), number), number, None)
+        return flat(model)
+
+    torch.testing.assert_close(train(True), train(False), rtol=1e-5, atol=1e-7)
+
+
+def train_traced(world: World) -> tuple[Weights, Weights]:
+    """Weights after three steps, as they are and traced as for torch.compile, without its code."""
+    torch.set_num_threads(1)
+    found = []
+    for traced in (False, True):
+        torch.manual_seed(0)
+        layers = nn.Linear(3072, 64), nn.GELU(), nn.Linear(64, 10)
+        model = nn.Sequential(nn.Flatten(), *layers)
+        step = make_step(model, AllReduce(AverageConfig(), world), world, case=Case(micro=4))
+        if traced:
+            model.compile(backend="aot_eager")
+        for number in range(3):
+            share = (column[world.rank :: world.size] for column in global_batch(Case(), number))
+            step(MicroBatch(*share), number, None)
+        found.append(flat(model).numpy())
+    return found[0], found[1]
+
+
+def test_a_model_that_is_compiled_after_it_was_wrapped_is_averaged_as_it_was() -> None:
+    ranks = spawn(train_traced, 2)
+    for plain, traced in ranks:
+        np.testing.assert_allclose(traced, plain, rtol=1e-4, atol=1e-6)
+    np.testing.assert_array_equal(ranks[0][1], ranks[1][1])
+
+
+# --- activations computed again ---
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet"])
+def test_computing_activations_again_changes_nothing(name: str) -> None:
+    options: dict[str, Any] = {"drop_path_rate": 0.3, "num_classes": 10}
+    if name == "test_vit":
+        options["img_size"] = 32
+    images = torch.randn(4, 3, 32, 32)
+    found: list[tuple[torch.Tensor, list[torch.Tensor], int]] = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model: nn.Module = timm.create_model(name, **options).train()
+        if again:
+            recompute_activations(model, name)
+        kept = count_kept(model, images)
+        torch.manual_seed(1)  # of drop path
+        loss = model(images).logsumexp(dim=1).sum()
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append((loss, gradients, kept))
+    (loss, gradients, kept), (loss_again, gradients_again, kept_again) = found
+    assert kept_again < 0.8 * kept
+    torch.testing.assert_close(loss_again, loss)
+    for gradient, other in zip(gradients, gradients_again, strict=True):
+        torch.testing.assert_close(other, gradient, rtol=1e-4, atol=1e-5)
+
+
+def count_kept(model: nn.Module, images: torch.Tensor) -> int:
+    """The numbers that the backward pass needs from the forward pass."""
+    sizes: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(images)
+    return sum(sizes)
+
+
+def test_a_model_that_cannot_is_refused(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    said = complaint(
+        capsys,
+        *("train", "debug", "--data", digits, "--run", tmp_path / "run"),
+        *("--model.name", "vgg11", "--model.grad_checkpointing", "true"),
+    )
+    assert "model.grad_checkpointing" in said and "vgg11" in said
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RecipeError, match=r"model.grad_checkpointing = true: plain"):
+        recompute_activations(nn.Linear(1, 1), "plain")

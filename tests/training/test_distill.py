@@ -1,0 +1,179 @@
+"""Runs that distil from a run or a checkpoint, and teachers that are refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+
+from tests.command_line import SHORT, Capture, complaint, newest, run
+from trainyard.config import RunConfig, load_recipe
+from trainyard.course import build_course
+from trainyard.errors import RecipeError
+from trainyard.files import RunDirectory
+from trainyard.parts import model_of
+from trainyard.teacher import teacher_of
+from trainyard.training.step import StepStats, TrainStep
+
+torch.set_num_threads(1)
+
+CLASSES = [str(number) for number in range(10)]
+
+
+def recipe(teacher: Path, **changes: str) -> RunConfig:
+    keys = {key.replace("__", "."): value for key, value in changes.items()}
+    return load_recipe("debug", {"loss.teacher": str(teacher)} | keys)
+
+
+def teacher(config: RunConfig, classes: list[str] = CLASSES, sizes: tuple[str, ...] = ()) -> Any:
+    course = build_course(
+        config.run.length,
+        epoch_samples=1000,
+        batch=config.batch.size,
+        image_size=config.data.image_size,
+        size_stages=sizes,
+    )
+    return teacher_of(config, classes=classes, course=course, device=torch.device("cpu"))
+
+
+def images_of(config: RunConfig) -> torch.Tensor:
+    size = config.data.image_size
+    return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
+
+
+def logits_of(config: RunConfig, weights: Path) -> torch.Tensor:
+    """Of a model of the recipe with the weights of a file."""
+    model = model_of(config, 10)
+    model.load_state_dict(load_file(weights))
+    with torch.no_grad():
+        logits: torch.Tensor = model.eval()(images_of(config))
+    return logits
+
+
+# --- which weights ---
+
+
+@pytest.mark.parametrize("by", ["run", "checkpoint"])
+def test_a_teacher_is_a_run_or_one_of_its_checkpoints(by: str, finished: Path) -> None:
+    config = recipe(finished if by == "run" else newest(finished))
+    found = teacher(config)(images_of(config))
+    assert torch.equal(found, logits_of(config, newest(finished) / "model.safetensors"))
+
+
+def test_a_teacher_is_the_moving_average_where_there_is_one(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ema = ("--model.ema_decay", "0.5")
+    assert run("train", "debug", "--data", digits, "--run", folder, *SHORT, *ema, "--json") == 0
+    config = recipe(folder)
+    found = teacher(config)(images_of(config))
+    averaged = logits_of(config, newest(folder) / "ema.safetensors")
+    assert torch.equal(found, averaged)
+    assert not torch.equal(found, logits_of(config, newest(folder) / "model.safetensors"))
+
+
+def test_a_teacher_can_be_another_model(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    name = ("--model.name", "test_resnet")
+    assert run("train", "debug", "--data", digits, "--run", folder, *SHORT, *name, "--json") == 0
+    own = load_recipe(str(RunDirectory(folder).recipe))
+    config = recipe(folder)
+    assert config.model.name == "test_vit"
+    found = teacher(config, sizes=("50%: 64",))(images_of(config))
+    assert torch.equal(found, logits_of(own, newest(folder) / "model.safetensors"))
+
+
+# --- a run ---
+
+
+@pytest.mark.parametrize("kind", ["soft", "hard"])
+def test_a_run_learns_from_its_teacher(
+    kind: str, digits: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps, whose losses are the written-out formula's on their mixed images."""
+    taught = teacher(recipe(finished))
+    expected = []
+    update = TrainStep.__call__
+
+    def check_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+        with torch.no_grad():
+            student = F.log_softmax(self.model(batch.images_BCHW), dim=1)
+            guess = F.log_softmax(taught(batch.images_BCHW), dim=1)
+        rows = torch.arange(len(student))
+        base = -batch.lam * student[rows, batch.labels]
+        base -= (1 - batch.lam) * student[rows, batch.mixed_labels]
+        soft = (guess.exp() * (guess - student)).sum(dim=1)
+        hard = -student[rows, guess.argmax(dim=1)]
+        loss = 0.3 * base + 0.7 * (soft if kind == "soft" else hard)
+        expected.append(loss.mean().item())
+        return update(self, batch, step, rates)
+
+    monkeypatch.setattr(TrainStep, "__call__", check_and_update)
+    keys = ("--loss.teacher", finished, "--loss.distillation", kind)
+    more = ("--loss.distillation_share", "0.7", "--augment.mixup", "0.8")
+    words = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *SHORT, "--json")
+    assert run(*words, *keys, *more, "--augment.label_smoothing", "0") == 0
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert len(losses) == 2
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+# --- refused ---
+
+
+def test_a_teacher_of_other_classes_is_refused(finished: Path) -> None:
+    config = recipe(finished)
+    with pytest.raises(RecipeError, match=r"loss.teacher: .*class 2 is '2', the data's is 'two'"):
+        teacher(config, ["0", "1", "two", *CLASSES[3:]])
+    with pytest.raises(RecipeError, match=r"loss.teacher: .*class 9 is '9', the data's is None"):
+        teacher(config, CLASSES[:9])
+    with pytest.raises(RecipeError, match=r"loss.teacher: .*class 10 is None, the data's is 'ten'"):
+        teacher(config, [*CLASSES, "ten"])
+    with pytest.raises(RecipeError, match=r"loss.teacher: .*class 0 is '0', the data's is '1'"):
+        teacher(config, ["1", "0", *CLASSES[2:]])
+
+
+def test_a_teacher_of_another_size_is_refused(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    name = ("--model.name", "test_vit3")  # takes one size only
+    assert run("train", "debug", "--data", digits, "--run", folder, *SHORT, *name, "--json") == 0
+    config = recipe(folder)
+    size = config.data.image_size
+    assert teacher(config)(images_of(config)).shape == (4, 10)
+    message = rf"loss.teacher: test_vit3 .* does not take .* of {2 * size} x {2 * size} pixels"
+    with pytest.raises(RecipeError, match=message):
+        teacher(recipe(folder, data__image_size=str(2 * size)))
+    with pytest.raises(RecipeError, match=message):
+        teacher(config, sizes=(f"50%: {2 * size}",))
+
+
+def test_a_teacher_of_otherwise_normalised_images_is_refused(finished: Path) -> None:
+    config = recipe(finished, data__mean="[0.1, 0.2, 0.3]")
+    with pytest.raises(RecipeError, match=r"loss.teacher: .* was trained with data.mean = \["):
+        teacher(config)
+
+
+def test_a_teacher_that_is_not_there_is_refused(finished: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"loss.teacher: .*/none: neither a run directory nor"):
+        teacher(recipe(tmp_path / "none"))
+
+
+def test_a_damaged_teacher_is_refused(finished: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "run", symlinks=True))
+    path = newest(folder) / "model.safetensors"
+    weights = load_file(path)
+    save_file({name: value + 1 for name, value in weights.items()}, path)
+    with pytest.raises(RecipeError, match=r"loss.teacher: .*model.safetensors is truncated or alt"):
+        teacher(recipe(folder))
+
+
+def test_a_run_says_what_is_wrong_with_its_teacher(
+    digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    words = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *SHORT)
+    said = complaint(capsys, *words, "--loss.teacher", tmp_path)
+    assert said.startswith(f"trainyard: loss.teacher: {tmp_path}: neither a run directory nor")

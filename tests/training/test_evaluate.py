@@ -1,0 +1,284 @@
+"""Every validation image counts once, on any number of ranks."""
+
+import math
+import os
+import shutil
+from collections.abc import Iterable
+from dataclasses import astuple
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+from tests.spawn import spawn
+from trainyard.config import RunConfig, load_recipe
+from trainyard.data.feeds import Feeds
+from trainyard.data.index import Index
+from trainyard.data.indexing import open_index
+from trainyard.training.evaluate import evaluate
+from trainyard.training.predictions import NOWHERE, Evaluation, Predictions
+from trainyard.world import World
+
+NUM_BAD = 2
+
+
+@pytest.fixture(scope="module")
+def places(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Validation data by name."""
+    few = tmp_path_factory.mktemp("few")  # an image of each of three classes
+    for label in "012":
+        first = min((digits / "val" / label).iterdir())
+        (few / label).mkdir()
+        shutil.copy(first, few / label)
+    damaged = tmp_path_factory.mktemp("damaged")
+    shutil.copytree(digits / "val" / "3", damaged / "3")
+    shutil.copytree(digits / "val" / "4", damaged / "4")
+    for path in sorted(damaged.glob("4/*"))[:NUM_BAD]:
+        os.truncate(path, 40)
+    return {"digits": digits / "val", "three images": few, "two damaged": damaged}
+
+
+def recipe() -> RunConfig:
+    return load_recipe("digits", {"batch.size": "50", "data.crop_pct": "0.9"})
+
+
+def build(num_classes: int) -> nn.Module:
+    """Fixed weights; batch norm that would show in the result if it were left in training mode."""
+    torch.manual_seed(3)
+    model: nn.Module = timm.create_model("test_resnet", num_classes=num_classes)
+    return model.train()
+
+
+def evaluate_all(world: World, places: dict[str, Path]) -> dict[str, Predictions]:
+    torch.set_num_threads(1)
+    return {name: evaluate_one(world, open_index(str(path))) for name, path in places.items()}
+
+
+def evaluate_one(world: World, index: Index) -> Predictions:
+    config = recipe()
+    device = torch.device("cpu")
+    feeds = Feeds(
+        data=config.data,
+        augment=config.augment,
+        global_batch=config.batch.size,
+        seed=0,
+        channels_last=True,
+        world=world,
+        device=device,
+    )
+    model = build(len(index.classes))
+    with feeds.evaluation(index) as feed:
+        models = {"": model, "twice": model}
+        found = evaluate(models, feed, num_samples=len(index), world=world, device=device)
+    assert model.training  # as it was before
+    assert all(map(np.array_equal, astuple(found[""]), astuple(found["twice"])))
+    return found[""]
+
+
+def plain_evaluation(folder: Path) -> Evaluation:
+    """One image at a time, by Pillow, torch and counting."""
+    data = recipe().data
+    classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    model = build(len(classes)).eval()
+    samples = top1 = top5 = bad = 0
+    losses = []
+    for path in sorted(folder.glob("*/*.png")):
+        try:
+            image = Image.open(path).convert("RGB")
+        except OSError:
+            bad += 1
+            continue
+        short = int(32 / 0.9)
+        margin = round((short - 32) / 2)
+        scale = image.width / short
+        box = (margin * scale, margin * scale, (margin + 32) * scale, (margin + 32) * scale)
+        image = image.resize((32, 32), Image.Resampling.BICUBIC, box=box)
+        pixels = pil_to_tensor(image) / 255
+        mean, std = (torch.tensor(values).view(3, 1, 1) for values in (data.mean, data.std))
+        label = classes.index(path.parent.name)
+        with torch.no_grad():
+            logits = model(((pixels - mean) / std)[None])[0]
+        order = logits.argsort(descending=True).tolist()
+        samples += 1
+        top1 += order[0] == label
+        top5 += label in order[:5]
+        losses.append(float(-logits.log_softmax(dim=0)[label]))
+    return Evaluation(samples, bad, top1 / samples, top5 / samples, sum(losses) / samples)
+
+
+@pytest.fixture(scope="module")
+def expected(places: dict[str, Path]) -> dict[str, Evaluation]:
+    return {name: plain_evaluation(path) for name, path in places.items()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_equal_to_a_plain_evaluation(
+    size: int, places: dict[str, Path], expected: dict[str, Evaluation]
+) -> None:
+    for results in spawn(evaluate_all, size, places):
+        for name, predictions in results.items():
+            result = predictions.evaluation()
+            reference = expected[name]
+            assert (result.samples, result.bad) == (reference.samples, reference.bad), name
+            assert result.top1 == pytest.approx(reference.top1, rel=1e-12), name
+            assert result.top5 == pytest.approx(reference.top5, rel=1e-12), name
+            assert result.loss == pytest.approx(reference.loss, rel=1e-5), name
+
+
+def test_the_plain_evaluation_tells_something(expected: dict[str, Evaluation]) -> None:
+    assert expected["digits"].samples == 364
+    assert 0 < expected["digits"].top1 < expected["digits"].top5 < 1
+    assert expected["three images"].samples == 3
+    assert expected["three images"].top5 == 1  # of three classes all are among the best five
+    assert expected["two damaged"].bad == NUM_BAD
+
+
+# --- scores that are given, with a sample or two per batch ---
+
+
+class Scores(NamedTuple):
+    """A batch whose images are the logits themselves, [B, C, 1, 1]."""
+
+    images_BCHW: Tensor
+    labels: Tensor
+    weights: Tensor
+    ids: Tensor
+
+
+class Look(nn.Module):
+    """The scores that an image is; of a mirrored one the same, as they are one pixel wide."""
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return images_BCHW[:, :, 0, 0]
+
+
+def batches(logits: Tensor, labels: Iterable[int], bad: Iterable[int] = ()) -> list[Scores]:
+    found, num = torch.tensor(list(labels)), len(logits)
+    weights = torch.tensor([float(sample not in bad) for sample in range(num)])
+    order = torch.arange(num).flip(0)  # ids decide, not the order
+    return [
+        Scores(logits[part, :, None, None], found[part], weights[part], part)
+        for part in torch.split(order, 2)
+    ]
+
+
+def judge(
+    logits: Tensor,
+    labels: Iterable[int],
+    bad: Iterable[int] = (),
+    *,
+    columns: Tensor | None = None,
+    model: nn.Module | None = None,
+    precision: torch.dtype | None = None,
+    flip: bool = False,
+) -> Predictions:
+    return evaluate(
+        {"": model or Look()},
+        batches(logits, labels, bad),
+        num_samples=len(logits),
+        world=World(),
+        device=torch.device("cpu"),
+        columns=columns,
+        precision=precision,
+        flip=flip,
+    )[""]
+
+
+def test_of_equal_scores_the_lower_class_comes_first() -> None:
+    said = judge(torch.zeros(8, 8), range(8))
+    assert said.place.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert said.guess.tolist() == [0] * 8
+    assert (said.evaluation().top1, said.evaluation().top5) == (1 / 8, 5 / 8)
+    some = torch.tensor([[1.0, 3.0, 3.0, 0.0]] * 4)
+    assert judge(some, range(4)).place.tolist() == [3, 1, 2, 4]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", [0, 2])  # the true class's score, or another's
+def test_scores_that_are_not_finite_are_wrong(value: float, where: int) -> None:
+    logits = torch.tensor([[9.0, 0.0, 0.0], [9.0, 0.0, 0.0]])
+    logits[1, where] = value
+    said = judge(logits, [0, 0])
+    assert said.place.tolist() == [1, NOWHERE]
+    assert said.guess.tolist() == [0, -1]
+    assert said.not_finite() == 1
+    found = said.evaluation()
+    assert (found.samples, found.top1, found.top5) == (2, 0.5, 0.5)  # of three classes, too
+
+
+def test_a_bad_sample_counts_for_nothing_whatever_its_scores() -> None:
+    logits = torch.tensor([[9.0, 0.0], [math.nan, 0.0], [9.0, 0.0]])
+    found = judge(logits, [0, 0, 1], bad=[1]).evaluation()
+    assert (found.samples, found.bad, found.top1) == (2, 1, 0.5)
+    assert found.loss == pytest.approx(4.5 + math.log(1 + math.exp(-9)), rel=1e-6)
+
+
+def test_confidence_and_loss_are_of_the_softmax() -> None:
+    logits = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
+    labels = [0, 1, 2, 3, 4, 0, 1, 2, 3]
+    said = judge(logits, labels)
+    probabilities = logits.double().softmax(dim=1)
+    np.testing.assert_allclose(said.confidence, probabilities.amax(dim=1), rtol=1e-6)
+    np.testing.assert_allclose(said.loss, -probabilities[range(9), labels].log().numpy(), rtol=1e-5)
+
+
+def test_only_some_classes_take_part() -> None:
+    logits = torch.tensor([[5.0, 1.0, 3.0, 2.0], [5.0, 1.0, 0.0, 2.0]])
+    said = judge(logits, [0, 0], columns=torch.tensor([2, 3]))  # label 0 is logit 2
+    assert said.place.tolist() == [1, 2]
+    assert said.guess.tolist() == [0, 1]
+    expected = logits[:, 2:].softmax(dim=1).amax(dim=1)
+    np.testing.assert_allclose(said.confidence, expected, rtol=1e-6)
+
+
+class Lopsided(nn.Module):
+    """Scores that depend on which side is which."""
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        return images_BCHW[:, :, 0, 0] - 0.5 * images_BCHW[:, :, 0, 1]
+
+
+def test_a_flip_judges_the_mean_of_the_softmax() -> None:
+    images = torch.randn(6, 4, 1, 2, generator=torch.Generator().manual_seed(1))
+    batch = Scores(images, torch.arange(6) % 4, torch.ones(6), torch.arange(6))
+    said = evaluate(
+        {"": Lopsided()},
+        [batch],
+        num_samples=6,
+        world=World(),
+        device=torch.device("cpu"),
+        flip=True,
+    )[""]
+    model = Lopsided()
+    both = (model(images).softmax(dim=1) + model(images.flip(3)).softmax(dim=1)) / 2
+    assert said.guess.tolist() == both.argmax(dim=1).tolist()
+    assert said.guess.tolist() != model(images).argmax(dim=1).tolist()
+    np.testing.assert_allclose(said.confidence, both.amax(dim=1), rtol=1e-6)
+    np.testing.assert_allclose(said.loss, -both[range(6), batch.labels].log(), rtol=1e-5)
+
+
+def test_the_forward_pass_has_the_precision_asked_for() -> None:
+    seen = []
+
+    class Linear(nn.Linear):
+        def forward(self, images_BCHW: Tensor) -> Tensor:
+            scores = super().forward(images_BCHW[:, :, 0, 0])
+            seen.append(scores.dtype)
+            return scores
+
+    said = judge(torch.ones(2, 4), [0, 1], model=Linear(4, 4), precision=torch.bfloat16)
+    assert set(seen) == {torch.bfloat16}
+    assert said.loss.dtype == np.float32
+
+
+def test_without_samples_nothing_breaks() -> None:
+    found = evaluate({"": Look()}, [], num_samples=3, world=World(), device=torch.device("cpu"))[
+        ""
+    ].evaluation()
+    assert found == Evaluation(samples=0, bad=3, top1=0, top5=0, loss=0)

@@ -1,0 +1,488 @@
+"""Gradients that are not finite: all ranks skip them together, and after many the run goes back."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import timm
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tests.command_line import newest, run
+from tests.spawn import _CONTEXT, spawn, train_joined
+from tests.training.test_resume import Lines, assert_same_end, interleaved, read, words
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
+from trainyard.config import RunConfig, load_recipe
+from trainyard.data.device.copies import Arriving
+from trainyard.data.feed import Batch, Feed
+from trainyard.data.plan import ShuffledPlan
+from trainyard.errors import Requeued, Stopped
+from trainyard.optim.optimizers import with_momenta
+from trainyard.training.buffers import Buffers
+from trainyard.training.checkpoint import find_problem
+from trainyard.training.guard import Guard
+from trainyard.training.losses import LossConfig, build_loss
+from trainyard.training.micro import MicroBatchSize
+from trainyard.training.step import MicroBatch, StepStats, TrainStep
+from trainyard.training.update import LossScale, Update, clip_by_norm
+from trainyard.world import World
+
+CPU = torch.device("cpu")
+NAN = float("nan")
+
+
+# --- counting ---
+
+
+def counted(guard: Guard, skipped: str, start: int = 0) -> list[int]:
+    """The steps at which it trips, given 1 for each step whose update was skipped, else 0."""
+    tripped = []
+    for step, flag in enumerate(skipped, start=start + 1):
+        guard.add(torch.tensor(float(flag)))
+        if guard.tripped(step):
+            tripped.append(step)
+    return tripped
+
+
+def test_the_guard_trips_after_a_run_of_skipped_updates() -> None:
+    assert counted(Guard(CPU, 20), "1" * 20) == [20]
+    assert counted(Guard(CPU, 20), "0" * 5 + "1" * 30) == [30]  # at the next look
+    assert counted(Guard(CPU, 20), ("1" * 19 + "0") * 5) == []
+    assert counted(Guard(CPU, 1), "0" * 9 + "1") == [10]
+    assert counted(Guard(CPU, 5), "0" * 3 + "1" * 6 + "0" * 11) == []  # over before the look
+
+
+def test_the_guard_goes_on_from_its_state() -> None:
+    one, other = Guard(CPU, 15), Guard(CPU, 15)
+    assert counted(one, "0" * 4 + "1" * 8) == []
+    other.load_state_dict(json.loads(json.dumps(one.state_dict())))
+    assert counted(other, "1" * 8, start=12) == [20]
+    other.load_state_dict({"running": 0})
+    assert counted(other, "1" * 8, start=12) == []
+
+
+# --- a step: NaN in one rank's loss, gradient and data ---
+
+
+def share(step: int, rank: int, is_bad: bool) -> MicroBatch:
+    """A rank's four samples; with one pixel that is no number."""
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    labels = torch.randint(5, (4,), generator=generator)
+    images = torch.randn(4, 3, 32, 32, generator=generator)
+    if is_bad:
+        images[2, 1, 5, 7] = NAN
+    return MicroBatch(images, labels, labels, torch.ones(4), torch.ones(4))
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd, fused": lambda p: with_momenta(torch.optim.SGD(p, 0.05, momentum=0.9, fused=True)),
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-3),
+}
+BAD_STEPS = (0, 2, 3)
+
+
+class Faults:
+    """What goes wrong on one rank in a step: nothing, or one of loss, gradient, data."""
+
+    def __init__(self, model: nn.Module, kind: str) -> None:
+        self.kind = kind
+        self.is_on = False
+        plain = build_loss(LossConfig(), 0.0, teacher=None, mixes=False)
+
+        def loss(logits: Tensor, batch: MicroBatch) -> Tensor:
+            losses = plain(logits, batch)
+            is_bad = self.is_on and kind == "loss"
+            return losses * torch.tensor([1.0, np.inf]) if is_bad else losses
+
+        self.loss = loss
+        parameter = list(model.parameters())[3]
+        parameter.register_hook(  # type: ignore[no-untyped-call]
+            lambda g: g * NAN if self.is_on and kind == "gradient" else g
+        )
+
+
+class Ended(NamedTuple):
+    skipped: list[int]
+    weights: list[NDArray[Any]]  # and the floating-point buffers of batch norm, in consensus
+    moments: list[NDArray[Any]]
+
+
+def train_with_faults(world: World, kind: str, optimizer_name: str, leave_out: bool) -> Ended:
+    """Six steps of two micro-batches; the last rank fails in BAD_STEPS, or they are left out."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=5)
+    faults = Faults(model, kind)
+    optimizer = OPTIMIZERS[optimizer_name](model.parameters())
+    averager = AllReduce(AverageConfig(), world)
+    step = TrainStep(
+        model=averager.wrap(model),
+        averager=averager,
+        loss=faults.loss,
+        micro=MicroBatchSize(2, world=world, phase=lambda step: 0, report=print),
+        to_reserve=lambda: 0,
+        buffers=Buffers(model),
+        autocast=None,
+        graphs=False,
+        set_rates=lambda rates: None,
+        update=Update(
+            model, optimizer, LossScale(CPU), clip=clip_by_norm(1.0), measure=lambda step: False
+        ),
+        follow=lambda step: None,
+        seed=0,
+        world=world,
+    )
+    skipped = []
+    for number in range(6):
+        is_bad = number in BAD_STEPS and not leave_out
+        faults.is_on = is_bad and world.rank == world.size - 1
+        if number in BAD_STEPS and leave_out:
+            continue
+        batch = share(number, world.rank, faults.is_on and kind == "data")
+        if step(batch, number, None).skipped:
+            skipped.append(number)
+    with averager.consensus():
+        tensors = model.state_dict().values()
+        weights = [t.numpy() for t in tensors if t.is_floating_point()]
+    states = optimizer.state_dict()["state"].values()
+    moments = [value.numpy() for state in states for value in state.values()]
+    return Ended(skipped, weights, moments)
+
+
+def train_in_all_ways(world: World, optimizer_name: str) -> dict[str, Ended]:
+    kinds = {kind: train_with_faults(world, kind, optimizer_name, False) for kind in KINDS}
+    return kinds | {"left out": train_with_faults(world, "none", optimizer_name, True)}
+
+
+KINDS = ("loss", "gradient", "data")
+
+
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+def test_all_ranks_skip_what_is_not_finite_on_one(optimizer_name: str) -> None:
+    """As a run does in which the step is left out by hand: weights, moments, statistics."""
+    ranks = spawn(train_in_all_ways, 2, optimizer_name)
+    by_hand = ranks[0]["left out"]
+    assert by_hand.skipped == []
+    assert np.isfinite(np.concatenate([np.ravel(w) for w in by_hand.weights])).all()
+    for rank in ranks:
+        for kind in KINDS:
+            assert rank[kind].skipped == list(BAD_STEPS)
+            for one, other in zip(rank[kind].moments, by_hand.moments, strict=True):
+                assert np.array_equal(one, other), kind
+            for one, other in zip(rank[kind].weights, by_hand.weights, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+# --- a run: a stretch of samples that are not finite ---
+
+NUM_STEPS = 40  # of 16 samples: with the ones that are passed over, less than an epoch of 1,433
+BATCH = 16
+OPTIONS = {
+    "run.length": f"{NUM_STEPS} steps",
+    "run.save_every": "5 steps",
+    "run.eval_every": "15 steps",
+    "run.log_every": "1 step",
+    "run.max_skipped": "8",
+    "batch.size": str(BATCH),
+    "data.threads": "1",
+    "model.name": "test_resnet",  # with batch norm, which what is not finite would spoil
+}
+PLAN = ShuffledPlan(1433, BATCH, seed=0)
+
+
+def poison(batches: Sequence[int]) -> None:
+    """Of each of these batches of the plan one sample is decoded to what is not finite."""
+    bad = torch.tensor([PLAN.batch(number)[3] for number in batches])
+    move = Feed._move
+
+    def move_and_spoil(self: Feed, arriving: Arriving) -> Batch:
+        batch = move(self, arriving)
+        if self._augmentation.global_batch:  # it is a training feed
+            batch.images_BCHW[torch.isin(batch.ids, bad)] = NAN
+        return batch
+
+    if batches:
+        Feed._move = move_and_spoil  # type: ignore[method-assign]
+
+
+def command(
+    arguments: list[str], batches: Sequence[int], notes: Path, number: int, after: int | None
+) -> None:
+    """The public command on poisoned data, which signals itself after so many updates."""
+    torch.set_num_threads(1)
+    os.dup2(os.open(notes.with_name("said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+    os.dup2(1, 2)
+    poison(batches)
+    update = TrainStep.__call__
+    calls = []
+
+    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+        with open(notes, "a") as file:
+            file.write(json.dumps([step, batch.ids.tolist()]) + "\n")
+        stats = update(self, batch, step, rates)
+        calls.append(step)
+        if len(calls) == after:
+            os.kill(os.getpid(), number)
+        return stats
+
+    TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
+    sys.exit(run(*arguments))
+
+
+class Run(NamedTuple):
+    """A run directory, on the way to which things happen."""
+
+    folder: Path
+    words: list[str]
+    batches: Sequence[int]
+
+    def go(self, number: int = 0, after: int | None = None) -> int:
+        notes = self.folder.with_name("ids")
+        arguments = (self.words, self.batches, notes, number, after)
+        process = _CONTEXT.Process(target=command, args=arguments)
+        process.start()
+        process.join()
+        assert process.exitcode is not None
+        return process.exitcode
+
+    @property
+    def said(self) -> str:
+        return self.folder.with_name("said").read_text()
+
+    @property
+    def seen(self) -> list[tuple[int, int]]:
+        """Each step with the number of the plan's batch that it took."""
+        numbers = {tuple(PLAN.batch(number).tolist()): number for number in range(89)}
+        lines = self.folder.with_name("ids").read_text().splitlines()
+        return [(step, numbers[tuple(ids)]) for step, ids in map(json.loads, lines)]
+
+    @property
+    def lines(self) -> Lines:
+        return read(self.folder / "metrics.jsonl")
+
+    def events(self, name: str) -> Lines:
+        return [line for line in self.lines if line.get("event") == name]
+
+    def progress(self, name: str = "latest") -> dict[str, Any]:
+        path = (self.folder / "checkpoints" / name).resolve()
+        assert find_problem(path) is None
+        progress: dict[str, Any] = json.loads((path / "progress.json").read_text())
+        return progress
+
+    def checkpoints(self) -> list[int]:
+        return sorted(int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*"))
+
+
+def prepare(digits: Path, folder: Path, batches: Sequence[int], **changes: str) -> Run:
+    folder.mkdir(exist_ok=True)
+    options = OPTIONS | {key.replace("__", "."): value for key, value in changes.items()}
+    arguments = words(digits, folder / "run", options)
+    return Run(folder / "run", [word for word in arguments if word != "--json"], batches)
+
+
+STRETCH = range(22, 32)
+EXPECTED = [(step, step) for step in range(30)] + [(step, step + 10) for step in range(20, 40)]
+
+
+@pytest.fixture(scope="module")
+def rolled_back(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Batches 22 to 31 are bad: a look at step 30 finds 8 skipped, and leads back to step 20."""
+    made = prepare(digits, tmp_path_factory.mktemp("rolled-back"), STRETCH)
+    assert made.go() == 0
+    return made
+
+
+def test_the_run_goes_back_and_the_data_on(rolled_back: Run) -> None:
+    """No batch comes twice, and none is left out but by the plan's next epoch."""
+    assert rolled_back.seen == EXPECTED
+    [event] = rolled_back.events("rolled back")
+    assert event["step"] == 20
+    assert "up to step 30: went back to step 20" in event["message"]
+    assert event["message"] in rolled_back.said
+    progress = rolled_back.progress()
+    assert (progress["step"], progress["roll_backs"]) == (NUM_STEPS, 1)
+    assert progress["skipped"] == 10 * BATCH
+    assert progress["guard"] == {"running": 0}
+
+
+def test_skipped_updates_are_counted_and_not_averaged(rolled_back: Run) -> None:
+    trains = [line for line in rolled_back.lines if line["kind"] == "train"]
+    assert [line["step"] for line in trains] == [*range(1, 31), *range(21, 41)]
+    skipped = [number for number, line in enumerate(trains) if line["skipped"]]
+    assert skipped == [*range(22, 30), 30, 31]  # the last two are what was left of the stretch
+    times = [line["time"] for line in rolled_back.lines]
+    assert times == sorted(times)  # the clock does not go back
+    for line in rolled_back.lines:
+        json.dumps(line, allow_nan=False)
+    losses = [line["loss"] for line in trains if not line["skipped"]]
+    assert min(losses) > 0
+    assert max(losses) < 10
+    assert rolled_back.progress()["last"]["loss"] < 10  # so the statistics are finite too
+
+
+def test_links_point_to_what_they_mean_after_going_back(rolled_back: Run) -> None:
+    best = rolled_back.progress()["best"]
+    assert rolled_back.progress("best")["step"] == best["step"]
+    assert rolled_back.progress("best")["last"] == best
+    assert rolled_back.progress("latest")["step"] == NUM_STEPS
+
+
+CUTS = {
+    "in the stretch": (27, signal.SIGKILL),
+    "after the look": (31, signal.SIGKILL),
+    "after new checkpoints": (42, signal.SIGKILL),
+    "stopped in the stretch": (27, signal.SIGTERM),
+    "stopped at the look": (30, signal.SIGUSR1),
+}
+
+
+@pytest.mark.parametrize("when", CUTS)
+def test_cut_off_and_resumed_it_ends_alike(
+    when: str, rolled_back: Run, digits: Path, tmp_path: Path
+) -> None:
+    """Bit for bit; what was saved in the midst of the stretch can still go back."""
+    cut = prepare(digits, tmp_path, STRETCH)
+    after, number = CUTS[when]
+    code = cut.go(number, after)
+    codes = {signal.SIGTERM: Stopped.exit_code, signal.SIGUSR1: Requeued.exit_code}
+    assert code == codes.get(signal.Signals(number), -number)
+    if when == "stopped at the look":
+        assert cut.progress()["guard"] == {"running": 8}
+    assert cut.go() == 0
+    assert_same_end(cut.folder, rolled_back.folder, NUM_STEPS)
+    by_step = dict(cut.seen)  # the last word on each step
+    assert by_step == dict(EXPECTED)
+
+
+def test_checkpoints_of_the_stretch_push_none_out_that_is_needed(
+    digits: Path, tmp_path: Path
+) -> None:
+    """Neither the one to go back to nor what was the best then; and after going back they go."""
+    changes = {"run__keep": "1", "run__save_every": "1 step", "run__eval_every": "9 steps"}
+    made = prepare(digits, tmp_path, STRETCH, **changes)
+    assert made.go(signal.SIGTERM, after=29) == Stopped.exit_code
+    best_then = made.progress("step-00000022")["best"]["step"]
+    assert best_then in (9, 18)
+    assert {best_then, 22, 29} <= set(made.checkpoints())
+    assert made.go(signal.SIGTERM, after=2) == Stopped.exit_code  # one more, and one after it
+    assert [event["step"] for event in made.events("rolled back")] == [22]
+    assert set(made.checkpoints()) == {best_then, 22, 23}
+    assert made.progress("latest")["step"] == 23
+    assert made.progress("best")["step"] == best_then
+    assert made.go() == 0
+    assert made.progress()["step"] == NUM_STEPS
+
+
+def test_a_checkpoint_that_did_not_help_is_left_for_the_one_before(
+    digits: Path, tmp_path: Path
+) -> None:
+    """Twenty bad updates in a row from the checkpoint of step 20: its weights may be to blame."""
+    made = prepare(digits, tmp_path, range(22, 45))
+    assert made.go() == 0
+    assert [event["step"] for event in made.events("rolled back")] == [20, 15]
+    expected = [(step, step) for step in range(30)]
+    expected += [(step, step + 10) for step in range(20, 30)]
+    expected += [(step, step + 25) for step in range(15, NUM_STEPS)]
+    assert made.seen == expected
+    assert made.progress()["roll_backs"] == 2
+
+
+def test_it_ends_with_advice_after_going_back_too_often(digits: Path, tmp_path: Path) -> None:
+    made = prepare(digits, tmp_path, range(12, 89), run__max_roll_backs="2")
+    assert made.go() == 3
+    assert [event["step"] for event in made.events("rolled back")] == [10, 5]
+    assert "again, after 2 times of going back" in made.said
+    assert "optim.lr" in made.said
+    assert "Traceback" not in made.said
+    assert made.go() == 3  # the same command ends alike
+
+
+def test_it_ends_with_advice_where_there_is_no_checkpoint(digits: Path, tmp_path: Path) -> None:
+    made = prepare(
+        digits, tmp_path, range(89), run__save_every="0 steps", run__eval_every="0 steps"
+    )
+    assert made.go() == 3
+    assert "there is no checkpoint before" in made.said
+    assert "optim.lr" in made.said
+    assert len(made.seen) == 10  # no later than the first look
+    assert made.events("rolled back") == []
+
+
+def test_a_short_stretch_is_skipped_and_nothing_else(digits: Path, tmp_path: Path) -> None:
+    made = prepare(digits, tmp_path, range(12, 19), run__length="25 steps")
+    assert made.go() == 0
+    assert made.seen == [(step, step) for step in range(25)]
+    skipped = [line["step"] for line in made.lines if line.get("skipped")]
+    assert skipped == list(range(13, 20))
+    assert made.progress()["roll_backs"] == 0
+
+
+# --- on two ranks ---
+
+
+def train_on_poisoned(world: World, config: RunConfig, folder: Path) -> Any:
+    """The ids that this rank updated with, and the sum of its last weights."""
+    torch.set_num_threads(1)
+    poison(STRETCH)  # element 3 of a batch: one rank's alone
+    update = TrainStep.__call__
+    seen: list[tuple[int, list[int]]] = []
+    weights: list[list[float]] = []
+
+    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+        seen.append((step, batch.ids.tolist()))
+        stats = update(self, batch, step, rates)
+        first = next(iter(self.model.parameters())).detach()
+        weights.append(first.flatten()[:8].tolist())
+        return stats
+
+    TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
+    outcome = train_joined(config, folder, world)
+    return seen, weights, outcome.step
+
+
+def test_two_ranks_go_back_together(digits: Path, tmp_path: Path) -> None:
+    data = {"data.train": str(digits / "train"), "data.val": str(digits / "val")}
+    config = load_recipe("debug", OPTIONS | data)
+    (seen_0, weights_0, step), (seen_1, weights_1, _) = spawn(
+        train_on_poisoned, 2, config, tmp_path / "run"
+    )
+    assert step == NUM_STEPS
+    assert [number for number, _ in seen_0] == [number for number, _ in EXPECTED]
+    assert weights_0 == weights_1
+    assert np.isfinite(weights_0).all()
+    for start, stop in ((0, 30), (30, 50)):  # each step once in either
+        stream = interleaved([seen_0[start:stop], seen_1[start:stop]])
+        for number, batch in EXPECTED[start:stop]:
+            assert stream[number] == PLAN.batch(batch).tolist()
+    lines = read(tmp_path / "run" / "metrics.jsonl")
+    assert [line["step"] for line in lines if line.get("event") == "rolled back"] == [20]
+    assert sum(line.get("skipped", 0) for line in lines) == 10
+    assert newest(tmp_path / "run").name == f"step-{NUM_STEPS:08d}"
+
+
+# --- fp16 ---
+
+
+def test_fp16_trains_and_goes_on_with_its_scale(digits: Path, tmp_path: Path) -> None:
+    """End to end: overflows are skipped, the scale is saved, and a resumed run ends alike."""
+    changes = {"batch__precision": "fp16", "run__length": "20 steps", "model__name": "test_vit"}
+    whole = prepare(digits, tmp_path / "whole", (7,), **changes)
+    cut = prepare(digits, tmp_path / "cut", (7,), **changes)
+    assert whole.go() == 0
+    assert cut.go(signal.SIGKILL, after=13) == -signal.SIGKILL
+    assert cut.go() == 0
+    assert_same_end(cut.folder, whole.folder, 20)
+    scale = torch.load(newest(whole.folder) / "training.pt", weights_only=True)["scale"]
+    skipped = sum(line["skipped"] for line in whole.lines if line["kind"] == "train")
+    assert skipped >= 1
+    assert scale == {"value": 2.0 ** (16 - skipped), "good": 12.0}
+    losses = [line["loss"] for line in whole.lines if line["kind"] == "train"]
+    assert losses[-1] < losses[0]

@@ -1,0 +1,360 @@
+"""Running out of memory changes how a step is taken, not what comes of it."""
+
+import gc
+import json
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from tests.spawn import spawn
+from tests.training.test_equivalence import Case, flat, global_batch, make_step
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig
+from trainyard.errors import RecipeError
+from trainyard.training.micro import MicroBatchSize, bytes_of_moments, is_out_of_memory
+from trainyard.training.step import MicroBatch
+from trainyard.world import World, total
+
+SAMPLES = 24
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """When a device has memory for so many samples only."""
+
+    fits: int = SAMPLES
+    step: int = 0  # from which on; before it everything fits
+    in_backward: bool = False
+    rank: int | None = None  # None for all
+    micro: int | None = None
+
+
+class _Refuse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, refuses: Callable[[], bool]) -> Tensor:
+        ctx.refuses = refuses
+        return images.view_as(images)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        if ctx.refuses():
+            raise torch.OutOfMemoryError("a GPU's memory is full")
+        return gradients[0], None
+
+
+class Small(nn.Module):
+    """A model on a device with little memory."""
+
+    def __init__(self, model: nn.Module, shortage: Shortage, rank: int) -> None:
+        super().__init__()
+        self.model, self.shortage = model, shortage
+        self.is_short = shortage.rank in (None, rank)
+        self.step = 0
+        self.sizes: list[int] = []  # of the micro-batches of all steps, refused ones too
+        self.weak: list[weakref.ref[Tensor]] = []
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        self.sizes.append(len(images_BCHW))
+
+        def refuses() -> bool:
+            shortage = self.shortage
+            is_due = self.is_short and self.step >= shortage.step
+            return is_due and len(images_BCHW) > shortage.fits
+
+        if refuses() and not self.shortage.in_backward:
+            raise torch.OutOfMemoryError("a GPU's memory is full")
+        out: Tensor = self.model(images_BCHW)
+        self.weak.append(weakref.ref(out))
+        refused: Tensor = _Refuse.apply(out, refuses)
+        return refused
+
+
+def tiny(batch_norm: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    if batch_norm:
+        norm = nn.BatchNorm2d(8)
+        return nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), norm, nn.Flatten(), nn.Linear(512, 10))
+    model: nn.Module = timm.create_model("test_vit", num_classes=10, img_size=32)
+    return model
+
+
+@dataclass
+class Found:
+    losses: list[float]
+    weights: list[float]
+    sizes: list[list[int]]  # of each step
+    said: list[str]
+    buffers: list[float]
+
+
+def train(world: World, shortage: Shortage, batch_norm: bool = False, steps: int = 3) -> Found:
+    torch.set_num_threads(1)
+    model = Small(tiny(batch_norm), shortage, world.rank)
+    said: list[str] = []
+    micro = MicroBatchSize(shortage.micro, world=world, phase=lambda step: 0, report=said.append)
+    step = replace(make_step(model, AllReduce(AverageConfig(), world), world), micro=micro)
+    losses, sizes = [], []
+    for number in range(steps):
+        model.step, model.sizes = number, []
+        whole = global_batch(Case(batch=SAMPLES * world.size), number)
+        share = MicroBatch(*(column[world.rank :: world.size] for column in whole))
+        stats = step(share, number, None)
+        loss, count = total(world, torch.stack([stats.loss_sum, stats.count])).tolist()
+        losses.append(loss / count)
+        sizes.append(model.sizes)
+    buffers = [float(value) for buffer in model.buffers() for value in buffer.reshape(-1)]
+    return Found(losses, flat(model).tolist(), sizes, said, buffers)
+
+
+def assert_same(found: Found, reference: Found) -> None:
+    assert found.losses == pytest.approx(reference.losses, rel=1e-5)
+    distance = torch.tensor(found.weights) - torch.tensor(reference.weights)
+    assert distance.norm() < 1e-5 * torch.tensor(reference.weights).norm()
+    assert reference.losses[-1] != pytest.approx(reference.losses[0], rel=1e-3)  # it did train
+
+
+# --- one process ---
+
+
+@pytest.fixture(scope="module")
+def alone() -> Found:
+    """Without shortage."""
+    return train(World(), Shortage())
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("first_short", [0, 1, 2])
+def test_a_batch_that_does_not_fit_is_taken_in_smaller_parts(
+    alone: Found, in_backward: bool, first_short: int
+) -> None:
+    found = train(World(), Shortage(7, first_short, in_backward))
+    assert_same(found, alone)
+    small = [6, 6, 6, 6]
+    for number, sizes in enumerate(found.sizes):
+        before = [24] if number < first_short else [24, 12] if number == first_short else []
+        done = small if number >= first_short else []
+        # The first step is tried, then done.
+        assert sizes == before + done + ([] if number else done or before)
+    assert found.said[-1].endswith("going on with 6")
+    assert len(found.said) == (1 if first_short == 0 else 2)
+
+
+def test_memory_that_ends_in_a_later_micro_batch_begins_the_batch_anew(alone: Found) -> None:
+    """The gradient of those before is dropped."""
+    model = Small(tiny(), Shortage(), 0)
+    step = make_step(model, AllReduce(AverageConfig(), World()), World(), case=Case(micro=6))
+    calls = 0
+    forward = model.forward
+
+    def forward_until_full(images_BCHW: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls in (3, 8, 20):  # the third of four; the fifth of eight; the fifth of the next step
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 12")
+        return forward(images_BCHW)
+
+    model.forward = forward_until_full  # type: ignore[method-assign]
+    losses = []
+    for number in range(3):
+        stats = step(global_batch(Case(batch=SAMPLES), number), number, None)
+        losses.append(float(stats.loss_sum / stats.count))
+    assert step.micro.size == 1
+    assert losses == pytest.approx(alone.losses, rel=1e-5)
+    torch.testing.assert_close(flat(model), torch.tensor(alone.weights), rtol=1e-4, atol=1e-6)
+
+
+def test_activations_are_released_before_the_batch_is_repeated() -> None:
+    model = Small(tiny(), Shortage(7, in_backward=True), 0)
+    step = make_step(model, AllReduce(AverageConfig(), World()), World())
+    alive: list[int] = []
+    halve = MicroBatchSize.halve
+
+    def look(self: MicroBatchSize, share: int, reason: str) -> None:
+        alive.append(sum(ref() is not None for ref in model.weak))
+        halve(self, share, reason)
+
+    gc.disable()  # nor does it take a collection of cycles
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MicroBatchSize, "halve", look)
+            step(global_batch(Case(batch=SAMPLES), 0), 0, None)
+    finally:
+        gc.enable()
+    assert alive == [0, 0]
+
+
+def test_batch_norm_counts_no_sample_of_an_attempt_that_failed() -> None:
+    small = train(World(), Shortage(micro=6), batch_norm=True)
+    found = train(World(), Shortage(7, in_backward=True), batch_norm=True)
+    assert found.sizes[0] == [24, 12, 6, 6, 6, 6, 6, 6, 6, 6]  # tried, then done
+    assert found.buffers == pytest.approx(small.buffers, rel=1e-6)
+    assert found.buffers[-1] == 12  # batches tracked, of three steps
+    assert_same(found, small)
+
+
+def test_a_phase_begins_with_the_size_that_was_asked_for() -> None:
+    said: list[str] = []
+    size = MicroBatchSize(None, world=World(), phase=lambda step: step // 10, report=said.append)
+    assert size.begins(3)
+    size.halve(100, "full")
+    size.halve(100, "full")
+    size.settle()
+    assert said == ["out of memory with more samples at a time: going on with 25"]
+    assert [size.begins(4), size.size] == [False, 25]
+    assert [size.begins(10), size.size] == [True, None]
+    size.settle()
+    assert len(said) == 1
+    assert not size.begins(5)  # after the weights went back
+
+
+def test_a_sample_that_does_not_fit_is_an_error_that_says_what_to_do() -> None:
+    model = Small(tiny(), Shortage(fits=0), 0)
+    step = make_step(model, AllReduce(AverageConfig(), World()), World())
+    with pytest.raises(RecipeError, match=r"a single sample .* model.grad_checkpointing"):
+        step(global_batch(Case(batch=SAMPLES), 0), 0, None)
+    assert model.sizes == [24, 12, 6, 3, 2, 1]
+
+
+def test_other_errors_are_raised_as_they_are() -> None:
+    class Wrong(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    step = make_step(Wrong(1, 1), AllReduce(AverageConfig(), World()), World())
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        step(global_batch(Case(batch=4), 0), 0, None)
+
+
+def test_memory_is_kept_for_what_the_first_update_allocates() -> None:
+    model = nn.Linear(1000, 1000)
+    model.bias.requires_grad_(False)
+    optimizer = torch.optim.Adam([model.weight])
+    assert bytes_of_moments(model, optimizer) == 2 * 4 * 1000 * 1000
+    model(torch.ones(1, 1000)).sum().backward()
+    optimizer.step()
+    assert bytes_of_moments(model, optimizer) == 0
+
+
+def test_what_counts_as_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**55, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(RuntimeError("shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+# --- two processes ---
+
+SHORTAGES = {
+    "first forward pass": Shortage(7),
+    "first backward pass": Shortage(7, in_backward=True),
+    "first step of one rank": Shortage(7, rank=1, in_backward=True),
+    "later forward pass of one rank": Shortage(7, 2, rank=1, micro=12),
+    "later forward pass of one rank, without accumulation": Shortage(7, 1, rank=0),
+    "later backward pass of one rank": Shortage(7, 1, rank=1, in_backward=True, micro=12),
+}
+
+
+def train_all(world: World) -> dict[str, Found]:
+    found = {name: train(world, shortage) for name, shortage in SHORTAGES.items()}
+    return found | {"none": train(world, Shortage())}
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Found]]:
+    return spawn(train_all, 2)
+
+
+@pytest.mark.parametrize("name", SHORTAGES)
+def test_ranks_run_out_of_memory_together_or_alone(two: list[dict[str, Found]], name: str) -> None:
+    for found in two:
+        assert_same(found[name], found["none"])
+        assert found[name].weights == two[0][name].weights
+    if SHORTAGES[name].step == 0:  # both take the smaller size of the two from then on
+        assert [found[name].sizes[1] for found in two] == [[6, 6, 6, 6]] * 2
+        assert all(len(found[name].said) == 1 for found in two)
+
+
+def end(world: World) -> str:
+    """What a rank raises whose backward pass ends in the middle of averaging, and the other one."""
+    try:
+        train(world, Shortage(7, 1, in_backward=True, rank=1))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_memory_that_ends_in_the_middle_of_averaging_ends_all_ranks() -> None:
+    other, short = spawn(end, 2, timeout_s=60)
+    assert short.startswith("RecipeError: out of memory with 24 samples at a time")
+    assert "smaller batch.micro" in short
+    assert other.startswith("RuntimeError") and "peer" in other  # of which run.train makes its word
+
+
+# --- a limit of the operating system, by the command line ---
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+import torch, timm, trainyard.run  # all that is mapped before the limit is set
+from trainyard.__main__ import main
+
+status = Path("/proc/self/status").read_text().splitlines()
+mapped = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmSize"))
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (int(sys.argv[1]) << 20), resource.RLIM_INFINITY))
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+def run_limited(digits: Path, folder: Path, megabytes: int) -> list[dict[str, Any]]:
+    """The reports of a run that may take so much more memory than the libraries do."""
+    options = {
+        "--data": digits,
+        "--run": folder,
+        "--batch.size": 512,
+        "--batch.micro": "auto",
+        "--data.image_size": 96,
+        "--data.threads": 1,
+        "--run.length": "2 steps",
+        "--run.log_every": "1 steps",
+        "--run.eval_every": "0 steps",
+    }
+    words = [str(word) for option in options.items() for word in option]
+    command = [sys.executable, "-c", LIMITED, str(megabytes), "train", "debug", *words]
+    # A heap for each thread would take address space by the 64 MB, and one for tensors would not
+    # give back what is free in its middle.
+    malloc = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    env = {**malloc, "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_with_little_memory_has_the_losses_of_one_with_enough(
+    digits: Path, tmp_path: Path
+) -> None:
+    plenty = run_limited(digits, tmp_path / "plenty", 8000)
+    little = run_limited(digits, tmp_path / "little", LITTLE_MB)
+    assert not any(line.get("event") == "smaller micro-batch" for line in plenty)
+    said = [line["message"] for line in little if line.get("event") == "smaller micro-batch"]
+    assert len(said) == 1
+    losses, reference = (
+        [line["loss"] for line in lines if line["kind"] == "train"] for lines in (little, plenty)
+    )
+    assert len(losses) == 2
+    assert losses == pytest.approx(reference, rel=1e-5)
+
+
+LITTLE_MB = 480
+"""The activations of all 512 samples would take some 600, and the rest takes some 150."""

@@ -1,0 +1,124 @@
+"""What follows from predictions, beside plain counting."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from trainyard.training.predictions import (
+    NOWHERE,
+    ClassAccuracy,
+    Confusion,
+    Predictions,
+    calibration_error,
+    confusions,
+    per_class,
+    reassessed_top1,
+)
+
+CLASSES = 7
+
+
+def floats(values: object) -> NDArray[np.float32]:
+    return np.asarray(values, np.float32)
+
+
+@pytest.fixture
+def labels() -> NDArray[np.int32]:
+    return np.random.default_rng(1).integers(0, CLASSES, 500).astype(np.int32)
+
+
+@pytest.fixture
+def said(labels: NDArray[np.int32]) -> Predictions:
+    """Random guesses of which some are right, some of images that cannot be read, one of NaN."""
+    random = np.random.default_rng(2)
+    place = random.integers(0, CLASSES + 1, 500)
+    guess = np.where(place == 1, labels, (labels + random.integers(1, CLASSES, 500)) % CLASSES)
+    confidence = random.random(500)
+    place[3], guess[3], confidence[3] = NOWHERE, -1, 0
+    columns = (np.where(place == 0, 0, column) for column in (guess, confidence, place * 0.1))
+    return Predictions(floats(place), *map(floats, columns))
+
+
+def test_calibration_error_is_that_of_the_paper(said: Predictions) -> None:
+    """Guo et al. 2017, equation 3, bin by bin."""
+    read = [n for n in range(500) if said.place[n] > 0]
+    error = 0.0
+    for number in range(15):
+        low, high = number / 15, (number + 1) / 15
+        inside = [
+            n
+            for n in read
+            if low < said.confidence[n] <= high or (number == 0 and said.confidence[n] == 0)
+        ]
+        if inside:
+            accuracy = sum(said.place[n] == 1 for n in inside) / len(inside)
+            confidence = sum(float(said.confidence[n]) for n in inside) / len(inside)
+            error += len(inside) / len(read) * abs(accuracy - confidence)
+    assert error > 0.1
+    assert calibration_error(said) == pytest.approx(error, rel=1e-12)
+
+
+def predictions(place: list[int], confidence: list[float]) -> Predictions:
+    return Predictions(floats(place), floats([0] * len(place)), floats(confidence), floats(place))
+
+
+def test_calibration_errors_by_hand() -> None:
+    assert calibration_error(predictions([1, 1], [1.0, 1.0])) == 0
+    assert calibration_error(predictions([2, 2], [1.0, 1.0])) == 1
+    assert calibration_error(predictions([1, 2], [0.5, 0.5])) == 0  # in one bin
+    apart = predictions([1, 2], [0.25, 0.75])
+    assert calibration_error(apart) == pytest.approx(0.75)
+    assert calibration_error(apart, bins=1) == 0
+    assert calibration_error(predictions([0, 0], [0.0, 0.0])) == 0  # nothing could be read
+    # A confidence on a border belongs to the bin below: with 0.4 it is right on average.
+    assert calibration_error(predictions([1, 2], [0.5, 0.5]), bins=2) == 0
+    assert calibration_error(predictions([1, 2], [0.5, 0.5000001]), bins=2) == pytest.approx(0.5)
+
+
+def test_accuracy_per_class_is_that_of_counting(
+    said: Predictions, labels: NDArray[np.int32]
+) -> None:
+    expected = []
+    for label in range(CLASSES):
+        places = [said.place[n] for n in range(500) if labels[n] == label and said.place[n] > 0]
+        top1 = sum(place == 1 for place in places) / len(places)
+        top5 = sum(place <= 5 for place in places) / len(places)
+        expected.append(ClassAccuracy(label, len(places), top1, top5))
+    found = per_class(said, labels)
+    assert sorted(found) == expected
+    assert [row.top1 for row in found] == sorted(row.top1 for row in expected)  # the worst first
+    total = sum(row.samples * row.top1 for row in found) / sum(row.samples for row in found)
+    assert total == pytest.approx(said.evaluation().top1)
+
+
+def test_confusions_are_those_of_counting(said: Predictions, labels: NDArray[np.int32]) -> None:
+    wrong = [n for n in range(500) if said.place[n] > 1 and n != 3]
+    counted = Counter((int(labels[n]), int(said.guess[n])) for n in wrong)
+    found = confusions(said, labels)
+    assert {(row.label, row.guess): row.samples for row in found} == counted
+    assert found == sorted(found, key=lambda row: (-row.samples, row.label, row.guess))
+    assert confusions(said, labels, 3) == found[:3]
+
+
+def test_many_classes_take_no_matrix() -> None:
+    """21,841 classes squared overflow 32 bits."""
+    labels = np.array([21_840, 21_840, 5], np.int32)
+    said = Predictions(*map(floats, ([2, 2, 9], [21_839, 21_839, 21_840], [0.5] * 3, [1] * 3)))
+    assert confusions(said, labels) == [Confusion(21_840, 21_839, 2), Confusion(5, 21_840, 1)]
+
+
+def test_classes_without_a_sample_that_can_be_read_have_no_row() -> None:
+    said = predictions([1, 0, 2], [0.5, 0, 0.5])
+    assert per_class(said, np.array([4, 1, 4], np.int32)) == [ClassAccuracy(4, 2, 0.5, 1.0)]
+    nothing = predictions([0], [0])
+    assert per_class(nothing, np.array([0], np.int32)) == []
+    assert confusions(nothing, np.array([0], np.int32)) == []
+
+
+def test_an_image_that_cannot_be_read_has_no_label() -> None:
+    columns = ([1, 0, 2], [3, 0, 1], [0.5, 0, 0.5], [1, 0, 1])
+    said = Predictions(*(floats(column) for column in columns))
+    assert reassessed_top1(said, [[3], [0], [3]]) == (2, 0.5)
+    assert reassessed_top1(said, [[], [0], []]) == (0, 0)

@@ -1,0 +1,67 @@
+"""What a run keeps of its best evaluation."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.command_line import SHORT, run
+from trainyard.errors import DataError
+from trainyard.files import RunDirectory
+from trainyard.training.predictions import Predictions, per_class
+from trainyard.training.recorded import load_recorded, record
+
+
+def said(*places: int) -> Predictions:
+    place = np.array(places, np.float32)
+    return Predictions(place, place * 0 + 1, place * 0.25, place * 0.5)
+
+
+def test_the_better_weights_are_recorded_as_they_are(tmp_path: Path) -> None:
+    path, labels = tmp_path / "predictions.npz", np.array([1, 1, 2], np.int32)
+    both = {"": said(2, 2, 1), "ema_": said(1, 1, 3)}
+    record(path, 7, labels, both)
+    found = load_recorded(path)
+    assert found is not None
+    assert (found.step, found.weights, found.labels.tolist()) == (7, "ema_", [1, 1, 2])
+    for column in ("place", "guess", "confidence", "loss"):
+        np.testing.assert_array_equal(getattr(found.said, column), getattr(both["ema_"], column))
+
+
+def test_of_equal_weights_the_average_is_recorded(tmp_path: Path) -> None:
+    path, labels = tmp_path / "predictions.npz", np.array([1, 1, 2], np.int32)
+    record(path, 7, labels, {"": said(1, 2, 1), "ema_": said(2, 1, 1)})
+    found = load_recorded(path)
+    assert found is not None
+    assert found.weights == "ema_"
+
+
+def test_a_run_records_its_best_evaluation(finished: Path) -> None:
+    folder = RunDirectory(finished)
+    found = load_recorded(folder.predictions)
+    assert found is not None
+    vals = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    best = max((r for r in vals if r["kind"] == "val"), key=lambda r: r["top1"])
+    assert (found.step, found.said.evaluation().top1) == (best["step"], best["top1"])
+    rows = per_class(found.said, found.labels)
+    assert sum(row.samples for row in rows) == best["evaluated"]
+
+
+def test_no_file_and_a_damaged_one(tmp_path: Path) -> None:
+    path = tmp_path / "predictions.npz"
+    assert load_recorded(path) is None
+    path.write_bytes(b"PK\x03\x04")
+    with pytest.raises(DataError, match=r"predictions\.npz"):
+        load_recorded(path)
+
+
+def test_a_worse_evaluation_does_not_replace_a_better_one(digits: Path, tmp_path: Path) -> None:
+    folder = RunDirectory(tmp_path / "run")
+    arguments = ("--run", folder.path, *SHORT, "--json", "--run.eval_every", "1 steps")
+    assert run("train", "debug", "--data", digits, *arguments) == 0
+    vals = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
+    scores = {r["step"]: r["top1"] for r in vals if r["kind"] == "val"}
+    found = load_recorded(folder.predictions)
+    assert found is not None
+    assert found.step == max(scores, key=lambda step: (scores[step], -step))

@@ -1,0 +1,84 @@
+"""Signals become one decision that all ranks share."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.spawn import spawn
+from trainyard.errors import Requeued, Stopped
+from trainyard.training.stop import StopSignal
+from trainyard.world import World
+
+ENDINGS = [
+    (signal.SIGINT, Stopped),
+    (signal.SIGTERM, Stopped),
+    (signal.SIGUSR1, Requeued),
+    (signal.SIGUSR2, Requeued),
+]
+
+
+def send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_nothing_is_asked_for() -> None:
+    with StopSignal(World()) as stop:
+        assert stop.poll() is None
+
+
+@pytest.mark.parametrize(("number", "reason"), ENDINGS)
+def test_a_signal_is_noted(number: signal.Signals, reason: type[Stopped]) -> None:
+    with StopSignal(World()) as stop:
+        send(number)
+        assert stop.poll() is reason
+        assert stop.poll() is reason
+
+
+@pytest.mark.parametrize("numbers", [ENDINGS[1:3], ENDINGS[2:0:-1]], ids=["last", "first"])
+def test_to_stop_outweighs_to_requeue(numbers: list[tuple[signal.Signals, object]]) -> None:
+    with StopSignal(World()) as stop:
+        for number, _ in numbers:
+            send(number)
+        assert stop.poll() is Stopped
+
+
+def test_a_second_ctrl_c_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard.training.stop._IMPATIENT_S", 0.01)
+    with pytest.raises(KeyboardInterrupt), StopSignal(World()) as stop:
+        send(signal.SIGINT)
+        assert stop.poll() is Stopped
+        time.sleep(0.02)
+        send(signal.SIGTERM)  # a scheduler's last word: the checkpoint is being written
+        send(signal.SIGINT)
+
+
+def test_one_ctrl_c_that_comes_twice_is_one() -> None:
+    with StopSignal(World()) as stop:
+        send(signal.SIGINT)
+        send(signal.SIGINT)
+        assert stop.poll() is Stopped
+
+
+def test_handlers_are_given_back() -> None:
+    before = [signal.getsignal(number) for number, _ in ENDINGS]
+    with StopSignal(World()):
+        assert [signal.getsignal(number) for number, _ in ENDINGS] != before
+    assert [signal.getsignal(number) for number, _ in ENDINGS] == before
+
+
+def _poll(world: World, number: int, rank: int) -> list[str]:
+    with StopSignal(world) as stop:
+        decisions = []
+        for step in range(4):
+            if step == 1 and world.rank == rank:
+                send(signal.Signals(number))
+            decisions.append(stop.poll())
+        return [decision.__name__ if decision else "" for decision in decisions]
+
+
+@pytest.mark.parametrize(("number", "reason"), [ENDINGS[1], ENDINGS[2]])
+def test_all_ranks_stop_after_the_same_step(number: signal.Signals, reason: type[Stopped]) -> None:
+    for decisions in spawn(_poll, 3, int(number), 1):
+        assert decisions == ["", "", reason.__name__, reason.__name__]

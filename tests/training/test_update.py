@@ -1,0 +1,328 @@
+"""From a gradient to new weights: scaled, judged, clipped, stepped; or skipped without a trace."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import timm
+import torch
+from timm.optim import Lamb
+from timm.utils.agc import adaptive_clip_grad
+from torch import Tensor, nn, optim
+
+from trainyard.optim.optimizers import with_momenta
+from trainyard.training.update import (
+    Clip,
+    DynamicLossScale,
+    LossScale,
+    Update,
+    clip_adaptively,
+    clip_by_norm,
+    no_clip,
+)
+
+CPU = torch.device("cpu")
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.last(nn.functional.gelu(self.first(inputs)))
+        return logits
+
+
+def network() -> Network:
+    torch.manual_seed(0)
+    return Network()
+
+
+def make(
+    model: nn.Module,
+    optimizer: optim.Optimizer,
+    scale: LossScale | None = None,
+    clip: Clip = no_clip,
+    measure: Callable[[int], bool] = lambda step: False,
+) -> Update:
+    return Update(model, optimizer, scale or LossScale(CPU), clip=clip, measure=measure)
+
+
+def backward(model: nn.Module, step: int, seed: Tensor | float = 1.0) -> None:
+    """A gradient of its own for each step."""
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(5, 6, generator=generator)
+    loss = model(inputs).square().mean()
+    loss.backward(torch.as_tensor(seed))
+
+
+Make = Callable[[Any], optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    "sgd, fused": lambda p: with_momenta(
+        optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01, fused=True)
+    ),
+    "sgd, fused, no momentum": lambda p: optim.SGD(p, 0.1, fused=True),
+    "adamw": lambda p: optim.AdamW(p, 0.01),
+    "adamw, fused": lambda p: optim.AdamW(p, 0.01, fused=True),
+    "adam, fused": lambda p: optim.Adam(p, 0.01, weight_decay=0.01, fused=True),
+    "lamb": lambda p: Lamb(p, 0.01),
+}
+
+
+def state_of(model: nn.Module, optimizer: optim.Optimizer) -> list[Any]:
+    """Everything that an update may change, copied."""
+    return copy.deepcopy([model.state_dict(), optimizer.state_dict()["state"]])
+
+
+def assert_same(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+# --- what is not finite is skipped ---
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_skipped_update_leaves_no_trace(name: str, bad: float) -> None:
+    """Of one element of one gradient: weights, momenta and step counts are as they were."""
+    model = network()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    update = make(model, optimizer)
+    for step in range(3):
+        backward(model, step)
+        update(step)
+    before = state_of(model, optimizer)
+    backward(model, 3)
+    gradient = model.last.weight.grad
+    assert isinstance(gradient, Tensor)
+    gradient[1, 2] = bad
+    done = update(3)
+    assert done.skipped == 1
+    assert not done.grad_norm.isfinite()
+    assert_same(state_of(model, optimizer), before)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("bad_steps", [(0,), (0, 1), (3,), (0, 2, 3, 7)])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_training_goes_on_as_if_the_skipped_steps_had_not_been(
+    name: str, bad_steps: tuple[int, ...]
+) -> None:
+    """Also from the first update on, which is the one that makes an optimizer's state."""
+    model, plain = network(), network()
+    optimizer, reference = (OPTIMIZERS[name](m.parameters()) for m in (model, plain))
+    update = make(model, optimizer)
+    skipped = []
+    for step in range(9):
+        backward(model, step, NAN if step in bad_steps else 1.0)
+        if update(step).skipped:
+            skipped.append(step)
+        if step not in bad_steps:
+            backward(plain, step)
+            reference.step()
+            reference.zero_grad()
+    assert tuple(skipped) == bad_steps
+    assert_same(state_of(model, optimizer), state_of(plain, reference))
+
+
+def test_kernels_that_can_skip_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first update: nothing asks on the host whether the gradient is finite."""
+    model = network()
+    update = make(model, optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True))
+    backward(model, 0)
+    update(0)
+
+    def forbidden(tensor: Tensor) -> bool:
+        raise AssertionError("waits for the device")
+
+    for name in ("__bool__", "__float__", "__int__", "item"):
+        monkeypatch.setattr(Tensor, name, forbidden)
+    for step, seed in ((1, 1.0), (2, NAN), (3, 1.0)):
+        backward(model, step, torch.full((), seed))
+        update(step)
+
+
+def test_the_norm_is_of_the_whole_model_before_clipping() -> None:
+    model = network()
+    backward(model, 0)
+    whole = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    update = make(model, optim.SGD(model.parameters(), 0.1), clip=clip_by_norm(1e-3))
+    torch.testing.assert_close(update(0).grad_norm, whole.norm())
+
+
+def test_frozen_parameters_take_no_part() -> None:
+    model = network()
+    model.first.requires_grad_(False)
+    before = model.first.weight.clone()
+    update = make(model, optim.SGD(model.last.parameters(), 0.1))
+    backward(model, 0)
+    norms = [p.grad.norm() for p in model.last.parameters() if p.grad is not None]
+    torch.testing.assert_close(update(0).grad_norm, torch.stack(norms).norm())
+    assert torch.equal(model.first.weight, before)
+
+
+# --- clipping ---
+
+
+def loss_in(precision: torch.dtype | None, model: nn.Module, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(5, 6, generator=generator)
+    with torch.autocast("cpu", dtype=precision, enabled=precision is not None):
+        logits = model(inputs)
+    loss: Tensor = logits.float().square().mean()
+    return loss
+
+
+@pytest.mark.parametrize("precision", [None, torch.bfloat16, torch.float16])
+def test_clipping_by_norm_is_torch_s(precision: torch.dtype | None) -> None:
+    """In fp16 of the gradient after unscaling, which is what is logged too."""
+    model, plain = network(), network()
+    optimizer, reference = (optim.SGD(m.parameters(), 0.5, momentum=0.9) for m in (model, plain))
+    is_scaled = precision is torch.float16
+    scale = DynamicLossScale(CPU, initial=1024.0) if is_scaled else LossScale(CPU)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=is_scaled)
+    update = make(model, optimizer, scale, clip=clip_by_norm(0.25))
+    clipped = 0
+    for step in range(12):
+        torch.autograd.backward(loss_in(precision, model, step), update.loss_scale)
+        done = update(step)
+        torch.autograd.backward(scaler.scale(loss_in(precision, plain, step)))
+        scaler.unscale_(reference)
+        norm = nn.utils.clip_grad_norm_(plain.parameters(), 0.25)
+        scaler.step(reference)
+        scaler.update()
+        reference.zero_grad()
+        assert_same(done.grad_norm, norm)
+        clipped += bool(norm > 0.25)
+    assert_same(state_of(model, optimizer), state_of(plain, reference))
+    assert 0 < clipped < 12
+
+
+def test_adaptive_clipping_is_timm_s_and_spares_the_classifier() -> None:
+    torch.manual_seed(0)
+    model = timm.create_model("test_resnet", num_classes=7)  # kernels, matrices, vectors
+    plain = copy.deepcopy(model)
+    gradients = {name: 0.1 * torch.randn_like(p) for name, p in model.named_parameters()}
+    gradients["layer1.0.conv1.weight"] *= 1e-4  # of these units none is clipped
+    for network in (model, plain):
+        for name, parameter in network.named_parameters():
+            parameter.grad = gradients[name].clone()
+    classifier: Any = model.get_classifier()  # type: ignore[operator]
+    clip = clip_adaptively(0.02, exempt=list(classifier.parameters()))
+    clip(list(model.parameters()), torch.zeros(()))
+    others = [p for name, p in plain.named_parameters() if not name.startswith("fc.")]
+    adaptive_clip_grad(others, 0.02)  # type: ignore[no-untyped-call]
+    for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert_same(one.grad, other.grad)
+        is_untouched = name in ("layer1.0.conv1.weight", "fc.weight", "fc.bias")
+        assert (one.grad is not None and torch.equal(one.grad, gradients[name])) == is_untouched
+
+
+def test_adaptive_clipping_as_the_paper_writes_it() -> None:
+    """Brock et al. 2021, equation 3, by hand for the rows of a matrix."""
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.3, 0.4]]))
+    weight.grad = torch.tensor([[6.0, 8.0], [1.0, 0.0], [0.001, 0.0]])
+    clip_adaptively(0.1, exempt=())([weight], torch.zeros(()))
+    expected = torch.tensor([[0.3, 0.4], [1e-4, 0.0], [0.001, 0.0]])  # eps = 1e-3 for zero rows
+    torch.testing.assert_close(weight.grad, expected)
+
+
+# --- the scale of the loss, for fp16 ---
+
+
+SERIES = [1.0, INF, 1.0, 1.0, 1.0, NAN, NAN, *[1.0] * 7, INF, *[1.0] * 5]
+
+
+@pytest.mark.parametrize("name", ["sgd", "sgd, fused", "adamw", "adamw, fused"])
+def test_the_loss_scale_is_that_of_torch_s_scaler(name: str) -> None:
+    """Over finite and overflowing gradients: same scales, same skips, same weights."""
+    model, plain = network(), network()
+    optimizer, reference = (OPTIMIZERS[name](m.parameters()) for m in (model, plain))
+    scale = DynamicLossScale(CPU, initial=256.0, interval=3)
+    update = make(model, optimizer, scale)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
+    scales = []
+    for step, factor in enumerate(SERIES):
+        backward(model, step, update.loss_scale * factor)
+        done = update(step)
+        backward(plain, step, scaler.scale(torch.ones(())) * factor)
+        before = copy.deepcopy(plain.state_dict())
+        scaler.step(reference)
+        has_skipped = all(torch.equal(before[k], v) for k, v in plain.state_dict().items())
+        scaler.update()
+        reference.zero_grad()
+        assert bool(done.skipped) == has_skipped == (factor != 1)
+        assert float(update.loss_scale) == scaler.get_scale()
+        scales.append(scaler.get_scale())
+    assert set(scales) == {64, 128, 256}  # up and down
+    if "fused" in name:  # the scaler unscales in the kernel
+        torch.testing.assert_close(model.state_dict(), plain.state_dict())
+    else:
+        assert_same(state_of(model, optimizer), state_of(plain, reference))
+
+
+def test_the_loss_scale_goes_on_from_its_state() -> None:
+    one = DynamicLossScale(CPU, initial=64.0, interval=4)
+    finite = [True, True, False, True, True, True, False, True, True, True]
+    for good in finite[:6]:
+        one.adjust(torch.tensor(good))
+    other = DynamicLossScale(CPU, initial=1.0, interval=4)
+    other.load_state_dict(one.state_dict())
+    for good in [*finite[6:], *[True] * 5]:
+        one.adjust(torch.tensor(good))
+        other.adjust(torch.tensor(good))
+        assert one.state_dict() == other.state_dict()
+    assert one.state_dict() == {"value": 64.0, "good": 0.0}
+
+
+def test_no_scale_leaves_gradients_alone() -> None:
+    scale = LossScale(CPU)
+    gradient = torch.tensor([1.0, 2.0])
+    scale.unscale([gradient])
+    scale.adjust(torch.tensor(False))
+    assert gradient.tolist() == [1, 2]
+    assert float(scale.value) == 1
+    assert scale.state_dict() == {}
+
+
+# --- how far the weights moved ---
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw, fused", "lamb"])
+def test_the_update_ratio(name: str) -> None:
+    model = network()
+    update = make(model, OPTIMIZERS[name](model.parameters()), measure=lambda step: step % 2 == 1)
+
+    def flat() -> Tensor:
+        return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+    for step in range(6):
+        before = flat()
+        backward(model, step)
+        ratio = update(step).update_ratio
+        if step % 2:
+            assert ratio is not None
+            torch.testing.assert_close(ratio, (flat() - before).norm() / before.norm())
+            assert ratio > 0
+        else:
+            assert ratio is None  # and no copy was made
+
+
+@pytest.mark.parametrize("name", ["sgd", "sgd, fused"])
+def test_the_update_ratio_of_a_skipped_update_is_zero(name: str) -> None:
+    model = network()
+    update = make(model, OPTIMIZERS[name](model.parameters()), measure=lambda step: True)
+    for step, seed in enumerate([NAN, 1.0, NAN]):
+        backward(model, step, seed)
+        ratio = update(step).update_ratio
+        assert ratio is not None
+        assert (ratio == 0) == (seed != 1)

@@ -1,0 +1,149 @@
+"""Images that a user names, of no class: files, folders, globs, URLs, and data sets."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard.data import formats
+from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan
+from trainyard.data.index import Index
+from trainyard.data.indexing import Progress, index_scan, open_index
+from trainyard.data.location import Place, expand_braces, find_place, split_of
+from trainyard.data.remote.fetch_image import fetch_image
+from trainyard.data.source import is_remote, without_login
+from trainyard.errors import DataError
+
+_DOWNLOADS = 8  # at a time
+_CONTAINERS = (".tar", ".tar.gz", ".tgz", ".tfrecord", ".h5", ".hdf5", ".packed")
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images that one index has."""
+
+    index: Index
+    names: Sequence[str] | None
+    """Their names, as a user knows them; None for samples of a data set."""
+    missing: dict[int, str]
+    """Why images could not be fetched, by their numbers."""
+
+    def name(self, number: int) -> str:
+        if self.names is not None:
+            return self.names[number]
+        path, offset, _ = self.index.locate(number)
+        return f"{without_login(path)} at byte {offset}"
+
+
+def open_images(wanted: Sequence[str], folder: Path, progress: Progress) -> list[Images]:
+    """The images that are `wanted`, in that order.
+
+    What is fetched is put into `folder`, an empty one. Folders are searched at every depth. A
+    folder that has no image, and a file of another type, are data sets, of which each sample is
+    meant. DataError for what is not there.
+    """
+    found: list[Images] = []
+    files: list[str] = []
+
+    def close_files() -> None:
+        if files:
+            found.append(_indexed(files, folder / str(len(found)), progress))
+            files.clear()
+
+    for one in (name for word in wanted for name in _expanded(word)):
+        if _is_image(one):
+            files.append(one)
+        elif inside := _images_in(one):
+            files += inside
+        else:
+            close_files()
+            found.append(Images(open_index(one, progress), None, {}))
+    close_files()
+    return found
+
+
+def _expanded(word: str) -> list[str]:
+    """The paths and URLs of a glob or a brace list, or what has no such characters."""
+    if is_remote(word) or os.path.exists(split_of(word)[0]):
+        return expand_braces(word) if is_remote(word) else [word]
+    if not word:
+        raise DataError("an empty name: name an image, a folder of images or a URL")
+    names = [name for text in expand_braces(word) for name in _matches(text)]
+    for name in names:
+        if not os.path.exists(split_of(name)[0]):
+            raise DataError(f"{name}: no such file or folder")
+    if not names:
+        raise DataError(f"{word}: no file matches")
+    return names
+
+
+def _matches(text: str) -> list[str]:
+    return sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else [text]
+
+
+def _is_image(name: str) -> bool:
+    """Whether it is taken for an image: a URL or a file that nothing shows to be a data set."""
+    if is_remote(name):
+        path = name.partition("?")[0].lower()
+        return name.lower().startswith(("http://", "https://")) and not path.endswith(_CONTAINERS)
+    if os.path.isdir(name) or not os.path.exists(name):
+        return False
+    if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+        return True
+    place = find_place(name)
+    return not any(reader.recognises(place) for reader in formats.FORMATS.values())
+
+
+def _images_in(folder: str) -> list[str]:
+    """The images in a folder, at any depth, by their names; hidden ones aside."""
+    return [] if is_remote(folder) else list(_walk(folder, frozenset()))
+
+
+def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
+    here = os.path.realpath(folder)
+    if here in above or not os.path.isdir(folder):  # a link to a folder that holds it
+        return
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                yield from _walk(entry.path, above | {here})
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+                yield entry.path
+
+
+def _indexed(files: Sequence[str], path: Path, progress: Progress) -> Images:
+    """Files and URLs as an index, saved at `path`; what is fetched is put beside it."""
+    names = list(map(without_login, files))
+    missing: dict[int, str] = {}
+    here = [os.path.abspath(file) for file in files]  # an index is not where they are
+    urls = [number for number, file in enumerate(files) if is_remote(file)]
+    with ThreadPoolExecutor(_DOWNLOADS) as pool:
+        fetched = pool.map(lambda number: _fetch(files[number]), urls)
+        for number, content in zip(urls, fetched, strict=True):
+            if isinstance(content, str):
+                missing[number], content = content, b""
+            here[number] = f"{path}-{number}"
+            Path(here[number]).write_bytes(content)
+    place = Place("the images", None, "", (), is_folder=False, can_gain=False)
+    scan = Scan(place=place, format="images", classes=None, watched=(), rows=_rows(here))
+    return Images(index_scan(scan, path, progress), names, missing)
+
+
+def _fetch(url: str) -> bytes | str:
+    """What a URL names, or why it cannot be had."""
+    try:
+        return fetch_image(url)
+    except DataError as error:
+        return str(error).removeprefix(f"{without_login(url)}: ")
+
+
+def _rows(files: Sequence[str]) -> Iterator[FileRows]:
+    for file in files:
+        try:
+            yield FileRows(file, [0], [os.path.getsize(file)], [0])
+        except OSError:  # a link to nowhere, or gone by now: the loader says so
+            yield FileRows(file, [0], [0], [0])

@@ -1,0 +1,153 @@
+"""The loader process: reads, decodes and fills the ring, and ends when the trainer does.
+
+Started by `Loader` as `python -m trainyard.data.loading.process CHANNEL_FD MEMORY_FD`. It imports
+no torch, so it starts in a fraction of a second and stays small. What it does with batches, not
+where it has them from, it has in common with that for streams (`stream/process.py`).
+"""
+
+import multiprocessing.connection as mpc
+import os
+import queue
+import resource
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from trainyard.data._native import core, is_built
+from trainyard.data.index import load_index
+from trainyard.data.loader import LoaderSpec
+from trainyard.data.loading.announcer import Announcer, Work, described, end_all, send
+from trainyard.data.loading.fill import SliceFiller
+from trainyard.data.loading.ring import Ring, num_slices
+from trainyard.data.stage.copies import Copies
+from trainyard.data.stage.stager import Stager
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    Channel = mpc.Connection[Any, Any]
+
+_PLANNED = 256  # samples of a rank, or one batch
+
+
+Serve = Callable[["Channel", int, dict[str, Any]], None]
+"""Does a loader process's work, given the channel, the ring's memory and the spec."""
+
+
+def run(channel_fd: int, memory_fd: int, serve: Serve) -> None:
+    warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
+    Image.init()  # here, not in threads: one would pass over the formats another is registering
+    channel = mpc.Connection(channel_fd)
+    try:
+        serve(channel, memory_fd, channel.recv())
+    except EOFError:
+        pass  # the trainer closed the channel or died
+    except Exception as error:
+        send(channel, described(error))
+    finally:
+        os._exit(0)  # not waiting for threads: what they are filling, nobody will read
+
+
+def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
+    config: LoaderSpec = spec["config"]
+    path, fingerprint = spec["index"]
+    index = load_index(Path(path))
+    if index is None or index.fingerprint != fingerprint:
+        raise FileNotFoundError(f"the index {path} is gone, or another has taken its place")
+    ring = Ring(memory_fd, **spec["ring"])
+    stager = Stager(index, config.stage, config.stage_gb) if config.stage else None
+    if is_built():
+        core.guard_bus_errors()  # a mapped shard that is cut short costs its samples, not the run
+    _open_more_files()
+    fill = SliceFiller(index, config, stager.copies if stager else None)
+    announcer = Announcer(channel, config.threads)
+    if stager is not None:
+        stager.start().add_done_callback(partial(_staged, stager.copies, announcer))
+    fill_all(_batches(config, fill), channel, ring, announcer, threads=config.threads)
+
+
+def _open_more_files() -> None:
+    """As many as this process may have open: shards stay mapped."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(OSError, ValueError):  # a container may forbid what it has inherited
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
+    """Several batches, if they are small, are planned in one go, which takes half the time."""
+    plan, who = config.plan, (config.rank, config.size)
+    together = max(1, _PLANNED * config.size // plan.global_batch)
+    for first in range(config.start, config.stop, together):
+        steps = range(first, min(first + together, config.stop))
+        ids = [plan.batch(step, *who) for step in steps]
+        visits = [plan.epochs(step, *who) for step in steps]
+        planned = fill.plan(np.concatenate(ids), np.concatenate(visits))
+        begin = 0
+        for count in map(len, ids):
+            yield Work(count, partial(fill, planned, begin))
+            begin += count
+
+
+def fill_all(
+    batches: Iterable[Work], channel: "Channel", ring: Ring, announcer: Announcer, *, threads: int
+) -> None:
+    """Hand batches to threads, each as soon as there is a slot for it, until the trainer ends."""
+    free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    slices: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    listener = threading.Thread(target=_listen, args=(channel, free), daemon=True)
+    listener.start()
+    for _ in range(threads):
+        threading.Thread(target=_fill, args=(slices,), daemon=True).start()
+    try:
+        for work in batches:
+            slot = free.get()  # waits here while the trainer is behind
+            parts = _slices(work.count, threads)
+            batch = announcer.begin(slot, work, len(parts))
+            for number, part in enumerate(parts):
+                slices.put(partial(announcer.fill, batch, number, ring.slots[slot], part))
+    except Exception as error:
+        announcer.fail(error)
+    listener.join()
+
+
+def _fill(slices: "queue.SimpleQueue[Callable[[], None]]") -> None:
+    while True:
+        slices.get()()
+
+
+def _listen(channel: "Channel", free: "queue.SimpleQueue[int]") -> None:
+    """Take back slots; the trainer's end is this process's, whatever it is waiting for."""
+    try:
+        while True:
+            free.put(channel.recv_bytes()[0])
+    except (EOFError, OSError):
+        end_all()
+
+
+def _staged(copies: Copies, announcer: Announcer, done: "Future[str | None]") -> None:
+    """Staging has ended: an error is told like a batch."""
+    error = done.exception()
+    if error is not None:
+        announcer.fail(error)
+    elif done.result() is not None and copies.is_news():
+        sys.stderr.write(f"trainyard: {done.result()}\n")
+
+
+def _slices(count: int, threads: int) -> list[slice]:
+    """Near-equal slices; together they cover range(count)."""
+    slices = num_slices(count, threads)
+    borders = [count * part // slices for part in range(slices + 1)]
+    return [slice(a, b) for a, b in pairwise(borders) if a < b]
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), int(sys.argv[2]), _serve)

@@ -1,0 +1,296 @@
+"""A checkpoint: what it holds, checksummed.
+
+checkpoints/step-00001234/
+    model.safetensors   the weights, for anyone; of replicas that differ, their mean
+    ema.safetensors     their moving average, where there is one
+    training.pt         loss scale; optimizer, averager, and the weights in training where those
+                        to use are others (schedule-free); loaded with weights_only
+    replicas/00000.pt   where replicas differ, of each: optimizer, averager with its own weights;
+                        where gradients are sent as PowerSGD: what was left out of each's own
+    sharded/            where each rank keeps a part: weights in training, average, moments; see
+                        shards.py
+    progress.json       version, step, clock, evaluations, what was skipped
+    manifest.json       SHA-256 of each file above
+"""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from trainyard.averaging.base import Averager
+from trainyard.errors import CheckpointError
+from trainyard.files import fsync_folder, sha256
+from trainyard.monitor.clock import Clock
+from trainyard.training.guard import Guard
+from trainyard.training.optimizer_state import (
+    evaluation_weights,
+    has_own_weights,
+    put_optimizer,
+    save_optimizer,
+)
+from trainyard.training.sharding import (
+    SHARDS,
+    has_shards,
+    is_sharded,
+    part_like,
+    whole_weights,
+    without_shards,
+)
+from trainyard.training.update import LossScale
+from trainyard.world import World, together
+
+VERSION = 2
+_MODEL, _EMA, _TRAINING, _PROGRESS, _MANIFEST = (
+    "model.safetensors",
+    "ema.safetensors",
+    "training.pt",
+    "progress.json",
+    "manifest.json",
+)
+_REPLICAS = "replicas"
+
+
+@dataclass
+class TrainState:
+    """All that is saved, and nothing that can be worked out from the recipe."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    averager: Averager
+    ema: nn.Module | None
+    scale: LossScale
+    guard: Guard
+    clock: Clock
+    classes: list[str]
+    step: int = 0
+    skipped: int = 0
+    """Samples of the stream that were passed over when the weights went back."""
+    stream: dict[str, Any] = field(default_factory=dict)
+    """Where in data without an index the run is, as its feed keeps it; see data/stream/join.py."""
+    roll_backs: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    """The newest evaluation and its step."""
+    best: dict[str, Any] = field(default_factory=dict)
+    """The evaluation with the highest top1 so far and its step."""
+
+
+def load_checkpoint(state: TrainState, path: Path) -> str | None:
+    """Put a verified checkpoint's contents into `state`; what is not as it was saved, in words."""
+    progress = read_progress(path)
+    if state.ema is not None and not has_ema(path):
+        raise CheckpointError(f"{path}: has no {_EMA}, its run had no model.ema_decay")
+    training = _load(path / _TRAINING)
+    if has_shards(path):
+        from trainyard.training.shards import read_shards
+
+        moments = read_shards(path, state.model, state.ema, state.optimizer)
+        for number, own in training["optimizer"]["state"].items():
+            own |= moments.get(number, {})
+    else:
+        _put_all_weights(state, path, training)
+    note = _load_replica(state, path, training)
+    state.scale.load_state_dict(training["scale"])
+    state.guard.load_state_dict(progress["guard"])
+    state.clock.load_state_dict(progress["clock"])
+    state.step, state.skipped = progress["step"], progress["skipped"]
+    state.stream.clear()
+    state.stream.update(progress.get("stream", {}))  # in place: a feed has it too
+    state.roll_backs = progress["roll_backs"]
+    state.last, state.best = progress["last"], progress["best"]
+    return note
+
+
+def _put_all_weights(state: TrainState, path: Path, training: dict[str, Any]) -> None:
+    put_weights(state.model, load_weights(path), path)
+    if state.ema is not None:
+        put_weights(state.ema, load_weights(path, ema=True), path)
+    if training["weights"] is not None:
+        put_weights(state.model, training["weights"], path)
+
+
+def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> str | None:
+    """What each replica has of its own; as many as were saved go on exactly as they were."""
+    replica = state.averager.replica
+    saved = sorted((path / _REPLICAS).glob("*.pt"))
+    mine = _load(saved[replica.number % len(saved)]) if saved else {}
+    own = training | mine
+    put_optimizer(state.optimizer, own["optimizer"], path)
+    is_as_saved = max(len(saved), 1) == replica.total
+    state.averager.load_state_dict(own["averager"] if is_as_saved else {})
+    if is_as_saved or not saved:
+        return None
+    how = "all from their mean, each with the moments of one of them"
+    if "optimizer" not in mine:
+        how = "without what was left out of the gradients that each has sent (average.compress)"
+    return f"{len(saved)} replicas were saved and {replica.total} go on: {how}"
+
+
+def has_ema(path: Path) -> bool:
+    """Whether a checkpoint holds a moving average of the weights."""
+    return (path / _EMA).exists()
+
+
+def load_weights(path: Path, *, ema: bool = False) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint, or their moving average."""
+    try:
+        return load_file(path / (_EMA if ema else _MODEL))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def _load(file: Path) -> dict[str, Any]:
+    try:
+        loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, UnpicklingError) as error:
+        reason = str(error).partition("\n")[0]  # torch goes on about how to switch safety off
+        raise CheckpointError(f"{file.parent}: {file.name} cannot be read: {reason}") from None
+    return loaded
+
+
+def read_progress(path: Path) -> dict[str, Any]:
+    """Step, best evaluation, class names and the like of a checkpoint."""
+    try:
+        progress: dict[str, Any] = json.loads((path / _PROGRESS).read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if progress["version"] != VERSION:
+        raise CheckpointError(
+            f"{path}: has version {progress['version']}, this Trainyard reads {VERSION}; "
+            "use the Trainyard that wrote it"
+        )
+    return progress
+
+
+def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
+    """Give a model the weights of the checkpoint at `path`."""
+    own = model.state_dict()
+    parts = {name: part_like(tensor, own.get(name)) for name, tensor in weights.items()}
+    try:
+        model.load_state_dict(parts)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip()[:200]  # of what may be a line per weight
+        raise CheckpointError(f"{path}: its weights do not fit the model: {first}") from None
+
+
+def find_problem(path: Path) -> str | None:
+    """What is wrong with a checkpoint, or None if every file is there, unaltered."""
+    if not path.is_dir():
+        return "no such checkpoint"
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text())
+        there = {_MODEL, _TRAINING, _PROGRESS} | ({_EMA} if has_ema(path) else set())
+        for name in sorted(there | manifest.keys()):
+            if sha256(path / name) != manifest[name]:
+                return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except KeyError as error:
+        return f"manifest.json lacks {error}"
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return f"manifest.json is unreadable ({error})"
+    return None
+
+
+def check(path: Path) -> None:
+    """CheckpointError unless every file of a checkpoint is there, unaltered."""
+    problem = find_problem(path)
+    if problem is not None:
+        raise CheckpointError(f"{path}: {problem}")
+
+
+Manifest = dict[str, str]
+"""The SHA-256 of each file, by its path in the checkpoint."""
+
+
+def write_common(state: TrainState, folder: Path, world: World) -> Manifest:
+    """What the first rank writes for all, inside consensus, to a new checkpoint's folder.
+
+    Every rank calls it: the parts of what is sharded come together.
+    """
+    with evaluation_weights(state.optimizer):
+        _write_weights(state.model, folder / _MODEL, world)
+    if state.ema is not None:
+        _write_weights(state.ema, folder / _EMA, world)
+    return _write_progress(state, folder) if world.is_first else {}
+
+
+def _write_progress(state: TrainState, folder: Path) -> Manifest:
+    own = _own(state, by_each=False)
+    is_apart = has_own_weights(state.optimizer) and not is_sharded(state.model)
+    weights = state.model.state_dict() if is_apart else None
+    torch.save({"scale": state.scale.state_dict(), "weights": weights, **own}, folder / _TRAINING)
+    progress = {
+        "version": VERSION,
+        "step": state.step,
+        "skipped": state.skipped,
+        "stream": state.stream,
+        "roll_backs": state.roll_backs,
+        "guard": state.guard.state_dict(),
+        "clock": state.clock.state_dict(),
+        "classes": state.classes,
+        "last": state.last,
+        "best": state.best,
+    }
+    (folder / _PROGRESS).write_text(json.dumps(progress, indent=2) + "\n")
+    names = (_MODEL, _EMA, _TRAINING, _PROGRESS)
+    return _down_to_the_disk(folder, [name for name in names if (folder / name).exists()])
+
+
+def write_replica(state: TrainState, folder: Path) -> Manifest:
+    """What this rank alone has, inside consensus."""
+    if is_sharded(state.model):
+        from trainyard.training.shards import write_shards
+
+        names = write_shards(folder, state.model, state.ema, state.optimizer)
+        return _down_to_the_disk(folder, names)
+    replica = state.averager.replica
+    if replica.total == 1:
+        return {}
+    name = f"{_REPLICAS}/{replica.number:05d}.pt"
+    (folder / _REPLICAS).mkdir(exist_ok=True)
+    torch.save(_own(state, by_each=True), folder / name)
+    return _down_to_the_disk(folder, [name])
+
+
+def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
+    """What each replica saves by itself, or one for all."""
+    replica = state.averager.replica
+    own: dict[str, Any] = {}
+    if replica.differs == by_each:
+        own["optimizer"] = without_shards(save_optimizer(state.optimizer))
+    if (replica.total > 1) == by_each:
+        own["averager"] = state.averager.state_dict()
+    return own
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Make a checkpoint of the files in a folder."""
+    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+    _down_to_the_disk(folder, [_MANIFEST])
+    for inner in (folder / _REPLICAS, folder / SHARDS, folder):
+        if inner.exists():
+            fsync_folder(inner)
+
+
+def _down_to_the_disk(folder: Path, names: list[str]) -> Manifest:
+    manifest = {name: sha256(folder / name) for name in names}
+    for name in names:
+        with open(folder / name, "rb") as file:
+            os.fsync(file.fileno())
+    return manifest
+
+
+def _write_weights(model: nn.Module, path: Path, world: World) -> None:
+    # Copies on the CPU: safetensors takes neither strided nor shared storage.
+    weights = whole_weights(model, keep=world.is_first)
+    with together(world):  # or others go on to gather more
+        if world.is_first:
+            save_file(weights, path)

@@ -1,0 +1,134 @@
+"""Losses of each sample of a micro-batch, of which the step takes the weighted mean."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from trainyard.section import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trainyard.training.step import Loss, MicroBatch
+
+    Teacher = Callable[[Tensor], Tensor]  # images[B, C, H, W] to float32 logits[B, classes]
+
+
+class LossConfig(Section):
+    name: Literal["ce", "bce"] = "ce"
+    """Cross-entropy over all classes, or binary cross-entropy of each class."""
+    bce_threshold: float | None = Field(None, ge=0, lt=1)
+    """Of bce: targets above it become 1, others 0; as they are if not given."""
+    bce_sum: bool = False
+    """Of bce: the sum over the classes instead of their mean."""
+    teacher: str | None = None
+    """A run or checkpoint to distil from: of a run, its best checkpoint. It sees the images that
+    the model sees, mixed ones too."""
+    distillation: Literal["soft", "hard"] = "soft"
+    """Learn the teacher's probabilities, or its best guess."""
+    distillation_share: float = Field(0.5, ge=0, le=1)
+    """Share of the teacher in the loss."""
+    temperature: float = Field(1.0, gt=0)
+    """Of soft distillation."""
+
+    @field_validator("bce_threshold", "bce_sum")
+    @classmethod
+    def _has_bce(cls, value: float | None, others: ValidationInfo) -> float | None:
+        if value is not None and value is not False and others.data.get("name") == "ce":
+            raise ValueError('needs loss.name = "bce"')
+        return value
+
+    @field_validator("distillation", "distillation_share", "temperature")
+    @classmethod
+    def _has_teacher(cls, value: Any, others: ValidationInfo) -> Any:
+        if value == cls.model_fields[str(others.field_name)].default:
+            return value
+        if others.data.get("teacher") is None:
+            raise ValueError("needs loss.teacher, a run or a checkpoint")
+        if others.field_name == "temperature" and others.data.get("distillation") == "hard":
+            raise ValueError('needs loss.distillation = "soft"')
+        return value
+
+
+def build_loss(
+    config: LossConfig, smoothing: float, *, teacher: "Teacher | None", mixes: bool = True
+) -> "Loss":
+    """float32 logits[B, C] and their micro-batch to losses[B].
+
+    `smoothing`: of the targets, spread over all classes, with bce too, as timm does. Where `mixes`
+    is false the mixed labels are not looked at, and cross-entropy is torch's own.
+    """
+    build = _cross_entropy if config.name == "ce" else partial(_binary_cross_entropy, config)
+    loss = build(smoothing, mixes)
+    return loss if teacher is None else _distilled(config, loss, teacher)
+
+
+def _cross_entropy(smoothing: float, mixes: bool) -> "Loss":
+    """Of mixed, smoothed targets (timm's SoftTargetCrossEntropy), which are never written out."""
+    from torch.nn import functional as F
+
+    def plain(logits: "Tensor", batch: "MicroBatch") -> "Tensor":
+        return F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)
+
+    def mixed(logits: "Tensor", batch: "MicroBatch") -> "Tensor":
+        log_probabilities = F.log_softmax(logits, dim=1)
+        own = F.nll_loss(log_probabilities, batch.labels, reduction="none")
+        other = F.nll_loss(log_probabilities, batch.mixed_labels, reduction="none")
+        losses = batch.lam * own + (1 - batch.lam) * other
+        if smoothing:
+            losses = (1 - smoothing) * losses - smoothing * log_probabilities.mean(dim=1)
+        return losses
+
+    return mixed if mixes else plain
+
+
+def _binary_cross_entropy(config: LossConfig, smoothing: float, mixes: bool) -> "Loss":
+    """Every class a question of its own (Wightman et al. 2021); timm's BinaryCrossEntropy."""
+    import torch
+    from torch.nn import functional as F
+
+    def losses_of(logits: "Tensor", batch: "MicroBatch") -> "Tensor":
+        targets = torch.zeros_like(logits)
+        if mixes:
+            targets.scatter_add_(1, batch.labels[:, None], batch.lam[:, None])
+            targets.scatter_add_(1, batch.mixed_labels[:, None], 1 - batch.lam[:, None])
+        else:
+            targets.scatter_(1, batch.labels[:, None], 1.0)
+        targets.mul_(1 - smoothing).add_(smoothing / logits.shape[1])
+        if config.bce_threshold is not None:
+            targets = (targets > config.bce_threshold).to(logits.dtype)
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+        return losses.sum(dim=1) if config.bce_sum else losses.mean(dim=1)
+
+    return losses_of
+
+
+def _distilled(config: LossConfig, loss: "Loss", teacher: "Teacher") -> "Loss":
+    """(1 - share) of `loss` and `share` of the distance from the teacher.
+
+    soft: temperature**2 times KL(teacher || student) of the softened probabilities, summed over
+    the classes (Hinton et al. 2015; DeiT, eq. 2; its code divides by their number as well). hard:
+    cross-entropy with the teacher's best guess (DeiT, eq. 3), not smoothed. Both on the logits of
+    the classifier; there is no distillation token.
+    """
+    from torch.nn import functional as F
+
+    share, temperature = config.distillation_share, config.temperature
+
+    def hard(logits: "Tensor", teachers: "Tensor") -> "Tensor":
+        return F.cross_entropy(logits, teachers.argmax(dim=1), reduction="none")
+
+    def soft(logits: "Tensor", teachers: "Tensor") -> "Tensor":
+        student, target = (F.log_softmax(x / temperature, dim=1) for x in (logits, teachers))
+        divergence = F.kl_div(student, target, reduction="none", log_target=True)
+        return divergence.sum(dim=1) * temperature**2
+
+    distance = hard if config.distillation == "hard" else soft
+
+    def losses_of(logits: "Tensor", batch: "MicroBatch") -> "Tensor":
+        teachers = teacher(batch.images_BCHW)
+        return (1 - share) * loss(logits, batch) + share * distance(logits, teachers)
+
+    return losses_of

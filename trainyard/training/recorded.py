@@ -1,0 +1,49 @@
+"""What the best weights of a run say of each validation sample, kept in its directory."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.errors import DataError
+from trainyard.files import atomic_write
+from trainyard.training.predictions import Predictions
+
+
+class Recorded(NamedTuple):
+    step: int
+    weights: str  # "" for the weights themselves, "ema_" for their moving average
+    labels: NDArray[np.int32]  # by sample number of the validation data
+    said: Predictions
+
+
+def record(
+    path: Path, step: int, labels: NDArray[np.int32], said: Mapping[str, Predictions]
+) -> None:
+    """Of several weights those with the highest top-1, in place of what was recorded before.
+
+    Of equals the moving average, as in initial.py.
+    """
+    weights = max(said, key=lambda name: (said[name].evaluation().top1, name))
+    columns = asdict(said[weights])
+    with atomic_write(path) as file:
+        np.savez_compressed(
+            file, step=np.int64(step), weights=np.str_(weights), labels=labels, **columns
+        )
+
+
+def load_recorded(path: Path) -> Recorded | None:
+    """None if nothing was recorded; DataError for a file that holds something else."""
+    if not path.exists():
+        return None
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as columns:
+            said = Predictions(**{field.name: columns[field.name] for field in fields(Predictions)})
+            step, weights = int(columns["step"]), str(columns["weights"])
+            return Recorded(step, weights, columns["labels"], said)
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read ({error}): remove it") from None

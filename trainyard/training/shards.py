@@ -1,0 +1,164 @@
+"""Checkpoints of weights and moments of which each rank keeps a part.
+
+sharded/            of a checkpoint, by torch.distributed.checkpoint: for any number of ranks
+    .metadata       what lies where
+    __0_0.distcp …  what each rank had: parameters, moving average, the optimizer's moments
+"""
+
+import pickle
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from trainyard.errors import CheckpointError
+from trainyard.training.sharding import SHARDS
+
+_MODEL, _EMA, _OPTIMIZER = "model.", "ema.", "optimizer."
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    RuntimeError,
+    ValueError,
+    pickle.UnpicklingError,
+    CheckpointException,
+)
+# All that the metadata of tensors is made of; pickle would call whatever a file names.
+_KNOWN = {
+    "pathlib": ("PosixPath",),
+    "torch": ("Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "bool"),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.metadata": (
+        "ChunkStorageMetadata",
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "TensorStorageMetadata",
+        "_MEM_FORMAT_ENCODING",
+    ),
+}
+
+
+def write_shards(
+    folder: Path, model: nn.Module, ema: nn.Module | None, optimizer: Optimizer
+) -> list[str]:
+    """Write sharded/ of a new checkpoint, all ranks together; the files that this rank wrote."""
+    tensors = _weights(model, ema)
+    state = optimizer.state_dict()["state"]
+    for number, name in _numbered(model, optimizer):
+        for key, value in state.get(number, {}).items():
+            if isinstance(value, DTensor):
+                tensors[f"{_OPTIMIZER}{name}.{key}"] = value
+    try:
+        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder / SHARDS))
+    except CheckpointException as error:
+        rank, (reason, _) = next(iter(error.failures.items()))
+        raise CheckpointError(f"{folder}: rank {rank}: {reason}") from None
+    rank = dist.get_rank()
+    names = [path.name for path in (folder / SHARDS).glob(f"__{rank}_*")]
+    return [f"{SHARDS}/{name}" for name in [*names, *([".metadata"] if rank == 0 else [])]]
+
+
+def _weights(model: nn.Module, ema: nn.Module | None) -> dict[str, Tensor]:
+    tensors = {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
+    if ema is not None:
+        tensors |= {_EMA + name: tensor for name, tensor in ema.state_dict().items()}
+    return tensors
+
+
+# --- reading ---
+
+
+def read_shards(
+    path: Path, model: nn.Module, ema: nn.Module | None, optimizer: Optimizer
+) -> dict[int, dict[str, Tensor]]:
+    """Put the weights of a checkpoint into modules, sharded or not; returns the moments.
+
+    They come by number of the parameter, as in an optimizer's state, and are sharded as it is. Each
+    rank reads what it keeps, by itself.
+    """
+    reader = _Reader(path / SHARDS)
+    try:
+        saved = reader.read_metadata().state_dict_metadata
+        tensors = _weights(model, ema)
+        _check_fit(path, saved, tensors, with_ema=ema is not None)
+        moments = _empty_moments(saved, model, optimizer)
+        for number, name in _numbered(model, optimizer):
+            own = moments.get(number, {})
+            tensors |= {f"{_OPTIMIZER}{name}.{key}": value for key, value in own.items()}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
+    except _UNREADABLE as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[-1]
+        raise CheckpointError(f"{path}: {SHARDS}/ cannot be read: {reason}") from None
+    return moments
+
+
+def _check_fit(
+    path: Path, saved: dict[str, Any], tensors: dict[str, Tensor], *, with_ema: bool
+) -> None:
+    kinds = (_MODEL, _EMA) if with_ema else (_MODEL,)
+    names = {name for name in saved if name.startswith(kinds)}
+    for name in sorted(names ^ tensors.keys()):
+        where = "only in the model" if name in tensors else "not in the model"
+        raise CheckpointError(f"{path}: its weights do not fit the model: {name} is {where}")
+    for name, tensor in tensors.items():
+        if saved[name].size != tensor.shape:
+            raise CheckpointError(
+                f"{path}: its weights do not fit the model: {name} is {list(saved[name].size)}, "
+                f"in the model {list(tensor.shape)}"
+            )
+
+
+def _numbered(model: nn.Module, optimizer: Optimizer) -> Iterable[tuple[int, str]]:
+    """Each parameter's number in an optimizer's state, and its name."""
+    named = {parameter: name for name, parameter in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [(number, named[parameter]) for number, parameter in enumerate(parameters)]
+
+
+def _empty_moments(
+    saved: dict[str, Any], model: nn.Module, optimizer: Optimizer
+) -> dict[int, dict[str, Tensor]]:
+    numbers = {name: number for number, name in _numbered(model, optimizer)}
+    parameters = dict(model.named_parameters())
+    moments: dict[int, dict[str, Tensor]] = {}
+    for entry in saved:
+        name, _, key = entry.removeprefix(_OPTIMIZER).rpartition(".")
+        if entry.startswith(_OPTIMIZER) and name in numbers:
+            moments.setdefault(numbers[name], {})[key] = torch.empty_like(parameters[name])
+    return moments
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reads metadata of tensors alone, and unpickles nothing else: files come from anywhere."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        with open(Path(self.path) / ".metadata", "rb") as file:
+            metadata: Any = _Unpickler(file).load()
+        entries = getattr(metadata, "state_dict_metadata", None)
+        is_plain = isinstance(entries, dict) and all(
+            isinstance(entry, TensorStorageMetadata) for entry in entries.values()
+        )
+        if not isinstance(metadata, Metadata) or not is_plain:
+            raise pickle.UnpicklingError(".metadata is not about tensors")
+        return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _KNOWN.get(module, ()):
+            raise pickle.UnpicklingError(f".metadata names {module}.{name}, which it need not")
+        return super().find_class(module, name)

@@ -1,0 +1,160 @@
+"""From a gradient to new weights: unscale, judge, clip, update."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from timm.utils.agc import adaptive_clip_grad
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from trainyard.training.sharding import whole
+
+Clip = Callable[[Sequence[nn.Parameter], Tensor], None]
+"""Alters the gradients of parameters in place, given the norm of them all."""
+
+
+class Updated(NamedTuple):
+    grad_norm: Tensor
+    skipped: Tensor
+    update_ratio: Tensor | None
+
+
+class Update:
+    """An optimizer's update, skipped where the gradient is not finite.
+
+    Kernels that can skip by themselves (torch's fused ones) are told to, on the device; for other
+    optimizers the host waits for the gradient to be judged.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scale: "LossScale",
+        *,
+        clip: Clip,
+        measure: Callable[[int], bool],
+        highest: Callable[[Tensor], Tensor] = lambda value: value,
+    ) -> None:
+        """`measure`: whether, at a step, to look how far the weights move; a copy of them.
+
+        `highest` makes one decision of whether to skip out of those of replicas that differ.
+        """
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._optimizer, self._scale = optimizer, scale
+        self._clip, self._measure, self._highest = clip, measure, highest
+        self._can_skip = getattr(optimizer, "_step_supports_amp_scaling", False)
+
+    @property
+    def loss_scale(self) -> Tensor:
+        return self._scale.value
+
+    def forget(self) -> None:
+        """Drop the gradient."""
+        self._optimizer.zero_grad()
+
+    @torch.no_grad()
+    def __call__(self, step: int) -> Updated:
+        parameters = [p for p in self._parameters if p.grad is not None]
+        grads = [p.grad for p in parameters if p.grad is not None]
+        self._scale.unscale(grads)
+        norm = whole(get_total_norm(grads))
+        finite = self._highest(1.0 - norm.isfinite().float()) == 0
+        self._clip(parameters, norm)
+        before = [p.clone() for p in parameters] if self._measure(step) else None
+        self._step(finite)
+        self._optimizer.zero_grad()
+        self._scale.adjust(finite)
+        ratio = None if before is None else _ratio(parameters, before)
+        return Updated(norm, (~finite).float(), ratio)
+
+    def _step(self, finite: Tensor) -> None:
+        optimizer: Any = self._optimizer
+        if self._can_skip:
+            optimizer.grad_scale, optimizer.found_inf = None, (~finite).float()
+            optimizer.step()
+        elif finite:  # waits for the device
+            optimizer.step()
+
+
+class LossScale:
+    """No scaling: fp32, tf32 and bf16 need none."""
+
+    def __init__(self, device: torch.device, initial: float = 1.0) -> None:
+        self.value = torch.full((), initial, device=device)
+
+    def unscale(self, grads: list[Tensor]) -> None:
+        """Divide gradients by the scale, in place."""
+
+    def adjust(self, finite: Tensor) -> None:
+        """After an update, which was skipped if its gradient was not finite."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class DynamicLossScale(LossScale):
+    """For fp16: halved when a gradient overflows, doubled after many that do not.
+
+    As torch.amp.GradScaler, without its wait for the device; all ranks skip the same updates,
+    so the scale is the same on all.
+    """
+
+    def __init__(self, device: torch.device, initial: float = 2.0**16, interval: int = 2000):
+        super().__init__(device, initial)
+        self._interval = interval
+        self._good = torch.zeros((), device=device)  # updates since the scale last changed
+
+    def unscale(self, grads: list[Tensor]) -> None:
+        torch._foreach_mul_(grads, self.value.reciprocal())
+
+    def adjust(self, finite: Tensor) -> None:
+        self._good = torch.where(finite, self._good + 1, 0)
+        grows = self._good >= self._interval
+        self.value = torch.where(finite, self.value * (1 + grows), self.value / 2)
+        self._good = torch.where(grows, 0, self._good)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": float(self.value), "good": float(self._good)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value.fill_(state["value"])
+        self._good.fill_(state["good"])
+
+
+# --- clipping ---
+
+
+def no_clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+    pass
+
+
+def clip_by_norm(largest: float) -> Clip:
+    """The whole gradient, as torch.nn.utils.clip_grad_norm_."""
+
+    def clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+        clip_grads_with_norm_(parameters, largest, norm)
+
+    return clip
+
+
+def clip_adaptively(factor: float, *, exempt: Sequence[nn.Parameter]) -> Clip:
+    """Each unit's gradient to `factor` of its weights' norm (Brock et al. 2021, section 4.1)."""
+    exempted = frozenset(exempt)
+
+    def clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+        adaptive_clip_grad(  # type: ignore[no-untyped-call]
+            [p for p in parameters if p not in exempted], factor
+        )
+
+    return clip
+
+
+def _ratio(parameters: list[nn.Parameter], before: list[Tensor]) -> Tensor:
+    """Norm of the change over the norm of what was changed."""
+    moved = [now - then for now, then in zip(parameters, before, strict=True)]
+    return whole(get_total_norm(moved)) / whole(get_total_norm(before)).clamp(min=1e-12)
