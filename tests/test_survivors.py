@@ -5,7 +5,12 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -15,14 +20,16 @@ from torch import distributed as dist
 from tests.command_line import newest, run
 from tests.spawn import launch
 from trainyard.__main__ import end
-from trainyard.errors import LoaderError
-from trainyard.rendezvous import member
-from trainyard.train.checkpoint import find_problem
-from trainyard.train.update import Update, Updated
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.errors import LoaderError, PeerError
+from trainyard.rendezvous import member, sleeper
+from trainyard.training.checkpoint import find_problem
+from trainyard.training.update import Update, Updated
 from trainyard.world import World, is_lost_peer
 
 SIZE, NUM_STEPS = 4, 8
 AT = 4  # the step, counted from 0, in which a rank is lost
+MESSAGE = 2**24  # float32: no socket takes as much at once
 SAVED = f"the others have saved step {AT + 1}: the same command goes on from there"
 OPTIONS = {
     "run.length": f"{NUM_STEPS} steps",
@@ -72,6 +79,56 @@ def test_leaving_is_not_dying() -> None:
     assert launch(_leave, SIZE) == [0] * SIZE
 
 
+def _die_at(message: torch.Tensor) -> None:
+    """In another thread: when some of a message has come."""
+
+    def die() -> None:
+        while not message[0]:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Thread(target=die, daemon=True).start()
+
+
+def _compute_backward(world: World) -> None:
+    """For longer than a thread that waits for others is given to come back."""
+    vars(sleeper)["_WAKE_S"] = 1
+    matrix = torch.eye(1000, requires_grad=True)
+    product = matrix
+    with member(world) as watch:
+        watch.entrust(lambda: None)
+        dist.barrier()
+        if world.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        begun = time.monotonic()
+        while time.monotonic() < begun + 4:  # backward takes twice as long
+            product = product @ matrix
+        torch.autograd.backward(product.sum())
+        assert watch.has_alarm
+        watch.alarm()
+
+
+def test_who_computes_is_not_taken_to_wait() -> None:
+    assert launch(_compute_backward, 2) == [0, -signal.SIGKILL]
+
+
+def _leave_a_message(world: World) -> None:
+    message = torch.zeros(MESSAGE)
+    with suppress(PeerError), member(world) as watch:
+        if world.rank:
+            _die_at(message)
+        else:
+            message += 1
+        dist.broadcast(message, 0, async_op=True)
+        while not watch.has_alarm:
+            time.sleep(0.01)
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_who_leaves_does_not_wait_for_what_is_under_way() -> None:
+    assert launch(_leave_a_message, 2) == [0, -signal.SIGKILL]
+
+
 # --- saving ---
 
 
@@ -94,8 +151,34 @@ def train(
                 raise LoaderError("no more data here")
         return update(self, step)
 
-    Update.__call__ = update_or_end  # type: ignore[method-assign]
+    if how == "in the midst of a message":
+        _cut_short(world, victim)
+    else:
+        Update.__call__ = update_or_end  # type: ignore[method-assign]
     end(run(*words))
+
+
+def _cut_short(world: World, victim: int | None) -> None:
+    """While the ranks compute the gradient of step AT, one has begun to send something to another.
+
+    Which dies when some of it has come. Gloo never tells the sender.
+    """
+    divisor, steps = AllReduce.divisor, count()
+    message = torch.zeros(MESSAGE)
+
+    def and_message(found: Callable[[], torch.Tensor]) -> torch.Tensor:
+        if world.rank == victim:
+            _die_at(message)
+            dist.recv(message, 0)
+        elif world.is_first:
+            dist.send(message + 1, victim)
+        return found()
+
+    def divisor_and_message(self: AllReduce, weight: torch.Tensor) -> Callable[[], torch.Tensor]:
+        found = divisor(self, weight)
+        return partial(and_message, found) if next(steps) == AT else found
+
+    AllReduce.divisor = divisor_and_message  # type: ignore[method-assign]
 
 
 def words_of(digits: Path, folder: Path, **average: str) -> list[str]:
@@ -113,9 +196,10 @@ def said(folder: Path, rank: int) -> list[str]:
 def lose(folder: Path, words: list[str], victim: int, how: str = "killed") -> str:
     """Train until a rank ends; what one of the others has to say of that, after who it was."""
     ends = launch(train, SIZE, folder, words, victim, how)
-    assert ends.pop(victim) == (-signal.SIGKILL if how == "killed" else 1)
+    has_error = how == "an error of its own"
+    assert ends.pop(victim) == (1 if has_error else -signal.SIGKILL)
     assert ends == [1] * (SIZE - 1)
-    assert said(folder, victim) == ([] if how == "killed" else ["no more data here"])
+    assert said(folder, victim) == (["no more data here"] if has_error else [])
     (message,) = [line for rank in range(SIZE) if rank != victim for line in said(folder, rank)]
     report = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert (report["event"], report["message"]) == ("rank gone", message)
@@ -144,6 +228,16 @@ def test_equal_replicas_go_on_as_if_nothing_had_been(digits: Path, tmp_path: Pat
     ours, theirs = newest(disturbed), newest(undisturbed)
     assert load(ours) == load(theirs)
     assert not list(disturbed.glob(".survivors-*"))
+
+
+def test_a_message_that_is_cut_short_keeps_nobody(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = words_of(digits, folder)
+    saved = f"the others have saved step {AT}: the same command goes on from there"
+    assert lose(folder, words, victim=1, how="in the midst of a message") == saved
+    assert progress(folder) == AT
+    (decision,) = folder.glob(".survivors-*/decision.json")
+    assert [*json.loads(decision.read_text())["steps"]] == ["0", "2", "3"]
 
 
 def load(path: Path) -> bytes:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.__main__ import command
-from trainyard.train.step import StepStats, TrainStep
+from trainyard.training.step import StepStats, TrainStep
 
 
 def note_steps() -> None:

@@ -8,16 +8,27 @@ from pathlib import Path
 
 from tests.command_line import newest
 from tests.test_cli_signals import LONG, Started, check_stopped_run, has_begun, started, wait_for
-from trainyard.train.checkpoint import find_problem
+from trainyard.launch.job import Job
+from trainyard.launch.local import launch_local
+from trainyard.training.checkpoint import find_problem
 
 
 def process_of(command: Started, rank: int) -> int:
     for process in command.members():
         folder = Path(f"/proc/{process}")
         is_rank = f"\0RANK={rank}\0".encode() in folder.joinpath("environ").read_bytes()
-        if is_rank and b"loader_process" not in folder.joinpath("cmdline").read_bytes():
+        if is_rank and b"trainyard.data.loading" not in folder.joinpath("cmdline").read_bytes():
             return process
     raise AssertionError(f"no rank {rank}")
+
+
+def check_reports(folder: Path, saved: int, num_steps: int) -> None:
+    """Of each step, in a run of one loss; the last before that had no one left to report them."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if line["kind"] == "train"]
+    assert steps[-1] == num_steps
+    missing = sorted(set(range(1, num_steps + 1)) - set(steps))
+    assert missing == [*range(saved - len(missing) + 1, saved + 1)]
 
 
 def test_a_run_goes_on_after_a_rank_was_killed(digits: Path, tmp_path: Path) -> None:
@@ -36,12 +47,7 @@ def test_a_run_goes_on_after_a_rank_was_killed(digits: Path, tmp_path: Path) -> 
     assert err.count("\n") == 2
     assert f"at step {saved} with 4 replicas" in out.replace("\n", " ")
     assert "3 replicas were saved and 4 go on: all from their mean" in out.replace("\n", " ")
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["step"] for line in lines if line["kind"] == "train"]
-    assert steps[-1] == num_steps
-    # The last before that had no one left to report them.
-    missing = sorted(set(range(1, num_steps + 1)) - set(steps))
-    assert missing == [*range(saved - len(missing) + 1, saved + 1)]
+    check_reports(folder, saved, num_steps)
     assert newest(folder).name == f"step-{num_steps:08d}"
     assert find_problem(newest(folder)) is None
 
@@ -63,3 +69,11 @@ def test_a_mistake_is_not_made_again(digits: Path, tmp_path: Path) -> None:
         _, err = command.process.communicate(timeout=60)
     assert command.process.returncode == 2
     assert err.count("\n") == 1 and "no such checkpoint" in err
+
+
+def test_signals_are_taken_as_before_afterwards(tmp_path: Path) -> None:
+    signals = [signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")]
+    before = [signal.getsignal(each) for each in signals]
+    for words, code in ((("recipes",), 0), (("nothing",), 2)):
+        assert launch_local(Job(words, tmp_path), ranks=1, restarts=0, say=print) == code
+        assert [signal.getsignal(each) for each in signals] == before

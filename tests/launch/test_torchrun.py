@@ -12,10 +12,10 @@ import pytest
 
 from tests.command_line import newest, run
 from tests.test_cli_signals import Started, check_stopped_run, has_begun, under_way, wait_for
-from tests.train.test_resume import curve
+from tests.training.test_resume import curve
 from tests.web import free_port
 from trainyard.data.plan import ShuffledPlan
-from trainyard.train.checkpoint import find_problem
+from trainyard.training.checkpoint import find_problem
 
 ROOT = Path(__file__).parent.parent.parent
 NUM_STEPS, BATCH = 40, 64

@@ -3,7 +3,8 @@
 import logging
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from trainyard.errors import Requeued, Stopped, TrainyardError
 from trainyard.launch.ends import (
@@ -29,7 +30,6 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], No
     """
     # The agent hands this process's stop to the ranks and waits for them this long.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
-    os.environ[LAUNCHER] = str(os.getpid())
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 
     # As long, when a rank has died, for the others; torch has 30 s and no option for it.
@@ -38,6 +38,7 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], No
     signals = [
         name for name in _SIGNALS if signal.getsignal(signal.Signals[name]) != signal.SIG_IGN
     ]
+    os.environ[LAUNCHER] = str(os.getpid())
     try:
         rank, code = _run(job, ranks, signals)
         for again in range(restarts):
@@ -47,6 +48,8 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], No
             rank, code = _run(job, ranks, signals)
     except SignalException as error:
         return Requeued.exit_code if error.sigval in REQUEUE_SIGNALS else Stopped.exit_code
+    finally:
+        del os.environ[LAUNCHER]  # of the ranks, not of what this process does later
     if code < 0:
         killed = TrainyardError(described(rank, code))
         killed.exit_code = shell_code(code)
@@ -74,7 +77,19 @@ def _run(job: Job, ranks: int, signals: Sequence[str]) -> tuple[int, int]:
         signals_to_handle=",".join(signals),
     )
     try:
-        elastic_launch(config, job.command[0])(*job.command[1:])
+        with _handlers_kept(signals):
+            elastic_launch(config, job.command[0])(*job.command[1:])
     except ChildFailedError as error:
         return first_cause({rank: end.exitcode for rank, end in error.failures.items()})
     return 0, 0
+
+
+@contextmanager
+def _handlers_kept(names: Sequence[str]) -> Iterator[None]:
+    """The agent leaves its own in place, which would take what is meant for this process later."""
+    before = {name: signal.getsignal(signal.Signals[name]) for name in names}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(signal.Signals[name], handler)

@@ -20,6 +20,7 @@ from trainyard.world import World, is_lost_peer
 
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
 _NO_LIMIT = timedelta(days=1)  # for a message: hangs are the watch's business
+_LEAVE_S = 5
 OWN_FILES = 512
 """Open at a time: shards, logs, libraries, a checkpoint."""
 FILES_PER_RANK = 4
@@ -41,7 +42,6 @@ def member(world: World, facts: Mapping[str, str] = _NO_FACTS) -> Iterator[Watch
         finally:
             watch.close(in_peace=True)
         return
-    import torch.distributed as dist
 
     with _killed_by_interrupt():
         watch, in_peace = _join(world, facts), False
@@ -56,7 +56,19 @@ def member(world: World, facts: Mapping[str, str] = _NO_FACTS) -> Iterator[Watch
             raise
         finally:
             watch.close(in_peace=in_peace)
-            dist.destroy_process_group()
+            _leave_group(in_peace=in_peace and not watch.has_alarm)
+
+
+def _leave_group(*, in_peace: bool) -> None:
+    """Of a message that was cut short gloo waits for the rest, for ever: then in another thread."""
+    import torch.distributed as dist
+
+    if in_peace:
+        dist.destroy_process_group()
+        return
+    leave = threading.Thread(target=dist.destroy_process_group, name="leave", daemon=True)
+    leave.start()
+    leave.join(_LEAVE_S)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 BEGINNING = 4
 """So many times as long a rank may be silent before its first step is made: it reads indexes,
@@ -70,6 +70,15 @@ class Pulse:
     def forgive(self) -> None:
         """It could make no progress: the whole process was stopped."""
         self._since = time.monotonic()
+
+    def busy_s(self) -> float:
+        """Processor time that the thread has taken."""
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread))
+
+    def is_inside(self, *functions: Callable[..., Any]) -> bool:
+        """Whether the thread is in the midst of one of them."""
+        codes = {function.__code__ for function in functions}
+        return any(f.f_code in codes for f in _from(sys._current_frames().get(self._thread)))
 
     def look(self) -> Sighting:
         frame = sys._current_frames().get(self._thread)

@@ -4,10 +4,9 @@ import os
 import selectors
 import socket
 import stat
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,14 @@ from trainyard.rendezvous.hang import ANSWER_S, NAMED, Round, described, hanging
 from trainyard.rendezvous.lines import Line
 from trainyard.rendezvous.place import Place
 from trainyard.rendezvous.pulse import Pulse, Sighting
+from trainyard.rendezvous.sleeper import Sleeper, end_process
 from trainyard.rendezvous.stacks import Stacks
 from trainyard.world import World
 
 _ALONE = World()
 _ROUND_S = 30  # the most between two questions after progress
 _CUT_S = 1  # for the reason to come, before connections are cut without knowing one
-_WAKE_S = 30  # for a thread that waits for others to come back once all connections are cut
 _LOOK_S = 0.02
-_HEAR_S = 1  # for the others to read the last words of a process
 
 
 class Watch:
@@ -56,7 +54,7 @@ class Watch:
         self._stacks: Stacks | None = None
         self._armed = 0.0
         self._heard, self._first = time.monotonic(), Sighting()  # of the first rank, and what
-        self._is_awake = threading.Event()  # the main thread knows of the alarm
+        self._sleeper = Sleeper(self.pulse)
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -79,9 +77,13 @@ class Watch:
             self._stacks = Stacks(folder, self._world.rank)
             self._wake.send(b".")
 
+    def entrust(self, deputy: Callable[[], str | None]) -> None:
+        """With what to do after an alarm if the main thread is stuck; see Sleeper.deputy."""
+        self._sleeper.deputy = deputy
+
     def alarm(self) -> None:
         """The main thread says: all that is still to be said between ranks is lost."""
-        self._is_awake.set()
+        self._sleeper.wake()
         deadline = time.monotonic() + _CUT_S
         while not self.has_alarm and time.monotonic() < deadline:
             time.sleep(_LOOK_S)  # a lost peer is noticed here before its watch has said who it is
@@ -94,7 +96,7 @@ class Watch:
             return
         for line in self._lines if in_peace else ():
             line.send({"leaves": True})
-        self._is_awake.set()
+        self._sleeper.wake()
         self._wake.close()
         self._thread.join()
         self._woken.close()
@@ -111,7 +113,9 @@ class Watch:
         except Exception as error:  # else nobody would notice that nothing is watched any more
             me = f"rank {self._world.rank} ({self._places[self._world.rank]})"
             self._lose([me], f"the watch of {me} failed: {error!r}", [])
-        self._wait_for_main()
+        lost = {int(name.split()[1]) for name in self.lost}  # "rank 3 (…)"
+        left = set(range(self._world.size)) - {*self.hung, *lost}
+        self._sleeper.wait(self.reason, speaks=self._world.rank == min(left))
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -231,28 +235,11 @@ class Watch:
     def _end_hanging(self) -> None:
         """Of a rank that hangs its own process, or one beside it that is stopped."""
         if self._world.rank in self.hung:
-            self._end(says=len(self.hung) == self._world.size and self._world.is_first)
+            speaks = len(self.hung) == self._world.size and self._world.is_first
+            end_process(self.reason if speaks else "")
         for rank in self.hung:
             if rank in self._places:
                 self._places[rank].kill_if_stopped(self._places[self._world.rank])
-
-    def _wait_for_main(self) -> None:
-        """A thread that waits for others whom it cannot hear any more may not come back: a GPU."""
-        deadline = time.monotonic() + _WAKE_S
-        while not self._is_awake.wait(timeout=1):
-            seen = self.pulse.look()
-            if time.monotonic() > deadline and (seen.waits or seen.is_overdue):
-                lost = {int(name.split()[1]) for name in self.lost}  # "rank 3 (…)"
-                left = set(range(self._world.size)) - {*self.hung, *lost}
-                self._end(says=self._world.rank == min(left))
-
-    def _end(self, *, says: bool) -> None:
-        """At once, with exit code 1: the main thread cannot."""
-        if says:
-            sys.stderr.write(f"trainyard: {self.reason}\n")
-            sys.stderr.flush()
-        time.sleep(_HEAR_S)
-        os._exit(1)
 
 
 def _cut_connections() -> None:

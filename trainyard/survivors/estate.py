@@ -16,9 +16,10 @@ from trainyard.monitor.reporter import Reporter
 from trainyard.monitor.sinks import JsonLinesSink
 from trainyard.rendezvous import Watch
 from trainyard.survivors.meeting import Decision, Meeting
-from trainyard.train import checkpoint, keeping
-from trainyard.train.checkpoint import Manifest, TrainState
-from trainyard.train.sharding import is_sharded
+from trainyard.training import checkpoint, keeping
+from trainyard.training.checkpoint import Manifest, TrainState
+from trainyard.training.sharding import is_sharded
+from trainyard.training.step import TrainStep
 from trainyard.world import World, is_lost_peer
 
 _WRITE_S = 300  # for a checkpoint to be written
@@ -33,6 +34,7 @@ class Estate:
     state: TrainState
     quarantine: Quarantine
     reporter: Reporter
+    step: TrainStep
 
 
 @contextmanager
@@ -40,8 +42,9 @@ def outlived(estate: Estate, world: World, watch: Watch, *, keep: int) -> Iterat
     """Inside, a rank that dies ends the others: they save, and raise a PeerError that names it.
 
     They notice at once if its process has ended, also while they wait for one another, else when
-    they next do; if its host is gone, within 10 s; if it hangs, when `watch` finds it to. One that
-    has not noticed 10 s after the first is left behind.
+    they next do; if its host is gone, within 10 s; if it hangs, when `watch` finds it to. One whose
+    thread does not come back from a message that was cut short is saved by another thread, if it
+    was not yet to change its weights. One that has not noticed 10 s after the first is left behind.
 
     Where replicas are equal, one that is furthest saves for all: no step is lost nor made twice,
     and its statistics of batch norm are taken for all. Where they differ each saves its own; the
@@ -53,6 +56,9 @@ def outlived(estate: Estate, world: World, watch: Watch, *, keep: int) -> Iterat
         yield
         return
     meeting = Meeting(estate.folder, world)
+    survivor = _Survivor(estate, world, watch, meeting, keep)
+    if not next(estate.state.model.parameters()).is_cuda:
+        watch.entrust(survivor.stand_in)
     try:
         yield
     except Exception as error:
@@ -62,7 +68,7 @@ def outlived(estate: Estate, world: World, watch: Watch, *, keep: int) -> Iterat
             meeting.take_leave()
             raise
         watch.alarm()
-        raise _Survivor(estate, world, watch, meeting, keep).divide() from error
+        raise survivor.divide() from error
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,14 @@ class _Survivor:
         peer_error = PeerError(outcome)
         peer_error.is_shared = self.world.rank != min(decision.steps)
         return peer_error
+
+    def stand_in(self) -> str | None:
+        """As a watch's deputy."""
+        if not self.estate.step.can_undo(self.watch.pulse.is_inside):
+            return None
+        self.estate.step.undo()
+        error = self.divide()
+        return "" if error.is_shared else str(error)
 
     def _cause(self, decision: Decision) -> str:
         names = self.meeting.names(decision.gone)
