@@ -3,8 +3,9 @@
 import time
 
 import pytest
+import torch
 
-from trainyard.monitor.clock import Clock
+from trainyard.monitor.clock import Clock, Stopwatch
 
 
 @pytest.fixture
@@ -53,3 +54,21 @@ def test_a_restart_goes_on_where_the_checkpoint_was(now: list[float]) -> None:
     assert restarted.total == 13
     assert restarted.seconds("data") == 6
     assert restarted.seconds("eval") == 0
+
+
+def test_what_is_no_training(now: list[float]) -> None:
+    clock = Clock()
+    now[0] += 1
+    for phase in ("data", "eval", "save", "trial"):
+        with clock.phase(phase):
+            now[0] += 10
+    assert clock.training == 11
+
+
+def test_a_stopwatch_adds_up(now: list[float]) -> None:
+    watch = Stopwatch(torch.device("cpu"))
+    for seconds in (1.0, 2.0):
+        with watch:
+            now[0] += seconds
+        now[0] += 10
+    assert watch.seconds == 3

@@ -1,16 +1,22 @@
 """What a person sees of a run, on a terminal and in a log file."""
 
+import platform
 import re
 import time
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from trainyard.monitor.console import ConsoleSink
+from trainyard.course import build_course
+from trainyard.monitor.console import ConsoleSink, console_of
+from trainyard.monitor.display import Display
+from trainyard.monitor.figures import Figure, duration, epochs_in_all, figures, fitted
 from trainyard.monitor.progress import counter
+from trainyard.world import World
 
+COURSE = build_course("100 steps", epoch_samples=1280, batch=32, image_size=32)
 WHEN: dict[str, Any] = {"step": 20, "epoch": 0.5, "samples": 640, "time": 65.4}
 TRAIN = WHEN | {
     "kind": "train",
@@ -19,6 +25,19 @@ TRAIN = WHEN | {
     "lr": 0.00123,
     "images_per_s": 12345.6,
     "bad": 0,
+    "eta": 3723.4,
+    "eta_epoch": 65.0,
+}
+ON_GPUS = TRAIN | {
+    "grad_norm": 1.2345,
+    "skipped": 0,
+    "images_per_s_device": 1543.2,
+    "world_size": 8,
+    "mfu": 0.4321,
+    "data_wait": 0.021,
+    "memory": 61.25e9,
+    "gpu_use": 0.98,
+    "gpu_power": 652.4,
 }
 VAL = WHEN | {"kind": "val", "top1": 0.98764, "top5": 0.99994, "loss": 0.1234, "bad": 0}
 EVENT = WHEN | {"kind": "event", "event": "resumed", "message": "going on from [/a] at step 20"}
@@ -36,65 +55,181 @@ def seen(console: Console) -> str:
 
 def written(*reports: dict[str, Any], terminal: bool) -> str:
     target = console(terminal=terminal)
-    sink = ConsoleSink(100, target)
+    sink = ConsoleSink(COURSE, target)
     for report in reports:
         sink.write(report)
     sink.close()
     return seen(target)
 
 
-def last_drawn(text: str) -> str:
-    """The bar as it was drawn last."""
-    return [line for line in re.split(r"[\r\n]+", text) if line.startswith("epoch")][-1]
+def drawn(text: str) -> str:
+    """The live lines as they were drawn last."""
+    *_, first, second = [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+    return f"{first.rstrip()}\n{second.rstrip()}"
 
 
 # --- on a terminal ---
 
 
-def test_steps_of_before_a_resumption_are_not_speed() -> None:
-    now = 0.0  # seconds
-    sink = ConsoleSink(100, Console(file=StringIO(), force_terminal=True, width=120))
-    sink._bar.get_time = lambda: now
-    sink.write(EVENT | {"step": 1})  # the bar has been there for a while
-    now = 1.0
-    sink.write(EVENT)
-    for step in (21, 22, 23):
-        now += 1
-        sink.write(TRAIN | {"step": step})
-    sink.close()
-    assert sink._bar.tasks[0].speed == pytest.approx(1.0, rel=0.5)  # steps per second
+def shown(*reports: dict[str, Any], width: int, encoding: str = "utf-8") -> list[str]:
+    """The live lines on a terminal of so many columns."""
+    display = Display(100, "2.5")
+    for report in reports:
+        display.tell(report)
+    display.end()
+    target = Console(file=TextIOWrapper(BytesIO(), encoding), force_terminal=True, width=width)
+    with target.capture() as capture:
+        target.print(display)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", capture.get()).replace("╸", "━")
+    empty, *lines = (line.rstrip() for line in text.splitlines())
+    assert empty == ""
+    return lines
 
 
-def test_the_bar_has_all_one_wants_to_know() -> None:
-    bar = last_drawn(written(TRAIN, terminal=True))
-    assert bar.startswith("epoch 0.5 ")
-    assert "━" in bar
-    assert "20%" in bar
-    assert "12,346 images/s  loss 2.3457  lr 1.23e-03" in bar
-    assert re.search(r"(-:--:--|\d:\d\d:\d\d)$", bar.strip())  # the time left
-    assert "bad" not in bar
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (
+            200,
+            [
+                "epoch 0.5/2.5  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━   20%  12,346 images/s  "
+                "loss 2.3457  1:02:03 left  (epoch 0:01:05)",
+                "lr 1.23e-03  grad norm 1.23  data wait 2%  8 x 1,543 images/s  MFU 43.2%  "
+                "memory 61.2 GB  GPU 98% 652 W",
+            ],
+        ),
+        (
+            120,
+            [
+                "epoch 0.5/2.5  ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━   20%  12,346 images/s  "
+                "loss 2.3457  1:02:03 left  (epoch 0:01:05)",
+                "lr 1.23e-03  grad norm 1.23  data wait 2%  8 x 1,543 images/s  MFU 43.2%  "
+                "memory 61.2 GB  GPU 98% 652 W",
+            ],
+        ),
+        (
+            100,
+            [
+                "epoch 0.5/2.5  ━━━━━━━━━━━━━━━━━━   20%  12,346 images/s  "
+                "loss 2.3457  1:02:03 left  (epoch 0:01:05)",
+                "lr 1.23e-03  grad norm 1.23  data wait 2%  8 x 1,543 images/s  MFU 43.2%  "
+                "memory 61.2 GB",
+            ],
+        ),
+        (
+            80,
+            [
+                "epoch 0.5/2.5  ━━━━━━━━━━━━━━━   20%  12,346 images/s  loss 2.3457  1:02:03 left",
+                "lr 1.23e-03  grad norm 1.23  data wait 2%  MFU 43.2%  memory 61.2 GB",
+            ],
+        ),
+        (40, ["epoch 0.5/2.5   20%  12,346 images/s", "lr 1.23e-03  data wait 2%  MFU 43.2%"]),
+        (10, [" 20%"]),
+    ],
+)
+def test_as_much_as_a_terminal_has_room_for(width: int, lines: list[str]) -> None:
+    """The bar takes what is left; what matters less is left out first."""
+    assert shown(ON_GPUS, width=width) == lines
+    assert max(map(len, lines)) <= width
 
 
-def test_bad_samples_are_counted_on_the_bar() -> None:
-    assert "lr 1.23e-03  3 bad" in last_drawn(written(TRAIN | {"bad": 3}, terminal=True))
+def test_what_is_wrong_is_always_shown() -> None:
+    _, second = shown(ON_GPUS | {"bad": 1234, "skipped": 2.0}, width=40)
+    assert second == "1,234 bad  2 updates skipped"
 
 
-def test_the_bar_is_full_at_the_end() -> None:
-    assert "100%" in last_drawn(written(TRAIN | {"step": 100}, terminal=True))
+def test_what_is_not_known_is_not_shown() -> None:
+    unknown = dict.fromkeys(("mfu", "gpu_use", "gpu_power", "eta", "eta_epoch"))
+    first, second = shown(ON_GPUS | unknown | {"world_size": 1}, width=120)
+    assert first.endswith("loss 2.3457  -:--:-- left  (epoch -:--:--)")
+    assert second == "lr 1.23e-03  grad norm 1.23  data wait 2%  memory 61.2 GB"
+
+
+def test_a_terminal_without_signs_has_a_bar_of_others() -> None:
+    first, _ = shown(ON_GPUS, width=80, encoding="ascii")
+    assert first.startswith("epoch 0.5/2.5  ---               20%  12,346 images/s")
+
+
+def test_the_bar_grows_and_is_full_at_the_end() -> None:
+    def coloured(step: int) -> int:
+        target = Console(force_terminal=True, color_system="standard", width=80)
+        display = Display(100, "2.5")
+        display.tell(TRAIN | {"step": step})
+        with target.capture() as capture:
+            target.print(display)
+        return len("".join(re.findall(r"\x1b\[36m([━╸]+)", capture.get())))
+
+    lengths = [coloured(step) for step in (1, 20, 50, 100)]
+    assert lengths == sorted(set(lengths))
+    assert lengths[-1] == shown(TRAIN | {"step": 100}, width=80)[0].count("━")
+    assert "100%" in shown(TRAIN | {"step": 100}, width=80)[0]
+
+
+def test_the_time_left_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    display = Display(100, "2.5")
+    display.tell(TRAIN)
+    for passed, left in ((0, "1:02:03"), (3, "1:02:00"), (10**6, "0:00:00")):
+        now[0] = 1000.0 + passed
+        target = Console(width=200)
+        with target.capture() as capture:
+            target.print(display)
+        assert f"{left} left" in capture.get()
+
+
+def test_long_waits_for_data_stand_out() -> None:
+    for share, style in ((0.04, ""), (0.06, "yellow")):
+        found = next(f for f in figures(TRAIN | {"data_wait": share}) if "data" in f.text)
+        assert found == Figure(f"data wait {share:.0%}", found.rank, style)
+
+
+def test_the_dearest_first_and_in_their_order() -> None:
+    found = [Figure("aaa", 2), Figure("bbbbbb", 1), Figure("c", 3), Figure("dd", 0)]
+    assert [f.text for f in fitted(found, 18)] == ["aaa", "bbbbbb", "c", "dd"]
+    assert [f.text for f in fitted(found, 17)] == ["aaa", "bbbbbb", "dd"]
+    assert [f.text for f in fitted(found, 10)] == ["bbbbbb", "dd"]
+    assert [f.text for f in fitted(found, 9)] == ["dd"]  # and not what is less dear than b
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-:--:--"),
+        (0.4, "0:00:00"),
+        (3599.6, "1:00:00"),
+        (47.5 * 3600, "47:30:00"),
+        (50 * 3600, "2d 2:00"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_epochs_in_all() -> None:
+    texts = [epochs_in_all(epochs) for epochs in (300.0, 8.039, 0.8931, 1500.04)]
+    assert texts == ["300", "8", "0.89", "1500"]
 
 
 @pytest.mark.parametrize("is_over", [False, True])
 def test_an_evaluation_is_seen_to_go_on_and_gives_the_numbers_back(is_over: bool) -> None:
     target = console(terminal=True)
-    sink = ConsoleSink(100, target)
+    sink = ConsoleSink(COURSE, target)
     sink.write(TRAIN)
     sink.show_evaluation(25, 100)
     if is_over:
         sink.write(VAL)
     sink.close()
-    bar = last_drawn(seen(target))
-    assert ("evaluating 25%" in bar) != is_over
-    assert ("12,346 images/s" in bar) == is_over
+    lines = drawn(seen(target))
+    assert ("evaluating 25%" in lines) != is_over
+    assert ("12,346 images/s" in lines) == is_over
+    assert "left" in lines
+
+
+def test_before_the_first_report() -> None:
+    target = console(terminal=True)
+    ConsoleSink(COURSE, target).close()
+    assert re.search(r"epoch 0.0/2.5  ━+    0%  starting\n", seen(target))
 
 
 def test_a_row_for_each_evaluation_under_one_head() -> None:
@@ -139,7 +274,7 @@ def test_a_moving_average_has_a_column_of_its_own(terminal: bool) -> None:
 
 def test_a_narrow_terminal_breaks_no_row() -> None:
     target = Console(file=StringIO(), width=20)
-    ConsoleSink(100, target).write(VAL | {"ema_top1": 0.5})
+    ConsoleSink(COURSE, target).write(VAL | {"ema_top1": 0.5})
     assert seen(target).count("\n") == 2
 
 
@@ -155,11 +290,20 @@ def test_a_message_is_shown_word_for_word(terminal: bool) -> None:
 
 def test_a_warning_stands_out() -> None:
     target = console(terminal=True)
-    sink = ConsoleSink(100, target)
+    sink = ConsoleSink(COURSE, target)
     sink.write(EVENT | {"level": "warning"})
     sink.close()
     assert isinstance(target.file, StringIO)
     assert "\x1b[33mgoing on" in target.file.getvalue()  # yellow
+
+
+def test_the_live_lines_keep_their_style_beside_a_message() -> None:
+    target = console(terminal=True)
+    sink = ConsoleSink(COURSE, target)
+    sink.write(EVENT | {"level": "warning"})
+    sink.close()
+    assert isinstance(target.file, StringIO)
+    assert "\x1b[33mepoch" not in target.file.getvalue()
 
 
 # --- in a log file ---
@@ -167,14 +311,15 @@ def test_a_warning_stands_out() -> None:
 
 def test_a_log_has_plain_lines_and_no_bar() -> None:
     target = console(terminal=False)
-    sink = ConsoleSink(100, target)
+    sink = ConsoleSink(COURSE, target)
     sink.write(TRAIN)
     sink.write(VAL)
     sink.close()
     assert isinstance(target.file, StringIO)
     text = target.file.getvalue()
     assert text.splitlines()[0] == (
-        "step 20/100  epoch 0.50  12,346 images/s  loss 2.3457  lr 1.23e-03"
+        "step 20/100  epoch 0.50/2.5  12,346 images/s  loss 2.3457  lr 1.23e-03  "
+        "1:02:03 left (epoch 0:01:05)"
     )
     assert text.count("\n") == 3  # the line, the head, the row
     assert "\x1b" not in text
@@ -185,7 +330,7 @@ def test_a_log_has_a_line_now_and_then_and_the_last(monkeypatch: pytest.MonkeyPa
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     target = console(terminal=False)
-    sink = ConsoleSink(100, target)
+    sink = ConsoleSink(COURSE, target)
     for step in range(1, 101):
         sink.write(TRAIN | {"step": step})
         now[0] += 0.5
@@ -194,25 +339,71 @@ def test_a_log_has_a_line_now_and_then_and_the_last(monkeypatch: pytest.MonkeyPa
     assert steps == [1, 21, 41, 61, 81, 100]  # every ten seconds
 
 
-def test_bad_samples_are_counted_in_a_log() -> None:
-    assert written(TRAIN | {"bad": 3}, terminal=False).endswith("lr 1.23e-03  3 bad\n")
+def test_a_log_has_everything() -> None:
+    assert written(ON_GPUS | {"bad": 3}, terminal=False) == (
+        "step 20/100  epoch 0.50/2.5  12,346 images/s  loss 2.3457  3 bad  lr 1.23e-03  "
+        "grad norm 1.23  data wait 2%  8 x 1,543 images/s  MFU 43.2%  memory 61.2 GB  "
+        "GPU 98% 652 W  1:02:03 left (epoch 0:01:05)\n"
+    )
 
 
 def test_a_long_line_is_one_line() -> None:
     target = Console(file=StringIO(), width=20)
-    ConsoleSink(100, target).write(TRAIN)
-    ConsoleSink(100, target).write(EVENT | {"message": "x" * 100})
+    ConsoleSink(COURSE, target).write(TRAIN)
+    ConsoleSink(COURSE, target).write(EVENT | {"message": "x" * 100})
     assert seen(target).count("\n") == 2
 
 
 def test_quiet_is_quiet() -> None:
     target = Console(file=StringIO(), force_terminal=True, quiet=True)
-    sink = ConsoleSink(100, target)
+    sink = ConsoleSink(COURSE, target)
     for report in (TRAIN, VAL, EVENT):
         sink.write(report)
     sink.show_evaluation(1, 2)
     sink.close()
     assert seen(target) == ""
+
+
+# --- who speaks ---
+
+
+@pytest.mark.parametrize(
+    ("rank", "options", "terminal", "said"),
+    [
+        (0, {}, None, "hello\n"),
+        (1, {}, None, ""),
+        (0, {"is_quiet": True}, None, ""),
+        (0, {"is_plain": True}, False, "hello\n"),
+        (3, {"all_ranks": True}, False, f"[rank 3 {platform.node()}] hello\n"),
+        (0, {"all_ranks": True}, False, f"[rank 0 {platform.node()}] hello\n"),
+        (3, {"all_ranks": True, "is_quiet": True}, None, ""),
+    ],
+)
+def test_who_speaks(
+    rank: int,
+    options: dict[str, bool],
+    terminal: bool | None,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    target = console_of(World(rank=rank, size=4), **options)
+    target.print("[bold]hello[/]")
+    if terminal is not None:
+        assert target.is_terminal is terminal
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert shown == said
+
+
+def test_each_line_of_a_rank_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = ConsoleSink(COURSE, console_of(World(rank=2, size=4), all_ranks=True))
+    sink.write(TRAIN)
+    sink.write(VAL)
+    sink.close()
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith(f"[rank 2 {platform.node()}] ") for line in lines)
 
 
 # --- counting ---

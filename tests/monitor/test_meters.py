@@ -64,6 +64,7 @@ def test_means_and_rates(now: list[float]) -> None:
         now[0] += 1
     meter.add(stats(10, 2, 5, grad_norm=8))
     report = meter.report()
+    assert report.pop("memory") > 0
     assert report == {
         "loss": 2.0,
         "top1": 0.4,
@@ -71,14 +72,27 @@ def test_means_and_rates(now: list[float]) -> None:
         "update_ratio": 0.25,  # of the last in which it was measured
         "skipped": 0,
         "images_per_s": 15 / 4,
+        "images_per_s_device": 15 / 4,
+        "mfu": None,
         "data_wait": 1 / 4,
+        "gpu_use": None,
+        "gpu_power": None,
+        "world_size": 1,
     }
 
 
-def test_evaluations_and_checkpoints_are_not_training_time(now: list[float]) -> None:
+def test_the_share_of_the_peak(now: list[float]) -> None:
+    """At its peak the device would take 0.1 s for each of the 15 images: 1.5 s of 4."""
+    meter = Meter(World(), CPU, Clock(), lambda: 0.1)
+    now[0] += 4
+    meter.add(stats(20, 4, 15))
+    assert meter.report()["mfu"] == pytest.approx(1.5 / 4)
+
+
+def test_evaluations_checkpoints_and_trials_are_not_training_time(now: list[float]) -> None:
     clock = Clock()
     meter = Meter(World(), CPU, clock)
-    for phase in ("eval", "save"):
+    for phase in ("eval", "save", "trial"):
         with clock.phase(phase):
             now[0] += 1000
     now[0] += 2
@@ -166,7 +180,7 @@ def test_sums_are_exact_over_millions() -> None:
 
 
 def _report(world: World) -> dict[str, float]:
-    meter = Meter(world, CPU, Clock())
+    meter = Meter(world, CPU, Clock(), lambda: 0.1)
     if world.rank == 0:
         meter.add(stats(30, 1, 3))
     else:
@@ -177,3 +191,6 @@ def _report(world: World) -> dict[str, float]:
 def test_ranks_add_up() -> None:
     for report in spawn(_report, 2):
         assert (report["loss"], report["top1"]) == (10, 0.5)  # weighted by the counts
+        assert report["world_size"] == 2
+        assert report["images_per_s_device"] == report["images_per_s"] / 2
+        assert report["mfu"] == pytest.approx(0.1 * report["images_per_s_device"])

@@ -4,10 +4,19 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_BESIDES = ("eval", "save", "trial")  # phases that are no training
 
 
 class Clock:
-    """Seconds in total and per phase ("data", "eval", "save"); training is what is left."""
+    """Seconds in total and per phase; what is left of "eval", "save" and "trial" is training.
+
+    That includes "data", waiting for the next batch.
+    """
 
     def __init__(self) -> None:
         self._phases: defaultdict[str, float] = defaultdict(float)
@@ -29,9 +38,37 @@ class Clock:
     def total(self) -> float:
         return self._before + time.perf_counter() - self._started
 
+    @property
+    def training(self) -> float:
+        return self.total - sum(self._phases[name] for name in _BESIDES)
+
     def state_dict(self) -> dict[str, float]:
         return {"total": self.total, **self._phases}
 
     def load_state_dict(self, state: dict[str, float]) -> None:
         self._before, self._started = state["total"], time.perf_counter()
         self._phases = defaultdict(float, {k: v for k, v in state.items() if k != "total"})
+
+
+class Stopwatch:
+    """Seconds of a device, of all that is started inside; it is waited for before and after."""
+
+    def __init__(self, device: "torch.device") -> None:
+        self.seconds = 0.0
+        self._device = device
+
+    def __enter__(self) -> None:
+        finish(self._device)
+        self._started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        finish(self._device)
+        self.seconds += time.perf_counter() - self._started
+
+
+def finish(device: "torch.device") -> None:
+    """Wait until a device has done all that was asked of it."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)

@@ -1,97 +1,126 @@
-"""What a person sees of a run: one progress bar, a table that grows by a row per evaluation."""
+"""What a person sees of a run: two live lines, and a table that grows by a row per evaluation."""
 
+import platform
+import sys
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from io import TextIOBase
+from typing import Any, TextIO, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.live import Live
+from rich.text import Text
+
+from trainyard.course import Course
+from trainyard.monitor.display import Display
+from trainyard.monitor.figures import as_markup, duration, epochs_in_all, figures
+from trainyard.world import World
 
 Report = dict[str, Any]
 
-_LINE_EVERY_S = 10  # seconds between lines where there is no terminal to draw a bar on
+_LINE_EVERY_S = 10  # seconds between lines where there is no terminal to draw on
+_REDRAWN_HZ = 4
 _EMA = "ema_top1"
 _DISTANCE = "consensus_distance"
 
 
-class ConsoleSink:
-    """A live bar on a terminal; in a log file plain lines, seldom."""
+def console_of(
+    world: World, *, is_quiet: bool = False, is_plain: bool = False, all_ranks: bool = False
+) -> Console:
+    """Where a rank speaks: on a terminal live, unless it is to be plain; of many only the first.
 
-    def __init__(self, num_steps: int, console: Console) -> None:
-        self._console = console
-        self._num_steps = num_steps
-        self._numbers = ""  # of the newest training report
-        self._last_line = 0.0
+    With `all_ranks` each of them, in plain lines that begin with who it is.
+    """
+    if all_ranks and not is_quiet:
+        prefix = f"[rank {world.rank} {platform.node()}] "
+        return Console(file=cast(TextIO, _Prefixed(sys.stdout, prefix)), force_terminal=False)
+    is_mute = is_quiet or not world.is_first
+    return Console(quiet=is_mute, force_terminal=False if is_plain else None)
+
+
+class _Prefixed(TextIOBase):
+    """Writes whole lines, each in one piece, so that those of several processes do not mix."""
+
+    def __init__(self, stream: TextIO, prefix: str) -> None:
+        self._stream, self._prefix, self._line = stream, prefix, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        if lines:
+            self._stream.write("".join(f"{self._prefix}{line}\n" for line in lines))
+            self._stream.flush()
+        return len(text)
+
+
+class ConsoleSink:
+    """Live lines on a terminal; in a log file plain lines, seldom."""
+
+    def __init__(self, course: Course, console: Console) -> None:
+        self._console, self._num_steps = console, course.num_steps
+        self._epochs = epochs_in_all(course.epoch(course.num_steps))
+        self._last_line = -_LINE_EVERY_S * 1.0
         self._has_head = False
         self._kinds: dict[str, Callable[[Report], None]] = {
             "train": self._on_train,
             "val": self._on_val,
             "event": self._on_event,
         }
-        self._bar = Progress(
-            TextColumn("epoch {task.fields[epoch]:.1f}"),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[numbers]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=num_steps, epoch=0.0, numbers="")
-        self._bar.start()
+        self._display = Display(self._num_steps, self._epochs)
+        self._live: Live | None = None
+        if console.is_terminal and not console.quiet:
+            self._live = Live(self._display, console=console, refresh_per_second=_REDRAWN_HZ)
+            self._live.start()
 
     def write(self, report: Report) -> None:
+        self._display.tell(report)
         self._kinds[report["kind"]](report)
-        self._bar.update(self._task, completed=report["step"], epoch=report["epoch"])
 
     def show_evaluation(self, count: int, total: int) -> None:
-        self._bar.update(self._task, numbers=f"evaluating {count / total:.0%}")
+        self._display.tell_evaluated(count / total)
 
     def close(self) -> None:
-        self._bar.stop()
+        self._display.end()
+        if self._live is not None:
+            self._live.stop()
 
     def _on_train(self, report: Report) -> None:
-        numbers = (
-            f"{report['images_per_s']:,.0f} images/s  loss {report['loss']:.4f}  "
-            f"lr {report['lr']:.2e}"
-        )
-        if report.get("bad"):
-            numbers += f"  [yellow]{report['bad']} bad[/yellow]"
-        if report.get("skipped"):
-            numbers += f"  [yellow]{report['skipped']:g} updates skipped[/yellow]"
-        self._numbers = numbers
-        self._bar.update(self._task, numbers=numbers)
         due = time.monotonic() - self._last_line >= _LINE_EVERY_S
-        if not self._console.is_terminal and (due or report["step"] == self._num_steps):
+        if self._live is None and (due or report["step"] == self._num_steps):
             self._last_line = time.monotonic()
-            self._console.print(
-                f"step {report['step']}/{self._num_steps}  epoch {report['epoch']:.2f}  {numbers}",
-                soft_wrap=True,
-            )
+            self._console.print(self._line(report), soft_wrap=True, highlight=False)
+
+    def _line(self, report: Report) -> str:
+        return (
+            f"step {report['step']}/{self._num_steps}  "
+            f"epoch {report['epoch']:.2f}/{self._epochs}  "
+            f"{report['images_per_s']:,.0f} images/s  loss {report['loss']:.4f}  "
+            f"{as_markup(figures(report))}{_time_left(report)}"
+        )
 
     def _on_val(self, report: Report) -> None:
-        self._bar.update(self._task, numbers=self._numbers)
         if not self._has_head:
-            self._console.print(f"[bold]{_table_head(report)}[/bold]", soft_wrap=True)
+            self._console.print(Text(_table_head(report), "bold"), soft_wrap=True)
             self._has_head = True
         average = f" {report[_EMA]:9.2%}" if _EMA in report else ""
         distance = f" {report[_DISTANCE]:9.3g}" if _DISTANCE in report else ""
         row = (
             f"{report['epoch']:7.1f} {report['step']:9d} {report['top1']:10.2%}{average} "
-            f"{report['top5']:8.2%} {report['loss']:8.4f}{distance} {_clock(report['time']):>9}"
+            f"{report['top5']:8.2%} {report['loss']:8.4f}{distance} {duration(report['time']):>9}"
         )
         if report["bad"]:
             row += f"   {report['bad']} could not be read"
         self._console.print(row, highlight=False, soft_wrap=True)
 
     def _on_event(self, report: Report) -> None:
-        if report["event"] == "resumed":  # else the steps of before would count as speed
-            self._bar.reset(self._task, completed=report["step"])
         style = {"warning": "yellow"}.get(report.get("level", ""), "cyan")
-        self._console.print(
-            report["message"], style=style, markup=False, highlight=False, soft_wrap=True
-        )
+        # As a text with its style: one given to print() would be that of the live lines too.
+        self._console.print(Text(report["message"], style), soft_wrap=True)
+
+
+def _time_left(report: Report) -> str:
+    if report.get("eta") is None or report.get("eta_epoch") is None:
+        return ""
+    return f"  {duration(report['eta'])} left (epoch {duration(report['eta_epoch'])})"
 
 
 def _table_head(report: Report) -> str:
@@ -101,7 +130,3 @@ def _table_head(report: Report) -> str:
         f"{'epoch':>7} {'step':>9} {'val top-1':>10}{average} {'top-5':>8} {'loss':>8}{distance} "
         f"{'time':>9}"
     )
-
-
-def _clock(seconds: float) -> str:
-    return str(timedelta(seconds=round(seconds)))

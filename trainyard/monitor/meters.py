@@ -1,11 +1,13 @@
 """What a stretch of training came to, summed over ranks when it is reported."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from trainyard.monitor.clock import Clock
+from trainyard.monitor.devices import Gauge
 from trainyard.world import World, total
 
 
@@ -29,8 +31,16 @@ class Stats(Protocol):
 class Meter:
     """Adds steps on the device; `report` waits for it, adds up the ranks and starts afresh."""
 
-    def __init__(self, world: World, device: torch.device, clock: Clock) -> None:
+    def __init__(
+        self,
+        world: World,
+        device: torch.device,
+        clock: Clock,
+        ideal_s: Callable[[], float | None] = lambda: None,
+    ) -> None:
+        """`ideal_s`: seconds an image would take a device at its peak; None if not known."""
         self._world, self._device, self._clock = world, device, clock
+        self._ideal_s, self._gauge = ideal_s, Gauge(device)
         self._grad_norm = torch.zeros((), device=device)
         self._update_ratio: Tensor | None = None
         self._reset()
@@ -48,11 +58,14 @@ class Meter:
         """Mean loss and accuracy of the updates, gradient norm of the last one of them.
 
         And images per second of training time, and the share of it spent waiting for data. Of
-        replicas that differ, the norm is the first one's, and `skipped` a mean over them.
+        replicas that differ, the norm is the first one's, and `skipped` a mean over them. `mfu` is
+        the share of the devices' peak that the model's own arithmetic takes (Chowdhery et al. 2022,
+        appendix B). Memory, use and power are this rank's.
         """
         loss, correct, count, images, skipped = total(self._world, self._sums).tolist()
-        training = self._training_seconds() - self._training_before
+        training = self._clock.training - self._training_before
         waiting = self._clock.seconds("data") - self._waiting_before
+        ideal_s = self._ideal_s()
         report = {
             "loss": loss / max(count, 1),
             "top1": correct / max(count, 1),
@@ -60,7 +73,11 @@ class Meter:
             "update_ratio": None if self._update_ratio is None else float(self._update_ratio),
             "skipped": skipped / self._world.size,
             "images_per_s": images / training,
+            "images_per_s_device": images / training / self._world.size,
+            "mfu": None if ideal_s is None else images / training / self._world.size * ideal_s,
             "data_wait": waiting / training,
+            **self._gauge.read()._asdict(),
+            "world_size": self._world.size,
         }
         self._reset()
         return report
@@ -68,8 +85,5 @@ class Meter:
     def _reset(self) -> None:
         # float64: a float32 sum of a million images would drop the last digits.
         self._sums = torch.zeros(5, dtype=torch.float64, device=self._device)
-        self._training_before = self._training_seconds()
+        self._training_before = self._clock.training
         self._waiting_before = self._clock.seconds("data")
-
-    def _training_seconds(self) -> float:
-        return self._clock.total - self._clock.seconds("eval") - self._clock.seconds("save")

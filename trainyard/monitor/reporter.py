@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from trainyard.course import Course
 from trainyard.monitor.clock import Clock
+from trainyard.monitor.eta import Eta
 
 Report = dict[str, Any]
 
@@ -28,10 +29,13 @@ class Reporter:
     course: Course
     count_bad: Callable[[], int]
     """Samples of the training data that could not be read."""
+    eta: Eta
 
     def __call__(self, report: Report) -> None:
-        bad = {"bad": self.count_bad()} if report["kind"] == "train" else {}
-        self.write(report | self.when() | bad)
+        more: Report = {}
+        if report["kind"] == "train":
+            more = {"bad": self.count_bad(), **self.eta.after(self.state.step, self.state.clock)}
+        self.write(report | self.when() | more)
 
     def warn(self, event: str, message: str) -> None:
         self({"kind": "event", "event": event, "level": "warning", "message": message})

@@ -1,0 +1,52 @@
+"""Reading back what a run has reported."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from trainyard.errors import InputError
+from trainyard.monitor.history import read_history
+
+
+def written(path: Path, *reports: dict[str, Any], end: str = "\n") -> Path:
+    path.write_text("\n".join(json.dumps(report) for report in reports) + end)
+    return path
+
+
+def train(step: int, loss: float) -> dict[str, Any]:
+    return {"kind": "train", "step": step, "loss": loss}
+
+
+def test_after_a_kill_the_later_report_counts(tmp_path: Path) -> None:
+    path = written(
+        tmp_path / "metrics.jsonl",
+        *(train(10, 3.0), train(20, 2.0), train(30, 1.0)),
+        {"kind": "val", "step": 30, "top1": 0.1},
+        {"kind": "event", "step": 10, "event": "resumed"},
+        *(train(20, 2.5), train(25, 1.5)),
+        {"kind": "val", "step": 25, "top1": 0.2},
+    )
+    history = read_history(path)
+    assert [(r["step"], r["loss"]) for r in history.train] == [(10, 3.0), (20, 2.5), (25, 1.5)]
+    assert [r["top1"] for r in history.val] == [0.2]
+    assert len(history.events) == 1
+
+
+def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path / "metrics.jsonl", train(1, 1.0), train(2, 1.0), end="")
+    assert [report["step"] for report in read_history(path).train] == [1]
+
+
+@pytest.mark.parametrize("line", ["no json", "[]", '{"kind": "train"}', '{"kind": 3, "step": 1}'])
+def test_a_line_of_another_kind_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"kind": "event", "step": 0}}\n{line}\n')
+    with pytest.raises(InputError, match="line 2"):
+        read_history(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="No such file"):
+        read_history(tmp_path / "metrics.jsonl")

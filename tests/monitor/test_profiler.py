@@ -1,0 +1,142 @@
+"""Steps that torch's profiler records: which, where to, and that they stay the same."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import Capture, complaint, newest, run
+from trainyard.files import sha256
+from trainyard.monitor.history import read_history
+from trainyard.monitor.profiler import profiling
+
+LENGTH = ("--run.length", "4 steps", "--run.log_every", "1 steps", "--data.threads", "1")
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Those that a trace has."""
+    with gzip.open(folder / "trace.json.gz") as file:
+        names = [event.get("name", "") for event in json.load(file)["traceEvents"]]
+    return sorted({int(name.removeprefix("step ")) for name in names if name.startswith("step ")})
+
+
+# --- a run ---
+
+
+def test_a_run_is_the_same_with_and_without(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    with_profile, without = tmp_path / "with", tmp_path / "without"
+    train = ("train", "debug", "--data", digits, *LENGTH, "--run")
+    assert run(*train, with_profile, "--watch.profile", "1:3") == 0
+    said = capsys.readouterr().out
+    assert run(*train, without) == 0
+    for folder in (with_profile, without):
+        assert newest(folder).name == "step-00000004"
+    weights = "model.safetensors"
+    assert sha256(newest(with_profile) / weights) == sha256(newest(without) / weights)
+    assert not (without / "profile").exists()
+
+    profile = with_profile / "profile"
+    assert sorted(path.name for path in profile.iterdir()) == ["summary.txt", "trace.json.gz"]
+    assert steps_in(profile) == [1, 2]
+    (event,) = read_history(with_profile / "metrics.jsonl").events
+    assert event["event"] == "profile"
+    assert event["message"].startswith(f"profile of steps 1 to 2, in {profile}:\noperator ")
+    assert event["message"] in said
+    table = (profile / "summary.txt").read_text()
+    assert table.startswith("steps 1 to 2\n\noperator ")
+    # Both steps go through the whole model: a product of matrices is always among the first.
+    rows = {line.split()[0]: line.split()[1:] for line in table.splitlines()[3:]}
+    calls, _, share = rows["aten::addmm"]
+    assert int(calls.replace(",", "")) % 2 == 0
+    assert 0 < float(share.rstrip("%")) < 100
+    shares = [float(share) for share in re.findall(r"([\d.]+)%", table)]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) <= 100.5
+
+
+@pytest.mark.parametrize("window", ["72:64", "64:64", "64", "a:b", "-1:3", "64:72:80"])
+def test_what_is_no_window(window: str, digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    train = ("train", "debug", "--data", digits, "--run", tmp_path / "run")
+    said = complaint(capsys, *train, f"--watch.profile={window}")
+    assert said.startswith(f'trainyard: watch.profile = "{window}": write the first step and')
+
+
+def test_a_full_disk_ends_no_run(digits: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "profile").touch()  # where a folder is to be
+    train = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *LENGTH, "--json")
+    assert run(*train, "--watch.profile", "1:2") == 0
+    (event,) = read_history(tmp_path / "run" / "metrics.jsonl").events
+    assert (event["event"], event["level"]) == ("profile", "warning")
+    assert "steps 1 to 1 could not be written" in event["message"]
+
+
+# --- the window ---
+
+
+class Stepping:
+    """A loop of steps inside a window, and what is said of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "profile"
+        self.said: list[str] = []
+
+    def report(self, event: dict[str, Any]) -> None:
+        self.said.append(event["message"].partition(",")[0])
+
+    def run(self, window: str | None, *steps: int) -> None:
+        with profiling(window, self.folder, self.report) as recorded:
+            step = recorded(lambda batch, number, rates: number)
+            assert [step(None, number, None) for number in steps] == list(steps)
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        (range(2, 9), [3, 4, 5]),
+        (range(4, 9), [4, 5]),  # a run that goes on within the window
+        (range(5), [3, 4]),  # one that ends there
+        ([2, 3, 4, 5, 6, 3, 4, 5, 6], [3, 4, 5]),  # one that rolls back
+        ([3, 4, 3, 4, 5, 6], [3, 4, 5]),
+    ],
+)
+def test_what_is_recorded(steps: Any, found: list[int], tmp_path: Path) -> None:
+    loop = Stepping(tmp_path)
+    loop.run("3:6", *steps)
+    assert steps_in(loop.folder) == found
+    assert loop.said == [f"profile of steps {found[0]} to {found[-1]}"]
+
+
+@pytest.mark.parametrize(("window", "first"), [("3:6", 6), ("3:6", 9), ("30:60", 0), (None, 0)])
+def test_a_window_that_is_not_met(window: str | None, first: int, tmp_path: Path) -> None:
+    loop = Stepping(tmp_path)
+    loop.run(window, *range(first, first + 3))
+    assert loop.said == []
+    assert not loop.folder.exists()
+
+
+def test_without_a_window_the_step_is_the_same(tmp_path: Path) -> None:
+    def step(batch: Any, number: int, rates: Any) -> int:
+        return number
+
+    with profiling(None, tmp_path, lambda event: None) as recorded:
+        assert recorded(step) is step
+
+
+def test_a_run_that_fails_leaves_nothing_half_recorded(tmp_path: Path) -> None:
+    loop = Stepping(tmp_path)
+
+    def failing(batch: Any, number: int, rates: Any) -> int:
+        raise RuntimeError("a step")
+
+    with (
+        pytest.raises(RuntimeError, match="a step"),
+        profiling("0:2", loop.folder, loop.report) as recorded,
+    ):
+        recorded(failing)(None, 0, None)
+    assert not loop.folder.exists()
+    loop.run("0:2", 0, 1)  # torch lets only one recording be at a time: the other has ended
+    assert steps_in(loop.folder) == [0, 1]

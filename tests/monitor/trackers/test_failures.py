@@ -1,0 +1,169 @@
+"""Trackers that are missing or fail: what cannot be mended later is said at once, else once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.command_line import SHORT, Capture, complaint, run
+from tests.monitor.trackers.test_read_back import environment
+from trainyard.monitor.history import read_history
+from trainyard.monitor.trackers.tensorboard import TensorboardTracker
+
+
+@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
+def test_a_package_that_is_missing_is_said_before_anything_is_trained(
+    name: str, digits: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # as Python has it for what is not to be imported
+    folder = tmp_path / "run"
+    said = complaint(
+        capsys, "train", "debug", "--data", digits, "--run", folder, f"--watch.{name}", "true"
+    )
+    assert said == f"trainyard: watch.{name} needs {name}: pip install 'trainyard[{name}]'\n"
+    assert not folder.exists()
+
+
+def test_nobody_is_logged_in(digits: Path, tmp_path: Path) -> None:
+    """W&B would ask for a key, and the run would wait."""
+    command = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *SHORT)
+    done = subprocess.run(
+        [sys.executable, "-m", "trainyard", *map(str, command), "--watch.wandb", "true"],
+        env=environment(tmp_path) | {"WANDB_MODE": "online"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("trainyard: watch.wandb: No API key")
+    assert done.stderr.count("\n") == 1
+    assert "WANDB_MODE=offline" in done.stderr
+
+
+def test_one_that_cannot_begin_does_not_end_the_run(
+    digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "tensorboard").touch()  # where a folder is to be
+    train = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *SHORT)
+    assert run(*train, "--watch.tensorboard", "true") == 0
+    history = read_history(tmp_path / "run" / "metrics.jsonl")
+    (event,) = history.events
+    assert (event["event"], event["level"], event["step"]) == ("tracker", "warning", 0)
+    assert event["message"].startswith("watch.tensorboard is off until the run is started again")
+    assert event["message"] in capsys.readouterr().out
+    assert len(history.train) == 2
+
+
+FAILING = """
+import contextlib, os, signal, sqlite3, sys, time
+from pathlib import Path
+from rich.console import Console
+from trainyard.config import load_recipe
+from trainyard.files import RunDirectory
+from trainyard.parts import course_of
+from trainyard.watching import watched
+from trainyard.world import World
+
+folder = RunDirectory(Path(sys.argv[1]))
+folder.path.mkdir()
+config = load_recipe("debug", {"watch.wandb": "true", "watch.trackio": "true"})
+place = {"epoch": 0.0, "samples": 0, "time": 0.0}
+numbers = {"images_per_s": 1.0, "loss": 1.0, "lr": 1.0}
+
+def children():
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = [pid for task in tasks for pid in task.read_text().split()]
+    return [int(pid) for pid in pids if "wandb" in Path(f"/proc/{pid}/cmdline").read_text()]
+
+def rows(database):
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        tables = connection.execute("select name from sqlite_master").fetchall()
+        is_new = ("metrics",) not in tables
+        return 0 if is_new else connection.execute("select count(*) from metrics").fetchone()[0]
+
+course = course_of(config, 1433)
+with watched(config, folder, course, world=World(), console=Console()) as sinks:
+    for step in range(1, 9):
+        if step == 3:
+            (service,) = children()
+            os.kill(service, signal.SIGKILL)
+            os.waitid(os.P_PID, service, os.WEXITED | os.WNOWAIT)
+            database = Path(os.environ["TRACKIO_DIR"]) / "trainyard.db"
+            while not database.exists() or rows(database) < 2:
+                time.sleep(0.1)
+            database.write_bytes(b"nonsense" * 1000)
+        sinks.write({"kind": "train", "step": step} | place | numbers)
+"""
+
+
+def test_one_that_fails_is_off_and_that_is_said_once(tmp_path: Path) -> None:
+    """W&B's own process is killed, and trackio's data base overwritten."""
+    folder = tmp_path / "run"
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, folder],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    history = read_history(folder / "metrics.jsonl")
+    assert [report["step"] for report in history.train] == list(range(1, 9))
+    said = sorted(event["message"].partition(" is off ")[0] for event in history.events)
+    assert said == ["watch.trackio", "watch.wandb"]
+    for event in history.events:
+        assert event["message"] in done.stdout
+
+
+def test_a_memory_that_is_none_of_ours(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "trackers.json").write_text("[")
+    train = ("train", "debug", "--data", digits, "--run", folder, *SHORT)
+    said = complaint(capsys, *train, "--watch.wandb", "true")
+    assert f"{folder / 'trackers.json'} cannot be read" in said
+
+
+# --- steps that are made again, for TensorBoard ---
+
+
+def told(folder: Path, *reports: tuple[str, int]) -> None:
+    tracker = TensorboardTracker(folder)
+    for kind, step in reports:
+        if kind == "train":
+            tracker.write({"kind": kind, "step": step, "loss": float(step)})
+        else:
+            tracker.write({"kind": "event", "step": step, "event": kind, "message": kind})
+    tracker.close()
+
+
+def steps(folder: Path) -> list[int]:
+    board = EventAccumulator(str(folder))
+    board.Reload()
+    return [event.step for event in board.Scalars("train/loss")]
+
+
+def train(*numbers: int) -> list[tuple[str, int]]:
+    return [("train", number) for number in numbers]
+
+
+def test_after_a_roll_back(tmp_path: Path) -> None:
+    told(tmp_path, *train(1, 2, 3, 4), ("rolled back", 2), *train(3, 4, 5))
+    assert steps(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def test_a_run_that_was_killed_before_it_saved_anything(tmp_path: Path) -> None:
+    told(tmp_path, *train(1, 2, 3, 4))
+    told(tmp_path, ("initial weights", 0), *train(1, 2))
+    assert steps(tmp_path) == [1, 2]
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    told(tmp_path, *train(1, 2, 3, 4))
+    told(tmp_path, ("bad checkpoint", 0), ("resumed", 3), *train(4, 5))
+    assert steps(tmp_path) == [1, 2, 3, 4, 5]

@@ -1,0 +1,50 @@
+"""What is watched of a run, and where its figures go besides its own directory."""
+
+import re
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from trainyard.section import Section
+
+
+class WatchConfig(Section):
+    """Nothing here changes what comes of a run."""
+
+    wandb: bool = False
+    """Report to Weights & Biases, to the same run there after a restart; `WANDB_MODE=offline`
+    keeps it on this machine."""
+    tensorboard: bool = False
+    """Write TensorBoard's event files into the run directory."""
+    trackio: bool = False
+    """Report to trackio, which keeps its data base on this machine."""
+    project: str = "trainyard"
+    """Of Weights & Biases and trackio."""
+    artifacts: bool = False
+    """Give Weights & Biases the best checkpoint when the run is done."""
+    profile: str | None = None
+    """Steps that torch's profiler records on the first rank: "64:72" for eight steps, after 64."""
+    bounds_minutes: float = Field(10.0, ge=0)
+    """Minutes between lines that say what bounds the run: data, device or the other ranks. Takes
+    a few steps' time on the first rank. 0 for none."""
+
+    @field_validator("artifacts")
+    @classmethod
+    def _check_artifacts(cls, is_on: bool, info: ValidationInfo) -> bool:
+        if is_on and not info.data.get("wandb", True):
+            raise ValueError("is for watch.wandb = true")
+        return is_on
+
+    @field_validator("profile")
+    @classmethod
+    def _check_profile(cls, text: str | None) -> str | None:
+        if text is not None:
+            window_of(text)
+        return text
+
+
+def window_of(text: str) -> tuple[int, int]:
+    """The first step that "64:72" records, and the one after the last, as updates before them."""
+    match = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
+    if match is None or int(match[1]) >= int(match[2]):
+        raise ValueError('write the first step and the one after the last: "64:72" for eight steps')
+    return int(match[1]), int(match[2])

@@ -1,0 +1,96 @@
+"""The figures of a training report as a person reads them, the more important ones first."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from rich.markup import escape
+from rich.text import Text
+
+from trainyard.monitor.units import in_bytes
+
+Report = dict[str, Any]
+
+_MUCH = 0.05  # share of the time: to wait longer for data is worth a look
+_DAY_S = 24 * 3600
+
+
+class Figure(NamedTuple):
+    """A text with its style, and how dear it is where there is no room for all: 0 is dearest."""
+
+    text: str
+    rank: int
+    style: str = ""
+
+
+def figures(report: Report) -> Iterator[Figure]:
+    """What there is to say besides speed and loss, in the order in which it is shown."""
+    if report.get("bad"):
+        yield Figure(f"{report['bad']:,} bad", 0, "yellow")
+    if report.get("skipped"):
+        yield Figure(f"{report['skipped']:g} updates skipped", 0, "yellow")
+    yield Figure(f"lr {report['lr']:.2e}", 1)
+    if report.get("grad_norm") is not None:
+        yield Figure(f"grad norm {report['grad_norm']:.3g}", 5)
+    if report.get("data_wait") is not None:
+        is_much = report["data_wait"] > _MUCH
+        yield Figure(f"data wait {report['data_wait']:.0%}", 2, "yellow" if is_much else "")
+    if report.get("world_size", 1) > 1 and report.get("images_per_s_device") is not None:
+        size = report["world_size"]
+        yield Figure(f"{size:,} x {report['images_per_s_device']:,.0f} images/s", 6)
+    if report.get("mfu") is not None:
+        yield Figure(f"MFU {report['mfu']:.1%}", 3)
+    if report.get("memory"):
+        yield Figure(f"memory {in_bytes(report['memory'])}", 4)
+    yield from _of_gpu(report.get("gpu_use"), report.get("gpu_power"))
+
+
+def _of_gpu(use: float | None, power: float | None) -> Iterator[Figure]:
+    said = [] if use is None else [f"{use:.0%}"]
+    said += [] if power is None else [f"{power:.0f} W"]
+    if said:
+        yield Figure(f"GPU {' '.join(said)}", 7)
+
+
+def fitted(found: Iterable[Figure], width: int, *, gap: int = 2) -> list[Figure]:
+    """As many of them, the dearest first, as a line has room for; they stay in their order."""
+    found = list(found)
+    kept: set[int] = set()
+    room = width + gap
+    for number in sorted(range(len(found)), key=lambda number: found[number].rank):
+        needed = len(found[number].text) + gap
+        if needed > room:
+            break  # what is less dear does not take the place of what is dearer
+        kept.add(number)
+        room -= needed
+    return [figure for number, figure in enumerate(found) if number in kept]
+
+
+def joined(found: Iterable[Figure], style: str = "", *, gap: int = 2) -> Text:
+    text = Text(no_wrap=True, overflow="crop", end="")
+    for figure in found:
+        text.append(" " * gap if text else "")
+        text.append(figure.text, figure.style or style)
+    return text
+
+
+def as_markup(found: Iterable[Figure]) -> str:
+    return "  ".join(
+        f"[{figure.style}]{escape(figure.text)}[/]" if figure.style else escape(figure.text)
+        for figure in found
+    )
+
+
+def epochs_in_all(epochs: float) -> str:
+    """300, 8, 0.89: a run has whole steps, so that the last epoch may be a little more."""
+    return f"{round(epochs, 1 if epochs >= 1 else 2):g}"
+
+
+def duration(seconds: float | None) -> str:
+    """0:01:05, 26:00:00, 3d 4:00; dashes for what is not known."""
+    if seconds is None:
+        return "-:--:--"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if seconds < 2 * _DAY_S:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{hours // 24}d {hours % 24}:{minutes:02d}"

@@ -1,0 +1,70 @@
+"""TensorBoard: event files in the run directory."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from trainyard.monitor.trackers.tracker import Report, figures
+
+_FLUSH_S = 10
+
+
+class TensorboardTracker:
+    """Figures as scalars, events as text, each at its step.
+
+    Steps that are made again, after a kill or a roll-back, take the place of those before: a
+    mark in the file says from which step on what was written earlier does not count.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.plugins.text import metadata
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.util.tensor_util import make_tensor_proto
+
+        self._event, self._session, self._summary = Event, SessionLog, Summary
+        self._tensor, self._text = make_tensor_proto, metadata.create_summary_metadata
+        self._files = EventFileWriter(str(folder), flush_secs=_FLUSH_S)
+        self._step: int | None = None  # of the newest report; None before the first
+
+    def write(self, report: Report) -> None:
+        step, is_event = report["step"], report["kind"] == "event"
+        if is_event and self._step is None and report["event"] != "resumed":
+            return  # said before it is known where the run goes on
+        if self._step is None or step < self._step:
+            # What was made at a step stays; a run that begins anew keeps nothing.
+            goes_on = is_event or self._step is not None
+            self._purge(step + 1 if goes_on else 0)
+        self._step = step
+        values = self._message(report) if is_event else self._scalars(report)
+        self._put(step, summary=self._summary(value=values))
+
+    def complete(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self._files.close()
+
+    def _purge(self, step: int) -> None:
+        mark = self._session(status=self._session.START)
+        self._put(step, session_log=mark)
+
+    def _scalars(self, report: Report) -> list[Any]:
+        return [
+            self._summary.Value(tag=tag, simple_value=value)
+            for tag, value in figures(report).items()
+            if tag != "step"
+        ]
+
+    def _message(self, report: Report) -> list[Any]:
+        return [
+            self._summary.Value(
+                tag=f"events/{report['event']}",
+                metadata=self._text(display_name="", description=""),
+                tensor=self._tensor(report["message"]),
+            )
+        ]
+
+    def _put(self, step: int, **content: Any) -> None:
+        self._files.add_event(self._event(wall_time=time.time(), step=step, **content))

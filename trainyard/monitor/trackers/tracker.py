@@ -1,0 +1,115 @@
+"""What trackers have in common: names of figures, what they remember of a run, how they fail."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainyard.errors import RecipeError
+from trainyard.files import write_text
+
+Report = dict[str, Any]
+
+# Of every report, whatever its kind; some trackers have a "time" of their own.
+_PLACE = {"step": "step", "epoch": "epoch", "samples": "samples", "time": "seconds"}
+
+
+class Tracker(Protocol):
+    def write(self, report: Report) -> None: ...
+
+    def complete(self) -> None:
+        """The run is complete; only `close` comes after it."""
+
+    def close(self) -> None: ...
+
+
+def figures(report: Report) -> dict[str, float]:
+    """The numbers of a train or val report: "train/loss" and the like, "step", "seconds"."""
+    return {
+        _PLACE.get(key, f"{report['kind']}/{key}"): value
+        for key, value in report.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+class Memory:
+    """What a tracker knows a run by, kept in trackers.json of the run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "trackers.json"
+
+    def recall(self, tracker: str) -> str | None:
+        """RecipeError where the file is none of ours."""
+        try:
+            known = json.loads(self._path.read_text(encoding="utf-8")).get(tracker)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, AttributeError) as error:
+            raise RecipeError(
+                f"{self._path} cannot be read ({error}): remove it, and trackers take the run for "
+                "another one"
+            ) from None
+        return None if known is None else str(known)
+
+    def keep(self, tracker: str, name: str) -> None:
+        known = json.loads(self._path.read_text()) if self._path.exists() else {}
+        write_text(self._path, json.dumps(known | {tracker: name}, indent=2) + "\n")
+
+
+class Guarded:
+    """A tracker that must not end the run: when it fails, that is said once, and it is off."""
+
+    def __init__(
+        self, name: str, open_tracker: Callable[[], Tracker], complain: Callable[[str], None]
+    ) -> None:
+        """RecipeError where it cannot begin for a reason that the user can mend."""
+        self._name = name
+        self._complain = complain
+        self._tracker: Tracker | None = None
+        try:
+            self._tracker = open_tracker()
+        except RecipeError:
+            raise
+        except ImportError as error:
+            raise missing(name, f"{error}") from None
+        except Exception as error:
+            self._give_up(error)
+
+    def write(self, report: Report) -> None:
+        self._attempt(lambda tracker: tracker.write(report))
+
+    def complete(self) -> None:
+        self._attempt(lambda tracker: tracker.complete())
+
+    def close(self) -> None:
+        self._attempt(lambda tracker: tracker.close())
+
+    def _attempt(self, act: Callable[[Tracker], None]) -> None:
+        if self._tracker is None:
+            return
+        try:
+            act(self._tracker)
+        except Exception as error:
+            tracker, self._tracker = self._tracker, None
+            self._give_up(error)
+            _close_anyway(tracker)
+
+    def _give_up(self, error: Exception) -> None:
+        reason = f"{error}".strip().partition("\n")[0] or type(error).__name__
+        self._complain(
+            f"watch.{self._name} is off until the run is started again, as it failed: {reason}"
+        )
+
+
+def _close_anyway(tracker: Tracker) -> None:
+    """It has failed, and may fail at this too."""
+    try:
+        tracker.close()
+    except Exception:
+        return
+
+
+def missing(name: str, reason: str = "") -> RecipeError:
+    """`name` is that of the tracker, its package, its recipe key and its extra alike."""
+    reason = f" ({reason})" if reason else ""
+    return RecipeError(f"watch.{name} needs {name}{reason}: pip install 'trainyard[{name}]'")

@@ -1,0 +1,90 @@
+"""trackio: a data base of runs on this machine, in $TRACKIO_DIR."""
+
+import contextlib
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainyard.monitor.trackers.tracker import Memory, Report, figures
+
+
+class TrackioTracker:
+    """A run of the name of the run directory, and the same again when ours goes on."""
+
+    def __init__(self, folder: Path, recipe: dict[str, Any], *, project: str) -> None:
+        memory, name = Memory(folder), folder.resolve().name
+        is_known = memory.recall("trackio") is not None
+        with _in_silence(), contextlib.ExitStack() as stack:
+            import trackio
+
+            self._finish: Callable[[], None] = trackio.finish
+            self._warnings = _Warnings(str(Path(trackio.__file__).parent))
+            stack.callback(self._warnings.close)
+            self._run = trackio.init(
+                project=project,
+                name=name,
+                config=recipe,
+                # Another run may have this name already, in another folder.
+                resume="allow" if is_known else "never",
+                embed=False,
+                auto_log_gpu=False,  # our own reports have that
+                auto_log_cpu=False,
+            )
+            stack.pop_all()
+        memory.keep("trackio", name)
+
+    def write(self, report: Report) -> None:
+        self._warnings.raise_first()
+        if report["kind"] != "event":
+            numbers = figures(report)
+            self._run.log(numbers, step=int(numbers.pop("step")))
+
+    def complete(self) -> None:
+        pass
+
+    def close(self) -> None:
+        try:
+            with _in_silence():
+                self._finish()
+            self._warnings.raise_first()
+        finally:
+            self._warnings.close()
+
+
+class _Warnings:
+    """trackio never raises: it warns, from a thread of its own."""
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._first: str | None = None
+        self._show = warnings.showwarning
+        warnings.showwarning = self._take
+
+    def raise_first(self) -> None:
+        if self._first is not None:
+            first, self._first = self._first, None
+            raise RuntimeError(first)
+
+    def close(self) -> None:
+        warnings.showwarning = self._show
+
+    def _take(  # noqa: PLR0917 (as Python calls it)
+        self,
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if filename.startswith(self._package):
+            self._first = self._first or f"{message}"
+        else:
+            self._show(message, category, filename, lineno, file, line)
+
+
+def _in_silence() -> contextlib.redirect_stdout[io.StringIO]:
+    """It greets and takes its leave on the standard output, which is our result's."""
+    return contextlib.redirect_stdout(io.StringIO())

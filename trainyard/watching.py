@@ -1,0 +1,136 @@
+"""What watches a run: where its reports go."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from functools import partial
+from importlib.util import find_spec
+
+from rich.console import Console
+
+from trainyard.config import RunConfig
+from trainyard.course import Course
+from trainyard.files import RunDirectory
+from trainyard.monitor.config import WatchConfig
+from trainyard.monitor.console import ConsoleSink
+from trainyard.monitor.outcome import Outcome
+from trainyard.monitor.profiler import Stats, Step, profiling
+from trainyard.monitor.sinks import JsonLinesSink, Report, Sink, Sinks
+from trainyard.monitor.trackers.tensorboard import TensorboardTracker
+from trainyard.monitor.trackers.tracker import Guarded, Tracker, missing
+from trainyard.monitor.trackers.trackio import TrackioTracker
+from trainyard.monitor.trackers.wandb import WandbTracker
+from trainyard.world import World, together
+
+_BEGINNING: Report = {"step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
+
+
+class Watching(Sinks):
+    """Our own sinks first, then trackers, which are the first rank's alone."""
+
+    def __init__(self, sinks: Iterable[Sink] = (), trackers: Iterable[Tracker] = ()) -> None:
+        super().__init__(sinks)
+        self._trackers = list(trackers)
+        self._place = _BEGINNING
+
+    def write(self, report: Report) -> None:
+        self._place = {key: report[key] for key in _BEGINNING}
+        super().write(report)
+        for tracker in self._trackers:
+            tracker.write(report)
+
+    def warn(self, message: str) -> None:
+        """Of a tracker: said by our own sinks alone."""
+        event = {"kind": "event", "event": "tracker", "level": "warning", "message": message}
+        super().write(event | self._place)
+
+    def begin(self, event: str, message: str) -> None:
+        """An event before the first step."""
+        self.write({"kind": "event", "event": event, "message": message} | _BEGINNING)
+
+    def concluded(self, outcome: Outcome) -> Outcome:
+        """Trackers hear of a run that is complete, and not just stopped."""
+        for tracker in self._trackers if outcome.stopped is None else ():
+            tracker.complete()
+        return outcome
+
+    def close(self) -> None:
+        super().close()  # first: what trackers say of themselves is kept off the standard output
+        for tracker in self._trackers:
+            tracker.close()
+
+
+def check_trackers(watch: WatchConfig, world: World) -> None:
+    """RecipeError if one is asked for that is not installed where it would run."""
+    for name in _asked(watch) if world.is_first else ():
+        if find_spec(name) is None:
+            raise missing(name)
+
+
+@contextmanager
+def watched(
+    config: RunConfig, folder: RunDirectory, course: Course, *, world: World, console: Console
+) -> Iterator[Watching]:
+    """Where reports go, for as long as a run lasts.
+
+    RecipeError, on all ranks, where a tracker cannot begin for a reason that the user can mend.
+    """
+    with together(world):
+        if world.is_first:
+            watching = _opened(config, folder, course, console)
+        else:  # only where every rank is to speak
+            watching = Watching([] if console.quiet else [ConsoleSink(course, console)])
+    with closing(watching):
+        yield watching
+
+
+def profiled(
+    watch: WatchConfig, folder: RunDirectory, report: Callable[[Report], None], *, world: World
+) -> AbstractContextManager[Callable[[Step[Stats]], Step[Stats]]]:
+    """What makes a step one that is recorded where `watch.profile` says so; on the first rank."""
+    window = watch.profile if world.is_first else None
+    return profiling(window, folder.path / "profile", report)
+
+
+def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Console) -> Watching:
+    early: list[str] = []  # said before there is anything to say it
+    say = early.append
+    with ExitStack() as stack:
+        trackers = []
+        for name in _asked(config.watch):
+            tracker = Guarded(name, partial(_TRACKERS[name], config, folder), lambda m: say(m))
+            trackers.append(tracker)
+            stack.callback(tracker.close)
+        # Last: from here on lines are drawn anew, into which nothing else may write.
+        sinks: list[Sink] = [JsonLinesSink(folder.metrics), ConsoleSink(course, console)]
+        stack.pop_all()
+    watching = Watching(sinks, trackers)
+    say = watching.warn
+    for message in early:
+        watching.warn(message)
+    return watching
+
+
+def _open_wandb(config: RunConfig, folder: RunDirectory) -> Tracker:
+    recipe, watch = config.model_dump(mode="json"), config.watch
+    return WandbTracker(folder, recipe, project=watch.project, artifacts=watch.artifacts)
+
+
+def _open_tensorboard(config: RunConfig, folder: RunDirectory) -> Tracker:
+    return TensorboardTracker(folder.path / "tensorboard")
+
+
+def _open_trackio(config: RunConfig, folder: RunDirectory) -> Tracker:
+    recipe = config.model_dump(mode="json")
+    return TrackioTracker(folder.path, recipe, project=config.watch.project)
+
+
+# By the recipe key that asks for one, which is also the name of its package and of our extra.
+_TRACKERS: dict[str, Callable[[RunConfig, RunDirectory], Tracker]] = {
+    "wandb": _open_wandb,
+    "tensorboard": _open_tensorboard,
+    "trackio": _open_trackio,
+}
+
+
+def _asked(watch: WatchConfig) -> list[str]:
+    return [name for name in _TRACKERS if getattr(watch, name)]
