@@ -13,6 +13,7 @@ from trainyard.estimate.jitter import Jitter
 from trainyard.estimate.job import build_job
 from trainyard.estimate.network import LINKS, Cluster, Link
 from trainyard.estimate.predict import describe, predict
+from trainyard.estimate.supply import Storage, Supply
 
 JOB = build_job([1_000_000] * 25)
 PACE = Pace(images=64, seconds=0.1, fixed=0.02, image_size=100)
@@ -60,7 +61,7 @@ def test_where_messages_and_waiting_cost_nothing_a_run_is_its_compute() -> None:
         assert row.step is not None
         assert row.seconds == pytest.approx(wanted)
         assert row.step.compute == pytest.approx(wanted / 150)
-        assert row.step[1:] == pytest.approx((0, 0))
+        assert row.step[1:] == pytest.approx((0, 0, 0))
     assert found.ideal == pytest.approx((100 * 0.1 + 50 * 2 * 0.34) / 16)
 
 
@@ -75,6 +76,16 @@ def test_what_a_recipe_asks_for_comes_first() -> None:
     assert [describe(row.average) for row in outlook(FREE, 8).rows][:2] == ["allreduce", "complete"]
     first = outlook(FREE, 8, name="periodic", every=4, compress="int8").rows[0]
     assert describe(first.average) == "periodic, every 4, int8"
+
+
+def test_data_that_come_too_slowly_are_waited_for() -> None:
+    # 4 images to a GPU take 0.025 s, 8 larger ones 0.06 s; two nodes load 800 a second.
+    supply = Supply(Storage(images=100.0, num_bytes=1e5), cores=4)
+    task = Task(AverageConfig(), COURSE, JOB, PACE, supply)
+    (first, *_) = forecast(task, FREE, gpus=16).rows
+    assert first.step is not None
+    assert first.step.data == pytest.approx((100 * (0.08 - 0.025) + 50 * (0.16 - 0.06)) / 150)
+    assert first.seconds == pytest.approx(100 * 0.08 + 50 * 0.16)
 
 
 def test_a_topology_that_needs_other_numbers_says_so() -> None:
@@ -166,7 +177,7 @@ def run_of(folder: Path, *rates: float) -> Path:
         "[data]\nimage_size = 160\n[schedule]\nbatch_size = ['40 steps: 128']\n[batch]\nsize = 64\n"
     )
     (folder / "recipe.toml").write_text(recipe)
-    lines: list[dict[str, object]] = [{"kind": "event", "message": "begun"}]
+    lines: list[dict[str, object]] = [{"kind": "event", "step": 0, "message": "begun"}]
     for number, rate in enumerate(rates, start=1):
         step = 10 * number
         report = {"step": step, "samples": 64 * step, "epoch": 64 * step / 6400}

@@ -1,1 +1,1 @@
-"""How long a step takes with each averager, on more GPUs than are at hand: a model, not a trial."""
+"""What a run would take, on GPUs that are not at hand: a model, not a trial."""

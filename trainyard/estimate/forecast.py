@@ -5,19 +5,26 @@ import math
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from trainyard.averaging.base import AverageConfig
 from trainyard.averaging.topology import BUILT_IN
-from trainyard.config import RunConfig, load_recipe
+from trainyard.config import load_recipe
 from trainyard.course import Course
 from trainyard.errors import InputError, RecipeError
 from trainyard.estimate.job import Job, build_job
 from trainyard.estimate.network import Cluster
 from trainyard.estimate.predict import StepTime, predict
+from trainyard.estimate.speed import Speed
+from trainyard.estimate.supply import Supply
 from trainyard.files import RunDirectory
+from trainyard.hardware import Accelerator, find_accelerator
+from trainyard.monitor.history import read_history
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _CONTENDERS = (
     AverageConfig(),
@@ -38,11 +45,14 @@ class Pace:
     fixed: float
     """Seconds of that which do not depend on the images: the update, the launches of kernels."""
     image_size: int
+    factor: float = 1.0
+    """Times so many, to see what comes of being wrong."""
 
     def compute(self, images: int, image_size: int) -> float:
         """Seconds for another number of images, of another size in pixels."""
         area = (image_size / self.image_size) ** 2
-        return self.fixed + (self.seconds - self.fixed) * area * images / self.images
+        per_image = (self.seconds - self.fixed) * area * images / self.images
+        return self.factor * (self.fixed + per_image)
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,9 @@ class Task:
     average: AverageConfig
     course: Course
     job: Job
-    pace: Pace
+    pace: Pace | Speed
+    supply: Supply | None = None
+    """Of a node; None for data that are always there."""
 
 
 class Stage(NamedTuple):
@@ -87,33 +99,44 @@ def forecast(task: Task, cluster: Cluster, *, gpus: int, more_batch: float = 1.0
 
     InputError if there are more GPUs than samples in a batch, or some nodes would not be full.
     """
-    nodes, pace = cluster.span(gpus).nodes, task.pace
+    pace, stages = task.pace, stages_of(task.course, gpus=gpus, more_batch=more_batch)
+    of_one = sum(s.samples * pace.compute(pace.images, s.image_size) / pace.images for s in stages)
+    rows = []
+    for average in contenders(task.average):
+        try:
+            rows.append(forecast_one(average, task, stages, cluster, gpus=gpus))
+        except RecipeError as error:
+            rows.append(Forecast(average, None, reason=str(error)))
+    share = math.ceil(stages[0].batch / gpus)
+    return Outlook(gpus, cluster.span(gpus).nodes, share, of_one / gpus, rows)
+
+
+def stages_of(course: Course, *, gpus: int, more_batch: float = 1.0) -> list[Stage]:
+    """InputError if there are more GPUs than samples in a batch."""
     stages = [
         Stage(round(p.batch * more_batch), p.image_size, (p.stop - p.start) * p.batch)
-        for p in task.course.phases
+        for p in course.phases
     ]
     if (least := min(stage.batch for stage in stages)) < gpus:
         raise InputError(
             f"a batch of {least:,} is not enough for {gpus:,} GPUs: raise --batch.size, or give "
             "--weak to let it grow with the GPUs"
         )
-    of_one = sum(s.samples * pace.compute(pace.images, s.image_size) / pace.images for s in stages)
-    rows = []
-    for average in contenders(task.average):
-        try:
-            rows.append(_forecast(average, task, stages, cluster, gpus=gpus))
-        except RecipeError as error:
-            rows.append(Forecast(average, None, reason=str(error)))
-    return Outlook(gpus, nodes, math.ceil(stages[0].batch / gpus), of_one / gpus, rows)
+    return stages
 
 
-def _forecast(
+def forecast_one(
     average: AverageConfig, task: Task, stages: list[Stage], cluster: Cluster, *, gpus: int
 ) -> Forecast:
-    steps, sums = 0.0, np.zeros(3)
+    """InputError for GPUs that fill no nodes, RecipeError for a topology that needs others."""
+    steps, sums = 0.0, np.zeros(len(StepTime._fields))
+    nodes = cluster.span(gpus).nodes
     for stage in stages:
         compute = task.pace.compute(math.ceil(stage.batch / gpus), stage.image_size)
         step = predict(average, task.job, cluster, ranks=gpus, compute=compute)
+        if task.supply is not None:  # which comes while a step computes
+            loading = stage.batch / nodes / task.supply.images
+            step = step._replace(data=max(loading - step.total, 0.0))
         count = stage.samples / stage.batch
         steps += count
         sums += count * np.array(step)
@@ -125,14 +148,8 @@ def contenders(own: AverageConfig) -> list[AverageConfig]:
     return [own] * (own not in _CONTENDERS) + list(_CONTENDERS)
 
 
-def job_of(config: RunConfig, num_classes: int) -> Job:
-    """The messages of a recipe's model, which is built without memory for its weights."""
-    import torch
-
-    from trainyard.parts import model_of
-
-    with torch.device("meta"):
-        model = model_of(config, num_classes)
+def job_of(model: "nn.Module") -> Job:
+    """The messages of a model, which may be on the meta device."""
     return build_job([weight.numel() for weight in model.parameters() if weight.requires_grad])
 
 
@@ -146,11 +163,10 @@ def pace_of_run(folder: Path, *, gpus: int, fixed: float) -> Pace:
 
     directory = RunDirectory(folder)
     try:
-        lines = [json.loads(line) for line in directory.metrics.read_text().splitlines()]
+        reports = read_history(directory.metrics).train
         config = load_recipe(str(directory.recipe))
-    except (OSError, ValueError) as error:
+    except InputError as error:
         raise InputError(f"{folder} is no run directory: {error}") from None
-    reports = [line for line in lines if line.get("kind") == "train"]
     if reports:
         course = course_of(config, round(reports[0]["samples"] / reports[0]["epoch"]))
         reports = [line for line in reports[1:] if line["step"] <= course.phases[0].stop]
@@ -163,6 +179,15 @@ def pace_of_run(folder: Path, *, gpus: int, fixed: float) -> Pace:
         fixed=fixed,
         image_size=config.data.image_size,
     )
+
+
+def device_of_run(folder: Path) -> Accelerator | None:
+    """Its GPU, if it is known; what is no run directory has none."""
+    try:
+        environment = json.loads(RunDirectory(folder).environment.read_text())
+        return find_accelerator(environment["devices"][0])
+    except (OSError, ValueError, LookupError):
+        return None
 
 
 def build_pace(*, seconds: float, images: int, fixed: float, image_size: int) -> Pace:

@@ -28,6 +28,7 @@ LINKS = {
     "nvlink2": Link(3.4e-6, 100e9),  # V100
     "nvlink3": Link(3.4e-6, 200e9),  # A100
     "nvlink4": Link(3.4e-6, 300e9),  # H100, H200
+    "nvlink5": Link(3.4e-6, 600e9),  # B200
     "pcie3": Link(5.7e-6, 12e9),
     "pcie4": Link(5.7e-6, 24e9),
     "8x400gb-ib": Link(14e-6, 400e9),

@@ -13,7 +13,7 @@ from trainyard.estimate.network import Cluster, Round, Span, build_round, gather
 from trainyard.estimate.steps import all_reduced, exchanged, sharded
 
 # What is left of fp32 messages; PowerSGD, at rank 2, sends about a hundredth.
-_SHARES = {None: 1.0, "bf16": 1 / 2, "fp16": 1 / 2, "int8": 1 / 4, "powersgd": 1 / 100}
+SHARES = {None: 1.0, "bf16": 1 / 2, "fp16": 1 / 2, "int8": 1 / 4, "powersgd": 1 / 100}
 _STEPS = 192  # that are simulated; of periodic whole periods, and at least two
 
 
@@ -23,6 +23,7 @@ class StepTime(NamedTuple):
     compute: float
     network: float  # not hidden behind compute
     waiting: float  # for ranks that take longer
+    data: float = 0.0  # waiting for it
 
     @property
     def total(self) -> float:
@@ -44,7 +45,7 @@ def predict(
     """
     period = (average.every or DEFAULT_EVERY) if average.name == "periodic" else 1
     steps = max(_STEPS // period, 2) * period
-    sent = job.scaled(_SHARES[average.compress])
+    sent = job.scaled(SHARES[average.compress])
     turns = _turns(average, sent, cluster, ranks)
     gather = _gather(job, cluster, ranks) if average.hierarchical else 0.0
     if average.name == "periodic":  # it ends the exchange, overlapped or not

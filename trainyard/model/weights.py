@@ -1,6 +1,7 @@
 """Where weights to begin with come from: files of other programs, and timm's pretrained ones."""
 
 import argparse
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ class Source:
 def read_weights(path: Path, key: str | None = None) -> Source:
     """The weights of a .safetensors file, or of one of torch's, of which `key` is the entry.
 
+    Of a file that was exported the classes are known, too.
     Nothing in a file is ever run. CheckpointError where it cannot be read or holds no weights.
     """
     if path.suffix == ".safetensors":
@@ -45,7 +47,8 @@ def read_weights(path: Path, key: str | None = None) -> Source:
             raise CheckpointError(f"model.checkpoint_key: {key!r} of {path} holds no weights")
         return Source(_tensors(content[key]), f"{path}, entry {key!r}")
     if _are_weights(content):
-        return Source(_tensors(content), str(path))
+        classes = _classes_in(path) if path.suffix == ".safetensors" else None
+        return Source(_tensors(content), str(path), classes)
     for name in KEYS:
         if isinstance(content, Mapping) and _are_weights(content.get(name)):
             return Source(_tensors(content[name]), f"{path}, entry {name!r}")
@@ -112,6 +115,20 @@ def _read_safetensors(path: Path) -> Weights:
         return load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
+def _classes_in(path: Path) -> list[str] | None:
+    """Those that the header of a .safetensors file names, as `trainyard export` writes it."""
+    from safetensors import safe_open
+
+    with safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get("classes", "")
+    try:
+        classes = json.loads(text)
+    except ValueError:
+        return None
+    is_list = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    return classes if is_list else None
 
 
 def _read_torch(path: Path) -> Any:

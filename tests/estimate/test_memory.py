@@ -1,0 +1,105 @@
+"""Bytes beside those of real models, optimizers and checkpoints."""
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from trainyard.averaging.base import AverageConfig
+from trainyard.config import RunConfig, load_recipe
+from trainyard.estimate.memory import Sizes, checkpoint_bytes, memory_of, sizes_of
+from trainyard.estimate.work import Work
+from trainyard.files import RunDirectory
+from trainyard.optim.optimizers import OptimConfig, build_optimizer
+from trainyard.parts import model_of
+
+NAMES = get_args(OptimConfig.model_fields["name"].annotation)
+
+
+def config_of(**keys: str) -> RunConfig:
+    return load_recipe("debug", {key.replace("__", "."): value for key, value in keys.items()})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_real_optimizer_keeps_as_many_bytes(name: str) -> None:
+    if name.startswith("schedule_free"):
+        pytest.importorskip("schedulefree")
+    config = config_of(optim__name=name)
+    model = model_of(config, num_classes=10)
+    optimizer = build_optimizer(model, config.optim)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    tensors = [
+        tensor
+        for state in optimizer.state.values()
+        for tensor in state.values()
+        if torch.is_tensor(tensor) and tensor.numel() > 1
+    ]
+    found = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    sizes = sizes_of(model, config)
+    assert sizes.moments == pytest.approx(found, rel=0.001)
+    assert sizes.gradients == sum(4 * p.numel() for p in model.parameters())
+
+
+def test_sgd_without_momentum_keeps_nothing() -> None:
+    config = config_of(optim__name="sgd", optim__momentum="0")
+    assert sizes_of(model_of(config, 10), config).moments == 0
+
+
+def test_what_is_not_trained_has_no_gradients() -> None:
+    whole = sizes_of(model_of(config_of(), 10), config_of())
+    config = config_of(model__freeze="blocks.*")
+    frozen = sizes_of(model_of(config, 10), config)
+    assert frozen.gradients < whole.gradients
+    assert frozen.weights == whole.weights
+
+
+def test_a_real_checkpoint(finished: Path) -> None:
+    directory = RunDirectory(finished)
+    config = load_recipe(str(directory.recipe))
+    sizes = sizes_of(model_of(config, num_classes=10), config)
+    newest = (finished / "checkpoints" / "latest").resolve()
+    found = sum(path.stat().st_size for path in newest.iterdir())
+    assert checkpoint_bytes(sizes, config.average, ranks=1) == pytest.approx(found, rel=0.03)
+
+
+SIZES = Sizes(weights=100e6, gradients=100e6, moments=200e6, average=100e6, on_host=0.0)
+WORK = Work((), image_size=224, kept_bytes=10e6, cast_bytes=0.0)
+
+
+def memory(
+    average: AverageConfig, capacity: float | None = 4e9, ranks: int = 8
+) -> tuple[float, int]:
+    found = memory_of(SIZES, WORK, average, ranks=ranks, share=1000, asked=None, capacity=capacity)
+    assert capacity is None or found.largest is not None
+    return found.total, found.micro
+
+
+def test_shares_are_halved_until_they_fit() -> None:
+    total, micro = memory(AverageConfig())
+    assert micro == 125
+    assert total < 4e9
+    assert total + micro * 1.15 * 10e6 > 4e9  # twice as many would not fit
+    assert memory(AverageConfig(), capacity=None)[1] == 1000
+
+
+def test_sharded_weights_are_divided() -> None:
+    whole, _ = memory(AverageConfig(), None)
+    parts, _ = memory(AverageConfig(name="sharded"), None)
+    assert whole - parts == pytest.approx(500e6 * 7 / 8 - 10e6)
+    assert memory(AverageConfig(name="gossip"), None)[0] - whole == pytest.approx(100e6)
+    assert memory(AverageConfig(name="gossip"), None, ranks=1)[0] == pytest.approx(whole)
+
+
+def test_a_model_that_does_not_fit_is_found() -> None:
+    found = memory_of(SIZES, WORK, AverageConfig(), ranks=1, share=64, asked=None, capacity=1.9e9)
+    assert found.largest == 0
+    assert found.micro == 1
+
+
+def test_replicas_that_differ_save_their_own() -> None:
+    one = checkpoint_bytes(SIZES, AverageConfig(), ranks=8)
+    assert one == 400e6
+    assert checkpoint_bytes(SIZES, AverageConfig(name="gossip"), ranks=8) == 200e6 + 8 * 300e6

@@ -1,0 +1,157 @@
+"""What a run keeps in the memory of each GPU, and writes to the disk."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainyard.averaging.base import AverageConfig
+from trainyard.config import RunConfig
+from trainyard.estimate.work import Work
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_NUMBER = 4  # bytes of a weight: weights and moments are float32
+_CONTEXT = 1.5e9  # of CUDA, cuBLAS, cuDNN and NCCL, taken to be
+_SLACK = 1.15  # activations of which gradients are on their way, and memory in pieces, taken to be
+# Numbers kept for each weight; of muon for what it updates itself, its AdamW has two.
+_MOMENTS = {
+    "sgd": 1,
+    "adam": 2,
+    "adamw": 2,
+    "lamb": 2,
+    "lars": 1,
+    "lion": 1,
+    "muon": 1,
+    "accum_adam": 3,
+    "accum_adamw": 3,
+    "schedule_free_sgd": 1,
+    "schedule_free_adamw": 2,
+}
+
+
+class Sizes(NamedTuple):
+    """Bytes of a whole model and of what belongs to it."""
+
+    weights: float  # with buffers, as they are saved
+    gradients: float
+    moments: float
+    average: float  # of the weights (EMA)
+    on_host: float  # of these, what lies in the host's memory
+
+    @property
+    def trained(self) -> float:
+        """Weights, not bytes."""
+        return self.gradients / _NUMBER
+
+    @property
+    def checkpoint(self) -> float:
+        return self.weights + self.moments + self.average
+
+
+class Memory(NamedTuple):
+    """Bytes on a GPU."""
+
+    weights: float
+    gradients: float
+    moments: float
+    average: float
+    exchange: float  # copies that an averager needs
+    context: float
+    activations: float  # of a micro-batch
+    micro: int  # images at a time
+    largest: int | None  # that would fit; None if the memory is not known
+
+    @property
+    def total(self) -> float:
+        return sum(self[:7])
+
+
+def sizes_of(model: "nn.Module", config: RunConfig) -> Sizes:
+    """From a model that may be on the meta device."""
+    from trainyard.optim.groups import parameter_groups
+
+    weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    moments = trained = 0
+    for group in parameter_groups(model, config.optim):
+        numbers = sum(parameter.numel() for parameter in group["params"])
+        trained += numbers
+        moments += numbers * _moments(config, is_vectors=group.get("use_muon") is False)
+    average = weights if config.model.ema_decay is not None else 0
+    return Sizes(
+        weights=weights,
+        gradients=_NUMBER * trained,
+        moments=_NUMBER * moments,
+        average=average,
+        on_host=average if config.model.ema_cpu else 0,
+    )
+
+
+def _moments(config: RunConfig, *, is_vectors: bool) -> int:
+    if config.optim.name in ("sgd", "lars") and not config.optim.momentum:
+        return 0
+    return 2 if is_vectors else _MOMENTS[config.optim.name]
+
+
+def update_bytes(sizes: Sizes, config: RunConfig) -> float:
+    """Read and written by an update: weights and moments both, gradients read."""
+    moved = 2 * sizes.gradients + sizes.gradients + 2 * sizes.moments
+    if config.optim.clip_norm is not None:  # read for the norm, read and written by the factor
+        moved += 3 * sizes.gradients
+    return moved + 3 * (sizes.average - sizes.on_host)
+
+
+def memory_of(
+    sizes: Sizes,
+    work: Work,
+    average: AverageConfig,
+    *,
+    ranks: int,
+    share: int,
+    asked: int | None,
+    capacity: float | None,
+) -> Memory:
+    """On each of `ranks` GPUs, whose part of a batch is `share` images.
+
+    `asked`: images at a time; None for all. As many as do not fit are halved, as a run does it; one
+    that is sharded does not. 0 images fit where weights alone are too many.
+    """
+    parts = ranks if average.name == "sharded" else 1
+    held = [
+        sizes.weights / parts,
+        sizes.gradients / parts,
+        sizes.moments / parts,
+        (sizes.average - sizes.on_host) / parts,
+        _exchange(sizes, average) if ranks > 1 else 0.0,
+        _CONTEXT,
+    ]
+    image = _SLACK * work.kept_bytes
+    largest = None
+    if capacity is not None:
+        largest = max(int((capacity - sum(held) - work.cast_bytes) / image), 0)
+    micro = min(share, asked or share)
+    while average.name != "sharded" and largest is not None and micro > max(largest, 1):
+        micro = -(-micro // 2)
+    activations = image * micro + work.cast_bytes
+    weights, gradients, moments, ema, exchange, context = held
+    return Memory(weights, gradients, moments, ema, exchange, context, activations, micro, largest)
+
+
+def _exchange(sizes: Sizes, average: AverageConfig) -> float:
+    """Flat copies of the weights: gossip has one, periodic where it began and what has moved."""
+    copies = {"gossip": 1.0, "periodic": 3.0}.get(average.name, 0.0)
+    if average.name == "sharded":
+        return 0.1 * sizes.weights  # of the blocks that are gathered; taken to be
+    copies += 1 if average.outer_momentum else 0
+    return copies * sizes.gradients
+
+
+def checkpoint_bytes(sizes: Sizes, average: AverageConfig, *, ranks: int) -> float:
+    """Of one checkpoint. Replicas that differ save their weights and moments each."""
+    whole = sizes.checkpoint
+    if average.name in ("gossip", "periodic") and ranks > 1:
+        whole += ranks * (sizes.weights + sizes.moments) - sizes.moments
+    return whole
+
+
+def checkpoints_bytes(sizes: Sizes, config: RunConfig, *, ranks: int) -> float:
+    """Of all that a run keeps: its newest, its best, and one that is being written."""
+    return (config.run.keep + 2) * checkpoint_bytes(sizes, config.average, ranks=ranks)

@@ -1,0 +1,29 @@
+"""From a recipe to what is to be trained, with a model that takes no memory."""
+
+from trainyard.config import RunConfig
+from trainyard.estimate.account import Subject
+from trainyard.estimate.forecast import job_of
+from trainyard.estimate.memory import sizes_of
+from trainyard.estimate.work import build_work
+
+
+def subject_of(config: RunConfig, *, samples: int, val_samples: int, num_classes: int) -> Subject:
+    """RecipeError where there is no such model, or none that can be trained so."""
+    import torch
+
+    from trainyard.model.flops import forward_flops
+    from trainyard.parts import course_of, model_of
+    from trainyard.training.precision import AUTOCASTS
+
+    with torch.device("meta"):
+        model = model_of(config, num_classes)
+    size = config.data.image_size
+    return Subject(
+        config=config,
+        course=course_of(config, samples),
+        work=build_work(model.train(), size, AUTOCASTS[config.batch.precision]),
+        sizes=sizes_of(model, config),
+        job=job_of(model),
+        flops=3.0 * forward_flops(model, size),
+        val_samples=val_samples,
+    )

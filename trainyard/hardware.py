@@ -1,0 +1,91 @@
+"""What GPUs can do, by their data sheets, and what renting one costs."""
+
+import difflib
+import tomllib
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from trainyard.errors import InputError
+
+_VENDORS = ("NVIDIA ", "AMD ", "Tesla ", "GeForce ")
+_PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+
+
+class Accelerator(NamedTuple):
+    name: str  # as find_accelerator finds it
+    peak: dict[str, float]  # dense FLOP/s by precision; without those that it has no units for
+    memory: float  # bytes
+    bandwidth: float  # of that memory, bytes per second
+    watts: float  # of the board, at its limit
+    price_per_hour: float | None  # USD, of `prices_of()`; None where nobody is known to rent it out
+    link: str  # to the others of its node: a key of trainyard.estimate.network.LINKS
+
+
+def accelerators() -> dict[str, Accelerator]:
+    """All that are known, by short names: "a100-sxm-80gb", "h100-sxm"."""
+    return {key: _accelerator(row) for key, row in _rows().items()}
+
+
+def find_accelerator(name: str) -> Accelerator | None:
+    """That which torch.cuda.get_device_name() calls so; None for a part of one (MIG) too."""
+    bare = _bare(name)
+    rows = (row for row in _rows().values() if bare in (each.lower() for each in row["names"]))
+    return next(map(_accelerator, rows), None)
+
+
+def prices_of() -> int:
+    """The year of the prices."""
+    year: int = _table()["prices_of"]
+    return year
+
+
+def read_prices(path: Path) -> dict[str, float]:
+    """USD per GPU and hour by short names, from a TOML file of lines like `h100-sxm = 2.99`.
+
+    InputError names the line that is wrong.
+    """
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: no prices can be read from it: {error}") from None
+    for key, price in table.items():
+        if key not in _rows():
+            raise InputError(f"{path}: {explain_unknown(key)}")
+        if isinstance(price, bool) or not isinstance(price, int | float) or not price >= 0:
+            raise InputError(f"{path}: {key} = {price!r} is no price in USD per GPU and hour")
+    return {key: float(price) for key, price in table.items()}
+
+
+def explain_unknown(key: str) -> str:
+    known = list(_rows())
+    near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{key!r} is no GPU that is known: {hint}known are {', '.join(known)}"
+
+
+def _accelerator(row: dict[str, Any]) -> Accelerator:
+    return Accelerator(
+        name=row["names"][0],
+        peak={precision: 1e12 * row[precision] for precision in _PRECISIONS if precision in row},
+        memory=1e9 * row["memory"],
+        bandwidth=1e9 * row["bandwidth"],
+        watts=row["watts"],
+        price_per_hour=row.get("price"),
+        link=row.get("link", "pcie4"),
+    )
+
+
+def _bare(name: str) -> str:
+    for vendor in _VENDORS:
+        name = name.removeprefix(vendor)
+    return name.strip().lower()
+
+
+def _rows() -> dict[str, dict[str, Any]]:
+    return {key: row for key, row in _table().items() if isinstance(row, dict)}
+
+
+@cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads((Path(__file__).parent / "hardware.toml").read_text(encoding="utf-8"))
