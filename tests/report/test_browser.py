@@ -1,0 +1,279 @@
+"""The page in a real browser."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.report.histories import record_some, train_report, write_run
+from trainyard.report.curves import Points, smoothed
+from trainyard.report.ticks import log_ticks, short, tick_text, ticks, value_text
+from trainyard.report.write import write_report
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="pip install playwright axe-playwright-python"
+)
+NARROW = {"width": 360, "height": 740}
+HOSTILE = "<script>document.title='hacked'</script><img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    with playwright.sync_playwright() as driver:
+        if path is None and not Path(driver.chromium.executable_path).exists():
+            pytest.skip("no browser: apt-get install chromium, or playwright install chromium")
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """A page that is open, and what it asked for and complained of."""
+
+    def __init__(self, browser: Any, url: str, **context: Any) -> None:
+        self.context = browser.new_context(**context)
+        self.page = self.context.new_page()
+        self.asked: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(url)
+
+    def __enter__(self) -> Any:
+        return self.page
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+
+@pytest.fixture(scope="module")
+def reports(trained: list[Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Addresses of reports: of one run, of two seeds and another run, and of many classes."""
+    folder = tmp_path_factory.mktemp("reports")
+    other = write_run(folder / "other", [train_report(n) for n in range(1, 9)])
+    many = write_run(folder / "many", [train_report(n, lr=1e-3 * n) for n in range(1, 2001)])
+    event = {"kind": "event", "step": 9, "event": HOSTILE, "message": HOSTILE, "level": "warning"}
+    with open(many / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(event) + "\n")
+    record_some(many, samples=3000, classes=1000)
+    made = {
+        "one": write_report(trained[:1], folder / "one.html"),
+        "several": write_report([*trained, other], folder / "several.html"),
+        "many": write_report([many], folder / "many.html"),
+    }
+    return {name: path.as_uri() for name, path in made.items()}
+
+
+@pytest.mark.parametrize("name", ["one", "several", "many"])
+def test_a_page_opens_alone_and_without_a_complaint(
+    chromium: Any, reports: dict[str, str], name: str
+) -> None:
+    tab = Tab(chromium, reports[name])
+    with tab as page:
+        page.wait_for_timeout(200)
+        assert tab.complaints == []
+        assert [url for url in tab.asked if not url.startswith("data:")] == [reports[name]]
+        assert page.title() != "hacked"
+        assert page.locator(".plot svg").count() >= 3
+
+
+@pytest.mark.parametrize("name", ["one", "several", "many"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [{"width": 1280, "height": 900}, NARROW])
+def test_it_is_accessible(
+    chromium: Any, reports: dict[str, str], name: str, scheme: str, size: dict[str, int]
+) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    with Tab(chromium, reports[name], color_scheme=scheme, viewport=size, bypass_csp=True) as page:
+        page.locator("#figures-loss, #figures-loss-train").first.evaluate("x => x.open = true")
+        found = axe.Axe().run(page).response["violations"]
+        said = [(v["id"], [n["html"][:150] for n in v["nodes"]][:3]) for v in found]
+        assert said == []
+        wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wide <= 0
+
+
+def test_charts_are_there_without_a_script(chromium: Any, reports: dict[str, str]) -> None:
+    with Tab(chromium, reports["one"], java_script_enabled=False) as page:
+        pictures = page.get_by_role("img", name=re.compile("against steps"))
+        assert pictures.count() >= 6
+        box = page.locator("figure[data-chart=loss] svg").bounding_box()
+        assert box["height"] > 200
+        ticks = page.locator("figure[data-chart=loss] svg > text.tick")
+        assert ticks.count() > 6  # children of the picture: within a line they would not be drawn
+        lines = page.locator("figure[data-chart=loss] svg > g > path.line")
+        assert all(line.bounding_box()["width"] > 300 for line in lines.all())
+        assert not page.locator(".tools").is_visible()
+        assert page.locator("#errors-grid img").count() > 10
+
+
+def test_the_histogram_of_classes(chromium: Any, reports: dict[str, str]) -> None:
+    with Tab(chromium, reports["many"]) as page:
+        bars = page.locator("#classes figure g.bar rect")
+        heights = [bar.bounding_box()["height"] for bar in bars.all()]
+        assert len(heights) == 20
+        assert max(heights) > 60
+
+
+def test_values_are_read_off_with_the_pointer(
+    chromium: Any, reports: dict[str, str], trained: list[Path]
+) -> None:
+    with Tab(chromium, reports["one"]) as page:
+        figure = page.locator("figure[data-chart=loss]")
+        slider = page.locator("input[name=smoothing]")
+        slider.fill("0")
+        box = figure.locator(".plot").bounding_box()
+        page.mouse.move(box["x"] + box["width"] - 14, box["y"] + 100)  # the last step
+        lines = (trained[0] / "metrics.jsonl").read_text().splitlines()
+        last = {(report := json.loads(line))["kind"]: report for line in lines}
+        said = figure.locator(".key").all_text_contents()
+        assert said == [
+            f"train {last['train']['loss']:.4f}",
+            f"validation {last['val']['loss']:.4f}",
+            f"EMA {last['val']['ema_loss']:.4f}",
+        ]
+        assert "step 12 · epoch" in figure.locator(".readout").inner_text()
+        other = page.locator("figure[data-chart=lr] .readout")  # all charts show the same place
+        assert "step 12" in other.inner_text()
+        page.mouse.move(2, 2)
+        assert figure.locator(".readout").inner_text() == ""
+
+
+def test_all_can_be_done_with_the_keyboard(
+    chromium: Any, reports: dict[str, str], trained: list[Path]
+) -> None:
+    with Tab(chromium, reports["one"]) as page:
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+        reached = set()
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            reached.add(
+                page.evaluate("document.activeElement.name || document.activeElement.className")
+            )
+        assert {"theme", "x", "smoothing", "log", "plot"} <= reached
+        page.locator("#x-steps").focus()
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#x-epochs").is_checked()
+        assert page.locator("figure[data-chart=loss] .unit").text_content() == "epochs"
+        page.keyboard.press("ArrowRight")
+        assert page.locator("figure[data-chart=loss] .unit").text_content() == "seconds"
+        page.locator("input[name=smoothing]").focus()
+        page.keyboard.press("Home")
+        assert page.locator("#smoothing-value").inner_text() == "off"
+        plot = page.locator("figure[data-chart=loss] .plot")
+        plot.focus()
+        page.keyboard.press("Home")
+        page.keyboard.press("ArrowRight")
+        lines = (trained[0] / "metrics.jsonl").read_text().splitlines()
+        first_two = [json.loads(line) for line in lines[:2]]
+        assert (
+            f"train {first_two[1]['loss']:.4f}"
+            in page.locator("figure[data-chart=loss] .readout").text_content()
+        )
+        key = page.locator("figure[data-chart=loss] .key button").first
+        paths = page.locator("figure[data-chart=loss] .plot path")
+        before = paths.count()
+        key.focus()
+        page.keyboard.press("Enter")
+        assert key.get_attribute("aria-pressed") == "false"
+        assert paths.count() < before
+
+
+def test_switches(chromium: Any, reports: dict[str, str]) -> None:
+    with Tab(chromium, reports["one"], color_scheme="light") as page:
+        background = "getComputedStyle(document.body).backgroundColor"
+        light = page.evaluate(background)
+        page.locator("label[for=theme-dark]").click()
+        assert page.evaluate(background) != light
+        axis = page.locator("figure[data-chart=loss] text.tick")
+        before = axis.all_inner_texts()
+        page.locator("input[name=log]").check()
+        assert axis.all_inner_texts() != before
+        order = [
+            float(x)
+            for x in page.locator("#errors-grid li").evaluate_all("x => x.map(y => y.dataset.loss)")
+        ]
+        assert order == sorted(order, reverse=True)
+        page.locator("label[for=order-confidence]").click()
+        order = [
+            float(x)
+            for x in page.locator("#errors-grid li").evaluate_all(
+                "x => x.map(y => y.dataset.confidence)"
+            )
+        ]
+        assert order == sorted(order, reverse=True)
+
+
+def test_classes_are_found_and_sorted(chromium: Any, reports: dict[str, str]) -> None:
+    with Tab(chromium, reports["many"]) as page:
+        rows = page.locator("#classes-table tbody tr")
+        assert rows.count() == 60
+        page.locator(".more").click()
+        assert rows.count() == 260
+        page.get_by_label("Find a class").fill("NUMBER 77,")
+        assert rows.count() == 1
+        assert rows.first.locator("th").inner_text().startswith("class number 77,")
+        page.get_by_label("Find a class").fill("")
+        page.get_by_role("button", name="Class", exact=True).click()
+        assert rows.first.locator("th").inner_text().startswith("class number 0,")
+        page.get_by_role("button", name="Class", exact=True).click()
+        assert rows.first.locator("th").inner_text().startswith("class number 999,")
+        assert page.locator("th[aria-sort=descending]").inner_text().startswith("Class")
+
+
+def test_script_and_static_pictures_agree(chromium: Any, reports: dict[str, str]) -> None:
+    random = np.random.default_rng(0)
+    steps = np.sort(random.choice(5000, 300, replace=False)).astype(float)
+    values = random.standard_normal(300)
+    with Tab(chromium, reports["one"]) as page:
+
+        def script(name: str, *arguments: Any) -> Any:
+            return page.evaluate(f"given => {name}(...given)", list(arguments))
+
+        for share in (0, 0.02, 0.2):
+            found = script("smoothed", steps.tolist(), values.tolist(), share)
+            assert found == pytest.approx(smoothed(Points(steps, values), share).tolist())
+        for low, high in ((0, 538), (0.1, 0.98), (2, 2), (0, 1e6), (-3.2, 11)):
+            assert script("ticks", low, high, 5) == pytest.approx(ticks(low, high))
+        for low, high in ((0.09, 6), (1e-6, 10)):
+            assert script("logTicks", low, high) == pytest.approx(log_ticks(low, high))
+        for value in (0, 1500, 2e4, 1.5e6, 2e-4, 0.25, 1234567):
+            assert script("short", value) == short(value)
+        for kind in ("loss", "percent", "rate", "count", "number", "bytes"):
+            for value in (0.61, 0.98345, 1e-4, 12.3456):
+                assert script("valueText", kind, value) == value_text(kind, value)
+                assert script("tickText", kind, value) == tick_text(kind, value)
+
+
+def test_a_page_that_is_served_keeps_up_and_keeps_its_settings(chromium: Any, copied: Path) -> None:
+    from tests.report.test_cli_report import watching
+
+    with watching(copied) as (port, process):
+        tab = Tab(chromium, f"http://127.0.0.1:{port}/", viewport=NARROW)
+        with tab as page:
+            page.locator("label[for=x-epochs]").click()
+            page.locator("figure[data-chart=lr] summary").click()
+            page.evaluate("scrollTo({top: 900, behavior: 'instant'})")
+            page.wait_for_timeout(300)
+            place = page.evaluate("scrollY")
+            again = json.loads((copied / "metrics.jsonl").read_text().splitlines()[0])
+            with open(copied / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(again | {"step": 13, "loss": 1.2345}) + "\n")
+            page.locator(".key", has_text="1.2345").first.wait_for()
+            assert page.evaluate("scrollY") == place
+            assert page.locator("#figures-lr").get_attribute("open") is not None
+            assert page.locator("#x-epochs").is_checked()
+            assert page.locator("figure[data-chart=loss] .unit").text_content() == "epochs"
+            assert page.locator("#live").inner_text() == "live"
+            assert tab.complaints == []
+            process.terminate()
+            page.locator("#live", has_text="no longer updated").wait_for()
+            assert all(url.startswith((f"http://127.0.0.1:{port}/", "data:")) for url in tab.asked)

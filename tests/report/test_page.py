@@ -1,0 +1,262 @@
+import json
+import re
+import shutil
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.report.histories import record_some, train_report, write_run
+from trainyard.report.page import page
+from trainyard.report.pictures import Gallery
+from trainyard.report.runs import read_runs
+from trainyard.report.write import write_report
+
+HOSTILE = "</script><script>document.title='hacked'</script><img src=x onerror=alert(1)>"
+
+
+class Outline(HTMLParser):
+    """What a browser finds in a page: elements, ids, headings, text outside scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._inside: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._inside and self._inside.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & set(self._inside):
+            self.words.append(data)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def made(*folders: Path) -> str:
+    return page(read_runs(list(folders)), Gallery())
+
+
+def data_in(text: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text)
+    assert found
+    return json.loads(found[1])
+
+
+def chart(text: str, name: str) -> Any:
+    return next(chart for chart in data_in(text)["charts"] if chart["name"] == name)
+
+
+def reports(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [report for line in lines if (report := json.loads(line))["kind"] == kind]
+
+
+def test_the_figures_are_those_of_metrics_jsonl(trained: list[Path]) -> None:
+    text = made(trained[0])
+    for name, keys in (("loss", ("loss", "ema_loss")), ("top1", ("top1", "ema_top1"))):
+        train, val, ema = chart(text, name)["series"]
+        for series, kind, key in (
+            (train, "train", keys[0]),
+            (val, "val", keys[0]),
+            (ema, "val", keys[1]),
+        ):
+            wanted = reports(trained[0], kind)
+            assert series["s"] == [report["step"] for report in wanted]
+            assert series["v"] == pytest.approx([report[key] for report in wanted], rel=1e-5)
+    best = max(report["top1"] for report in reports(trained[0], "val"))
+    assert f"{100 * best:.2f}%" in Outline(text).text
+
+
+def test_steps_that_were_made_again_count_once(copied: Path) -> None:
+    again = reports(copied, "train")[-1] | {"step": 3, "loss": 7.5}
+    with open(copied / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(again) + "\n")
+    train = chart(made(copied), "loss")["series"][0]
+    assert train["s"] == [1, 2, 3]
+    assert train["v"][-1] == 7.5
+
+
+def test_nothing_is_asked_of_a_network(trained: list[Path]) -> None:
+    outline = Outline(made(*trained))
+    for tag, attributes in outline.elements:
+        for key in ("src", "href", "data", "action", "srcset"):
+            value = attributes.get(key) or "#"
+            assert value.startswith(("#", "data:")), (tag, value)
+    policy = next(
+        attributes["content"]
+        for _, attributes in outline.elements
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "connect-src" not in policy
+
+
+def test_pictures_of_errors_are_in_the_page(trained: list[Path]) -> None:
+    outline = Outline(made(trained[0]))
+    pictures = [attributes for tag, attributes in outline.elements if tag == "img"]
+    assert len(pictures) > 10  # twelve steps leave many errors
+    assert all((picture["src"] or "").startswith("data:image/") for picture in pictures)
+    assert all(re.fullmatch(r"\d, taken for \d", picture["alt"] or "") for picture in pictures)
+
+
+def test_names_and_messages_are_text(copied: Path, digits: Path, tmp_path: Path) -> None:
+    step = (copied / "checkpoints" / "best").resolve()
+    progress = json.loads((step / "progress.json").read_text())
+    progress["classes"] = [f"{n}{HOSTILE}" for n in range(10)]
+    (step / "progress.json").write_text(json.dumps(progress))
+    event = {"kind": "event", "step": 2, "event": HOSTILE, "message": HOSTILE + "\x00\ud800"}
+    with open(copied / "metrics.jsonl", "a") as file:
+        file.write(json.dumps(event) + "\n")
+    bad = {"split": "val", "id": 1, "file": HOSTILE, "offset": HOSTILE, "reason": HOSTILE}
+    (copied / "quarantine.jsonl").write_text(json.dumps(bad) + "\n")
+    (copied / "environment.json").write_text(json.dumps({"host": HOSTILE, "command": [HOSTILE]}))
+    recipe = (copied / "recipe.toml").read_text()
+    (copied / "recipe.toml").write_text(recipe + f"# {HOSTILE}\n")
+    hostile = copied.rename(tmp_path / "<img src=x>")
+    text = made(hostile)
+    text.encode()
+    outline = Outline(text)
+    assert outline.count("script") == 2  # the data and the page's own
+    assert all(attributes.get("src") != "x" for _, attributes in outline.elements)
+    assert HOSTILE in outline.text  # said as it is
+    assert data_in(text)["classes"][0][0].endswith(HOSTILE)
+
+
+def test_logins_are_not_told(tmp_path: Path) -> None:
+    events = [
+        {"kind": "event", "step": 1, "event": "e", "message": "lost https://me:secret@host/data"}
+    ]
+    folder = write_run(tmp_path / "run", events)
+    with open(folder / "recipe.toml", "a") as file:
+        file.write('[data]\nval = "https://me:secret@host/val"\n')
+    assert "secret" not in made(folder)
+
+
+def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    text = made(write_run(tmp_path / "none", []))
+    assert "no reports yet" in Outline(text).text
+    assert data_in(text)["charts"] == []
+    (tmp_path / "none" / "metrics.jsonl").unlink()
+    assert "no reports yet" in Outline(made(tmp_path / "none")).text
+    text = made(write_run(tmp_path / "one", [train_report(1)]))
+    assert chart(text, "loss")["series"][0]["v"] == [1]
+    assert "not evaluated yet" in Outline(text).text
+
+
+def test_a_run_without_predictions_has_the_rest(copied: Path) -> None:
+    (copied / "predictions.npz").unlink()
+    text = made(copied)
+    assert "Worst errors" not in text
+    assert len(chart(text, "loss")["series"]) == 3
+
+
+def test_without_the_data_there_are_no_pictures(copied: Path, digits: Path) -> None:
+    recipe = (copied / "recipe.toml").read_text()
+    (copied / "recipe.toml").write_text(recipe.replace(str(digits), "/nowhere/at/all"))
+    outline = Outline(made(copied))
+    assert outline.count("img") == 0
+    assert "The validation images are not at hand here" in outline.text
+    assert "/nowhere/at/all" in outline.text
+    assert "Worst errors" in outline.text
+
+
+def test_images_that_have_changed_are_not_shown(copied: Path, digits: Path, tmp_path: Path) -> None:
+    changed = Path(shutil.copytree(digits, tmp_path / "digits"))
+    for path in (changed / "val").rglob("*.png"):
+        path.write_bytes(b"no image")
+    recipe = (copied / "recipe.toml").read_text()
+    (copied / "recipe.toml").write_text(recipe.replace(str(digits), str(changed)))
+    outline = Outline(made(copied))
+    assert outline.count("img") == 0
+    assert "The validation images cannot be read here" in outline.text
+
+
+def test_other_data_is_not_shown(copied: Path) -> None:
+    environment = json.loads((copied / "environment.json").read_text())
+    environment["fingerprints"]["val"] = "other"
+    (copied / "environment.json").write_text(json.dumps(environment))
+    outline = Outline(made(copied))
+    assert outline.count("img") == 0
+    assert "no longer what the run was validated on" in outline.text
+
+
+def test_large_pictures_become_small(copied: Path, digits: Path, tmp_path: Path) -> None:
+    """The validation images at 320 by 240 pixels."""
+    large = tmp_path / "digits"
+    shutil.copytree(digits, large, ignore=shutil.ignore_patterns(".trainyard-index*"))
+    for path in (large / "val").rglob("*.png"):
+        with Image.open(path) as image:
+            image.resize((320, 240)).save(path, compress_level=1)
+    recipe = (copied / "recipe.toml").read_text()
+    (copied / "recipe.toml").write_text(recipe.replace(str(digits), str(large)))
+    environment = json.loads((copied / "environment.json").read_text())
+    del environment["fingerprints"]
+    (copied / "environment.json").write_text(json.dumps(environment))
+    text = made(copied)
+    assert "not at hand" not in text, text[text.index("not at hand") :][:300]
+    found = set(re.findall(r'src="(data:image/[^"]+)"', text))
+    assert found
+    for uri in found:
+        assert uri.startswith("data:image/jpeg;base64,")
+        assert len(uri) < 20_000
+
+
+def test_long_runs_and_many_classes_stay_small(tmp_path: Path) -> None:
+    """100,000 reports, as of three days, and 21,841 classes."""
+    long = [
+        train_report(n, grad_norm=1 + n % 7 / 9, images_per_s=900.0 + n % 11, data_wait=n % 13 / 50)
+        for n in range(1, 100_001)
+    ]
+    folder = write_run(tmp_path / "long", long)
+    record_some(folder, samples=3 * 21_841, classes=21_841)
+    start = time.monotonic()
+    path = write_report([folder])
+    print(f"{path.stat().st_size:,} bytes in {time.monotonic() - start:.1f} s")
+    assert path.stat().st_size < 3_000_000
+    text = path.read_text()
+    assert Outline(text).count("tr") < 1000
+    assert len(data_in(text)["classes"]) == 21_841
+    series = chart(text, "grad-norm")["series"][0]
+    assert len(series["v"]) <= 1000
+    assert max(series["v"]) == pytest.approx(1 + 6 / 9, rel=1e-5)
+
+
+def test_seeds_are_one_curve_and_other_runs_another(trained: list[Path], tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", [train_report(n) for n in range(1, 9)])
+    text = made(*trained, other)
+    curves = chart(text, "loss-train")["series"]
+    assert [len(curve["v"]) for curve in curves] == [12, 8]
+    assert "low" in curves[0]
+    assert "low" not in curves[1]
+    losses = [[r["loss"] for r in reports(run, "train")] for run in trained]
+    mean = [sum(pair) / 2 for pair in zip(*losses, strict=True)]
+    assert curves[0]["v"] == pytest.approx(mean, rel=1e-5)
+    outline = Outline(text)
+    assert "model.name test_vit test_vit test_vit" not in outline.text
+    assert "run.seed 0 1 0" in outline.text
+
+
+def test_a_report_replaces_the_one_before(copied: Path) -> None:
+    write_report([copied])
+    path = write_report([copied])
+    assert path == copied / "report.html"
+    assert path.read_text().endswith("</html>\n")
+    assert not list(copied.glob(".*part"))

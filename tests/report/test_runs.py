@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import pytest
+import timm
+
+from tests.report.conftest import STEPS
+from tests.report.histories import train_report, write_run
+from trainyard.compare import PRACTICAL
+from trainyard.errors import InputError
+from trainyard.report.groups import differences, groups_of
+from trainyard.report.runs import read_runs
+
+
+def test_a_run_is_read_back(trained: list[Path]) -> None:
+    (run,) = read_runs(trained[:1])
+    assert run.steps == STEPS
+    assert run.classes == tuple("0123456789")
+    assert run.recipe["model.name"] == "test_vit"
+    assert run.share_done() == 1
+    assert run.recorded is not None
+    model = timm.create_model("test_vit", num_classes=10, img_size=32)
+    assert run.parameters == sum(p.numel() for p in model.parameters())
+    best = run.best("top1")
+    lines = [json.loads(line) for line in run.folder.metrics.read_text().splitlines()]
+    assert best is not None
+    assert best["top1"] == max(line["top1"] for line in lines if line["kind"] == "val")
+
+
+def test_what_is_missing_or_damaged_is_no_obstacle(copied: Path) -> None:
+    (copied / "environment.json").write_text("{half")
+    (copied / "predictions.npz").write_bytes(b"PK")
+    (copied / "quarantine.jsonl").write_text('{"file": "a", "split": "val"}\n{"fi')
+    for which in ("best", "latest"):
+        (copied / "checkpoints" / which).unlink()
+    (run,) = read_runs([copied])
+    assert (run.environment, run.recorded, run.classes, run.parameters) == ({}, None, (), None)
+    assert len(run.quarantine) == 1
+    assert "predictions.npz" in run.notes[0]
+
+
+def test_how_much_of_a_run_is_done(tmp_path: Path) -> None:
+    (run,) = read_runs([write_run(tmp_path / "a", [train_report(25)])])
+    assert run.share_done() == 0.25
+    (run,) = read_runs([write_run(tmp_path / "b", [])])
+    assert run.share_done() == 0
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no run directory"):
+        read_runs([tmp_path])
+
+
+def test_a_run_given_twice_is_refused(trained: list[Path]) -> None:
+    with pytest.raises(InputError, match="given twice"):
+        read_runs([trained[0], trained[0]])
+
+
+def test_names_tell_runs_apart(tmp_path: Path) -> None:
+    folders = [write_run(tmp_path / name, []) for name in ("a/run", "b/run")]
+    assert [run.name for run in read_runs(folders)] == ["a/run", "b/run"]
+
+
+def test_seeds_alone_make_a_group(trained: list[Path]) -> None:
+    runs = read_runs(trained)
+    (group,) = groups_of(runs)
+    assert group.name == "seed0 … seed1 (2 seeds)"
+    assert [key for key, _ in differences(runs) if key not in PRACTICAL] == ["run.seed"]
+
+
+def test_other_keys_do_not(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / name, [], seed=seed, lr=lr)
+        for name, seed, lr in (("a", 0, 0.1), ("b", 1, 0.1), ("c", 0, 0.2), ("d", 0, 0.1))
+    ]
+    runs = read_runs(folders)
+    assert [len(group.runs) for group in groups_of(runs)] == [2, 1, 1]  # d repeats a's seed
+    assert dict(differences(runs)) == {"optim.lr": [0.1, 0.1, 0.2, 0.1], "run.seed": [0, 1, 0, 0]}

@@ -1,0 +1,68 @@
+"""`trainyard report`: a run, or several, as one HTML file that opens without a network."""
+
+import argparse
+import json
+import signal
+from pathlib import Path
+
+from trainyard.errors import InputError
+
+_PORT = 8766
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories; several, overlaid")
+    parser.add_argument(
+        "--out",
+        metavar="FILE.html",
+        help="default: report.html in the run directory; of several runs, in this folder",
+    )
+    parser.add_argument("--json", action="store_true", help="print where it is as JSON")
+    live = parser.add_argument_group("while training goes on")
+    live.add_argument(
+        "--watch",
+        action="store_true",
+        help="serve it to browsers on this machine, brought up to date every few seconds",
+    )
+    live.add_argument("--port", metavar="N", type=int, help=f"default: {_PORT}; 0: any free one")
+    parser.epilog = (
+        "Runs that differ in run.seed alone are shown as their mean, with two standard deviations "
+        "over seeds. From another machine: ssh -L 8766:127.0.0.1:8766 HOST."
+    )
+    parser.set_defaults(run_command=report)
+
+
+def report(options: argparse.Namespace) -> int:
+    folders = [Path(run) for run in options.runs]
+    if options.watch:
+        if options.out or options.json:
+            raise InputError("--watch writes no file: leave --out and --json away, or --watch")
+        return _serve(folders, _PORT if options.port is None else options.port)
+    if options.port is not None:
+        raise InputError("--port is for --watch: add it")
+    if options.out and Path(options.out).suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--out {options.out}: name a file that ends in .html")
+    from trainyard.report.write import write_report
+
+    path = write_report(folders, Path(options.out) if options.out else None)
+    size = path.stat().st_size
+    if options.json:
+        print(json.dumps({"report": str(path), "bytes": size, "runs": options.runs}))
+    else:
+        print(f"{path} ({size / 1e6:.1f} MB): open it in a browser")
+    return 0
+
+
+def _serve(folders: list[Path], port: int) -> int:
+    from trainyard.report.serve import server_of
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with server_of(folders, port) as server:
+            print(f"http://127.0.0.1:{server.server_address[1]}/; Ctrl-C ends it", flush=True)
+            server.serve_forever(poll_interval=0.2)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0

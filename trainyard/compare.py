@@ -1,0 +1,39 @@
+"""In what two recipes differ, and which keys matter where."""
+
+from collections.abc import Iterable, Sequence
+
+from trainyard.config import RunConfig
+from trainyard.errors import RecipeError
+from trainyard.monitor.config import WatchConfig
+
+# Keys that change where or how a run is carried out, not what comes of it. All others must be
+# the same when a run directory is resumed; the data is compared by its fingerprint.
+PRACTICAL = frozenset(
+    (
+        *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
+        *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
+        *("run.keep", "run.log_every", "run.save_every", "run.resume", "run.max_silence"),
+        *(f"watch.{key}" for key in WatchConfig.model_fields),
+    )
+)
+
+
+def differences(old: RunConfig, new: RunConfig) -> list[str]:
+    """The keys, PRACTICAL ones aside, in which two recipes differ: "section.key: old -> new"."""
+    changed = []
+    for section in RunConfig.model_fields:
+        before, after = getattr(old, section), getattr(new, section)
+        for key in type(before).model_fields:
+            was, now = getattr(before, key), getattr(after, key)
+            if was != now and f"{section}.{key}" not in PRACTICAL:
+                changed.append(f"{section}.{key}: {was} -> {now}")
+    return changed
+
+
+def check_keys(keys: Iterable[str], sections: Sequence[str], what: str) -> None:
+    """RecipeError for a key of other sections: it changes nothing about `what` is done."""
+    for key in keys:
+        if key.partition(".")[0] not in sections:
+            raise RecipeError(
+                f"{key} changes nothing about {what}; keys of {', '.join(sections)} may"
+            )

@@ -1,0 +1,183 @@
+"""A run directory read back, as far as it has got."""
+
+import json
+import math
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import DataError, InputError
+from trainyard.files import RunDirectory
+from trainyard.monitor.history import History, Report, read_history
+from trainyard.training.recorded import Recorded, load_recorded
+
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+@dataclass(frozen=True)
+class Run:
+    folder: RunDirectory
+    name: str
+    history: History
+    recipe_text: str  # "" if there is none
+    recipe: dict[str, Any]  # by section.key
+    environment: dict[str, Any]
+    quarantine: list[dict[str, Any]]
+    recorded: Recorded | None
+    classes: tuple[str, ...]  # () as long as no checkpoint names them
+    parameters: int | None
+    notes: tuple[str, ...] = ()
+    """What is missing, and why."""
+
+    @property
+    def steps(self) -> int:
+        """Those made, as far as reported."""
+        return max((report["step"] for report in self._last()), default=0)
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole run, all restarts together."""
+        return max((number(report, "time") or 0.0 for report in self._last()), default=0.0)
+
+    @property
+    def epoch(self) -> float:
+        return max((number(report, "epoch") or 0.0 for report in self._last()), default=0.0)
+
+    def _last(self) -> list[Report]:
+        return [*self.history.train[-1:], *self.history.val[-1:]]
+
+    def share_done(self) -> float | None:
+        """0 to 1, of `run.length`; None if that cannot be told."""
+        amount, _, unit = str(self.recipe.get("run.length", "")).partition(" ")
+        samples = max((number(report, "samples") or 0.0 for report in self._last()), default=0.0)
+        done = {"step": float(self.steps), "epoch": self.epoch, "sample": samples}
+        try:
+            return min(done[unit.rstrip("s")] / float(amount), 1.0)
+        except (KeyError, ValueError, ZeroDivisionError):
+            return None
+
+    def best(self, key: str) -> Report | None:
+        """The evaluation with the highest `key`; of equal ones the first."""
+        found = [report for report in self.history.val if number(report, key) is not None]
+        return max(found, key=lambda report: float(report[key]), default=None)
+
+
+def number(report: Report, key: str) -> float | None:
+    """A figure of a report; None where there is none."""
+    value = report.get(key)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """InputError where a folder is no run directory. Names are as short as they can be."""
+    for folder in folders:
+        if not (folder / "recipe.toml").is_file() and not (folder / "metrics.jsonl").is_file():
+            raise InputError(
+                f"{folder}: no run directory: it has neither recipe.toml nor metrics.jsonl"
+            )
+    names = _names([folder.resolve() for folder in folders])
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise InputError(f"{twice}: given twice; name each run once")
+    return [_read(folder, name) for folder, name in zip(folders, names, strict=True)]
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """Their last parts, as many as tell them apart."""
+    most = max(len(path.parts) for path in paths)
+    for count in range(1, most + 1):
+        names = ["/".join(path.parts[-count:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in paths]
+
+
+def _read(path: Path, name: str) -> Run:
+    folder, notes = RunDirectory(path), []
+    history = read_history(folder.metrics) if folder.metrics.exists() else History([], [], [])
+    text = folder.recipe.read_text(encoding="utf-8") if folder.recipe.exists() else ""
+    try:
+        recorded = load_recorded(folder.predictions)
+    except DataError as error:
+        recorded = None
+        notes.append(str(error))
+    return Run(
+        folder=folder,
+        name=name,
+        history=history,
+        recipe_text=text,
+        recipe=_flat(folder.recipe, text),
+        environment=_json(folder.environment),
+        quarantine=_lines(folder.quarantine),
+        recorded=recorded,
+        classes=_classes(folder),
+        parameters=_parameters(folder),
+        notes=tuple(notes),
+    )
+
+
+def _flat(path: Path, text: str) -> dict[str, Any]:
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path}: is no TOML ({error})") from None
+    return {
+        f"{section}.{key}": value
+        for section, values in tree.items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+    }
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Nothing where there is no such file, or it is not whole."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """A line that is being written is left out."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        found += [row] if isinstance(row, dict) else []
+    return found
+
+
+def _checkpoint_file(folder: RunDirectory, name: str) -> Path | None:
+    paths = (folder.checkpoints / which / name for which in ("best", "latest"))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _classes(folder: RunDirectory) -> tuple[str, ...]:
+    path = _checkpoint_file(folder, "progress.json")
+    return tuple(map(str, _json(path).get("classes", ()))) if path else ()
+
+
+def _parameters(folder: RunDirectory) -> int | None:
+    """Of the model, from the header of its saved weights; None if they are not in one file."""
+    path = _checkpoint_file(folder, "model.safetensors")
+    if path is None:
+        return None
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            names = (name for name in file.keys() if not name.endswith(_BUFFERS))  # noqa: SIM118
+            shapes = [file.get_slice(name).get_shape() for name in names]
+    except (OSError, SafetensorError):
+        return None
+    return sum(math.prod(map(int, shape)) for shape in shapes)
+
+
+def counted(devices: Sequence[str]) -> str:
+    """8 x NVIDIA H100 80GB HBM3, of each kind."""
+    return ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
