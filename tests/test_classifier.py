@@ -1,0 +1,214 @@
+"""A loaded classifier says of images what the evaluation says of them."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+from tests.command_line import run
+from trainyard.classifier import Classifier, Guess, Picture, load
+from trainyard.data.indexing import open_index
+from trainyard.errors import CheckpointError, DataError, RecipeError
+from trainyard.files import RunDirectory, find_checkpoint
+from trainyard.training.recorded import load_recorded
+
+
+@pytest.fixture(scope="module")
+def averaged(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Batch norm, a moving average, and validation images that are cropped, resized and mixed."""
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    where = ("--data", digits, "--run", folder, "--model.ema_decay", "0.9")
+    sizes = ("--data.eval_size", "40", "--data.crop_pct", "0.8", "--data.threads", "1")
+    assert run("train", "digits", *where, *sizes, "--run.length", "16 steps", "--json") == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bfloat16(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bfloat16") / "run"
+    where = ("--data", digits, "--run", folder, "--data.threads", "1")
+    short = ("--run.length", "8 steps", "--batch.precision", "bf16")
+    assert run("train", "debug", *where, *short, "--json") == 0
+    return folder
+
+
+def files_of(digits: Path) -> list[Path]:
+    """The validation images in the order of their index."""
+    return sorted((digits / "val").glob("*/*"))
+
+
+@pytest.mark.parametrize("name", ["averaged", "bfloat16"])
+def test_image_by_image_as_in_the_evaluation(
+    name: str, digits: Path, request: pytest.FixtureRequest
+) -> None:
+    folder: Path = request.getfixturevalue(name)
+    recorded = load_recorded(RunDirectory(folder).predictions)
+    assert recorded is not None
+    classifier = load(folder, ema=recorded.weights == "ema_")
+    assert classifier.step == recorded.step
+    guesses = [guesses[0] for guesses in classifier.predict(files_of(digits))]
+    assert [int(guess.name) for guess in guesses] == recorded.said.guess.tolist()
+    # Batches of other sizes are summed in another order.
+    near = 1e-4 if name == "averaged" else 2e-2
+    found = [guess.probability for guess in guesses]
+    np.testing.assert_allclose(found, recorded.said.confidence, rtol=near)
+    right = np.mean(
+        [int(g.name) == label for g, label in zip(guesses, recorded.labels, strict=True)]
+    )
+    assert right == recorded.said.evaluation().top1
+
+
+@pytest.mark.parametrize("name", ["averaged", "bfloat16"])
+def test_the_loader_and_a_list_of_files_say_the_same(
+    name: str, digits: Path, request: pytest.FixtureRequest
+) -> None:
+    classifier = load(request.getfixturevalue(name))
+    begun: list[int] = []
+    said = classifier.predict_index(open_index(str(digits / "val")), 3, on_batch=begun.append)
+    assert begun == sorted(begun)
+    assert begun[-1] == 364
+    assert said.bad == {}
+    for row, guesses in enumerate(classifier.predict(files_of(digits), top=3)):
+        own = classifier.named(said.classes[row], said.probabilities[row])
+        assert [guess.name for guess in own] == [guess.name for guess in guesses]
+        np.testing.assert_allclose([g[1] for g in own], [g[1] for g in guesses], rtol=2e-2)
+
+
+def test_the_better_weights_are_taken_unless_asked(averaged: Path) -> None:
+    _, checkpoint = find_checkpoint(averaged)
+    last = json.loads((checkpoint / "progress.json").read_text())["last"]
+    assert last["ema_top1"] != last["top1"]
+    assert load(averaged).uses_ema == (last["ema_top1"] > last["top1"])
+    for ema, name in ((True, "ema"), (False, "model")):
+        classifier, weights = load(averaged, ema=ema), load_file(checkpoint / f"{name}.safetensors")
+        assert classifier.uses_ema == ema
+        for key, weight in classifier.model.state_dict().items():
+            assert torch.equal(weight, weights[key])
+
+
+def test_what_is_loaded(averaged: Path) -> None:
+    classifier = load(str(averaged), device="cpu")
+    assert classifier.classes == tuple("0123456789")
+    assert classifier.checkpoint == (averaged / "checkpoints" / "best").resolve()
+    assert (classifier.step, classifier.image_size) == (16, 40)
+    assert classifier.device == torch.device("cpu")
+    assert not classifier.model.training
+    assert load(classifier.checkpoint).step == 16
+
+
+def test_without_an_average_there_is_none_to_ask_for(finished: Path) -> None:
+    assert not load(finished).uses_ema
+    with pytest.raises(CheckpointError, match="no moving average of the weights: leave --ema out"):
+        load(finished, ema=True)
+
+
+def test_a_damaged_checkpoint_is_not_used(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    for file in (tmp_path / "run" / "checkpoints").glob("*/model.safetensors"):
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(CheckpointError, match="truncated or altered"):
+        load(tmp_path / "run")
+
+
+# --- images as a program has them ---
+
+
+def test_an_image_in_every_form_is_the_same(averaged: Path, digits: Path) -> None:
+    file = files_of(digits)[5]
+    classifier = load(averaged)
+    forms: list[Picture] = [
+        file,
+        str(file),
+        file.read_bytes(),
+        Image.open(file),
+        Image.open(file).convert("RGB"),
+    ]
+    first, *others = classifier.preprocess(forms)
+    assert first.shape == (3, 40, 40)
+    for other in others:
+        assert torch.equal(first, other)
+    assert len({str(guesses) for guesses in classifier.predict(forms[:2])}) == 1
+
+
+def test_pixels_are_resized_cropped_and_normalised_as_pillow_does(averaged: Path) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 70, 3), np.uint8), "RGB")
+    (found,) = load(averaged).preprocess([image])
+    resized = image.resize((50, 64), Image.Resampling.BICUBIC).crop((5, 12, 45, 52))
+    expected = (np.asarray(resized, np.float32) / 255 - 0.31) / 0.38
+    np.testing.assert_allclose(found.permute(1, 2, 0), expected, atol=1.6 / 255 / 0.38)
+
+
+def test_top_is_as_many_as_there_are(averaged: Path, digits: Path) -> None:
+    (guesses,) = load(averaged).predict(files_of(digits)[:1], top=99)
+    assert sorted(guess.name for guess in guesses) == list("0123456789")
+    assert sum(guess.probability for guess in guesses) == pytest.approx(1)
+    assert [guess.probability for guess in guesses] == sorted((g[1] for g in guesses), reverse=True)
+    assert isinstance(guesses[0], Guess)
+    assert load(averaged).predict([]) == []
+
+
+def test_an_image_that_cannot_be_read_is_named(
+    averaged: Path, digits: Path, tmp_path: Path
+) -> None:
+    classifier, good = load(averaged), files_of(digits)[0]
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(DataError, match=r"text\.png: not an image"):
+        classifier.predict([good, tmp_path / "text.png"])
+    with pytest.raises(DataError, match=r"gone\.png: no such file or directory"):
+        classifier.predict([tmp_path / "gone.png"])
+    with pytest.raises(DataError, match="image 2: not an image"):
+        classifier.predict([good.read_bytes(), b"no image"])
+
+
+def test_scores_that_are_not_finite_are_no_guess(finished: Path, digits: Path) -> None:
+    classifier = load(finished)
+    with torch.no_grad():
+        next(classifier.model.parameters()).fill_(torch.nan)
+    said = classifier.predict_index(open_index(str(digits / "val")))
+    assert set(said.bad.values()) == {"the model gives it scores that are not finite"}
+    assert len(said.bad) == 364
+    assert (said.classes == -1).all()
+
+
+# --- settings ---
+
+
+def test_recipe_keys_can_be_others(averaged: Path, digits: Path) -> None:
+    classifier = load(averaged, overrides={"data.eval_size": "24"})
+    assert classifier.preprocess(files_of(digits)[:2]).shape == (2, 3, 24, 24)
+    with pytest.raises(RecipeError, match=r"data\.eval_siz"):
+        load(averaged, overrides={"data.eval_siz": "24"})
+
+
+def test_nothing_of_the_program_is_changed(
+    digits: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        load(finished).predict(files_of(digits)[:1])
+        assert torch.get_float32_matmul_precision() == "medium"
+        assert torch.backends.cudnn.allow_tf32
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_what_only_training_needs_is_left_out(finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    recipe = tmp_path / "run" / "recipe.toml"
+    text = recipe.read_text().replace('decode = "cpu"', 'decode = "gpu"')
+    text = text.replace("grad_checkpointing = false", "grad_checkpointing = true")
+    recipe.write_text(text.replace("[data]", f'[data]\nstage = "{tmp_path / "disk"}"'))
+    classifier: Classifier = load(tmp_path / "run")
+    assert not classifier.model.grad_checkpointing
+    content = io.BytesIO()
+    Image.new("L", (9, 9)).save(content, "PNG")
+    assert len(classifier.predict([content.getvalue()])) == 1
+    assert not (tmp_path / "disk").exists()

@@ -1,0 +1,249 @@
+"""`trainyard predict`: images from anywhere, and what is said of them."""
+
+import csv
+import json
+import shutil
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Capture, complaint, run, shown
+from tests.web import LocalServer
+from trainyard.data.remote import fetch_image
+
+
+class Album(LocalServer):
+    """Images, and all that can be wrong with a server."""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        path = request.path
+        if path.startswith("/moved/"):
+            there = f"{self.url}/{path.removeprefix('/moved/')}"
+            self._say(request, 302, **{"Location": there, "Content-Length": "0"})
+        elif path == "/local":
+            self._say(request, 302, Location="file:///etc/hostname")
+        elif path == "/huge":
+            self._say(request, 200, **{"Content-Length": str(1 << 40)})
+        elif path == "/endless":
+            self._say(request, 200)
+            try:
+                while True:
+                    request.wfile.write(bytes(1 << 16))
+            except OSError:
+                pass
+        elif (file := self.folder / path.lstrip("/").partition("?")[0]).is_file():
+            content = file.read_bytes()
+            self._say(request, 200, **{"Content-Length": str(len(content))})
+            request.wfile.write(content)
+        else:
+            self._say(request, 404, **{"Content-Length": "0"})
+
+    def _say(self, request: BaseHTTPRequestHandler, status: int, **headers: str) -> None:
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.end_headers()
+
+
+@pytest.fixture
+def image(digits: Path) -> Path:
+    return min((digits / "val" / "3").iterdir())
+
+
+def predicted(capsys: Capture, *arguments: object) -> list[dict[str, object]]:
+    tree = json.loads(shown(capsys, "predict", *arguments, "--json"))
+    images: list[dict[str, object]] = tree["images"]
+    return images
+
+
+def test_a_folder_is_predicted_as_it_is_evaluated(
+    finished: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    lines = tmp_path / "lines.csv"
+    assert run("evaluate", finished, "--predictions", lines, "--json") == 0
+    with open(lines, newline="") as file:
+        expected = {row["file"]: row for row in csv.DictReader(file)}
+    found = predicted(capsys, finished, digits / "val")
+    assert [entry["image"] for entry in found] == sorted(expected)
+    for entry in found:
+        own, guesses = expected[str(entry["image"])], entry["guesses"]
+        assert isinstance(guesses, list)
+        assert guesses[0]["class"] == own["guess"]
+        assert guesses[0]["probability"] == pytest.approx(float(own["confidence"]), abs=2e-6)
+        assert len(guesses) == 5
+
+
+def test_the_document_tells_of_what_it_is(finished: Path, image: Path, capsys: Capture) -> None:
+    tree = json.loads(shown(capsys, "predict", finished, image, "--json", "--top", "2"))
+    assert tree["checkpoint"] == str((finished / "checkpoints" / "best").resolve())
+    assert (tree["step"], tree["weights"]) == (2, "raw")
+    (entry,) = tree["images"]
+    assert entry["image"] == str(image)
+    assert len(entry["guesses"]) == 2
+
+
+def test_files_folders_globs_and_data_sets_in_the_order_given(
+    finished: Path, image: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    tar = tmp_path / "shards"
+    assert run("data", "pack", digits / "val", tar, "--format", "webdataset") == 0
+    deep = tmp_path / "pictures" / "a" / "b"
+    deep.mkdir(parents=True)
+    for name in ("1.PNG", "2.png", ".hidden.png", "notes.txt"):
+        shutil.copy(image, deep / name)
+    shutil.copy(image, tmp_path / "without-a-suffix")
+    found = predicted(
+        capsys,
+        *(finished, image, tmp_path / "pictures", tmp_path / "pic*/**/b/?.png"),
+        *(tar, tmp_path / "without-a-suffix"),
+    )
+    first = [str(image), str(deep / "1.PNG"), str(deep / "2.png"), str(deep / "2.png")]
+    assert [entry["image"] for entry in found[:4]] == first
+    assert len(found) == 4 + 364 + 1
+    assert found[-1]["image"] == str(tmp_path / "without-a-suffix")
+    assert {entry["image"] for entry in found[4:-1]} == {str(next(tar.glob("*.tar")))}
+    assert len({entry["offset"] for entry in found[4:-1]}) == 364
+    whole = predicted(capsys, finished, digits / "val")
+    key = "guesses"
+    tops = sorted(str(entry[key]) for entry in whole)
+    inside = sorted(str(entry[key]) for entry in found[4:-1])
+    assert [text[:30] for text in tops] == [text[:30] for text in inside]
+    assert len({str(entry[key])[:30] for entry in (*found[:4], found[-1])}) == 1
+
+
+def test_a_link_to_a_folder_that_holds_it_is_not_followed_for_ever(
+    finished: Path, image: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (tmp_path / "deep").mkdir()
+    shutil.copy(image, tmp_path / "deep" / "a.png")
+    (tmp_path / "deep" / "round").symlink_to(tmp_path)
+    assert len(predicted(capsys, finished, tmp_path)) == 1
+
+
+def test_images_come_from_web_servers(
+    finished: Path, image: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    shutil.copy(image, tmp_path / "three.png")
+    with Album(tmp_path, protocol="HTTP/1.1") as server:
+        names = [
+            f"{server.url}/{name}" for name in ("three.png", "three.png?size=8", "moved/three.png")
+        ]
+        found = predicted(capsys, finished, image, *names)
+    assert [entry["image"] for entry in found] == [str(image), *names]
+    assert len({str(entry["guesses"]) for entry in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/gone.png", "the server answers 404 Not Found"),
+        ("/text.png", "not an image"),
+        ("/huge", "over 100 MiB, which no image has"),
+        ("/endless", "over 1 MiB, which no image has"),
+        ("/local", "not a valid URL"),
+    ],
+)
+def test_what_a_server_does_wrong(
+    path: str,
+    reason: str,
+    finished: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    if path == "/endless":
+        monkeypatch.setattr(fetch_image, "MAX_BYTES", 1 << 20)
+    with Album(tmp_path, protocol="HTTP/1.0") as server:
+        said = complaint(capsys, "predict", finished, f"{server.url}{path}")
+    assert said.startswith(f"trainyard: {server.url}{path}: ")
+    assert reason in said
+    assert said.count(server.url) == 1
+
+
+def test_other_schemes_are_not_fetched(finished: Path, capsys: Capture) -> None:
+    assert "ftp:// is not known" in complaint(capsys, "predict", finished, "ftp://host/image.png")
+
+
+def test_a_bad_image_is_named_and_the_others_go_on(
+    finished: Path, image: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    for name in ("b.png", "c.png"):
+        (tmp_path / name).write_text("no image")
+    shutil.copy(image, tmp_path / "a.png")
+    (tmp_path / "d.png").symlink_to("nowhere")
+    capsys.readouterr()
+    assert run("predict", finished, tmp_path, "--json", "--csv", tmp_path / "out.csv") == 0
+    out, err = capsys.readouterr()
+    images = json.loads(out)["images"]
+    assert ["error" in entry for entry in images] == [False, True, True, True]
+    assert images[1]["error"] == "not an image"
+    assert err.splitlines()[0] == f"trainyard: {tmp_path / 'b.png'}: not an image"
+    assert "d.png: [Errno 2] No such file or directory" in err
+    assert err.splitlines()[-1] == "trainyard: 3 of 4 images cannot be read"
+    with open(tmp_path / "out.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["error"][:6] for row in rows] == ["", "not an", "not an", "[Errno"]
+    assert rows[0]["class_1"] == images[0]["guesses"][0]["class"]
+    assert float(rows[0]["probability_5"]) == pytest.approx(
+        images[0]["guesses"][4]["probability"], abs=1e-6
+    )
+    (tmp_path / "a.png").unlink()
+    said = complaint(capsys, "predict", finished, tmp_path)
+    assert "b.png: not an image; of 3 images none can be read" in said
+
+
+def test_what_a_person_sees(finished: Path, image: Path, digits: Path, capsys: Capture) -> None:
+    one = shown(capsys, "predict", finished, image, "--top", "3")
+    assert image.name in one.replace("\n", "")
+    assert one.count("%") == 3
+    some = shown(capsys, "predict", finished, digits / "val" / "3")
+    assert some.count(".png") == 37
+    many = shown(capsys, "predict", finished, digits)
+    assert "share" in many
+    assert ".png" not in many
+    assert "--csv FILE.csv and --json tell of each image" in many
+
+
+def test_classes_may_be_called_anything(
+    finished: Path, image: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    name = tmp_path / "[red] image.png"
+    shutil.copy(image, name)
+    assert "[red] image.png" in shown(capsys, "predict", finished, name).replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nothing.png",), "nothing.png: no such file or folder"),
+        (("*.gif",), "*.gif: no file matches"),
+        (("",), "an empty name"),
+        (("{image}", "--top", "0"), "'0' is no whole number above 0"),
+        (("{image}", "--csv", "out.txt"), "--csv out.txt: name a file that ends in .csv"),
+        (("{image}", "--optim.lr", "1"), "optim.lr changes nothing about a prediction"),
+        (("{image}", "--ema"), "no moving average"),
+        (("{folder}",), "no images found"),
+        (("{image}", "--csv", "{folder}/none/out.csv"), "cannot be written (No such file"),
+    ],
+)
+def test_mistakes(
+    arguments: tuple[str, ...],
+    message: str,
+    finished: Path,
+    image: Path,
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    words = [word.replace("{image}", str(image)) for word in arguments]
+    words = [word.replace("{folder}", str(tmp_path)) for word in words]
+    assert message in complaint(capsys, "predict", finished, *words)
+
+
+def test_nothing_is_written_where_the_images_are(
+    finished: Path, image: Path, tmp_path: Path
+) -> None:
+    shutil.copy(image, tmp_path / "a.png")
+    assert run("predict", finished, tmp_path) == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["a.png"]

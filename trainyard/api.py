@@ -1,0 +1,188 @@
+"""Trainyard as a library: what the commands do, for a notebook or a program of one's own.
+
+Every function raises a TrainyardError with one line that names the wrong key, file or value and
+says what to do. Accuracies are fractions of 1, losses mean cross-entropies in nats, times seconds.
+Heavy imports wait until a function is called.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainyard.config import RunConfig
+    from trainyard.monitor.history import History
+    from trainyard.monitor.outcome import Outcome
+    from trainyard.training.recorded import Recorded
+    from trainyard.world import World
+
+StrPath = str | os.PathLike[str]
+_EVALUATED = ("model", "data", "augment", "batch")  # sections that an evaluation can depend on
+
+
+def train(
+    recipe: "StrPath | RunConfig",
+    run: StrPath,
+    *,
+    data: StrPath | Sequence[StrPath] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    world: "World | None" = None,
+    console: "Console | None" = None,
+) -> "Outcome":
+    """Train a recipe in a run directory, or go on with the run that is there.
+
+    `recipe` is a built-in name, the path of a TOML file, or a RunConfig. `data` is a location with
+    train and val data, or several to be merged, and comes before what the recipe says. `overrides`
+    are recipe keys such as {"optim.lr": 0.1, "run.length": "8 epochs"}; a text is read as on the
+    command line. `world` is found as for `trainyard train` (one rank, or this process's place
+    under torchrun, srun, …), and every rank of it calls this alike. `console` is where progress is
+    shown: by default the terminal or the notebook's cell; Console(quiet=True) shows none.
+
+    The Outcome has `step`, `seconds`, and the `last` and `best` evaluations: dicts with "top1",
+    "top5", "loss", and "ema_top1" … where there is a moving average. `stopped` says whether Ctrl-C,
+    or the kernel's Interrupt, ended it early: a checkpoint is saved, and the same call goes on.
+    RecipeError, DataError or CheckpointError for what cannot be right.
+    """
+    from trainyard.rendezvous import discover
+
+    world = discover() if world is None else world
+    console = _console(world) if console is None else console
+    from trainyard import run as composition
+
+    config = _config(recipe, _with_data(overrides, data))
+    return composition.train(config, os.fspath(run), world=world, console=console)
+
+
+def evaluate(
+    run: StrPath,
+    *,
+    data: StrPath | Sequence[StrPath] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    flip: bool = False,
+    all_classes: bool = False,
+    world: "World | None" = None,
+    console: "Console | None" = None,
+) -> dict[str, Any]:
+    """The accuracy of a run's best checkpoint, or of a checkpoint, on every validation image once.
+
+    `data` is other validation data than the run's own, or several locations taken as one; of it
+    only classes that it has are guessed, unless `all_classes`. `overrides` are keys of the sections
+    model, data, augment and batch, {"data.eval_size": 288} say. `flip` judges the mean softmax of
+    an image and of its mirror image. `world` and `console` are as for `train`.
+
+    Gives what `trainyard evaluate --json` prints: "samples", "bad" (images that cannot be read),
+    "top1", "top5", "loss", "ece" (expected calibration error), and "ema_top1" … where there is a
+    moving average. CheckpointError or DataError for what is missing or does not fit.
+    """
+    from trainyard.rendezvous import discover
+
+    world = discover() if world is None else world
+    console = _console(world) if console is None else console
+    from trainyard.data.merge import validation_splits
+    from trainyard.evaluation import Question, evaluate_checkpoint
+    from trainyard.files import find_checkpoint
+
+    folder, checkpoint = find_checkpoint(Path(run))
+    config = evaluation_recipe(folder, overrides)
+    places = (None,) if data is None else (tuple(validation_splits(_texts(data))),)
+    question = Question(data=places, flip=flip, all_classes=all_classes)
+    (result,) = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
+    return result.as_dict()
+
+
+def history(run: StrPath) -> "History":
+    """The reports of a run: `.train`, `.val` and `.events`, each a list of dicts by step.
+
+    Train reports have "step", "epoch", "samples", "time" (s), "loss", "top1", "lr", "grad_norm",
+    "images_per_s" (of all ranks), "data_wait" (share of time); val reports "top1", "top5", "loss",
+    "ema_top1" …; events "event" and "message". After a kill the steps made again count once.
+    InputError if the run has no reports.
+    """
+    from trainyard.files import RunDirectory
+    from trainyard.monitor.history import read_history
+
+    return read_history(RunDirectory(Path(run)).metrics)
+
+
+def predictions(run: StrPath) -> "Recorded":
+    """What the best weights of a run say of each validation sample, in the order of its index.
+
+    `.labels` is int32[samples]; `.said` has columns float32[samples]: `guess`, `confidence`,
+    `place` of the true class (1 for the best) and `loss`; `.step` says when. DataError if there
+    are none yet.
+    """
+    from trainyard.errors import DataError
+    from trainyard.files import RunDirectory
+    from trainyard.training.recorded import load_recorded
+
+    path = RunDirectory(Path(run)).predictions
+    recorded = load_recorded(path)
+    if recorded is None:
+        raise DataError(f"{path}: no predictions yet: the first evaluation of a run writes them")
+    return recorded
+
+
+def evaluation_recipe(run: Path, overrides: Mapping[str, Any] | None = None) -> "RunConfig":
+    """The recipe of a run directory, for an evaluation that need not be where the run was.
+
+    RecipeError for a key that changes nothing about one.
+    """
+    from trainyard.config import load_recipe
+
+    check_evaluated(overrides or {})
+    config = load_recipe(str(run / "recipe.toml"), _plain(overrides))
+    if "data.stage" in (overrides or {}):
+        return config
+    here = config.data.model_copy(update={"stage": None})  # that was a folder of other nodes
+    return config.model_copy(update={"data": here})
+
+
+def check_evaluated(keys: Iterable[str]) -> None:
+    """RecipeError for a key that changes nothing about an evaluation."""
+    from trainyard.compare import check_keys
+
+    check_keys(keys, _EVALUATED, "an evaluation")
+
+
+# --- arguments, as a person gives them ---
+
+
+def _config(recipe: "StrPath | RunConfig", overrides: Mapping[str, Any]) -> "RunConfig":
+    from trainyard.config import RunConfig, load_recipe, override
+
+    if isinstance(recipe, RunConfig):
+        return override(recipe, overrides)
+    return load_recipe(os.fspath(recipe), overrides)
+
+
+def _with_data(
+    overrides: Mapping[str, Any] | None, data: StrPath | Sequence[StrPath] | None
+) -> dict[str, Any]:
+    from trainyard.data.merge import merged_splits
+
+    found = {} if data is None else merged_splits(_texts(data))
+    return _plain(overrides) | {f"data.{split}": place for split, place in found.items()}
+
+
+def _plain(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        key: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for key, value in (overrides or {}).items()
+    }
+
+
+def _texts(places: StrPath | Sequence[StrPath]) -> list[str]:
+    if isinstance(places, str | os.PathLike):
+        return [os.fspath(places)]
+    return [os.fspath(place) for place in places]
+
+
+def _console(world: "World") -> "Console":
+    """Of the first rank a terminal or a notebook's cell; the others are silent."""
+    from trainyard.monitor.console import console_of
+    from trainyard.monitor.notebook import notebook_console
+
+    return (world.is_first and notebook_console()) or console_of(world)

@@ -1,0 +1,232 @@
+"""A trained classifier: the model of a run or checkpoint, and what it says of images.
+
+What is done to an image is what an evaluation does, so that both say the same of it.
+"""
+
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from trainyard.config import RunConfig, load_recipe
+from trainyard.data.augment import CentralCrop
+from trainyard.data.decode import decode_batch, own_decoder
+from trainyard.data.device.normalise import Normalise
+from trainyard.data.index import Index
+from trainyard.data.remote.fetch_image import fetch_image
+from trainyard.errors import CheckpointError, DataError
+from trainyard.files import find_checkpoint
+from trainyard.initial import prefers_average
+from trainyard.parts import feeds_of, trained_model
+from trainyard.training import checkpoint
+from trainyard.training.precision import AUTOCASTS, autocast, use_precision
+from trainyard.world import World, pick_device
+
+_BATCH = 256  # images at a time, at most
+
+Picture = str | Path | bytes | Image.Image
+"""An image: a path, an http(s) URL, the bytes of an image file, or Pillow's."""
+
+
+class Guess(NamedTuple):
+    name: str
+    """Of the class."""
+    probability: float
+
+
+class Guesses(NamedTuple):
+    """Of n images the k likeliest classes, the likeliest first."""
+
+    classes: NDArray[np.int64]  # [n, k] numbers; -1 for a bad image
+    probabilities: NDArray[np.float32]  # [n, k]; 0 for a bad image
+    bad: dict[int, str]
+    """Why images have no guesses, by their numbers."""
+
+
+def load(
+    path: str | Path,
+    *,
+    device: "torch.device | str | None" = None,
+    ema: bool | None = None,
+    overrides: Mapping[str, str] | None = None,
+) -> "Classifier":
+    """The classifier of a run's best checkpoint, or of a checkpoint.
+
+    `device`: a GPU if there is one, if not given. `ema`: whether to take the moving average of the
+    weights; if not given, where it scored no worse than they did. `overrides` of recipe keys:
+    {"data.eval_size": "288"}. CheckpointError for what cannot be loaded.
+    """
+    folder, found = find_checkpoint(Path(path))
+    config = _to_predict(load_recipe(str(folder / "recipe.toml"), overrides))
+    checkpoint.check(found)
+    progress = checkpoint.read_progress(found)
+    if ema and not checkpoint.has_ema(found):
+        raise CheckpointError(f"{found}: has no moving average of the weights: leave --ema out")
+    uses_ema = prefers_average(found, progress) if ema is None else ema
+    place = pick_device(World()) if device is None else torch.device(device)
+    classes = tuple(progress["classes"])
+    model = trained_model(config, found, len(classes), ema=uses_ema).to(place).eval()
+    return Classifier(
+        model=model.requires_grad_(False),
+        classes=classes,
+        config=config,
+        checkpoint=found,
+        step=progress["step"],
+        uses_ema=uses_ema,
+        device=place,
+    )
+
+
+def _to_predict(config: RunConfig) -> RunConfig:
+    """Without what only training needs; images are decoded on the CPU, staged nowhere."""
+    model = {"grad_checkpointing": False, "freeze": ()}
+    data = {"stage": None, "decode": "cpu"}
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update=model),
+            "data": config.data.model_copy(update=data),
+        }
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """A model that is ready to use; see `load`."""
+
+    model: nn.Module
+    """In eval mode; takes what `preprocess` gives, gives float[B, classes] logits."""
+    classes: tuple[str, ...]
+    """Their names by number."""
+    config: RunConfig
+    checkpoint: Path
+    step: int
+    """How many steps its weights were trained."""
+    uses_ema: bool
+    """Whether its weights are the moving average."""
+    device: torch.device
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the images that the model is given."""
+        return self.config.data.eval_size or self.config.data.image_size
+
+    def predict(self, images: Sequence[Picture], top: int = 5) -> list[list[Guess]]:
+        """The `top` likeliest classes of each image, with their probabilities.
+
+        DataError that names the first image that cannot be read.
+        """
+        found = []
+        for start in range(0, len(images), _BATCH):
+            judged = self._judge(self.preprocess(images[start : start + _BATCH]), top)
+            found += [self.named(*row) for row in zip(*judged, strict=True)]
+        return found
+
+    def preprocess(self, images: Sequence[Picture]) -> Tensor:
+        """Images as the model takes them: central crops, normalised; [B, 3, size, size].
+
+        DataError that names the first image that cannot be read.
+        """
+        contents = [_content(image, number) for number, image in enumerate(images)]
+        data, size = self.config.data, self.image_size
+        pixels_BHWC = np.empty((len(contents), size, size, 3), np.uint8)
+        crop, decoder = CentralCrop(size, data.crop_pct), own_decoder()
+        bad = decode_batch(contents, crop, pixels_BHWC, data.interpolation, decoder=decoder)
+        for number, reason in sorted(bad.items()):
+            raise DataError(f"{_named(images[number], number)}: {reason}")
+        return self._normalise(torch.from_numpy(pixels_BHWC).to(self.device).permute(0, 3, 1, 2))
+
+    def predict_index(
+        self, index: Index, top: int = 5, *, on_batch: Callable[[int], None] = lambda _: None
+    ) -> Guesses:
+        """What the model says of a whole index, through the loader; its labels do not matter.
+
+        `on_batch` is told how many images have been begun.
+        """
+        top, count = min(top, len(self.classes)), len(index)
+        classes, probabilities = np.full((count, top), -1), np.zeros((count, top), np.float32)
+        bad: dict[int, str] = {}
+        feeds = feeds_of(self.config, World(), self.device)
+        feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, count))
+        begun = 0
+        with feeds.evaluation(index) as feed:
+            for batch in feed:
+                begun += len(batch.ids)
+                on_batch(begun)
+                ids = batch.ids.numpy()
+                classes[ids], probabilities[ids] = self._judge(batch.images_BCHW, top)
+                bad |= {sample.id: sample.reason for sample in batch.bad}
+        for number in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist():
+            bad.setdefault(number, "the model gives it scores that are not finite")
+        classes[list(bad)], probabilities[list(bad)] = -1, 0
+        return Guesses(classes, probabilities, dict(sorted(bad.items())))
+
+    def logits(self, images_BCHW: Tensor) -> Tensor:
+        """float32[B, classes], computed as precisely as the recipe says; no gradients."""
+        precision = self.config.batch.precision
+        with _arithmetic(precision), autocast(self.device, AUTOCASTS[precision]), torch.no_grad():
+            logits_BC: Tensor = self.model(images_BCHW)
+        return logits_BC.float()
+
+    def named(self, classes: NDArray[np.int64], probabilities: NDArray[np.float32]) -> list[Guess]:
+        """One image's guesses, by name."""
+        pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
+        return [Guess(self.classes[number], probability) for number, probability in pairs]
+
+    def _judge(
+        self, images_BCHW: Tensor, top: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Of equal logits the lower class number comes first, as in training/evaluate.py."""
+        found = self.logits(images_BCHW).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+        return found.indices[:, :top].cpu().numpy(), found.values[:, :top].cpu().numpy()
+
+    @cached_property
+    def _normalise(self) -> Normalise:
+        return Normalise(
+            self.device,
+            mean=self.config.data.mean,
+            std=self.config.data.std,
+            channels_last=self.config.model.channels_last,
+            dtype=AUTOCASTS[self.config.batch.precision] or torch.float32,
+        )
+
+
+@contextmanager
+def _arithmetic(precision: str) -> Iterator[None]:
+    """How float32 is multiplied, as the recipe says, without changing it for the whole program."""
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    use_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def _content(image: Picture, number: int) -> bytes:
+    """An encoded image."""
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, Image.Image):
+        file = io.BytesIO()
+        image.convert("RGB").save(file, "PPM")
+        return file.getvalue()
+    try:
+        if isinstance(image, str) and "://" in image:
+            return fetch_image(image)
+        return Path(image).read_bytes()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise DataError(f"{_named(image, number)}: {reason}") from None
+
+
+def _named(image: Picture, number: int) -> str:
+    return str(image) if isinstance(image, str | Path) else f"image {number + 1}"

@@ -1,0 +1,123 @@
+"""`trainyard predict`: what a trained model says of images."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, NamedTuple
+
+from trainyard.commands.checkpoints import add_checkpoint, check_overrides
+from trainyard.commands.numbers import positive
+from trainyard.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from trainyard.classifier import Classifier, Guesses
+    from trainyard.data.images import Images
+
+_SHOWN = 10  # reasons why images cannot be read
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_checkpoint(parser)
+    parser.add_argument(
+        "images",
+        metavar="IMAGE",
+        nargs="+",
+        help="an image file, a folder of them at any depth, a glob, the http(s) URL of an image, "
+        "or a data set: tars, WebDataset, TFRecord, HDF5, packed files",
+    )
+    parser.add_argument(
+        "--top", metavar="K", type=positive, default=5, help="how many classes of each; default: 5"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document, an entry for each image"
+    )
+    parser.add_argument("--csv", metavar="FILE.csv", help="write a line for each image to a file")
+    parser.epilog = (
+        "Recipe keys of the sections model, data and batch can be given as --SECTION.KEY VALUE, "
+        "--data.eval_size 288 say. An image that cannot be read is named, and the others go on; "
+        "the exit code is 2 if none can be read."
+    )
+    parser.set_defaults(run_command=predict, takes_overrides=True)
+
+
+class Answer(NamedTuple):
+    """What was said of some images."""
+
+    images: "Images"
+    said: "Guesses"
+
+
+def predict(options: argparse.Namespace) -> int:
+    check_overrides(options.overrides, "a prediction")
+    if options.csv and not options.csv.endswith(".csv"):
+        raise InputError(f"--csv {options.csv}: name a file that ends in .csv")
+    from rich.console import Console
+
+    from trainyard.classifier import load
+    from trainyard.commands.predict_tables import as_json, print_answers, write_csv
+    from trainyard.data.images import open_images
+    from trainyard.monitor.progress import counter
+
+    console = Console(stderr=True)
+    with TemporaryDirectory(prefix="trainyard-predict-") as folder:
+        with counter(console, "looking for images") as show:
+            found = open_images(options.images, Path(folder), show)
+        classifier = load(options.target, ema=options.ema, overrides=options.overrides)
+        answers = _answers(classifier, found, options.top, console)
+    bad = _bad(answers)
+    total = sum(len(images.index) for images, _ in answers)
+    if len(bad) == total:
+        name, reason = bad[0]
+        more = "" if total == 1 else f"; of {total:,} images none can be read"
+        raise InputError(f"{name}: {reason}{more}")
+    if options.csv:
+        write_csv(Path(options.csv), classifier, answers)
+    if options.json:
+        print(as_json(classifier, answers))
+    else:
+        print_answers(classifier, answers, options.csv)
+    _complain(bad, total)
+    return 0
+
+
+def _answers(
+    classifier: "Classifier", found: "Sequence[Images]", top: int, console: "Console"
+) -> list[Answer]:
+    from trainyard.monitor.progress import counter
+
+    answers = []
+    total, done = sum(len(images.index) for images in found), 0
+    with counter(console, "predicting", total) as show:
+        for images in found:
+            on_batch = partial(_counted_from, done, show)
+            said = classifier.predict_index(images.index, top, on_batch=on_batch)
+            said.bad.update(images.missing)
+            answers.append(Answer(images, said))
+            done += len(images.index)
+    return answers
+
+
+def _counted_from(done: int, show: Callable[[int], None], begun: int) -> None:
+    show(done + begun)
+
+
+def _bad(answers: Sequence[Answer]) -> list[tuple[str, str]]:
+    """The images without a guess, and why."""
+    return [
+        (images.name(number), reason)
+        for images, said in answers
+        for number, reason in said.bad.items()
+    ]
+
+
+def _complain(bad: Sequence[tuple[str, str]], total: int) -> None:
+    for name, reason in bad[:_SHOWN]:
+        print(f"trainyard: {name}: {reason}", file=sys.stderr)
+    if len(bad) > 1:
+        text = f"{len(bad):,} of {total:,} images cannot be read"
+        print(f"trainyard: {text}", file=sys.stderr)

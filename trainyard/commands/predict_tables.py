@@ -1,0 +1,142 @@
+"""How predictions look: a table, JSON, and a file with a line per image."""
+
+import csv
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from trainyard.classifier import Classifier, Guess
+from trainyard.commands.predict import Answer
+from trainyard.commands.printing import result_console
+from trainyard.errors import InputError
+from trainyard.files import atomic_write
+
+_IN_FULL = 3  # images of which all guesses are shown
+_ONE_BY_ONE = 500  # images that have a line of their own; of more, the classes are counted
+_BAR = 20  # characters
+
+
+def as_json(classifier: Classifier, answers: Sequence[Answer]) -> str:
+    """One document."""
+    tree = {
+        "checkpoint": str(classifier.checkpoint),
+        "step": classifier.step,
+        "weights": "ema" if classifier.uses_ema else "raw",
+        "images": [_entry(classifier, *row) for row in _rows(answers)],
+    }
+    return json.dumps(tree)
+
+
+def _entry(classifier: Classifier, answer: Answer, number: int) -> dict[str, Any]:
+    images, said = answer
+    if images.names is not None:
+        entry: dict[str, Any] = {"image": images.names[number]}
+    else:
+        path, offset, _ = images.index.locate(number)
+        entry = {"image": path, "offset": offset}
+    if number in said.bad:
+        return entry | {"error": said.bad[number]}
+    guesses = _guesses(classifier, answer, number)
+    return entry | {"guesses": [{"class": g.name, "probability": g.probability} for g in guesses]}
+
+
+def write_csv(path: Path, classifier: Classifier, answers: Sequence[Answer]) -> None:
+    """A line per image: its name, its classes with their probabilities, or what is wrong with it.
+
+    InputError if it cannot be written.
+    """
+    top = max(said.classes.shape[1] for _, said in answers)
+    columns = [f"{what}_{place + 1}" for place in range(top) for what in ("class", "probability")]
+    try:
+        with atomic_write(path) as file:
+            text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
+            writer = csv.writer(text)
+            writer.writerow(["image", "error", *columns])
+            for answer, number in _rows(answers):
+                name = answer.images.name(number)
+                if number in answer.said.bad:
+                    writer.writerow([name, answer.said.bad[number], *[""] * len(columns)])
+                    continue
+                guesses = _guesses(classifier, answer, number)
+                cells = [cell for g in guesses for cell in (g.name, f"{g.probability:.6f}")]
+                writer.writerow([name, "", *cells])
+            text.flush()
+            text.detach()
+    except OSError as error:
+        raise InputError(f"--csv {path}: cannot be written ({error.strerror})") from None
+
+
+def _rows(answers: Sequence[Answer]) -> Iterator[tuple[Answer, int]]:
+    for answer in answers:
+        for number in range(len(answer.images.index)):
+            yield answer, number
+
+
+def _guesses(classifier: Classifier, answer: Answer, number: int) -> list[Guess]:
+    said = answer.said
+    return classifier.named(said.classes[number], said.probabilities[number])
+
+
+# --- for a person ---
+
+
+def print_answers(classifier: Classifier, answers: Sequence[Answer], written: str | None) -> None:
+    """All guesses of a few images; of more the likeliest; of many how often each class comes.
+
+    `written`: the file that tells of each image, if there is one.
+    """
+    console = result_console()
+    rows = [(answer, number) for answer, number in _rows(answers) if number not in answer.said.bad]
+    if len(rows) <= _IN_FULL:
+        for answer, number in rows:
+            console.print(answer.images.name(number), style="bold", soft_wrap=True)
+            console.print(_in_full(classifier, answer, number))
+    elif len(rows) <= _ONE_BY_ONE:
+        console.print(_one_by_one(classifier, rows))
+    else:
+        console.print(_counted(classifier, rows))
+        if written is None:
+            console.print("--csv FILE.csv and --json tell of each image", soft_wrap=True)
+    if written is not None:
+        console.print(f"each image is in {written}", soft_wrap=True)
+
+
+def _in_full(classifier: Classifier, answer: Answer, number: int) -> Table:
+    table = Table("class", box=box.SIMPLE_HEAD)
+    table.add_column("probability", justify="right")
+    table.add_column()
+    for guess in _guesses(classifier, answer, number):
+        bar = "█" * round(_BAR * guess.probability)
+        table.add_row(guess.name, f"{guess.probability:.1%}", bar)
+    return table
+
+
+def _one_by_one(classifier: Classifier, rows: Sequence[tuple[Answer, int]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("image", overflow="fold")
+    table.add_column("class", overflow="fold")
+    table.add_column("probability", justify="right")
+    table.add_column("else", overflow="fold")
+    for answer, number in rows:
+        first, *others = _guesses(classifier, answer, number)
+        rest = ", ".join(f"{guess.name} {guess.probability:.1%}" for guess in others[:2])
+        table.add_row(answer.images.name(number), first.name, f"{first.probability:.1%}", rest)
+    return table
+
+
+def _counted(classifier: Classifier, rows: Sequence[tuple[Answer, int]]) -> Table:
+    counts: Counter[str] = Counter()
+    for answer, number in rows:
+        counts[classifier.classes[answer.said.classes[number, 0]]] += 1
+    table = Table("class", box=box.SIMPLE_HEAD)
+    for name in ("images", "share"):
+        table.add_column(name, justify="right")
+    for name, number in counts.most_common():
+        table.add_row(name, f"{number:,}", f"{number / len(rows):.1%}")
+    return table

@@ -1,0 +1,205 @@
+"""The card of an exported model: what it is, how good it is, how to use it. Its code runs."""
+
+import json
+from string import Template
+
+from trainyard.config import tree_as_toml
+from trainyard.export.check import Difference
+from trainyard.export.description import INPUT, OUTPUT, Description
+from trainyard.export.formats import METADATA
+
+MADE_BY = "Made by `trainyard export`"
+"""In every card, so that no other file is taken for one."""
+_MANY = 50  # classes that are listed
+
+_CARD = Template("""\
+---
+library_name: timm
+tags:
+- image-classification
+- timm
+- trainyard
+---
+# $architecture, $num_classes classes
+
+$made_by: the $weights of step $step, as $format.
+
+| | |
+|---|---|
+| architecture | `$architecture` of timm, $parameters parameters |
+| built with | $model_args |
+| input | float32[batch, 3, $size, $size], RGB, normalised; batch as you like |
+| preprocessing | short side to $short pixels ($interpolation), central $size x $size, \
+from 0 to 1, minus mean $mean, divided by std $std |
+| output | logits of $num_classes classes; softmax makes probabilities |
+| trained on | $train |
+| evaluated on | $val |
+| accuracy | $accuracy |
+| checked | $checked |
+| versions | $versions |
+
+## Use
+
+```python
+$usage
+```
+
+## Classes
+
+$classes
+
+## Recipe
+
+What differs from Trainyard's defaults; `trainyard recipes --keys` explains each key.
+
+```toml
+$recipe
+```
+""")
+
+_TIMM_TRANSFORM = """\
+transform = timm.data.create_transform(
+    input_size=(3, $size, $size),
+    crop_pct=$crop_pct,
+    interpolation="$interpolation",
+    mean=$mean,
+    std=$std,
+)
+with torch.no_grad():
+    logits = model(transform(Image.open("image.png").convert("RGB"))[None])
+print(classes[logits.argmax()])"""
+
+_PREPARE = """\
+
+def prepare(path):
+    image = Image.open(path).convert("RGB")
+    shortest = min(image.size)
+    image = image.resize([side * $short // shortest for side in image.size], Image.$filter)
+    left, top = (round((side - $size) / 2) for side in image.size)
+    image = image.crop((left, top, left + $size, top + $size))
+    pixels = (np.asarray(image, np.float32) / 255 - $mean) / $std
+    return pixels.transpose(2, 0, 1)[None].astype(np.float32)
+
+"""
+
+_USAGE = {
+    "safetensors": """\
+import json
+
+import timm
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+model = timm.create_model("$architecture", num_classes=$num_classes$arguments).eval()
+model.load_state_dict(load_file("$file"))
+with safe_open("$file", "pt") as file:
+    classes = json.loads(file.metadata()["classes"])
+"""
+    + _TIMM_TRANSFORM,
+    "hub": """\
+import timm
+import torch
+from PIL import Image
+
+model = timm.create_model("local-dir:$file", pretrained=True).eval()
+classes = model.pretrained_cfg["label_names"]
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+with torch.no_grad():
+    logits = model(transform(Image.open("image.png").convert("RGB"))[None])
+print(classes[logits.argmax()])""",
+    "onnx": """\
+import json
+
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+session = onnxruntime.InferenceSession("$file")
+classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
+"""
+    + _PREPARE
+    + """
+(logits,) = session.run(["$output"], {"$input": prepare("image.png")})
+print(classes[logits.argmax()])""",
+    "pt2": """\
+import json
+
+import numpy as np
+import torch
+from PIL import Image
+
+extra = {"$metadata": ""}
+model = torch.export.load("$file", extra_files=extra).module()
+classes = json.loads(json.loads(extra["$metadata"])["classes"])
+"""
+    + _PREPARE
+    + """
+logits = model(torch.from_numpy(prepare("image.png")))
+print(classes[logits.argmax()])""",
+}
+
+
+def card(about: Description, kind: str, file: str, difference: Difference) -> str:
+    """The text, of a `file` or folder of a kind: a format, or "hub"."""
+    texts = {
+        "architecture": about.architecture,
+        "num_classes": str(len(about.classes)),
+        "size": str(about.image_size),
+        "short": str(int(about.image_size / about.crop_pct)),
+        "crop_pct": str(about.crop_pct),
+        "interpolation": about.interpolation,
+        "filter": about.interpolation.upper(),
+        "mean": str(about.mean),
+        "std": str(about.std),
+        "arguments": "".join(f", {key}={value!r}" for key, value in about.model_args.items()),
+        "file": file,
+        "input": INPUT,
+        "output": OUTPUT,
+        "metadata": METADATA,
+    }
+    return _CARD.substitute(
+        texts,
+        made_by=MADE_BY,
+        weights="moving average of the weights" if about.weights == "ema" else "weights",
+        step=f"{about.step:,}",
+        format="a folder for timm" if kind == "hub" else kind,
+        parameters=f"{about.parameters:,}",
+        model_args=f"`{json.dumps(about.model_args)}`" if about.model_args else "timm's defaults",
+        train=about.train or "not told",
+        val=about.val or "not told",
+        accuracy=_accuracy(about),
+        checked=_checked(difference),
+        versions=", ".join(f"{name} {version}" for name, version in about.versions.items()),
+        usage=Template(_USAGE[kind]).substitute(texts),
+        classes=_classes(about.classes),
+        recipe=tree_as_toml(about.recipe).rstrip(),
+    )
+
+
+def _accuracy(about: Description) -> str:
+    found = about.evaluation
+    if not found:
+        return "not evaluated at this step"
+    return (
+        f"top-1 {found['top1']:.2%}, top-5 {found['top5']:.2%}, loss {found['loss']:.4f} on "
+        f"{found['samples']:,} images, computed in {about.precision}"
+    )
+
+
+def _checked(difference: Difference) -> str:
+    on = "noise"
+    if difference.images:
+        on = f"{difference.images} validation images and noise"
+    if not difference.largest:
+        return f"its logits are the trained model's, on {on}"
+    return (
+        f"its logits differ from the trained model's by {difference.largest:.1e} at most, on {on}"
+    )
+
+
+def _classes(classes: tuple[str, ...]) -> str:
+    shown = ", ".join(f"`{name}`" for name in classes[:_MANY])
+    rest = len(classes) - _MANY
+    return shown if rest <= 0 else f"{shown} and {rest:,} more, which the metadata names."

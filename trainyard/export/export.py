@@ -1,0 +1,144 @@
+"""Exporting: written in a hidden folder, loaded again, compared, and only then put in place."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from trainyard.classifier import Classifier
+from trainyard.errors import InputError, TrainyardError
+from trainyard.export.card import MADE_BY, card
+from trainyard.export.check import Difference, DiffersError, compare, examples, plain_model
+from trainyard.export.description import Description, describe
+from trainyard.export.formats import FORMATS
+from trainyard.export.hub import CARD, CONFIG, WEIGHTS, is_ours, load_hub, write_hub
+from trainyard.files import fsync_folder, part_of
+
+
+@dataclass(frozen=True)
+class Export:
+    """What was written."""
+
+    path: Path
+    """The file, or the folder for timm."""
+    kind: str
+    """Its format, or "hub"."""
+    bytes: int
+    difference: Difference
+
+
+class Exporter:
+    """Exports one classifier, to as many files as one likes."""
+
+    def __init__(self, classifier: Classifier) -> None:
+        self._model: nn.Module = plain_model(classifier)
+        self._examples: list[Tensor] = examples(classifier)
+        self._about: Description = describe(classifier)
+
+    def to_file(self, path: Path, kind: str) -> Export:
+        """A file of a format, and a card beside it: model.onnx and model.onnx.md.
+
+        Both replace what was there, but a file that is no card. InputError where they cannot be
+        written, TrainyardError where the model cannot be exported so.
+        """
+        check_file(path, kind)
+        with _beside(path) as folder:
+            inner = folder / path.name
+            difference = self._checked(kind, inner)
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            card_path = card_of(path)
+            (folder / card_path.name).write_text(card(self._about, kind, path.name, difference))
+            # The model comes last: whoever sees it has all that belongs to it.
+            first, last = card_path.name, path.name
+            parts = [f.name for f in folder.iterdir() if f.name not in (first, last)]
+            _move(folder, path.parent, [first, *parts, last])
+        return Export(path, kind, size, difference)
+
+    def to_hub(self, path: Path) -> Export:
+        """A folder that timm loads, new or in place of one that was exported before."""
+        check_hub(path)
+        with _beside(path) as folder:
+            difference = self._checked("hub", folder)
+            size = sum(file.stat().st_size for file in folder.iterdir())
+            (folder / CARD).write_text(card(self._about, "hub", str(path), difference))
+            path.mkdir(exist_ok=True)
+            _move(folder, path, [CARD, CONFIG, WEIGHTS])
+        return Export(path, "hub", size, difference)
+
+    def _checked(self, kind: str, path: Path) -> Difference:
+        """Write, load and compare."""
+        try:
+            if kind == "hub":
+                write_hub(self._model, self._about, path)
+                exported = load_hub(path)
+            else:
+                FORMATS[kind].write(self._model, self._about, path)
+                exported = FORMATS[kind].load(self._about, path)
+            return compare(self._model, exported, self._examples)
+        except OSError:
+            raise
+        except DiffersError as error:
+            reason = str(error)
+        except Exception as error:  # exporters and their operators fail in all ways there are
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        what = "timm cannot load it again" if kind in ("hub", "safetensors") else "export failed"
+        raise TrainyardError(
+            f"{self._about.architecture} as {kind}: {what}: {reason}; nothing was written"
+        )
+
+
+def card_of(path: Path) -> Path:
+    """Where the card of an exported file lies."""
+    return path.with_name(f"{path.name}.md")
+
+
+def check_file(path: Path, kind: str) -> None:
+    """InputError if a file cannot be exported to this path."""
+    FORMATS[kind].check()
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; name a file, or say --hub {path}")
+    beside = card_of(path)
+    if beside.exists() and MADE_BY not in beside.read_text(errors="replace"):
+        raise InputError(
+            f"{beside}: is in the way of the model's card: move it, or export elsewhere"
+        )
+
+
+def check_hub(path: Path) -> None:
+    """InputError if no folder for timm can be made at this path."""
+    if not path.parent.is_dir():
+        raise InputError(f"--hub {path}: there is no folder {path.parent}")
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--hub {path}: is a file; name a folder")
+    if path.is_dir() and any(path.iterdir()) and not is_ours(path):
+        raise InputError(f"--hub {path}: holds other files; name a new folder, or an empty one")
+
+
+@contextmanager
+def _beside(path: Path) -> Iterator[Path]:
+    """A hidden folder on the same disk, gone afterwards. InputError if it cannot be written."""
+    folder = part_of(path.absolute())
+    try:
+        folder.mkdir()
+        yield folder
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move(source: Path, target: Path, names: list[str]) -> None:
+    """Files, down to the disk, in this order; all with the mode of the first."""
+    mode = (source / names[0]).stat().st_mode  # safetensors writes files for their owner alone
+    for name in names:
+        (source / name).chmod(mode)
+        with open(source / name, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(source / name, target / name)
+    fsync_folder(target)

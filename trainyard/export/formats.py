@@ -1,0 +1,125 @@
+"""The files that a model can be exported to: how each is written, and loaded again."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from trainyard.errors import InputError
+from trainyard.export.check import Exported
+from trainyard.export.description import INPUT, OUTPUT, Description
+
+_NEEDS_ONNX = "ONNX needs further packages: pip install 'trainyard[onnx]'"
+_BATCH = {0: torch.export.Dim("batch")}  # an axis of any length
+METADATA = "trainyard.json"
+"""The name under which a .pt2 file has the metadata."""
+
+
+class Format(NamedTuple):
+    write: Callable[[nn.Module, Description, Path], None]
+    load: Callable[[Description, Path], Exported]
+    check: Callable[[], None] = lambda: None
+    """InputError where what it takes is not installed."""
+
+
+# --- safetensors: the weights, for timm ---
+
+
+def _write_safetensors(model: nn.Module, about: Description, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    # Copies: weights that a model has twice share memory, which the format does not take.
+    weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+    save_file(weights, path, metadata={"format": "pt", **about.metadata()})
+
+
+def _load_safetensors(about: Description, path: Path) -> Exported:
+    import timm
+    from safetensors.torch import load_file
+
+    model: nn.Module = timm.create_model(
+        about.architecture, num_classes=len(about.classes), **about.model_args
+    )
+    model.load_state_dict(load_file(path))
+    return model.eval()
+
+
+# --- torch.export ---
+
+
+def _write_pt2(model: nn.Module, about: Description, path: Path) -> None:
+    program = torch.export.export(model, (_example(about),), dynamic_shapes=(_BATCH,))
+    torch.export.save(program, path, extra_files={METADATA: json.dumps(about.metadata())})
+
+
+def _load_pt2(about: Description, path: Path) -> Exported:
+    return torch.export.load(path).module()
+
+
+# --- ONNX ---
+
+
+def _check_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"{_NEEDS_ONNX} ({error.name} is missing)") from None
+
+
+def _write_onnx(model: nn.Module, about: Description, path: Path) -> None:
+    with _quiet():
+        program = torch.onnx.export(
+            model,
+            (_example(about),),
+            dynamo=True,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=(_BATCH,),
+            verbose=False,
+        )
+    assert program is not None  # with dynamo=True
+    program.model.metadata_props.update(about.metadata())
+    program.save(path)
+
+
+def _load_onnx(about: Description, path: Path) -> Exported:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(images_BCHW: Tensor) -> Tensor:
+        logits: Any = session.run([OUTPUT], {INPUT: images_BCHW.numpy()})[0]
+        return torch.from_numpy(logits)
+
+    return run
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Of operators of other packages that are not installed it tells in its log."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _example(about: Description) -> Tensor:
+    """Two images: of one, the exporter takes the batch to be always one."""
+    return torch.zeros(2, 3, about.image_size, about.image_size)
+
+
+FORMATS = {
+    "safetensors": Format(_write_safetensors, _load_safetensors),
+    "onnx": Format(_write_onnx, _load_onnx, _check_onnx),
+    "pt2": Format(_write_pt2, _load_pt2),
+}

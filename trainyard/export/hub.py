@@ -1,0 +1,63 @@
+"""A folder in the layout of timm's hub, that timm.create_model("local-dir:…") loads."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from trainyard.export.check import Exported
+from trainyard.export.description import Description
+from trainyard.export.formats import FORMATS
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+MARK = "trainyard"
+"""A key of config.json that other programs pass over, and by which a folder is known to be ours."""
+
+
+def write_hub(model: nn.Module, about: Description, folder: Path) -> None:
+    """Weights and configuration, without the card."""
+    FORMATS["safetensors"].write(model, about, folder / WEIGHTS)
+    (folder / CONFIG).write_text(json.dumps(_config(model, about), indent=2) + "\n")
+
+
+def load_hub(folder: Path) -> Exported:
+    import timm
+
+    model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)
+    return model.eval()
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is one that was exported."""
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and MARK in config
+
+
+def _config(model: Any, about: Description) -> dict[str, Any]:
+    """As timm 1.0.31 reads it (timm/models/_hub.py), and versions before it."""
+    known, count = model.pretrained_cfg, len(about.classes)
+    kept = {key: known.get(key) for key in ("first_conv", "classifier", "fixed_input_size")}
+    config = {
+        "architecture": about.architecture,
+        "num_classes": count,
+        "num_features": model.num_features,
+        "label_names": about.classes,
+        "pretrained_cfg": {
+            **kept,
+            "pool_size": None,
+            "custom_load": False,
+            "num_classes": count,
+            "input_size": [3, about.image_size, about.image_size],
+            "interpolation": about.interpolation,
+            "crop_pct": about.crop_pct,
+            "crop_mode": "center",
+            "mean": about.mean,
+            "std": about.std,
+        },
+        MARK: {"step": about.step, "weights": about.weights, "evaluation": about.evaluation},
+    }
+    return config | ({"model_args": about.model_args} if about.model_args else {})
