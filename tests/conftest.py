@@ -33,6 +33,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
     return report
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first, or in the end one process would wait for the other."""
+    items.sort(key=lambda item: "services" not in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The handwritten digits as an image folder with train and val. Not to be written to."""

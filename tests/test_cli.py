@@ -30,13 +30,14 @@ def test_an_override_may_be_negative_or_empty() -> None:
 
 def test_train_prints_where_the_run_is(digits: Path, tmp_path: Path, capsys: Capture) -> None:
     train = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *SHORT)
-    last_line = shown(capsys, *train).splitlines()[-1]
-    assert last_line.startswith("top-1 ")
-    assert last_line.endswith(f"the run is in {tmp_path / 'run'}")
+    *_, result, report = shown(capsys, *train).splitlines()
+    assert result.startswith("top-1 ")
+    assert result.endswith(f"the run is in {tmp_path / 'run'}")
+    assert report == f"its report: {tmp_path / 'run' / 'report.html'}"
     # The same command again has nothing left to do, and says the same.
     again = shown(capsys, *train).splitlines()
     assert again[0].startswith("going on from")
-    assert again[-1].split(" in ")[0] == last_line.split(" in ")[0]
+    assert again[-2].split(" in ")[0] == result.split(" in ")[0]
 
 
 def test_train_as_json(finished: Path, digits: Path, capsys: Capture) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, newest, run
-from trainyard.train.checkpoint import find_problem
+from trainyard.training.checkpoint import find_problem
 
 ENDINGS = [
     (signal.SIGINT, 130),

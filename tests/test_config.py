@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 
+from trainyard.compare import PRACTICAL, differences
 from trainyard.config import (
     RunConfig,
     all_keys,
@@ -17,7 +18,6 @@ from trainyard.config import (
 )
 from trainyard.errors import RecipeError
 from trainyard.parts import model_of
-from trainyard.resume import PRACTICAL, differences
 
 BUILTIN = sorted(builtin_recipes())
 
@@ -280,6 +280,7 @@ OTHER_VALUES = {
     "average.topology": "ring",
     "average.overlap": "false",
     "average.hierarchical": "true",
+    "watch.profile": "7:9",
 }
 
 
@@ -316,6 +317,7 @@ def test_every_key_that_matters_is_compared() -> None:
         "average.every": {"average.name": "periodic"},
         "average.outer_lr": {"average.name": "periodic"},
         "average.outer_momentum": {"average.name": "periodic"},
+        "watch.artifacts": {"watch.wandb": "true"},
     }
     for key, field in all_keys().items():
         with_others = also.get(key, {})
@@ -333,7 +335,8 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     stage = {"data.stage", "data.stage_gb"}
     run = {"run.keep", "run.log_every", "run.save_every", "run.resume", "run.max_silence"}
     how = {"model.compile", "model.grad_checkpointing", "optim.compile"}
-    assert data | stage | run | how == PRACTICAL
+    watch = {key for key in all_keys() if key.startswith("watch.")}
+    assert data | stage | run | how | watch == PRACTICAL
 
 
 def test_equal_recipes_do_not_differ() -> None:

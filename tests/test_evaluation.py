@@ -18,7 +18,7 @@ from trainyard.data.indexing import open_index
 from trainyard.errors import DataError, RecipeError
 from trainyard.evaluation import Question, Result, evaluate_checkpoint
 from trainyard.parts import feeds_of, model_of
-from trainyard.train.predictions import Predictions
+from trainyard.training.predictions import Predictions
 from trainyard.world import World
 
 SOME = "137"

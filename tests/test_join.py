@@ -22,19 +22,19 @@ from torch import nn
 from tests.command_line import Capture, complaint, newest, shown
 from tests.data.streams import PlainServer, ids_of, write_shards
 from tests.spawn import spawn, train_joined
-from tests.train.test_equivalence import make_step
-from tests.train.test_resume import assert_same_end, curve
+from tests.training.test_equivalence import make_step
+from tests.training.test_resume import assert_same_end, curve
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.data.datasets import open_datasets
 from trainyard.data.loader import DataConfig
-from trainyard.data.loader_client import HostBatch
+from trainyard.data.loading.client import HostBatch
 from trainyard.data.stream.join import JoinFeed, _no_samples
 from trainyard.errors import DataError, PeerError, RecipeError
 from trainyard.parts import model_of
-from trainyard.train.step import MicroBatch, StepStats, TrainStep
+from trainyard.training.step import MicroBatch, StepStats, TrainStep
 from trainyard.world import World
 
 UNEVEN = (1, 0, 7, 1000)

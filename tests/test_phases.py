@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.command_line import newest, run
 from tests.spawn import spawn, train_joined
-from tests.train.test_resume import NUM_STEPS, OPTIONS, assert_same_end, curve, exit_code
+from tests.training.test_resume import NUM_STEPS, OPTIONS, assert_same_end, curve, exit_code
 from trainyard import parts
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.feed import TrainingFeed
@@ -22,10 +22,10 @@ from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.order import training_plan
 from trainyard.data.plan import ShuffledPlan
-from trainyard.data.transforms import Keys
+from trainyard.data.transforms.batches import Keys
 from trainyard.errors import RecipeError
 from trainyard.parts import course_of, feeds_of
-from trainyard.train.step import StepStats, TrainStep
+from trainyard.training.step import StepStats, TrainStep
 from trainyard.world import World
 
 EPOCH = 1433  # samples; the digits

@@ -1,45 +1,75 @@
 """Trainyard trains image classifiers: from raw archives to an evaluated model, with one recipe.
 
-The public names are imported on first use, so that `import trainyard` stays light.
+    outcome = trainyard.train("digits", "runs/digits", data="data/digits")
+    trainyard.evaluate("runs/digits")["top1"]
+    trainyard.load("runs/digits").predict(["three.png"])
+
+`docs/library.md` has these, and the data path in a loop of one's own. The names are imported on
+first use, so that `import trainyard` stays light.
 """
 
 import importlib
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trainyard.api import evaluate, history, predictions, train
+    from trainyard.classifier import Classifier, load
     from trainyard.config import RunConfig, load_recipe
+    from trainyard.data.augment import CentralCrop, RandomResizedCrop
+    from trainyard.data.device.normalise import Normalise
     from trainyard.data.index import Index
     from trainyard.data.indexing import open_index
     from trainyard.data.loader import Loader, LoaderSpec
     from trainyard.data.plan import OnePassPlan, ShuffledPlan
-    from trainyard.evaluation import evaluate_checkpoint
+    from trainyard.errors import TrainyardError
+    from trainyard.monitor.history import History
+    from trainyard.monitor.outcome import Outcome
     from trainyard.rendezvous import discover
-    from trainyard.run import train
-from trainyard.world import World
+    from trainyard.world import World
 
 __all__ = [
+    "CentralCrop",
+    "Classifier",
+    "History",
     "Index",
     "Loader",
     "LoaderSpec",
+    "Normalise",
     "OnePassPlan",
+    "Outcome",
+    "RandomResizedCrop",
     "RunConfig",
     "ShuffledPlan",
+    "TrainyardError",
     "World",
     "discover",
-    "evaluate_checkpoint",
+    "evaluate",
+    "history",
+    "load",
     "load_recipe",
     "open_index",
+    "predictions",
     "train",
 ]
 
+# Read when torch is loaded. Threads that spin while they wait take the loader's cores, and a
+# trainer on a CPU that shares its cores becomes several times slower (docs/LOG.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 _HOMES = {
+    "trainyard.api": ("evaluate", "history", "predictions", "train"),
+    "trainyard.classifier": ("Classifier", "load"),
     "trainyard.config": ("RunConfig", "load_recipe"),
+    "trainyard.data.augment": ("CentralCrop", "RandomResizedCrop"),
     "trainyard.data.index": ("Index",),
     "trainyard.data.indexing": ("open_index",),
     "trainyard.data.loader": ("Loader", "LoaderSpec"),
+    "trainyard.data.device.normalise": ("Normalise",),
     "trainyard.data.plan": ("OnePassPlan", "ShuffledPlan"),
-    "trainyard.evaluation": ("evaluate_checkpoint",),
-    "trainyard.run": ("train",),
+    "trainyard.errors": ("TrainyardError",),
+    "trainyard.monitor.history": ("History",),
+    "trainyard.monitor.outcome": ("Outcome",),
     "trainyard.rendezvous": ("discover",),
     "trainyard.world": ("World",),
 }
@@ -50,3 +80,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(importlib.import_module(home), name)
     raise AttributeError(f"module 'trainyard' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

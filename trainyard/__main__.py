@@ -10,7 +10,19 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from trainyard.commands import bench, data, doctor, estimate, evaluate, launch, recipes, train
+from trainyard.commands import (
+    bench,
+    data,
+    doctor,
+    estimate,
+    evaluate,
+    export,
+    launch,
+    predict,
+    recipes,
+    report,
+    train,
+)
 from trainyard.data.source import without_login
 from trainyard.errors import InputError, Stopped, TrainyardError
 from trainyard.rendezvous import discover
@@ -21,9 +33,6 @@ _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code says how it ended (see trainyard/errors.py)."""
-    # Read when torch is loaded. Threads that spin while they wait take the loader's cores, and
-    # a trainer on a CPU that shares its cores becomes several times slower (docs/LOG.md).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Of a rank that is lost we say more in a line than torch in pages.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
@@ -104,7 +113,10 @@ def _parser() -> argparse.ArgumentParser:
         ("train", train, "train a recipe, or go on with a run"),
         ("launch", launch, "train a recipe on several replicas"),
         ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
-        ("estimate", estimate, "hours of a recipe on a cluster, by each averager"),
+        ("predict", predict, "what a run or checkpoint says of images"),
+        ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),
+        ("report", report, "a run, or several, as one HTML file"),
+        ("estimate", estimate, "hours, memory, energy and money of a run before it starts"),
         ("doctor", doctor, "are machines, network, disks and data fit to train"),
         ("bench", bench, "images per second of this machine, and what bounds them"),
         ("recipes", recipes, "list the recipes, or print one"),

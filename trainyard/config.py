@@ -7,7 +7,7 @@ place, so a mistake in a file and a mistake in an option read alike.
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_origin
 
@@ -20,10 +20,11 @@ from trainyard.data.augment import AugmentConfig
 from trainyard.data.loader import DataConfig, Locations
 from trainyard.errors import RecipeError
 from trainyard.model.build import ModelConfig
+from trainyard.monitor.config import WatchConfig
 from trainyard.optim.optimizers import OptimConfig
 from trainyard.optim.schedules import ScheduleConfig
 from trainyard.section import Section
-from trainyard.train.losses import LossConfig
+from trainyard.training.losses import LossConfig
 
 
 class BatchConfig(Section):
@@ -77,6 +78,7 @@ class RunConfig(Section):
     batch: BatchConfig = BatchConfig()
     average: AverageConfig = AverageConfig()
     run: LengthConfig = LengthConfig()
+    watch: WatchConfig = WatchConfig()
 
 
 def builtin_recipes() -> dict[str, Path]:
@@ -85,21 +87,27 @@ def builtin_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"), key=lambda path: path.stem)}
 
 
-def load_recipe(
-    recipe: str, overrides: Mapping[str, str | Sequence[str]] | None = None
-) -> RunConfig:
+def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The recipe of a built-in name or a TOML file, with "section.key" overrides.
 
-    A text is read as on the command line; a list of texts stands as it is.
+    A text is read as on the command line; any other value, a list of texts say, stands as it is.
     """
-    tree = _load_tree(find_recipe(recipe), seen=())
-    for key, text in (overrides or {}).items():
+    return _overridden(_load_tree(find_recipe(recipe), seen=()), overrides or {})
+
+
+def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
+    """A recipe with other values, as in `load_recipe`."""
+    return _overridden(config.model_dump(mode="json", exclude_none=True), overrides)
+
+
+def _overridden(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
+    for key, value in overrides.items():
         section, _, name = key.partition(".")
         if not name:
-            raise RecipeError(_explain_unknown(key, text))
+            raise RecipeError(_explain_unknown(key, value))
         values = tree.setdefault(section, {})
         if isinstance(values, dict):  # else the check below says so
-            values[name] = _value(key, text) if isinstance(text, str) else list(text)
+            values[name] = _value(key, value) if isinstance(value, str) else value
     return check(tree)
 
 
@@ -191,8 +199,13 @@ def _check_sharded(config: RunConfig) -> None:
 
 def to_toml(config: RunConfig) -> str:
     """A recipe as TOML, every key written out, so that it can be run again as it stands."""
+    return tree_as_toml(config.model_dump(mode="json", exclude_none=True))
+
+
+def tree_as_toml(tree: Mapping[str, Mapping[str, Any]]) -> str:
+    """Sections of plain values as TOML."""
     lines = []
-    for section, values in config.model_dump(mode="json", exclude_none=True).items():
+    for section, values in tree.items():
         lines += [f"[{section}]", *(f"{key} = {_toml(v)}" for key, v in values.items()), ""]
     return "\n".join(lines)
 

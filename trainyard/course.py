@@ -75,9 +75,11 @@ class Every:
 
     def due(self, step: int) -> bool:
         """Whether a multiple lies in the `step`-th batch, counted from 1; of 0 never."""
-        if not self.amount:
-            return False
-        return self.position(step) // self.amount > self.position(step - 1) // self.amount
+        return self.times(step) > self.times(step - 1)
+
+    def times(self, step: int) -> int:
+        """How often it was due in the first `step` steps."""
+        return int(self.position(step) // self.amount) if self.amount else 0
 
 
 @dataclass(frozen=True)

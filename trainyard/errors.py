@@ -14,6 +14,8 @@ TrainyardError          1
 
 
 class TrainyardError(Exception):
+    """What cannot go on, in one line for a person."""
+
     exit_code = 1
     is_shared = False
     """True once all ranks know of it, so that only the first rank need print it."""
@@ -21,6 +23,10 @@ class TrainyardError(Exception):
 
 class InputError(TrainyardError):
     exit_code = 2
+
+    def _render_traceback_(self) -> list[str]:
+        """In a notebook the message is all that helps."""
+        return [f"{type(self).__name__}: {self}"]
 
 
 class RecipeError(InputError):

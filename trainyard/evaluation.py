@@ -28,11 +28,11 @@ from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
 from trainyard.parts import check_decoding, feeds_of, trained_model
 from trainyard.rendezvous import member
-from trainyard.train import checkpoint
-from trainyard.train.bn_statistics import batch_norms, estimate_statistics
-from trainyard.train.evaluate import evaluate
-from trainyard.train.precision import AUTOCASTS, use_precision
-from trainyard.train.predictions import Predictions, calibration_error, reassessed_top1, summary
+from trainyard.training import checkpoint
+from trainyard.training.bn_statistics import batch_norms, estimate_statistics
+from trainyard.training.evaluate import evaluate
+from trainyard.training.precision import AUTOCASTS, use_precision
+from trainyard.training.predictions import Predictions, calibration_error, reassessed_top1, summary
 from trainyard.world import World, pick_device, together
 
 
@@ -167,7 +167,7 @@ def predict(
     numbers: Sequence[int] | None = None,
     flip: bool = False,
 ) -> dict[str, Predictions]:
-    """What each model says of a whole index; see train/evaluate.py.
+    """What each model says of a whole index; see training/evaluate.py.
 
     `on_batch` is told each batch and the samples begun by then. A model that lies elsewhere, a
     moving average in the host's memory say, is evaluated as a copy on the feeds' device.

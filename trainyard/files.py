@@ -125,6 +125,10 @@ class RunDirectory:
         return self.path / "quarantine.jsonl"
 
     @property
+    def predictions(self) -> Path:
+        return self.path / "predictions.npz"
+
+    @property
     def lock(self) -> Path:
         return self.path / ".lock"
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -10,7 +11,7 @@ from trainyard.files import find_checkpoint
 from trainyard.model.adapt import adapt_weights
 from trainyard.model.build import ModelConfig
 from trainyard.model.weights import Source, pretrained_weights, read_weights
-from trainyard.train import checkpoint
+from trainyard.training import checkpoint
 
 
 def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence[str]) -> list[str]:
@@ -40,16 +41,21 @@ def _source(asked: str, config: ModelConfig) -> Source:
 
 
 def _source_in(folder: Path) -> Source:
-    """Of a run its best checkpoint, or its newest; of that the moving average where there is one.
-
-    Unless it was evaluated when it was saved, and the weights themselves did better.
-    """
+    """Of a run its best checkpoint, or its newest; of that what `prefers_average` says."""
     _, path = find_checkpoint(folder)
     checkpoint.check(path)
     progress = checkpoint.read_progress(path)
-    last = progress["last"] if progress["last"].get("step") == progress["step"] else {}
-    is_worse = last.get("ema_top1", 1.0) < last.get("top1", 0.0)
-    use_average = checkpoint.has_ema(path) and not is_worse
+    use_average = prefers_average(path, progress)
     kind = "the moving average of the weights" if use_average else "the weights"
     weights = checkpoint.load_weights(path, ema=use_average)
     return Source(weights, f"{path}, {kind}", progress["classes"])
+
+
+def prefers_average(path: Path, progress: dict[str, Any]) -> bool:
+    """Whether to use the moving average of the weights at `path`: if there is one.
+
+    Unless it was evaluated when it was saved, and the weights themselves did better.
+    """
+    last = progress["last"] if progress["last"].get("step") == progress["step"] else {}
+    is_worse = last.get("ema_top1", 1.0) < last.get("top1", 0.0)
+    return checkpoint.has_ema(path) and not is_worse

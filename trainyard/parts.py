@@ -14,8 +14,8 @@ from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.periodic import Periodic
 from trainyard.config import RunConfig
 from trainyard.course import Course, build_course
-from trainyard.data import gpu_decode
 from trainyard.data.datasets import Datasets, open_datasets
+from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.remarks import remark
 from trainyard.errors import RecipeError
@@ -28,13 +28,14 @@ from trainyard.monitor.progress import counter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
 from trainyard.rendezvous import Pulse
-from trainyard.train import checkpoint
-from trainyard.train.buffers import Buffers
-from trainyard.train.checkpoint import TrainState
-from trainyard.train.micro import MicroBatchSize, bytes_of_moments
-from trainyard.train.precision import AUTOCASTS
-from trainyard.train.step import Loss, TrainStep
-from trainyard.train.update import (
+from trainyard.training import checkpoint
+from trainyard.training.bn_statistics import batch_norms, estimate_statistics
+from trainyard.training.buffers import Buffers
+from trainyard.training.checkpoint import TrainState
+from trainyard.training.micro import MicroBatchSize, bytes_of_moments
+from trainyard.training.precision import AUTOCASTS
+from trainyard.training.step import Loss, TrainStep
+from trainyard.training.update import (
     Clip,
     DynamicLossScale,
     LossScale,
@@ -87,7 +88,7 @@ def placed(config: RunConfig, model: nn.Module, *, world: World, device: torch.d
 
 def check_batches(config: RunConfig, course: Course, world: World) -> None:
     """RecipeError if the ranks cannot share the global batches of a course."""
-    in_step = _waits_in_forward(config, world)
+    in_step = waits_in_forward(config, world)
     for phase in course.phases:
         key = "schedule.batch_size" if phase.start else "batch.size"
         if phase.batch < world.size:
@@ -105,7 +106,7 @@ def check_batches(config: RunConfig, course: Course, world: World) -> None:
             )
 
 
-def _waits_in_forward(config: RunConfig, world: World) -> str | None:
+def waits_in_forward(config: RunConfig, world: World) -> str | None:
     """The key, if any, for which ranks wait for each other in a forward pass.
 
     All are to make as many then.
@@ -145,6 +146,17 @@ def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
         device=device,
         dtype=AUTOCASTS[config.batch.precision] or torch.float32,
     )
+
+
+def estimate_anew(
+    config: RunConfig, feeds: Feeds, data: Datasets, course: Course, *, models: list[nn.Module]
+) -> None:
+    """Batch norm statistics, of as many samples as run.bn_samples says."""
+    samples = config.run.bn_samples
+    if samples and batch_norms(models[0]):
+        with feeds.statistics(data.train, samples, course.phases[-1].image_size) as feed:
+            precision = AUTOCASTS[config.batch.precision]
+            estimate_statistics(models, feed, world=feeds.world, precision=precision)
 
 
 def model_of(config: RunConfig, num_classes: int) -> nn.Module:
@@ -257,7 +269,7 @@ def _micro_of(
         world=world,
         phase=lambda step: course.phase(step).start,
         report=report,
-        is_tried=_waits_in_forward(config, world) is None,
+        is_tried=waits_in_forward(config, world) is None,
     )
 
 

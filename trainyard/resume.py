@@ -11,31 +11,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from trainyard.compare import PRACTICAL, differences
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
-from trainyard.data._native import core
+from trainyard.data._native import is_built
 from trainyard.errors import CheckpointError, DataError, DivergedError
 from trainyard.files import RunDirectory, write_text
 from trainyard.monitor.environment import describe_environment, versions
 from trainyard.parent import LAUNCHER
-from trainyard.train import checkpoint, keeping
-from trainyard.train.checkpoint import TrainState
+from trainyard.training import checkpoint, keeping
+from trainyard.training.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
 _NOT_FINITE = "the gradient was not finite for many updates running"
 _ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, or bf16 for fp16"
 _PATIENCE_S = 300  # for ranks that a launcher has lost sight of to end, before new ones go on
 _AGAIN_S = 1.0
-
-# Keys that change where or how a run is carried out, not what comes of it. All others must be
-# the same when a run directory is resumed; the data is compared by its fingerprint.
-PRACTICAL = frozenset(
-    (
-        *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
-        *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
-        *("run.keep", "run.log_every", "run.save_every", "run.resume", "run.max_silence"),
-    )
-)
 
 
 def facts_of(config: RunConfig) -> dict[str, str]:
@@ -46,7 +37,8 @@ def facts_of(config: RunConfig) -> dict[str, str]:
         for key, value in values.items()
     }
     of_recipe = {key: value for key, value in keys.items() if key not in PRACTICAL}
-    extension = {"the extension in C": "built" if core else "not built"}  # other pixels without
+    # Without it, other pixels.
+    extension = {"the extension in C": "built" if is_built() else "not built"}
     return {name: f"{number}" for name, number in versions().items()} | extension | of_recipe
 
 
@@ -150,18 +142,6 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
             f"{folder.path} holds a run of another recipe ({'; '.join(changed)}): choose another "
             "directory with --run, or give the same recipe to go on with it"
         )
-
-
-def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """The keys, PRACTICAL ones aside, in which two recipes differ: "section.key: old -> new"."""
-    changed = []
-    for section in RunConfig.model_fields:
-        before, after = getattr(old, section), getattr(new, section)
-        for key in type(before).model_fields:
-            was, now = getattr(before, key), getattr(after, key)
-            if was != now and f"{section}.{key}" not in PRACTICAL:
-                changed.append(f"{section}.{key}: {was} -> {now}")
-    return changed
 
 
 def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None:

@@ -1,7 +1,7 @@
 """The composition root: a RunConfig becomes built parts, then the loop runs them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,16 @@ from trainyard.errors import Stopped
 from trainyard.evaluation import predict
 from trainyard.files import RunDirectory
 from trainyard.initial import put_initial_weights
+from trainyard.metering import ideal_seconds, observed, quarantine_of
 from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
-from trainyard.monitor.console import ConsoleSink
+from trainyard.monitor.devices import peak_flops
+from trainyard.monitor.eta import Eta
+from trainyard.monitor.history import score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome
-from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.reporter import Reporter
-from trainyard.monitor.sinks import JsonLinesSink, Sinks
+from trainyard.monitor.sinks import Sinks
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Schedule
 from trainyard.parts import (
@@ -38,6 +40,7 @@ from trainyard.parts import (
     course_of,
     data_of,
     ema_of,
+    estimate_anew,
     feeds_of,
     loss_scale_of,
     model_of,
@@ -57,21 +60,21 @@ from trainyard.resume import (
 )
 from trainyard.survivors import Estate, outlived
 from trainyard.teacher import loss_of
-from trainyard.train import keeping
-from trainyard.train.bn_statistics import batch_norms, estimate_statistics
-from trainyard.train.checkpoint import TrainState
-from trainyard.train.guard import Guard
-from trainyard.train.loop import Report, Training, save
-from trainyard.train.loop import train as train_loop
-from trainyard.train.optimizer_state import evaluation_weights
-from trainyard.train.precision import AUTOCASTS, use_precision
-from trainyard.train.predictions import summary
-from trainyard.train.step import Loss
-from trainyard.train.stop import StopSignal
+from trainyard.training import keeping
+from trainyard.training.checkpoint import TrainState
+from trainyard.training.guard import Guard
+from trainyard.training.loop import Report, Training, save
+from trainyard.training.loop import train as train_loop
+from trainyard.training.optimizer_state import evaluation_weights
+from trainyard.training.precision import use_precision
+from trainyard.training.predictions import summary
+from trainyard.training.recorded import record
+from trainyard.training.step import Loss, TrainStep
+from trainyard.training.stop import StopSignal
+from trainyard.watching import check_trackers, profiled, watched
 from trainyard.world import World, check_devices, pick_device, together
 
 _LAG = 8  # steps by which replicas that do not wait for each other may drift apart
-_BEGINNING = {"kind": "event", "step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
 
 
 def train(config: RunConfig, folder: str | Path, *, world: World, console: Console) -> Outcome:
@@ -104,6 +107,21 @@ def _train(
     config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watch: Watch
 ) -> Outcome:
     watch.begin(config.run.max_silence)
+    run, put = _built(config, folder, world, console=console, watch=watch)
+    with (
+        exclusive(folder, world),
+        watched(config, folder, run.course, world=world, console=console) as sinks,
+    ):
+        watch.write_to(folder.stacks)
+        for message in put:
+            sinks.begin("initial weights", message)
+        return sinks.concluded(_train_in(run, sinks, watch))
+
+
+def _built(
+    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watch: Watch
+) -> tuple[_Run, list[str]]:
+    """The run, and what there is to say of the weights that were put into its model."""
     device = pick_device(world)
     use_precision(config.batch.precision)
     check_devices(world, device)
@@ -118,6 +136,7 @@ def _train(
         course = course_of(config, order.epoch_samples)
         check_batches(config, course, world)
         check_decoding(config, device)
+        check_trackers(config.watch, world)
         schedule = schedule_of(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = model_of(config, len(classes))
@@ -137,26 +156,27 @@ def _train(
         model=placed(config, model, world=world, device=device),
         loss=loss,
     )
-    with exclusive(folder, world), closing(_sinks(run, console)) as sinks:
-        watch.write_to(folder.stacks)
-        for message in put:
-            sinks.write(_BEGINNING | {"event": "initial weights", "message": message})
-        return _train_in(run, sinks, watch)
+    return run, put
 
 
 def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
     """Train in a run directory that is this run's alone."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
+    device = next(run.model.parameters()).device
+    ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
     averager, ema = run.averager, ema_of(config, run.model)
     wrapped = averager.wrap(run.model.train())
     if ema is not None:
         averager.follow(ema.module)
-    device = next(run.model.parameters()).device
     state = _state(run, averager, ema)
-    quarantine = _quarantine(run)
-    report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"))
+    quarantine = quarantine_of(config, folder, run.data, world)
+    eta = Eta(course, course.every(config.run.eval_every))
+    report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"), eta)
     resume(config.run.resume, folder, state, world=world, report=report)
     feeds = feeds_of(config, world, device)
+    step = _step(run, state, wrapped, ema=ema, report=report)
+    estate = Estate(folder, state, quarantine, report, step)
+    step_and_look = observed(step, config, course, state.clock, world=world, report=report)
 
     def on_batch(batch: Batch, count: int) -> None:
         watch.pulse.mark("eval", state.step)
@@ -169,7 +189,8 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
         feeds.training(
             run.data.train, run.order, course, place=state.stream, report=report
         ) as feed,
-        outlived(Estate(folder, state, quarantine, report), world, watch, keep=config.run.keep),
+        outlived(estate, world, watch, keep=config.run.keep),
+        profiled(config.watch, folder, report, world=world) as in_profile,
     ):
         feed.seek(state.step, state.skipped)
         stopped = _trained(
@@ -177,18 +198,9 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
                 state=state,
                 is_over=feed.is_over,
                 feed=feed,
-                step=step_of(
-                    config,
-                    state,
-                    wrapped,
-                    loss=run.loss,
-                    world=world,
-                    follow=ema.update if ema else lambda step: None,
-                    course=course,
-                    report=partial(report.warn, "smaller micro-batch"),
-                ),
+                step=in_profile(step_and_look),
                 schedule=run.schedule,
-                meter=Meter(world, device, state.clock),
+                meter=Meter(world, device, state.clock, lambda: ideal_s(state.step - 1)),
                 quarantine=quarantine,
                 report=report,
                 evaluate=partial(_evaluate, run, feeds, state, on_batch=on_batch),
@@ -213,9 +225,6 @@ def _trained(training: Training) -> type[Stopped] | None:
         return type(reason)
 
 
-# --- parts ---
-
-
 @contextmanager
 def _phase(state: TrainState, pulse: Pulse, stop: StopSignal, name: str) -> Iterator[None]:
     """Data is that of the next step; what is evaluated or saved is that of the last one."""
@@ -225,20 +234,19 @@ def _phase(state: TrainState, pulse: Pulse, stop: StopSignal, name: str) -> Iter
     pulse.mark("step", state.step + 1)
 
 
-def _sinks(run: _Run, console: Console) -> Sinks:
-    if not run.world.is_first:
-        return Sinks([])
-    return Sinks([JsonLinesSink(run.folder.metrics), ConsoleSink(run.course.num_steps, console)])
-
-
-def _quarantine(run: _Run) -> Quarantine:
-    with together(run.world):
-        return Quarantine(
-            run.folder.quarantine,
-            world=run.world,
-            max_bad=run.config.data.max_bad,
-            num_samples={"train": len(run.data.train), "val": len(run.data.val)},
-        )
+def _step(
+    run: _Run, state: TrainState, wrapped: nn.Module, *, ema: Ema | None, report: Reporter
+) -> TrainStep:
+    return step_of(
+        run.config,
+        state,
+        wrapped,
+        loss=run.loss,
+        world=run.world,
+        follow=ema.update if ema else lambda step: None,
+        course=run.course,
+        report=partial(report.warn, "smaller micro-batch"),
+    )
 
 
 def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
@@ -261,9 +269,13 @@ def _evaluate(
     """What a val report says of the weights, and under ema_… of their moving average."""
     models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
     with evaluation_weights(state.optimizer):
-        _estimate_statistics(run, feeds, list(models.values()))
+        estimate_anew(run.config, feeds, run.data, run.course, models=[*models.values()])
         said = predict(run.config, feeds, run.data.val, models, on_batch=on_batch)
-    return summary(said)
+    found = summary(said)
+    with together(run.world):
+        if run.world.is_first and score(found) > score(state.best):
+            record(run.folder.predictions, state.step, run.data.val.label, said)
+    return found
 
 
 def _roll_back(run: _Run, state: TrainState, feed: Seekable, report: Reporter) -> None:
@@ -276,15 +288,6 @@ def _roll_back(run: _Run, state: TrainState, feed: Seekable, report: Reporter) -
         world=run.world,
         report=report,
     )
-
-
-def _estimate_statistics(run: _Run, feeds: Feeds, models: list[nn.Module]) -> None:
-    samples = run.config.run.bn_samples
-    if samples and batch_norms(run.model):
-        size = run.course.phases[-1].image_size
-        with feeds.statistics(run.data.train, samples, size) as feed:
-            precision = AUTOCASTS[run.config.batch.precision]
-            estimate_statistics(models, feed, world=run.world, precision=precision)
 
 
 def _save(world: World, folder: Path, state: TrainState, *, keep: int) -> None:

@@ -12,11 +12,11 @@ from trainyard.course import Course
 from trainyard.errors import InputError, RecipeError
 from trainyard.files import find_checkpoint
 from trainyard.parts import trained_model
-from trainyard.train import checkpoint
-from trainyard.train.distill import as_teacher
-from trainyard.train.losses import build_loss
-from trainyard.train.precision import AUTOCASTS
-from trainyard.train.step import Loss
+from trainyard.training import checkpoint
+from trainyard.training.distill import as_teacher
+from trainyard.training.losses import build_loss
+from trainyard.training.precision import AUTOCASTS
+from trainyard.training.step import Loss
 
 
 def loss_of(

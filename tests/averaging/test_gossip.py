@@ -19,11 +19,11 @@ from trainyard.averaging.gossip import Gossip, check_halves
 from trainyard.averaging.topology import lifted, rounds
 from trainyard.errors import PeerError, RecipeError
 from trainyard.model.ema import Ema
-from trainyard.train.buffers import Buffers
-from trainyard.train.losses import LossConfig, build_loss
-from trainyard.train.micro import MicroBatchSize
-from trainyard.train.step import MicroBatch, TrainStep
-from trainyard.train.update import DynamicLossScale, LossScale, Update, clip_by_norm
+from trainyard.training.buffers import Buffers
+from trainyard.training.losses import LossConfig, build_loss
+from trainyard.training.micro import MicroBatchSize
+from trainyard.training.step import MicroBatch, TrainStep
+from trainyard.training.update import DynamicLossScale, LossScale, Update, clip_by_norm
 from trainyard.world import World
 
 Array = np.ndarray[Any, Any]

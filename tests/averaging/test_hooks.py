@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from tests.spawn import spawn
-from tests.train.test_equivalence import flat, make_step
+from tests.training.test_equivalence import flat, make_step
 from trainyard.averaging import allreduce, hooks
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
@@ -17,11 +17,11 @@ from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.monitor.clock import Clock
 from trainyard.parts import loss_scale_of
-from trainyard.train.checkpoint import TrainState, load_checkpoint
-from trainyard.train.guard import Guard
-from trainyard.train.keeping import save_checkpoint
-from trainyard.train.step import MicroBatch
-from trainyard.train.update import DynamicLossScale, LossScale, Update, no_clip
+from trainyard.training.checkpoint import TrainState, load_checkpoint
+from trainyard.training.guard import Guard
+from trainyard.training.keeping import save_checkpoint
+from trainyard.training.step import MicroBatch
+from trainyard.training.update import DynamicLossScale, LossScale, Update, no_clip
 from trainyard.world import World
 
 Compress = Literal["bf16", "fp16", "powersgd"] | None

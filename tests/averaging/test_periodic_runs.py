@@ -10,9 +10,9 @@ import torch
 
 from tests.command_line import newest
 from tests.spawn import spawn, train_joined
-from tests.train.test_resume import assert_equal, curve, read
+from tests.training.test_resume import assert_equal, curve, read
 from trainyard.config import RunConfig, load_recipe
-from trainyard.train.keeping import point
+from trainyard.training.keeping import point
 from trainyard.world import World, together
 
 NUM_STEPS, EVERY = 9, 3

@@ -19,14 +19,14 @@ from trainyard.config import load_recipe
 from trainyard.errors import PeerError, RecipeError
 from trainyard.model.ema import Ema
 from trainyard.optim.optimizers import OptimConfig, build_optimizer
-from trainyard.train.bn_statistics import estimate_statistics
-from trainyard.train.buffers import Buffers
-from trainyard.train.evaluate import evaluate
-from trainyard.train.losses import LossConfig, build_loss
-from trainyard.train.micro import MicroBatchSize
-from trainyard.train.sharding import whole_weights
-from trainyard.train.step import MicroBatch, TrainStep
-from trainyard.train.update import (
+from trainyard.training.bn_statistics import estimate_statistics
+from trainyard.training.buffers import Buffers
+from trainyard.training.evaluate import evaluate
+from trainyard.training.losses import LossConfig, build_loss
+from trainyard.training.micro import MicroBatchSize
+from trainyard.training.sharding import whole_weights
+from trainyard.training.step import MicroBatch, TrainStep
+from trainyard.training.update import (
     DynamicLossScale,
     LossScale,
     Update,

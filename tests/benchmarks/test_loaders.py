@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.loaders import measure
-from benchmarks.loaders.catalogue import CONTENDERS, FULL, SMALL
+from benchmarks.loaders.catalogue import ALONE, CONTENDERS, FULL, SMALL
 from benchmarks.loaders.decoders import quality, trainyard, without_extension, yardstick
 from benchmarks.loaders.environments import MAIN, PEERS, python_of
 from benchmarks.loaders.peers import functions
@@ -148,7 +148,9 @@ def test_an_environment_that_was_not_finished_is_none(tmp_path: Path) -> None:
     assert python_of(tmp_path, MAIN) == Path(sys.executable)
 
 
-@pytest.mark.parametrize("contender", ["trainyard_loader make", "in_threads with_simplejpeg"])
+@pytest.mark.parametrize(
+    "contender", ["trainyard_loader make", "trainyard_decoder make", "in_threads with_simplejpeg"]
+)
 def test_a_whole_loader_is_measured_in_a_process_of_its_own(contender: str, folder: Path) -> None:
     module, function = contender.split()
     words = [sys.executable, "-m", "benchmarks.loaders.measure"]
@@ -214,8 +216,14 @@ def test_decoders_are_held_against_the_yardstick() -> None:
     assert table.rows[0] == ["Trainyard, plain JPEG", "2,000 (2,000 to 2,000)", "2.00", "equal",
                              "50.0", "40.0"]  # fmt: skip
     assert table.rows[1][2] == "1.00"
-    (row,) = share_table(decoders, LOADERS).rows
-    assert row == ["Trainyard, WebDataset", FULL, "2,000", "1,600", "80%"]
+
+
+def test_loaders_are_held_against_their_decoder() -> None:
+    alone = {ALONE[FULL]: {"Trainyard, WebDataset": loader([2000, 1900, 2100], [])}}
+    (row,) = share_table(LOADERS | alone).rows
+    assert row == ["Trainyard, WebDataset", FULL, "2,000 (1,900 to 2,100)",
+                   "1,600 (1,500 to 1,700)", "80%"]  # fmt: skip
+    assert len(loader_tables(LOADERS | alone)) == 2
 
 
 def test_the_chart_has_every_loader(tmp_path: Path) -> None:

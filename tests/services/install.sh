@@ -16,6 +16,8 @@ command -v clang-16 >/dev/null || missing="${missing:-} clang-16 libclang-rt-16-
 command -v aarch64-linux-gnu-gcc >/dev/null ||
 	missing="${missing:-} gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
 command -v qemu-aarch64 >/dev/null || missing="${missing:-} qemu-user"
+# Reports and the documentation are looked at in a real browser.
+command -v chromium >/dev/null || missing="${missing:-} chromium"
 [ -n "${missing:-}" ] || exit 0
 [ "$(id -u)" = 0 ] || { echo "missing: $missing; as root: apt-get install $missing"; exit 1; }
 export DEBIAN_FRONTEND=noninteractive

@@ -27,7 +27,7 @@ from trainyard.data.augment import RandomResizedCrop
 from trainyard.data.index import Index, save_index
 from trainyard.data.indexing import build_index, open_index
 from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.loader_client import HostBatch
+from trainyard.data.loading.client import HostBatch
 from trainyard.data.plan import ShuffledPlan
 from trainyard.data.read import Reader
 from trainyard.data.remote import request

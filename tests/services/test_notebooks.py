@@ -1,38 +1,22 @@
 """The notebooks run from top to bottom, and are kept without what they print."""
 
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.notebooks import FOLDER, executed, read
 from tests.services.ssh_hosts import needs_ssh
 
-pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: make .venv/.peers")
-FOLDER = Path(__file__).parents[2] / "notebooks"
-
-
-def read(name: str) -> Any:
-    import nbformat
-
-    return nbformat.read(FOLDER / name, as_version=4)
+pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: make .venv/.dev")
 
 
 @pytest.fixture
 def execute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Executes a notebook in the test's own folder; gives what its cells print."""
-    from nbclient import NotebookClient
-
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("NO_COLOR", "1")  # in what is looked for below
-    for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR"):
-        monkeypatch.setenv(name, str(tmp_path / name))
 
     def run(name: str) -> str:
-        notebook = read(name)
-        NotebookClient(notebook, timeout=250, resources={"metadata": {"path": tmp_path}}).execute()
-        outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+        outputs = executed(read(name), tmp_path, monkeypatch)
         return "".join(out.get("text", "") for out in outputs)
 
     return run
@@ -46,7 +30,7 @@ def test_kept_without_output(name: str) -> None:
 
 
 def test_ray(execute: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("ray", reason="needs Ray: make .venv/.peers")
+    pytest.importorskip("ray", reason="needs Ray: make .venv/.dev")
     monkeypatch.setenv("RAY_ADDRESS", "local")  # not one that runs here by chance
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     printed = execute("ray.ipynb")

@@ -15,7 +15,7 @@ import pytest
 
 from tests.command_line import Capture, newest, run, shown
 from tests.services.slurm_cluster import SlurmCluster, needs_slurm, wait_long_for
-from tests.train.test_resume import curve, read
+from tests.training.test_resume import curve, read
 
 pytestmark = [needs_slurm, pytest.mark.timeout(600)]  # a night is long on a machine that is busy
 

@@ -56,11 +56,11 @@ def _index_of(location: str) -> "tuple[str, Index]":
 
 
 def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str, Any]:
-    from trainyard.data._native import core
+    from trainyard.data._native import core, is_built
     from trainyard.data.rates import Task, decoding_rate, hold, loader_rate, reading_rate
     from trainyard.data.seek import open_seek
 
-    ways = list(_WAYS) if core is not None else ["libraries"]
+    ways = list(_WAYS) if is_built() else ["libraries"]
     cores = len(os.sched_getaffinity(0))
     task = Task(
         index=index,
@@ -81,7 +81,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
         "format": index.format,
         "samples": len(index),
         "bytes_per_image": held.bytes_per_image,
-        "path": core.paths[0] if core is not None else None,
+        "path": core.paths[0] if is_built() else None,
         "fallback": held.fallback,
         "seek_table": open_seek(index) is not None,
         "threads": task.threads,
@@ -97,7 +97,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
 
 def advice(found: dict[str, Any]) -> str:
     """One sentence: what would be faster here."""
-    from trainyard.data.decode import NEEDS_EXTENSION
+    from trainyard.data._native import NEEDS_EXTENSION
 
     location, decoding = found["location"], found["decoding"]
     if found["path"] is None:

@@ -14,7 +14,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--seek",
         action="store_true",
         help="also read every image once and save where in it decoding can begin, so that crops "
-        "are decoded faster; takes about 1%% of the data's bytes",
+        "are decoded faster; takes about 1.5%% of the data's bytes",
     )
     parser.set_defaults(run_command=data_index)
 

@@ -5,14 +5,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.errors import InputError, RecipeError
+from trainyard.api import check_evaluated, evaluation_recipe
+from trainyard.commands.numbers import positive
+from trainyard.errors import InputError
 from trainyard.rendezvous import discover
 
 if TYPE_CHECKING:
-    from trainyard.config import RunConfig
     from trainyard.data.loader import Locations
-
-_SECTIONS = ("model", "data", "augment", "batch")  # of keys that an evaluation can depend on
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +62,7 @@ def _add_variations(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--bn-samples",
         metavar="N",
-        type=_count,
+        type=positive,
         default=0,
         help="first estimate the statistics of batch norm anew, of N training images that are "
         "cropped and flipped as in training (PreciseBN)",
@@ -72,10 +71,10 @@ def _add_variations(group: argparse._ArgumentGroup) -> None:
 
 def _add_details(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--per-class", metavar="N", type=_count, help="the N classes with the lowest top-1"
+        "--per-class", metavar="N", type=positive, help="the N classes with the lowest top-1"
     )
     group.add_argument(
-        "--confusions", metavar="N", type=_count, help="the N most frequent wrong guesses"
+        "--confusions", metavar="N", type=positive, help="the N most frequent wrong guesses"
     )
     group.add_argument(
         "--predictions", metavar="FILE.csv", help="write what was said of each image to a file"
@@ -83,12 +82,6 @@ def _add_details(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--json", action="store_true", help="print the result as JSON, a list of them with --also"
     )
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -100,7 +93,7 @@ def evaluate(options: argparse.Namespace) -> int:
     from trainyard.files import find_checkpoint
 
     run_folder, checkpoint = find_checkpoint(Path(options.target))
-    config = _config(run_folder, options.overrides)
+    config = evaluation_recipe(run_folder, options.overrides)
     question = Question(
         data=_data_sets(options),
         all_classes=options.all_classes,
@@ -124,23 +117,9 @@ def evaluate(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    for key in options.overrides:
-        if key.partition(".")[0] not in _SECTIONS:
-            raise RecipeError(
-                f"{key} changes nothing about an evaluation; keys of {', '.join(_SECTIONS)} may"
-            )
+    check_evaluated(options.overrides)
     if options.predictions and not options.predictions.endswith(".csv"):
         raise InputError(f"--predictions {options.predictions}: name a file that ends in .csv")
-
-
-def _config(run_folder: Path, overrides: dict[str, str]) -> "RunConfig":
-    from trainyard.config import load_recipe
-
-    config = load_recipe(str(run_folder / "recipe.toml"), overrides)
-    if "data.stage" in overrides:
-        return config
-    here = config.data.model_copy(update={"stage": None})  # that was a folder of other nodes
-    return config.model_copy(update={"data": here})
 
 
 def _data_sets(options: argparse.Namespace) -> "tuple[Locations | None, ...]":

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from trainyard.commands.printing import result_console
 from trainyard.data.index import Index
 from trainyard.errors import InputError
 from trainyard.evaluation import Result
-from trainyard.train.predictions import Predictions, confusions, per_class
+from trainyard.training.predictions import Predictions, confusions, per_class
 
 _WEIGHTS = {"": "raw", "ema_": "EMA"}
 _WIDTH = 76  # characters; in a narrower terminal lines wrap rather than lose a column
@@ -59,7 +59,7 @@ def _confusions(result: Result, said: Predictions, count: int) -> list[dict[str,
 
 
 def print_results(results: list[Result], worst: int | None, wrong: int | None) -> None:
-    console = Console(markup=False, highlight=False)  # a class may be called [a]
+    console = result_console()
     console.width = max(console.width, _WIDTH)
     trees = [result.as_dict() for result in results]
     console.print(_overview(trees))

@@ -13,9 +13,8 @@ from trainyard.commands.launching import (
     add_restarts,
     check_ranks,
     job_of,
-    positive,
-    whole,
 )
+from trainyard.commands.numbers import positive, whole
 from trainyard.commands.train import run_folder
 from trainyard.errors import InputError
 

@@ -12,9 +12,9 @@ from trainyard.commands.launching import (
     check_ranks,
     job_of,
     num_devices,
-    positive,
     say,
 )
+from trainyard.commands.numbers import positive
 
 if TYPE_CHECKING:
     from trainyard.launch.mpi import MpiOptions

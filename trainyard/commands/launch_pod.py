@@ -5,7 +5,8 @@ import os
 import shlex
 import sys
 
-from trainyard.commands.launching import add_job_options, add_restarts, job_of, positive, say
+from trainyard.commands.launching import add_job_options, add_restarts, job_of, say
+from trainyard.commands.numbers import positive
 from trainyard.launch.ends import GRACE_S
 
 

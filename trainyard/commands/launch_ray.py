@@ -11,9 +11,9 @@ from trainyard.commands.launching import (
     add_wait,
     check_ranks,
     job_of,
-    positive,
     say,
 )
+from trainyard.commands.numbers import positive
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
     job_of,
-    positive,
-    whole,
 )
+from trainyard.commands.numbers import positive, whole
 from trainyard.errors import InputError, TrainyardError
 from trainyard.launch.job import Job
 from trainyard.launch.slurm import Allocation, runs_of, script

@@ -12,9 +12,9 @@ from trainyard.commands.launching import (
     add_wait,
     check_ranks,
     job_of,
-    positive,
     say,
 )
+from trainyard.commands.numbers import positive
 
 if TYPE_CHECKING:
     from trainyard.launch.ssh_cluster import SshOptions

@@ -4,7 +4,8 @@ import argparse
 import sys
 from contextlib import suppress
 
-from trainyard.commands.train import add_training_options, config_of, run_folder
+from trainyard.commands.numbers import positive, whole
+from trainyard.commands.train import VOICES, add_training_options, config_of, run_folder
 from trainyard.errors import InputError
 from trainyard.launch.job import Job
 
@@ -70,8 +71,15 @@ def job_of(
     arguments += ["--run", str(run)]
     arguments += [word for location in options.data or () for word in ("--data", location)]
     arguments += ["--json"] if options.json else []
+    arguments += _voice(options)
     arguments += [f"--{key}={text}" for key, text in options.overrides.items()]
     return Job(tuple(arguments), run)
+
+
+def _voice(options: argparse.Namespace) -> list[str]:
+    """How the ranks are to speak, but for those that examine machines: they have but one way."""
+    given = [name for name in VOICES if getattr(options, name.replace("-", "_"))]
+    return [] if options.doctor else [f"--{name}" for name in given]
 
 
 def say(message: str) -> None:
@@ -84,15 +92,3 @@ def num_devices() -> int:
     import torch
 
     return max(torch.cuda.device_count(), 1)
-
-
-def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
-def whole(text: str) -> int:
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(text)

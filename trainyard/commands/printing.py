@@ -7,21 +7,33 @@ from typing import TYPE_CHECKING, Any
 from trainyard.monitor.units import in_bytes as size
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.text import Text
 
-__all__ = ["print_table", "size", "text"]
+_WIDE = 250  # columns
+
+__all__ = ["print_table", "result_console", "size", "text"]
 
 
 def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Column, Table
 
     # What a row is about stays in one piece.
     table = Table(Column(columns[0], no_wrap=True), *columns[1:], box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
-    Console(markup=False).print(table)  # a class may be called [a]
+    result_console().print(table)
+
+
+def result_console() -> "Console":
+    """For results: what is read by others, or later, is not folded."""
+    from rich.console import Console
+
+    console = Console(markup=False, highlight=False)  # a class may be called [a]
+    if not console.is_terminal:
+        console.width = _WIDE
+    return console
 
 
 def text(value: Any) -> str:

@@ -2,14 +2,24 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainyard.errors import TrainyardError
 from trainyard.parent import end_with_launcher
 from trainyard.rendezvous import discover
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
+
+
+VOICES = {
+    "quiet": "say what came of it, and nothing before",
+    "plain": "lines for a log, as where there is no terminal",
+    "all-ranks": "every rank says its lines, each with its number and host; plain",
+}
+"""Options for how a run speaks, of which one can be given."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +38,7 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_voice_options(parser)
     parser.epilog = (
         "Any recipe key can be given as --SECTION.KEY VALUE, --optim.lr 0.1 say; "
         "`trainyard recipes --keys` lists them."
@@ -35,19 +46,44 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(takes_overrides=True)
 
 
+def add_voice_options(parser: argparse.ArgumentParser) -> None:
+    voice = parser.add_mutually_exclusive_group()
+    for name, about in VOICES.items():
+        voice.add_argument(f"--{name}", action="store_true", help=about)
+
+
 def train(options: argparse.Namespace) -> int:
     end_with_launcher()
     config, folder = config_of(options), run_folder(options)
     world = discover()
-    from rich.console import Console
-
     from trainyard import run
+    from trainyard.monitor.console import console_of
 
-    console = Console(quiet=options.json or not world.is_first)
+    console = console_of(
+        world,
+        is_quiet=options.quiet or options.json,
+        is_plain=options.plain,
+        all_ranks=options.all_ranks,
+    )
     outcome = run.train(config, folder, world=world, console=console)
     if world.is_first:
         print(json.dumps(outcome.as_dict()) if options.json else outcome.sentence())
+        if outcome.stopped is None:
+            _report(folder, is_told=not options.json)
     return outcome.stopped.exit_code if outcome.stopped else 0
+
+
+def _report(folder: Path, *, is_told: bool) -> None:
+    """The run is complete, whatever becomes of its report."""
+    from trainyard.report.write import write_report
+
+    try:
+        path = write_report([folder])
+    except TrainyardError as error:
+        print(f"trainyard: no report: {error}", file=sys.stderr)
+    else:
+        if is_told:
+            print(f"its report: {path}")
 
 
 def config_of(options: argparse.Namespace) -> "RunConfig":

@@ -26,7 +26,7 @@ class _Observer(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "trainyard.train.step":
+        if name != "trainyard.training.step":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -1,0 +1,51 @@
+"""notebooks/a-run.ipynb, executed on the digits with a run of two epochs."""
+
+import base64
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import trainyard
+from tests.notebooks import executed, read
+
+pytest.importorskip("nbclient", reason="needs nbclient and ipykernel: make .venv/.peers")
+nbformat = pytest.importorskip("nbformat")
+LENGTH = '"8 epochs"'
+
+
+def test_it_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = read("a-run.ipynb")
+    (cell,) = [cell for cell in notebook.cells if LENGTH in cell.source]
+    cell.source = cell.source.replace(LENGTH, '"2 epochs"')
+    mistake = nbformat.v4.new_code_cell('trainyard.evaluate(RUN, overrides={"data.sise": 8})')
+    mistake.metadata["tags"] = ["raises-exception"]
+    notebook.cells.append(mistake)
+    outputs = executed(notebook, tmp_path, monkeypatch)
+    assert [out.text for out in outputs if out.get("name") == "stderr"] == []
+    shown = [out.data for out in outputs if "data" in out]
+    pictures = [base64.b64decode(data["image/png"]) for data in shown if "image/png" in data]
+    assert len(pictures) == 5
+    for picture in pictures:
+        assert np.asarray(Image.open(io.BytesIO(picture)).convert("L")).std() > 5  # not blank
+
+    # The progress of training: a table with a row for each epoch, in one output, redrawn.
+    texts = [re.sub(r"\x1b\[[\d;]*m", "", data["text/plain"]) for data in shown]
+    (progress,) = [text for text in texts if "val top-1" in text]
+    assert len(re.findall(r"^ +[12]\.0 +\d+ +\S+%", progress, re.MULTILINE)) == 2
+    assert len(re.findall(r"^epoch ", progress, re.MULTILINE)) == 1
+    assert "\r" not in progress and "\x1b[2K" not in progress
+
+    printed = "".join(out.get("text", "") for out in outputs)
+    run = tmp_path / "runs" / "a-run"
+    said = trainyard.predictions(run).said
+    assert f"{(said.place > 1).sum()} of 364 images are wrong" in printed
+    (last,) = re.findall(r"loss (?:\S+) at first, (\S+) at the end", printed)
+    assert float(last) < 1
+    (error,) = [out.traceback for out in outputs if out.output_type == "error"]
+    assert error == ["RecipeError: unknown recipe key 'data.sise'; did you mean 'data.stage'?"]
+    top1 = trainyard.history(run).val[-1]["top1"]
+    assert re.search(rf"^top-1 {top1:.2%} ", printed, re.MULTILINE)
