@@ -1,0 +1,237 @@
+"""The reference pages, made from the code whenever the site is built: an mkdocs hook."""
+
+import argparse
+import inspect
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+
+import trainyard
+from trainyard import errors
+from trainyard.__main__ import _parser
+from trainyard.config import RunConfig, builtin_recipes
+from trainyard.course import Duration, Length, Stage
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+
+# Texts with a form of their own, by the function that checks them.
+_FORMS = {
+    get_args(form)[-1].func: text
+    for form, text in (
+        (Duration, 'duration: "5 epochs", "300 steps", "1000000 samples", "10%"'),
+        (Length, 'duration, not in percent: "90 epochs"'),
+        (Stage, 'stage: "30 epochs: 192"'),
+    )
+}
+_BOUNDS = {
+    annotated_types.Ge: ("ge", "from {}"),
+    annotated_types.Gt: ("gt", "above {}"),
+    annotated_types.Le: ("le", "to {}"),
+    annotated_types.Lt: ("lt", "below {}"),
+}
+_WORDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
+
+
+def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
+    """Called by mkdocs once it knows the pages that are written by hand."""
+    from mkdocs.structure.files import File
+
+    for path, text in pages().items():
+        files.append(File.generated(config, f"reference/{path}", content=text))
+    return files
+
+
+def on_post_build(config: "MkDocsConfig") -> None:
+    """The search's index as a script too: pages that are opened from a folder may load that."""
+    index = Path(config.site_dir) / "search" / "search_index.json"
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text()}")
+
+
+def pages() -> dict[str, str]:
+    """Each page's Markdown, by its path below reference/."""
+    return {
+        "commands.md": commands_page(),
+        "recipe-keys.md": keys_page(),
+        "recipes.md": recipes_page(),
+        "exit-codes.md": exit_codes_page(),
+        "python.md": python_page(),
+    }
+
+
+# --- commands ---
+
+
+def commands_page() -> str:
+    os.environ["COLUMNS"] = "80"  # argparse wraps to the terminal of whoever builds this
+    parts = ["# Commands", "`trainyard COMMAND --help` says the same."]
+    for parser, about in commands():
+        words = parser.prog.split()[1:]
+        parts += [f"{'#' * (len(words) + 1)} {' '.join(words)}", plain(sentence(about))]
+        if not subcommands(parser):
+            usage = parser.format_usage().strip().removeprefix("usage: ").replace(" [-h]", "", 1)
+            parts += ["```text\n" + usage.replace("\n       ", "\n") + "\n```"]
+            parts += [*_option_tables(parser), plain(parser.epilog or "")]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def commands() -> Iterator[tuple[argparse.ArgumentParser, str]]:
+    """Every command, those that have subcommands too, and what it is for."""
+    queue = subcommands(_parser())
+    while queue:
+        parser, about = queue.pop(0)
+        yield parser, about
+        queue = subcommands(parser) + queue
+
+
+def subcommands(parser: argparse.ArgumentParser) -> list[tuple[argparse.ArgumentParser, str]]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            about = {choice.dest: choice.help or "" for choice in action._choices_actions}
+            return [(parser, about[name]) for name, parser in action.choices.items()]
+    return []
+
+
+def _option_tables(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for group in parser._action_groups:
+        actions = [a for a in group._group_actions if not isinstance(a, argparse._HelpAction)]
+        if not actions:
+            continue
+        if group.title not in ("positional arguments", "options"):
+            yield f"**{sentence(str(group.title))}**"
+        rows = [f"| `{_invocation(a)}` | {plain(_help(a, parser))} |" for a in actions]
+        yield "\n".join(["| | |", "|---|---|", *rows])
+
+
+def _invocation(action: argparse.Action) -> str:
+    shown = action.metavar
+    if shown is None and action.choices is not None:
+        shown = f"{{{','.join(map(str, action.choices))}}}"
+    value = str(shown or action.dest.upper())
+    if not action.option_strings:
+        return value
+    return ", ".join(action.option_strings) + ("" if action.nargs == 0 else f" {value}")
+
+
+def _help(action: argparse.Action, parser: argparse.ArgumentParser) -> str:
+    return (action.help or "") % (vars(action) | {"prog": parser.prog})
+
+
+# --- recipes ---
+
+
+def keys_page() -> str:
+    parts = [
+        "---\nsearch: {boost: 3}\n---",
+        "# Recipe keys",
+        "In a recipe a key stands in its section; on the command line it is `--SECTION.KEY VALUE`. "
+        "`trainyard recipes --keys` lists the same. [Write a recipe](../recipe.md) says how the "
+        "keys of a recipe come together.",
+    ]
+    for name, part in RunConfig.model_fields.items():
+        section: Any = part.annotation
+        parts.append(f"## {name} {{ #{name} }}")
+        for key, field in section.model_fields.items():
+            kind = kind_of(field.annotation, field.metadata)
+            default = field.get_default(call_default_factory=True)
+            is_given = default not in (None, (), {}, "")
+            said = f", `{json.dumps(default)}` if not given" if is_given else ", optional"
+            parts += [
+                f"### {name}.{key} {{ #{name}.{key} }}",
+                f"{kind}{said}\n{{ .kind }}",
+                plain(field.description),
+            ]
+    return "\n\n".join(parts) + "\n"
+
+
+def kind_of(annotation: Any, metadata: Any = ()) -> str:
+    """A type as a reader of recipes knows it, in Markdown."""
+    for check in metadata:
+        if getattr(check, "func", None) in _FORMS:
+            return plain(_FORMS[check.func])
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return kind_of(parts[0], parts[1:])
+    if origin in (Union, UnionType):
+        return " or ".join(kind_of(part, metadata) for part in parts if part is not type(None))
+    if origin is Literal:
+        return " · ".join(f"`{json.dumps(value)}`" for value in parts)
+    if origin is tuple:
+        many = re.sub(r"^\w+", r"\g<0>s", kind_of(parts[0]))
+        return f"list of {many}" if parts[-1] is Ellipsis else f"list of {len(parts)} {many}"
+    if origin is dict:
+        return "table"
+    bounds = [
+        text.format(getattr(check, name))
+        for check in metadata
+        for kind, (name, text) in _BOUNDS.items()
+        if isinstance(check, kind)
+    ]
+    return " ".join([_WORDS[annotation], *bounds])
+
+
+def recipes_page() -> str:
+    parts = [
+        "# Recipes",
+        "These come along. `trainyard recipes NAME` prints one with every key written out, "
+        "`--plot FILE.png` draws it. [Training](../training.md) has them in one table.",
+    ]
+    for name, path in builtin_recipes().items():
+        head, _, rest = path.read_text().partition("\n\n")
+        parts += [f"## {name}", *_recipe_head(head)]
+        body = "\n".join(f"    {line}".rstrip() for line in rest.strip().splitlines())
+        parts.append(f'??? "The recipe"\n\n    ```toml\n{body}\n    ```')
+    return "\n\n".join(parts) + "\n"
+
+
+def _recipe_head(comment: str) -> Iterator[str]:
+    """What it is, a command, facts in two columns, and what else there is to say."""
+    text = re.sub(r"^# ?", "", comment, flags=re.MULTILINE)
+    about, command, facts, *more = re.split(r"\n\s*\n", text)
+    yield plain(about)
+    yield f"```bash\n{command.strip()}\n```"
+    rows = re.findall(r"^(\S+) +(.*(?:\n +.*)*)", facts, re.MULTILINE)
+    yield "\n".join(["| | |", "|---|---|", *(f"| {name} | {plain(fact)} |" for name, fact in rows)])
+    yield from map(plain, more)
+
+
+# --- the rest ---
+
+
+def exit_codes_page() -> str:
+    """From the tree of errors: its docstring, and the classes themselves."""
+    meanings = re.findall(r"^\W*(\w+)(?: +\d+)?  +([a-z].*)$", errors.__doc__ or "", re.MULTILINE)
+    rows = ["| 0 | | done |"]
+    for name, meaning in (("TrainyardError", "any other failure"), *meanings):
+        code = getattr(errors, name).exit_code
+        rows.append(f"| {code} | `{name}` | {plain(meaning)} |")
+    table = "\n".join(["| code | error | means |", "|---|---|---|", *rows])
+    return (
+        "# Exit codes\n\nOf every command; the error is what Python code meets.\n\n" + table + "\n"
+    )
+
+
+def python_page() -> str:
+    parts = ["# Python", "What `import trainyard` gives. Everything else may change."]
+    for name in trainyard.__all__:
+        thing = inspect.unwrap(getattr(trainyard, name))
+        parts.append(f"::: {thing.__module__}.{thing.__qualname__}")
+    return "\n\n".join(parts) + "\n"
+
+
+def sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
+
+
+def plain(text: str | None) -> str:
+    """Text in which only `backticks` are Markdown."""
+    parts = " ".join((text or "").split()).split("`")
+    parts[::2] = [re.sub(r"([\\*_\[\]<>{}|#])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts)
