@@ -21,14 +21,14 @@ accelerator computes, and then gives its parameters p the gradient p - rank, of 
 mean of the replicas' weights after any number of steps is known, and is checked for each contender;
 and so is that they are closer to each other than they would be without averaging.
 
-A round takes the contenders in turns, in an order that rotates. Each is built, warmed up without
-limits and then timed on the round's networks: as many steps as fit into --seconds, at least one. A
-step's time is the mean of that on the hosts. Networks on which a step takes longer than SLOW_S come
-after the others, with half as many rounds. Megabytes are what a host sends in a step.
+A round takes the contenders in turns, in an order that rotates. Each is built in processes of its
+own, warmed up without limits and then timed on the round's networks: as many steps as fit into
+--seconds, at least one. A step's time is the mean of that on the hosts. Networks on which a step
+takes longer than SLOW_S come after the others, with half as many rounds. Megabytes are what a host
+sends in a step.
 """
 
 import argparse
-import gc
 import importlib.metadata
 import json
 import os
@@ -38,8 +38,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from datetime import date, timedelta
+from collections.abc import Iterator, Sequence
+from datetime import date
 from typing import Any, NamedTuple
 
 import torch
@@ -72,58 +72,48 @@ NETWORKS = ("0:0", "0:5", "1000:0", "1000:5", "100:0", "100:5")
 # --- a rank, on a host of its own ---
 
 
-class Member:
-    """One of the ranks; the first of them asks for other links, by its standard output."""
+def tell(**message: Any) -> None:
+    """The first of the ranks speaks for all, by its standard output."""
+    if dist.get_rank() == 0:
+        print(json.dumps(message), flush=True)
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
-        self.rank = int(os.environ["RANK"])
-        self._store = dist.TCPStore(
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            HOSTS,
-            is_master=self.rank == 0,
-            timeout=timedelta(seconds=60),
-        )
 
-    def tell(self, **message: Any) -> None:
-        if self.rank == 0:
-            print(json.dumps(message), flush=True)
+def relink(link: Link) -> None:
+    """Ask for other links, and wait for them."""
+    dist.barrier()
+    tell(link=[link.mbit, link.delay_ms])
+    if dist.get_rank() == 0:
+        sys.stdin.readline()
+    dist.barrier()
 
-    def relink(self, link: Link) -> None:
-        dist.barrier()
-        self.tell(link=[link.mbit, link.delay_ms])
-        if self.rank == 0:
-            sys.stdin.readline()
-        dist.barrier()
 
-    def measure(self, name: str, number: int, networks: Sequence[str]) -> None:
-        """One contender of one round."""
-        store = dist.PrefixStore(f"{number}", self._store)
-        dist.init_process_group("gloo", store=store, rank=self.rank, world_size=HOSTS)
-        slower = self.options.straggler if self.rank == HOSTS - 1 else 1.0
-        model = Shaped(self.options.model, self.rank, COMPUTE_S * slower)
-        num_bytes = sum(p.nbytes for p in model.parameters())
-        steps = Steps(CONTENDERS[name](model), EVERY if name in PERIODIC else 1)
-        steps.take(WARM_UP)
-        for text in networks:
-            until_quiet()
-            sent, taken = bytes_sent(), steps.taken
-            self.relink(link_of(text))
-            ideal_s = ideal_seconds(text, num_bytes)
-            if name not in ALL_REDUCE + PERIODIC or ideal_s < SLOW_S:
-                steps.take(1)  # what is under way in overlap is then under this network's limits
-            seconds, busy = steps.timed(max(1, int(self.options.seconds / ideal_s)))
-            self.relink(FAST)
-            until_quiet()
-            megabytes = (bytes_sent() - sent) / 1e6 / (steps.taken - taken)
-            whole = torch.tensor([megabytes, busy, *seconds], dtype=torch.float64)
-            dist.all_reduce(whole)
-            megabytes, busy, *seconds = (whole / HOSTS).tolist()
-            figures = {"seconds": seconds, "megabytes": [megabytes], "cpu_seconds": [busy]}
-            self.tell(contender=name, network=text, figures=figures)
-        check(name, model, steps.taken)
-        dist.destroy_process_group()
+def run_rank(name: str, options: argparse.Namespace) -> None:
+    """Measure one contender on all of --networks."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    slower = options.straggler if rank == HOSTS - 1 else 1.0
+    model = Shaped(options.models[0], rank, COMPUTE_S * slower)
+    num_bytes = sum(p.nbytes for p in model.parameters())
+    steps = Steps(CONTENDERS[name](model), EVERY if name in PERIODIC else 1)
+    steps.take(WARM_UP)
+    for text in options.networks:
+        until_quiet()
+        sent, taken = bytes_sent(), steps.taken
+        relink(link_of(text))
+        ideal_s = ideal_seconds(text, num_bytes)
+        if name not in ALL_REDUCE + PERIODIC or ideal_s < SLOW_S:
+            steps.take(1)  # what is under way in overlap is then under this network's limits
+        seconds, busy = steps.timed(max(1, int(options.seconds / ideal_s)))
+        relink(FAST)
+        until_quiet()
+        megabytes = (bytes_sent() - sent) / 1e6 / (steps.taken - taken)
+        whole = torch.tensor([megabytes, busy, *seconds], dtype=torch.float64)
+        dist.all_reduce(whole)
+        megabytes, busy, *seconds = (whole / HOSTS).tolist()
+        figures = {"seconds": seconds, "megabytes": [megabytes], "cpu_seconds": [busy]}
+        tell(network=text, figures=figures)
+    check(name, model, steps.taken)
 
 
 class Steps:
@@ -175,20 +165,6 @@ def check(name: str, model: nn.Module, steps: int) -> None:
     )
 
 
-def run_rank(options: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    member = Member(options)
-    number = 0
-    for networks, rounds, contenders in passes(options):
-        for turn in range(rounds):
-            first = turn % len(contenders)
-            for name in contenders[first:] + contenders[:first]:
-                member.measure(name, number, networks)
-                gc.collect()
-                number += 1
-    member.tell(done=True)
-
-
 # --- the rounds ---
 
 
@@ -211,8 +187,8 @@ class Pass(NamedTuple):
     contenders: list[str]
 
 
-def passes(options: argparse.Namespace) -> list[Pass]:
-    num_bytes = sum(4 * p.numel() for p in real_model(options.model).parameters())
+def passes(model: str, options: argparse.Namespace) -> list[Pass]:
+    num_bytes = sum(4 * p.numel() for p in real_model(model).parameters())
     is_slow = {text: ideal_seconds(text, num_bytes) > SLOW_S for text in options.networks}
     fast, slow = ([text for text in is_slow if is_slow[text] is wanted] for wanted in (False, True))
     both = [
@@ -225,38 +201,55 @@ def passes(options: argparse.Namespace) -> list[Pass]:
 Found = dict[str, dict[str, dict[str, list[float]]]]  # by network, contender, and figure
 
 
-def run_model(options: argparse.Namespace, emulated: Network, said: Any) -> Found:
-    """`said`: the file for what the ranks print of errors."""
-    command = [sys.executable, "-m", "benchmarks.averaging", "--rank", *sys.argv[1:]]
-    command += ["--model", options.model]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    ranks: list[Any] = [
-        host.start(
-            *command,
-            env=os.environ | emulated.rank_variables(host.number),
-            stderr=said,
-            **(pipes if host.number == 0 else {}),
-        )
-        for host in emulated.hosts
-    ]
+def run_model(model: str, options: argparse.Namespace, emulated: Network) -> Found:
     found: Found = {text: {} for text in options.networks}
-    is_done = False
-    for line in ranks[0].stdout:
-        message = json.loads(line)
-        if "link" in message:
-            emulated.set(Link(*message["link"]))
-            print(file=ranks[0].stdin, flush=True)
-        elif "contender" in message:
-            values = found[message["network"]].setdefault(message["contender"], {})
-            for figure, more in message["figures"].items():
-                values.setdefault(figure, []).extend(more)
-            print(options.model, message, file=sys.stderr)
-        else:
-            is_done = True
-    if any(rank.wait() for rank in ranks) or not is_done:
-        said.seek(0)
-        raise SystemExit(f"a rank has failed:\n{said.read()[-5000:]}")
+    for networks, rounds, contenders in passes(model, options):
+        for number in range(rounds * len(contenders)):
+            turn, place = divmod(number, len(contenders))
+            name = contenders[(turn + place) % len(contenders)]
+            for text, figures in run_ranks(model, name, networks, options, emulated):
+                print(model, name, text, figures, file=sys.stderr)
+                values = found[text].setdefault(name, {})
+                for figure, more in figures.items():
+                    values.setdefault(figure, []).extend(more)
     return found
+
+
+def run_ranks(
+    model: str,
+    name: str,
+    networks: Sequence[str],
+    options: argparse.Namespace,
+    emulated: Network,
+) -> Iterator[tuple[str, dict[str, list[float]]]]:
+    """What a contender's ranks measure on each network. SystemExit with their words if one fails.
+
+    Processes of its own, because not all of them give back what memory they had.
+    """
+    command = [sys.executable, "-m", "benchmarks.averaging", "--rank", name, "--models", model]
+    command += ["--seconds", f"{options.seconds}", "--straggler", f"{options.straggler}"]
+    command += ["--networks", *networks]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with tempfile.TemporaryFile("w+") as said:
+        ranks: list[Any] = [
+            host.start(
+                *command,
+                env=os.environ | emulated.rank_variables(host.number),
+                stderr=said,
+                **(pipes if host.number == 0 else {}),
+            )
+            for host in emulated.hosts
+        ]
+        for line in ranks[0].stdout:
+            message = json.loads(line)
+            if "link" in message:
+                emulated.set(Link(*message["link"]))
+                print(file=ranks[0].stdin, flush=True)
+            else:
+                yield message["network"], message["figures"]
+        if any(rank.wait() for rank in ranks):
+            said.seek(0)
+            raise SystemExit(f"a rank of {name} has failed:\n{said.read()[-5000:]}")
 
 
 def spelled(text: str) -> str:
@@ -311,23 +304,21 @@ def main() -> None:
         "--straggler", type=float, default=1.0, help="the last host computes so many times as long"
     )
     parser.add_argument("--quick", action="store_true", help="a ResNet-18's, two networks, once")
-    parser.add_argument("--hardware", help="save results/DATE-HARDWARE-averaging.json and .md")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--hardware", help="save results/DATE-HARDWARE-averaging*.json and .md")
+    parser.add_argument("--rank", choices=CONTENDERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.models, options.networks = ["resnet18"], ["0:0", "1000:5"]
         options.seconds, options.rounds = 2.0, 1
     if options.rank:
-        run_rank(options)
+        run_rank(options.rank, options)
         sys.stdout.flush()
         os._exit(0)  # groups and their threads need no farewell
     load, begun = os.getloadavg()[0], time.monotonic()
     results, tables = {}, []
     for model in options.models:
-        options.model = model
-        with network(HOSTS) as emulated, tempfile.TemporaryFile("w+") as said:
-            results[model] = run_model(options, emulated, said)
+        with network(HOSTS) as emulated:
+            results[model] = run_model(model, options, emulated)
         tables += [f"## {model}", comparison(results[model]), table(results[model])]
         print(*tables[-3:], sep="\n\n")
     about = {
@@ -346,7 +337,8 @@ def main() -> None:
     }
     if options.hardware:
         text = "\n\n".join(["# Averaging", listed(about), *tables]) + "\n"
-        save(f"{options.hardware}-averaging", about | {"found": results}, text)
+        name = "averaging" if options.straggler == 1 else "averaging-straggler"
+        save(f"{options.hardware}-{name}", about | {"found": results}, text)
 
 
 if __name__ == "__main__":

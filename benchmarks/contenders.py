@@ -125,10 +125,10 @@ class Batch(NamedTuple):
 def trainyard(model: nn.Module, **average: Any) -> Step:
     from trainyard.averaging.base import AverageConfig
     from trainyard.parts import AVERAGERS
-    from trainyard.train.buffers import Buffers
-    from trainyard.train.micro import MicroBatchSize
-    from trainyard.train.step import TrainStep
-    from trainyard.train.update import LossScale, Update, no_clip
+    from trainyard.training.buffers import Buffers
+    from trainyard.training.micro import MicroBatchSize
+    from trainyard.training.step import TrainStep
+    from trainyard.training.update import LossScale, Update, no_clip
     from trainyard.world import World
 
     rank = dist.get_rank()

@@ -1,12 +1,14 @@
 """Where replicas end that agree by all-reduce, by gossip, and now and then: four of them.
 
 python -m benchmarks.convergence FOLDER [--hardware NAME] [--out benchmarks/results]
-    [--only NAME ...] [--data digits photographs] [--epochs 10] [--seeds 5]
+    [--only NAME ...] [--data digits photographs] [--epochs 10] [--lr 0.1]
+    [--seeds 5] [--known JSON]
 
 Two small real problems: scikit-learn's scanned digits, and tiles of photographs of scikit-learn's
 and scikit-image's, to be told from which photograph they are. The `digits` recipe by SGD with
 another [average] section, and nothing else changed: the same images in the same order. Four ranks
-of two nodes, by gloo; FOLDER is for the data and the runs. 30 minutes on two cores.
+of two nodes, by gloo; FOLDER is for the data and the runs. 30 minutes on two cores. What an earlier
+result has of the same epochs and learning rate is not run again.
 """
 
 import argparse
@@ -99,12 +101,12 @@ def photographs() -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
 # --- the runs ---
 
 
-def overrides(folder: Path, job: Job, epochs: int) -> dict[str, str]:
+def overrides(folder: Path, job: Job, epochs: int, lr: float) -> dict[str, str]:
     data, contender, seed = job
     keys: dict[str, Any] = {
         **{f"average.{key}": value for key, value in CONTENDERS[contender].items()},
         "optim.name": "sgd",
-        "optim.lr": 0.1,
+        "optim.lr": lr,
         "optim.weight_decay": 1e-3,
         "data.train": f"{folder}/{data}/train",
         "data.val": f"{folder}/{data}/val",
@@ -119,7 +121,9 @@ def overrides(folder: Path, job: Job, epochs: int) -> dict[str, str]:
     }
 
 
-def train_all(rank: int, jobs: list[Job], folder: Path, epochs: int, results: Any) -> None:
+def train_all(
+    rank: int, jobs: list[Job], folder: Path, epochs: int, lr: float, results: Any
+) -> None:
     """What each of the ranks does: one run after another."""
     import torch
     from rich.console import Console
@@ -136,7 +140,7 @@ def train_all(rank: int, jobs: list[Job], folder: Path, epochs: int, results: An
         os.environ["MASTER_PORT"] = str(FIRST_PORT + number)
         started = time.perf_counter()
         run_folder = folder / "run" / f"{number}"
-        config = load_recipe("digits", overrides(folder, job, epochs))
+        config = load_recipe("digits", overrides(folder, job, epochs, lr))
         outcome = train(config, run_folder, world=world, console=Console(quiet=True))
         if rank == 0:
             lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").open()]
@@ -155,23 +159,31 @@ def train_all(rank: int, jobs: list[Job], folder: Path, epochs: int, results: An
             )
 
 
+def known(options: argparse.Namespace) -> list[Run]:
+    """Runs of an earlier result."""
+    if options.known is None:
+        return []
+    result = json.loads(options.known.read_text())
+    for key in ("epochs", "lr"):
+        if result[key] != getattr(options, key):
+            raise SystemExit(f"{options.known} has {key} = {result[key]}")
+    return list(result["runs"])
+
+
 def runs(options: argparse.Namespace) -> list[Run]:
     import torch.multiprocessing as multiprocessing
 
-    jobs = [
-        (data, contender, seed)
-        for data in options.data
-        for seed in range(options.seeds)
-        for contender in options.only
-    ]
+    found = known(options)
+    done = {(one["data"], one["contender"], one["seed"]) for one in found}
+    wanted = itertools.product(options.data, range(options.seeds), options.only)
+    jobs = [(data, name, seed) for data, seed, name in wanted if (data, name, seed) not in done]
     with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
         for data in options.data:
             (Path(scratch) / data).symlink_to((options.folder / data).resolve())
         results = multiprocessing.get_context("spawn").Queue()
-        arguments = (jobs, Path(scratch), options.epochs, results)
+        arguments = (jobs, Path(scratch), options.epochs, options.lr, results)
         context = multiprocessing.spawn(train_all, arguments, nprocs=RANKS, join=False)  # type: ignore[no-untyped-call]
-        found: list[Run] = []
-        while len(found) < len(jobs):
+        for _ in jobs:
             while results.empty():
                 context.join(timeout=1)  # raises where a rank has failed
             found.append(results.get())
@@ -198,18 +210,24 @@ def table(found: list[Run]) -> str:
         same = [one for one in found if (one["data"], one["contender"]) == (data, name)]
         base = [one for one in found if (one["data"], one["contender"]) == (data, "all-reduce")]
         top1 = [one["top1"] * 100 for one in same]
-        seeds = {one["seed"] for one in same}
-        base = [one for one in base if one["seed"] in seeds]
-        gap = mean(same, "top1") * 100 - mean(base or same, "top1") * 100
         distances = [one["consensus_distance"] for one in same]
         distance = "" if None in distances else f"{statistics.median(distances):.3f}"
         lines.append(
             f"| {data} | {name} | {len(same)} "
             f"| {statistics.mean(top1):.2f} ({min(top1):.1f} to {max(top1):.1f}) "
-            f"| {gap:+.2f} | {mean(same, 'val_loss'):.3f} | {mean(same, 'train_loss'):.3f} "
+            f"| {gap(same, base)} | {mean(same, 'val_loss'):.3f} | {mean(same, 'train_loss'):.3f} "
             f"| {distance} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def gap(found: list[Run], base: list[Run]) -> str:
+    """Points of top-1 above `base`, mean and standard error of the differences by seed."""
+    top1 = {one["seed"]: one["top1"] for one in base}
+    gaps = [100 * (one["top1"] - top1[one["seed"]]) for one in found if one["seed"] in top1]
+    if found == base or len(gaps) < 2:
+        return ""
+    return f"{statistics.mean(gaps):+.2f} ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.2f}"
 
 
 def mean(found: list[Run], key: str) -> float:
@@ -224,7 +242,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--data", nargs="+", default=["digits", "photographs"])
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--known", type=Path, metavar="JSON", help="a result to add to")
     options = parser.parse_args()
     prepare_digits(options.folder / "digits")
     prepare_photographs(options.folder / "photographs")
@@ -235,13 +255,19 @@ def main() -> None:
 def write(found: list[Run], options: argparse.Namespace) -> None:
     if options.out is None:
         return
-    about = {"hardware": options.hardware, "epochs": options.epochs, "average": CONTENDERS}
+    about = {
+        "hardware": options.hardware,
+        "epochs": options.epochs,
+        "lr": options.lr,
+        "average": CONTENDERS,
+    }
     heading = (
         f"# Four replicas, {options.hardware}\n\n"
-        f"{options.epochs} epochs, SGD, 16 images per replica and step. Top-1 is of the mean of "
-        f"the replicas: mean over the seeds (least to most), and its difference from "
-        "all-reduce in points. Distance: root mean square over the replicas of how far their "
-        "weights lie from the mean, at the end.\n\n"
+        f"{options.epochs} epochs, SGD with a learning rate of {options.lr}, 16 images per replica "
+        "and step. Top-1 is of the mean of "
+        "the replicas: mean over the seeds (least to most), and its difference from all-reduce of "
+        "the same seed in points, with its standard error. Distance: root mean square over the "
+        "replicas of how far their weights lie from the mean, at the end.\n\n"
     )
     name = f"{options.hardware}-convergence"
     save(name, {**about, "runs": found}, heading + table(found), folder=options.out)

@@ -10,7 +10,8 @@ What is missing later is made then, or left out and said.
 First decoders alone: see loaders/decoders.py. Then whole loaders: each decodes random crops of
 224 x 224, antialiased unless said, flips them and gives torch batches of 64 in uint8. Each is
 measured in a process of its own, pinned to one core, then to two, in an order drawn anew each
-round; the files lie in memory. Medians and spreads are over rounds.
+round; the files lie in memory. Medians and spreads are over rounds. Among them are our decoders
+without a loader, of images in memory into one place, which whole loaders are compared with.
 
 The yardstick is libjpeg-turbo's own crop decode and a resize in C (loaders/yardstick): the one
 that --turbo compiles, a checkout of its sources, or else the system's.
@@ -116,7 +117,7 @@ def _data_of(folder: Path, contender: Contender) -> Path:
 
 
 def _in_turn(contenders: list[Contender], number: int, cores: int) -> list[Contender]:
-    chosen = [c for c in contenders if cores == 1 or not c.is_minor]
+    chosen = [c for c in contenders if cores == 1 or c.has_two_cores]
     random.Random(f"{number} {cores}").shuffle(chosen)
     return chosen
 
@@ -213,7 +214,7 @@ def main() -> None:
     tables = [
         *decoder_tables(decoders["decoders"], YARDSTICK),
         *loader_tables(loaders),
-        share_table(decoders["decoders"], loaders),
+        share_table(loaders),
     ]
     show(tables, figures, as_json=options.json)
     if options.hardware:

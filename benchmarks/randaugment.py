@@ -35,11 +35,11 @@ from sklearn.datasets import load_sample_images
 from timm.data import auto_augment
 
 from benchmarks.saving import listed, save
-from trainyard.data.randaugment.augment import RandAugment, plan
-from trainyard.data.randaugment.draws import draw
-from trainyard.data.randaugment.jobs import run
-from trainyard.data.randaugment.policy import parse_policy
-from trainyard.data.transforms import Keys
+from trainyard.data.transforms.batches import Keys
+from trainyard.data.transforms.randaugment.augment import RandAugment, plan
+from trainyard.data.transforms.randaugment.draws import draw
+from trainyard.data.transforms.randaugment.jobs import run
+from trainyard.data.transforms.randaugment.policy import parse_policy
 
 POLICIES = ("rand-m9-mstd0.5-inc1", "rand-m15-n2-mstd0.5-mmax15-inc1")
 INTERPOLATIONS = (None, "bicubic")  # timm's default, and with --train-interpolation bicubic

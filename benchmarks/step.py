@@ -254,7 +254,7 @@ class Work:
         self.seconds += time.perf_counter() - self._begun
 
     def watch_passes(self) -> None:
-        from trainyard.train.step import TrainStep
+        from trainyard.training.step import TrainStep
 
         passes = TrainStep._forward_backward
 

@@ -5,6 +5,8 @@ from typing import NamedTuple
 from benchmarks.loaders.environments import MAIN
 
 FULL, SMALL = "full size", "short side 256, q90"
+ALONE = {FULL: f"{FULL}, decoder alone", SMALL: f"{SMALL}, decoder alone"}
+"""The groups of what whole loaders are beside."""
 _FOLDER = "photographs"
 
 
@@ -19,6 +21,10 @@ class Contender(NamedTuple):
     is_minor: bool = False  # left out by --quick, and on two cores
 
     @property
+    def has_two_cores(self) -> bool:
+        return not self.is_minor and self.group not in ALONE.values()
+
+    @property
     def title(self) -> str:
         return f"{self.name} ({self.group})"
 
@@ -26,6 +32,12 @@ class Contender(NamedTuple):
 def _ours(name: str, variant: str, group: str = FULL, *, is_minor: bool = False) -> Contender:
     return Contender(
         f"Trainyard, {name}", "trainyard_loader", "make", MAIN, variant, group, True, is_minor
+    )
+
+
+def _alone(name: str, variant: str, group: str) -> Contender:
+    return Contender(
+        f"Trainyard, {name}", "trainyard_decoder", "make", MAIN, variant, ALONE[group], True
     )
 
 
@@ -75,4 +87,11 @@ CONTENDERS = (
     _ours("WebDataset", "small-webdataset", SMALL),
     _peer("FFCV, raw", "ffcv_loader.make", "ffcv", "small-raw.beton", SMALL),
     _peer("FFCV, jpg", "ffcv_loader.make", "ffcv", "small.beton", SMALL),
+    _alone("packed", "packed", FULL),
+    _alone("WebDataset, seek table", "webdataset-seek", FULL),
+    _alone("WebDataset", "webdataset", FULL),
+    _alone("packed, raw pixels", "small-pixels", SMALL),
+    _alone("packed", "small-packed", SMALL),
+    _alone("WebDataset, seek table", "small-webdataset-seek", SMALL),
+    _alone("WebDataset", "small-webdataset", SMALL),
 )

@@ -41,7 +41,6 @@ def load_pool(paths: Sequence[Path]) -> Pool:
     encoded = [path.read_bytes() for path in paths]
     sizes = np.array([Image.open(io.BytesIO(each)).size for each in encoded], np.int64)
     ids = np.arange(len(paths))
-    crops = RandomResizedCrop(seed=0, scale=SCALE, ratio=RATIO, flip=0.5)(
-        sizes, ids, np.zeros_like(ids)
-    )
+    crop = RandomResizedCrop(seed=0, scale=SCALE, ratio=RATIO, flip=0.5)
+    crops = crop.draw(ids, np.zeros_like(ids))(sizes)
     return Pool(encoded, sizes, crops.boxes.astype(np.int32), crops.flips)

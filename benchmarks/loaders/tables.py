@@ -5,16 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.loaders.catalogue import FULL, SMALL
+from benchmarks.loaders.catalogue import ALONE, FULL, SMALL
 
 BASE = "Trainyard, WebDataset"  # of whole loaders: the same JPEGs that peers read
-_ALONE = {  # what of a whole loader the decoder alone does
-    "Trainyard, packed": "Trainyard, packed",
-    "Trainyard, WebDataset, seek table": "Trainyard, seek table",
-    "Trainyard, WebDataset": "Trainyard, plain JPEG",
-    "Trainyard, packed, raw pixels": "Trainyard, packed pixels",
-}
-
 Found = Mapping[str, Any]
 
 
@@ -103,16 +96,15 @@ def _loader_row(name: str, about: Found, base: Sequence[float] | None) -> list[s
     ]
 
 
-def share_table(decoders: Found, loaders: Found) -> Table:
-    """How much of the decoder's rate is left of a whole loader's, on one core."""
+def share_table(loaders: Found) -> Table:
+    """How much of its decoder's rate a whole loader has, on one core, in the same rounds."""
     rows = []
-    for alone, group in zip(decoders.values(), (FULL, SMALL), strict=False):
-        for name, decoder in _ALONE.items():
-            rates = loaders.get(group, {}).get(name, {}).get("1")
-            if rates and decoder in alone:
-                rate = median(alone[decoder]["images_per_second"])
-                share = f"{median(rates) / rate:.0%}"
-                rows.append([name, group, f"{rate:,.0f}", f"{median(rates):,.0f}", share])
+    for group, alone in ALONE.items():
+        for name, about in loaders.get(alone, {}).items():
+            decoder, loader = about["1"], loaders.get(group, {}).get(name, {}).get("1")
+            if decoder and loader:
+                share = f"{median(loader) / median(decoder):.0%}"
+                rows.append([name, group, with_spread(decoder), with_spread(loader), share])
     columns = ["loader", "data", "decoder alone", "whole loader", "share"]
     return Table("Whole loaders beside their decoder alone, one core", columns, rows)
 

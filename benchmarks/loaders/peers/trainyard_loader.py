@@ -1,5 +1,6 @@
 """Ours, as a run uses it: a loader process of so many threads, batches in shared memory."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,28 +9,25 @@ import torch
 
 from benchmarks.loaders.measure import BATCH, SIDE, Epoch, Job
 from trainyard.data.augment import RandomResizedCrop
+from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.loader import Loader, LoaderSpec
 from trainyard.data.plan import ShuffledPlan
+from trainyard.data.seek import seek_remark
+from trainyard.data.splits import all_splits
 
 _STEPS = 1 << 40
 
 
+CROP = RandomResizedCrop(seed=0, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
+
+
 def make(job: Job) -> Epoch:
-    index = open_index(_location(job.data))
-    crop = RandomResizedCrop(seed=0, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
+    index = index_of(job.data)
+    if said := seek_remark(index):  # a table that is not used would be measured as if it were
+        sys.exit(said)
     plan = ShuffledPlan(len(index), global_batch=BATCH, seed=0)
-    spec = LoaderSpec(
-        plan=plan,
-        crop=crop,
-        image_size=SIDE,
-        interpolation="bilinear",
-        start=0,
-        stop=_STEPS,
-        rank=0,
-        size=1,
-        threads=job.cores,
-    )
+    spec = LoaderSpec(plan=plan, crop=CROP, image_size=SIDE, stop=_STEPS, threads=job.cores)
 
     def epoch() -> Iterator[tuple[Any, Any]]:
         with Loader(index, spec) as loader:
@@ -40,8 +38,6 @@ def make(job: Job) -> Epoch:
     return epoch
 
 
-def _location(folder: Path) -> str:
-    """The split that `data pack` has made in a folder, or the folder of images itself."""
-    from trainyard.data.splits import all_splits
-
-    return next(iter(all_splits(str(folder)).values()))
+def index_of(folder: Path) -> Index:
+    """Of the split that `data pack` has made in a folder, or of the folder of images itself."""
+    return open_index(next(iter(all_splits(str(folder)).values())))
