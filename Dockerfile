@@ -19,13 +19,14 @@ RUN python3 -m venv /opt/trainyard
 ENV PATH=/opt/trainyard/bin:$PATH PYTHONUNBUFFERED=1
 
 # What it depends on is a layer of its own, which a change of Trainyard's leaves as it is.
-ARG EXTRAS="gcs hdf5 plot s3 schedulefree"
-COPY pyproject.toml requirements.lock /build/
+ARG EXTRAS="gcs hdf5 plot s3 schedulefree tensorboard wandb"
+COPY pyproject.toml requirements.lock requirements-dev.lock /build/
 RUN python -c 'import sys, tomllib; \
 project = tomllib.load(open("/build/pyproject.toml", "rb"))["project"]; \
 extras = [project["optional-dependencies"][name] for name in sys.argv[1:]]; \
 print(*project["dependencies"], *sum(extras, []), sep="\n")' ${EXTRAS} >/build/wanted.txt \
-    && pip install --no-cache-dir --constraint /build/requirements.lock --requirement /build/wanted.txt
+    && pip install --no-cache-dir --constraint /build/requirements.lock \
+        --constraint /build/requirements-dev.lock --requirement /build/wanted.txt
 
 COPY README.md LICENSE /build/
 COPY trainyard /build/trainyard

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check docs bench clean
 
 setup: .venv/.ready
 
@@ -20,24 +20,30 @@ demo: setup
 	$(BIN)/trainyard data prepare digits data/digits
 	$(BIN)/trainyard launch local digits --ranks 2
 
-# What the tests compare with: two scripts of DALI's, without the libraries that it needs, and
-# decentralized training as published. And what they drive: Ray, submitit, notebooks, manifests.
-.venv/.peers: .venv/.ready
+# What tests, checks and the documentation need besides. What the tests compare with: two scripts of
+# DALI's, without the libraries that it needs, and decentralized training as published. And what
+# they drive: Ray, submitit, manifests.
+.venv/.dev: .venv/.ready requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --requirement requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps nvidia-dali-cuda130==2.4.0 \
 		nvidia-nvimgcodec-cu13==0.9.0.20 \
-		decent-dp==0.2.3 loguru==0.7.3 submitit==1.5.4 cloudpickle==3.1.2
+		decent-dp==0.2.3 loguru==0.7.3 submitit==1.5.4
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock \
-		ray==2.60.0 nbclient==0.11.0 ipykernel==7.4.0 \
-		kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0
+		--constraint requirements-dev.lock \
+		ray==2.60.0 kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0
 	touch $@
 
-test: check .venv/.peers
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+test: check
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-check: setup
+check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Into build/site: open build/site/index.html, no server and no network needed.
+docs: .venv/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 bench: setup
 	$(BIN)/python -m benchmarks.plan
