@@ -140,7 +140,7 @@ def train(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     update = Update.__call__
 
-    def update_or_end(self: Update, step: int) -> Updated:
+    def update_or_end(self: Update, step: int, parts: Any = None) -> Updated:
         if step == AT and victim is not None:
             folder.with_name(f"is-there-{world.rank}").touch()
             while world.rank == victim and len([*folder.parent.glob("is-there-*")]) < SIZE:
@@ -149,7 +149,7 @@ def train(
                 os.kill(os.getpid(), signal.SIGKILL)
             if world.rank == victim:
                 raise LoaderError("no more data here")
-        return update(self, step)
+        return update(self, step, parts)
 
     if how == "in the midst of a message":
         _cut_short(world, victim)

@@ -294,6 +294,58 @@ def test_no_scale_leaves_gradients_alone() -> None:
     assert scale.state_dict() == {}
 
 
+# --- part by part ---
+
+
+FUSED = [name for name in OPTIMIZERS if "fused" in name]
+CLIPS: dict[str, Callable[[Network], Clip]] = {
+    "none": lambda model: no_clip,
+    "norm": lambda model: clip_by_norm(0.05),
+    "agc": lambda model: clip_adaptively(0.01, exempt=[*model.last.parameters()]),
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("name", FUSED)
+def test_part_by_part_is_the_same(name: str, clip: str) -> None:
+    """Bit by bit, with one norm, one decision to skip and one state, of two groups."""
+    models = network(), network()
+    optimizers = [
+        OPTIMIZERS[name]([{"params": [*m.first.parameters()], "lr": 0.2}, *groups_of(m.last)])
+        for m in models
+    ]
+    updates = [
+        make(model, optimizer, clip=CLIPS[clip](model), measure=lambda step: step % 2 == 1)
+        for model, optimizer in zip(models, optimizers, strict=True)
+    ]
+    whole, divided = updates
+    assert divided.can_divide
+    first, last = models[1].first, models[1].last
+    parts: list[list[Any]] = [[last.bias], [last.weight, first.bias], [first.weight]]
+    for step in range(6):
+        for model in models:
+            backward(model, step, INF if step == 2 else 1.0)
+        expected = whole(step)
+        found = divided(step, iter(parts))
+        assert torch.equal(found.grad_norm, expected.grad_norm) == (step != 2)
+        torch.testing.assert_close(found.update_ratio, expected.update_ratio)
+        assert found.skipped == (step == 2)
+        assert_same(state_of(models[1], optimizers[1]), state_of(models[0], optimizers[0]))
+        groups = zip(optimizers[0].param_groups, optimizers[1].param_groups, strict=True)
+        assert all(len(one["params"]) == len(other["params"]) for one, other in groups)
+
+
+def groups_of(module: nn.Linear) -> list[dict[str, Any]]:
+    return [{"params": [module.weight, module.bias]}]
+
+
+def test_other_optimizers_update_all_at_once() -> None:
+    """Theirs may count steps of a group, or look at all weights together."""
+    model = network()
+    for name, build in OPTIMIZERS.items():
+        assert make(model, build(model.parameters())).can_divide == (name in FUSED)
+
+
 # --- how far the weights moved ---
 
 

@@ -70,6 +70,9 @@ class AllReduce:
     def after_update(self, step: int) -> None:
         pass
 
+    def parts(self, step: int) -> None:
+        return None
+
     @contextmanager
     def consensus(self) -> Iterator[None]:
         self._statistics.put_mean()

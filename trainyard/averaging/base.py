@@ -1,6 +1,6 @@
 """The seam through which replicas agree; the loop does not know which averager it runs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
@@ -120,6 +120,14 @@ class Averager(Protocol):
 
     def after_update(self, step: int) -> None:
         """Mixes parameters, or begins to. `step` counts from 0, as that of before_update."""
+
+    def parts(self, step: int) -> "Iterator[Sequence[nn.Parameter]] | None":
+        """In place of both, for an optimizer that can update some parameters before others.
+
+        After it, gradients are what the optimizer may use, and so are the parameters of a part from
+        when it is given until the next is asked for: this one is then on its way to others. All are
+        to be asked for. None if nothing is gained by it: call before_update and after_update.
+        """
 
     def consensus(self) -> AbstractContextManager[None]:
         """Inside, every replica holds the mean: for evaluation, checkpoints and export.

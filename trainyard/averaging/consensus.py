@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from trainyard.averaging.statistics import statistics
 from trainyard.world import World, total
 
 _MESSAGE_BYTES = 2**26
+T = TypeVar("T", bound=Tensor)
 
 
 class Consensus:
@@ -87,9 +88,9 @@ def _copy(module: nn.Module) -> dict[str, Any]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-def stretches(tensors: Iterable[Tensor], num_bytes: int) -> Iterator[list[Tensor]]:
+def stretches(tensors: Iterable[T], num_bytes: int) -> Iterator[list[T]]:
     """Tensors in their order, as many of one kind of number at a time as have `num_bytes`."""
-    some: list[Tensor] = []
+    some: list[T] = []
     total_bytes = 0
     for tensor in tensors:
         is_full = total_bytes + tensor.nbytes > num_bytes

@@ -1,12 +1,13 @@
 """Gossip: weights are mixed with those of a few peers in every step, while it is computed."""
 
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 from torch import distributed as dist
+from torch import nn
 
 from trainyard.averaging.base import DEFAULT_TOPOLOGY, AverageConfig
 from trainyard.averaging.consensus import stretches
@@ -43,6 +44,7 @@ class Gossip(Differing):
         )
         self._buckets: list[_Bucket] = []
         self._under_way: _Peers | None = None
+        self._failure: RuntimeError | None = None  # of sending, in the midst of an update
 
     def _prepare(self, parameters: list[nn.Parameter]) -> None:
         # In the order in which gradients come: the model's last weights are waited for first.
@@ -66,15 +68,45 @@ class Gossip(Differing):
             self._begin(step)
             self._mix()
 
-    @torch.no_grad()
-    def _begin(self, step: int) -> None:
-        peers = self._peers[step % len(self._peers)]
-        for bucket in self._buckets if peers.size > 1 else ():
-            bucket.send(peers)
-        self._under_way = peers
+    def parts(self, step: int) -> Iterator[Sequence[nn.Parameter]] | None:
+        """A bucket at a time. Nobody is waited for after the first: a step is made or is not.
 
-    @torch.no_grad()
+        Not of a node, whose ranks wait for each other to mix.
+        """
+        if not self._overlaps or self._node is not None:
+            return None
+        if self._under_way is None:
+            self._begin(step)
+        self._settle()
+        return self._in_turn(step)
+
+    def _in_turn(self, step: int) -> Iterator[Sequence[nn.Parameter]]:
+        before, after = self._under_way, self._peers_of(step + 1)
+        assert before is not None
+        for bucket in self._buckets:
+            if before.size > 1:
+                bucket.mix(before.size, self._mixing)
+            yield bucket.parameters
+            try:
+                self._send(bucket, after)
+            except RuntimeError as error:  # of a peer that is lost: the rest is to be updated too
+                self._failure = error
+        self._under_way = after
+
+    def _peers_of(self, step: int) -> "_Peers":
+        return self._peers[step % len(self._peers)]
+
+    def _begin(self, step: int) -> None:
+        self._under_way = self._peers_of(step)
+        for bucket in self._buckets:
+            self._send(bucket, self._under_way)
+
+    def _send(self, bucket: "_Bucket", peers: "_Peers") -> None:
+        if peers.size > 1 and self._failure is None:
+            bucket.send(peers)
+
     def _mix(self) -> None:
+        self._settle()
         peers, self._under_way = self._under_way, None
         assert peers is not None
         for bucket in self._buckets if peers.size > 1 else ():
@@ -85,6 +117,8 @@ class Gossip(Differing):
         return self._consensus.alone()
 
     def _settle(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         for bucket in self._buckets:
             bucket.wait()
 
@@ -110,9 +144,9 @@ class _Peers(NamedTuple):
 class _Bucket:
     """Parameters of one kind of number, and room for a flat copy, of which a slice is sent."""
 
-    def __init__(self, parameters: list[Tensor], slices: Slices, *, halves: bool) -> None:
+    def __init__(self, parameters: list[nn.Parameter], slices: Slices, *, halves: bool) -> None:
         """`halves`: what is sent is rounded to bfloat16."""
-        self._parameters = parameters
+        self.parameters = tuple(parameters)
         self._slices, self._halves = slices, halves
         sizes = [parameter.numel() for parameter in parameters]
         self._flat = slices.padded(parameters[0].new_zeros(sum(sizes)))
@@ -125,8 +159,9 @@ class _Bucket:
         ]
         self._work: Any = None
 
-    def send(self, peers: "_Peers") -> None:
-        torch._foreach_copy_(self._views, self._parameters)
+    @torch.no_grad()
+    def send(self, peers: _Peers) -> None:
+        torch._foreach_copy_(self._views, self.parameters)
         if self._halves:
             self._sent = self._own.to(torch.bfloat16)
             self._received = self._sent.new_empty(peers.size * len(self._sent))
@@ -140,9 +175,9 @@ class _Bucket:
         if self._work is not None:
             self._work.wait()
 
+    @torch.no_grad()
     def mix(self, size: int, mixing: float) -> None:
-        """Move towards the mean of what `size` replicas have sent."""
-        self.wait()
+        """Move towards the mean of what `size` replicas have sent, which is there."""
         if self._halves:
             # What rounding took from a replica's own weights stays with it: nothing is lost, and
             # the mean of the weights is what it was.
@@ -152,9 +187,9 @@ class _Bucket:
             self._own.div_(size)
         self._slices.gather(self._flat)  # here, in one order with the node's other messages
         if mixing == 1:
-            torch._foreach_copy_(self._parameters, self._views)
+            torch._foreach_copy_(self.parameters, self._views)
         else:
-            torch._foreach_lerp_(self._parameters, self._views, mixing)
+            torch._foreach_lerp_(self.parameters, self._views, mixing)
 
 
 def check_halves(found: list[Round], *, halves: bool) -> None:

@@ -69,6 +69,9 @@ class Periodic(Differing):
     def before_update(self, step: int) -> None:
         pass
 
+    def parts(self, step: int) -> None:
+        return None
+
     @torch.no_grad()
     def after_update(self, step: int) -> None:
         if (step + 1) % self._every:

@@ -53,6 +53,9 @@ class Sharded:
     def after_update(self, step: int) -> None:
         pass
 
+    def parts(self, step: int) -> None:
+        return None
+
     @contextmanager
     def consensus(self) -> Iterator[None]:
         self._statistics.put_mean()

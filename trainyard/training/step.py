@@ -106,15 +106,18 @@ class TrainStep:
         self.buffers.remember()
         try:
             sums = self._gradient(batch, step, self.averager.divisor(count))
-            self.averager.before_update(step)
+            parts = self.averager.parts(step) if self.update.can_divide else None
+            if parts is None:
+                self.averager.before_update(step)
             with updating:
-                updated = self.update(step)
+                updated = self.update(step, parts)
         except RuntimeError:
             self.undo()  # a step is made or is not: see survivors/
             raise
         # Of a rank without a sample, in a stream that has run dry, only placeholders were seen.
         self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
-        self._after_update(step)
+        if parts is None:
+            self._after_update(step)
         with updating:
             self.follow(step)
         return StepStats(sums[0], sums[1], count, *updated)
@@ -124,7 +127,8 @@ class TrainStep:
 
         `is_inside`: whether it is inside one of some functions.
         """
-        return is_inside(TrainStep._gradient, type(self.averager).before_update)
+        averager = type(self.averager)
+        return is_inside(TrainStep._gradient, averager.before_update, averager.parts)
 
     def undo(self) -> None:
         """What a step has done that is not going to be made."""

@@ -1,6 +1,7 @@
 """From a gradient to new weights: unscale, judge, clip, update."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -54,20 +55,32 @@ class Update:
         """Drop the gradient."""
         self._optimizer.zero_grad()
 
+    @property
+    def can_divide(self) -> bool:
+        """Whether some parameters can be updated before others.
+
+        Torch's fused optimizers know nothing of one that would change how they update another.
+        """
+        return self._can_skip
+
     @torch.no_grad()
-    def __call__(self, step: int) -> Updated:
-        parameters = [p for p in self._parameters if p.grad is not None]
-        grads = [p.grad for p in parameters if p.grad is not None]
+    def __call__(self, step: int, parts: Iterable[Sequence[nn.Parameter]] | None = None) -> Updated:
+        """`parts`, of an optimizer that can divide: all parameters, updated in turn."""
+        grads = [p.grad for p in self._parameters if p.grad is not None]
         self._scale.unscale(grads)
         norm = whole(get_total_norm(grads))
         finite = self._highest(1.0 - norm.isfinite().float()) == 0
-        self._clip(parameters, norm)
-        before = [p.clone() for p in parameters] if self._measure(step) else None
-        self._step(finite)
+        before: dict[nn.Parameter, Tensor] = {}
+        for part in [self._parameters] if parts is None else parts:
+            parameters = [p for p in part if p.grad is not None]
+            self._clip(parameters, norm)
+            if self._measure(step):
+                before |= {p: p.clone() for p in parameters}
+            with nullcontext() if parts is None else _only(self._optimizer, parameters):
+                self._step(finite)
         self._optimizer.zero_grad()
         self._scale.adjust(finite)
-        ratio = None if before is None else _ratio(parameters, before)
-        return Updated(norm, (~finite).float(), ratio)
+        return Updated(norm, (~finite).float(), _ratio(before) if before else None)
 
     def _step(self, finite: Tensor) -> None:
         optimizer: Any = self._optimizer
@@ -154,7 +167,22 @@ def clip_adaptively(factor: float, *, exempt: Sequence[nn.Parameter]) -> Clip:
     return clip
 
 
-def _ratio(parameters: list[nn.Parameter], before: list[Tensor]) -> Tensor:
+def _ratio(before: dict[nn.Parameter, Tensor]) -> Tensor:
     """Norm of the change over the norm of what was changed."""
-    moved = [now - then for now, then in zip(parameters, before, strict=True)]
-    return whole(get_total_norm(moved)) / whole(get_total_norm(before)).clamp(min=1e-12)
+    moved = [now - then for now, then in before.items()]
+    norm = whole(get_total_norm([*before.values()]))
+    return whole(get_total_norm(moved)) / norm.clamp(min=1e-12)
+
+
+@contextmanager
+def _only(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Inside, the optimizer knows of no others."""
+    groups, wanted = optimizer.param_groups, set(parameters)
+    every = [group["params"] for group in groups]
+    for group in groups:
+        group["params"] = [p for p in group["params"] if p in wanted]
+    try:
+        yield
+    finally:
+        for group, whole_group in zip(groups, every, strict=True):
+            group["params"] = whole_group

@@ -1,0 +1,166 @@
+"""Gossip part by part: what is updated is sent while the rest is not yet updated."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn, optim
+from torch.nn import functional as F
+
+from tests.averaging.test_gossip import CPU, Array, Case, flat, model_of, on_two_nodes, samples
+from tests.spawn import spawn
+from trainyard.averaging import gossip
+from trainyard.averaging.gossip import Gossip
+from trainyard.training.update import LossScale, Update, clip_by_norm
+from trainyard.world import World
+
+STEPS = 7
+CASES = [
+    Case("complete"),
+    Case("ring", mixing=0.25),
+    Case("one-peer-exponential"),
+    Case("tests.averaging.test_topology:star", mixing=0.5),  # in which some rest
+    Case("complete", mixing=0.5, compress="bf16"),
+]
+
+
+class Trained:
+    """A replica, its update fused, that goes on step by step."""
+
+    def __init__(self, world: World, case: Case, *, adam: bool) -> None:
+        self.world, self.model = world, model_of()
+        self.averager = Gossip(case.config, world)
+        self.wrapped = self.averager.wrap(self.model)
+        parameters = self.model.parameters()
+        if adam:
+            optimizer: optim.Optimizer = optim.AdamW(parameters, 0.01, fused=True)
+        else:
+            optimizer = optim.SGD(parameters, 0.2, 0.9, fused=True)
+        self.update = Update(
+            self.model,
+            optimizer,
+            LossScale(CPU),
+            clip=clip_by_norm(0.3),
+            measure=lambda step: False,
+        )
+
+    def backward(self, step: int) -> None:
+        images, labels = samples(step, self.world.rank)
+        F.cross_entropy(self.wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
+
+    def parts(self, step: int) -> Iterable[Sequence[nn.Parameter]]:
+        parts = self.averager.parts(step)
+        assert parts is not None
+        return parts
+
+
+def train(world: World, case: Case, *, adam: bool, divided: bool) -> list[Array]:
+    trained, found = Trained(world, case, adam=adam), []
+    for step in range(STEPS):
+        trained.backward(step)
+        if divided:
+            trained.update(step, trained.parts(step))
+        else:
+            trained.averager.before_update(step)
+            trained.update(step)
+            trained.averager.after_update(step)
+        found.append(flat(trained.model))
+    with trained.averager.consensus():
+        return found
+
+
+def train_in_all_ways(world: World) -> list[bool]:
+    torch.set_num_threads(1)
+    gossip._BUCKET_BYTES = 300  # so that there are several
+    ways = [(case, adam) for case in CASES for adam in (False, True)]
+    return [
+        np.array_equal(
+            train(world, case, adam=adam, divided=True),
+            train(world, case, adam=adam, divided=False),
+        )
+        for case, adam in ways
+    ]
+
+
+def test_part_by_part_is_the_same_bit_by_bit() -> None:
+    assert spawn(train_in_all_ways, 4) == [[True] * 2 * len(CASES)] * 4
+
+
+def note_order(world: World) -> list[str]:
+    """What happens to buckets in a step; none of which waits for all to be updated."""
+    torch.set_num_threads(1)
+    gossip._BUCKET_BYTES = 300
+    trained = Trained(world, Case("complete"), adam=False)
+    events: list[str] = []
+
+    def noted(name: str, number: int, function: Any) -> Any:
+        def note(*words: Any) -> None:
+            events.append(f"{name} {number}")
+            function(*words)
+
+        return note
+
+    for number, bucket in enumerate(trained.averager._buckets):
+        for name in ("wait", "mix", "send"):
+            setattr(bucket, name, noted(name, number, getattr(bucket, name)))
+    for step in range(2):
+        trained.backward(step)
+        events.clear()
+        for number, _ in enumerate(trained.parts(step)):
+            events.append(f"update {number}")
+    told = list(events)
+    with trained.averager.consensus():
+        return told
+
+
+def test_what_is_updated_is_sent_at_once() -> None:
+    """And nobody is waited for once something has changed."""
+    for told in spawn(note_order, 2):
+        number = len({event.split()[1] for event in told})
+        assert number > 2
+        waits = [f"wait {n}" for n in range(number)]
+        changes = [f"{what} {n}" for n in range(number) for what in ("mix", "update", "send")]
+        assert told == waits + changes
+
+
+def fail_to_send(world: World) -> tuple[bool, str]:
+    """Whether all else is as if it had been sent, and what is said in the next step."""
+    torch.set_num_threads(1)
+    gossip._BUCKET_BYTES = 300
+    ends: list[Array] = []
+    for fails in (False, True):
+        trained = Trained(world, Case("complete"), adam=False)
+        for step in range(2):
+            if fails and step == 1:
+                trained.averager._buckets[1].send = fail  # type: ignore[assignment, method-assign]
+            trained.backward(step)
+            trained.update(step, trained.parts(step))
+        ends.append(flat(trained.model))
+    try:
+        trained.averager.parts(2)
+    except RuntimeError as error:
+        return np.array_equal(ends[0], ends[1]), str(error)
+    return False, ""
+
+
+def fail(*words: object) -> None:
+    raise RuntimeError("Connection reset by peer")
+
+
+def test_a_step_is_made_though_it_cannot_be_sent() -> None:
+    assert spawn(fail_to_send, 2) == [(True, "Connection reset by peer")] * 2
+
+
+def is_all_at_once(world: World, case: Case) -> bool:
+    averager = Gossip(case.config, on_two_nodes(world))
+    averager.wrap(model_of())
+    return averager.parts(0) is None
+
+
+@pytest.mark.parametrize(
+    "case", [Case("ring", overlap=False), Case("one-peer-exponential", hierarchical=True)]
+)
+def test_not_without_overlap_nor_of_nodes(case: Case) -> None:
+    assert spawn(is_all_at_once, 4, case) == [True] * 4
