@@ -1,7 +1,7 @@
 """Steps of data-parallel training on four hosts of an emulated network, by how replicas agree.
 
 python -m benchmarks.averaging [--models resnet50 vit_base_patch16_224] [--networks 0:0 100:5 ...]
-    [--seconds 4] [--rounds 2] [--straggler 1] [--hardware NAME]
+    [--seconds 8] [--rounds 2] [--straggler 1] [--hardware NAME]
 python -m benchmarks.averaging --quick
 
 A network is MBIT:MS: what each host sends, in Mbit/s (0: no limit), and how late it arrives, one
@@ -23,9 +23,10 @@ and so is that they are closer to each other than they would be without averagin
 
 A round takes the contenders in turns, in an order that rotates. Each is built in processes of its
 own, warmed up without limits and then timed on the round's networks: as many steps as fit into
---seconds, at least one. A step's time is the mean of that on the hosts. Networks on which a step
-takes longer than SLOW_S come after the others, with half as many rounds. Megabytes are what a host
-sends in a step.
+--seconds, an even number of them. A round's figure is their mean, over the hosts too: where an
+exchange overlaps with the next step, long steps follow short ones. Networks on which a step takes
+longer than SLOW_S come after the others, with half as many rounds. Megabytes are what a host sends
+in a step.
 """
 
 import argparse
@@ -104,15 +105,16 @@ def run_rank(name: str, options: argparse.Namespace) -> None:
         ideal_s = ideal_seconds(text, num_bytes)
         if name not in ALL_REDUCE + PERIODIC or ideal_s < SLOW_S:
             steps.take(1)  # what is under way in overlap is then under this network's limits
-        seconds, busy = steps.timed(max(1, int(options.seconds / ideal_s)))
+        seconds, busy = steps.timed(2 * max(1, int(options.seconds / ideal_s / 2)))
         relink(FAST)
         until_quiet()
         megabytes = (bytes_sent() - sent) / 1e6 / (steps.taken - taken)
-        whole = torch.tensor([megabytes, busy, *seconds], dtype=torch.float64)
+        whole = torch.tensor([seconds, megabytes, busy], dtype=torch.float64)
         dist.all_reduce(whole)
-        megabytes, busy, *seconds = (whole / HOSTS).tolist()
-        figures = {"seconds": seconds, "megabytes": [megabytes], "cpu_seconds": [busy]}
-        tell(network=text, figures=figures)
+        figures = zip(
+            ("seconds", "megabytes", "cpu_seconds"), (whole / HOSTS).tolist(), strict=True
+        )
+        tell(network=text, figures=dict(figures))
     check(name, model, steps.taken)
 
 
@@ -128,16 +130,13 @@ class Steps:
             self._step()
         self.taken += times * self._period
 
-    def timed(self, times: int) -> tuple[list[float], float]:
-        """Seconds of each step, or of the mean step of each period; a step's processor time."""
+    def timed(self, times: int) -> tuple[float, float]:
+        """Seconds of a step, and of its processor time, in the mean."""
         dist.barrier()
-        busy, begun, seconds = time.process_time(), time.perf_counter(), []
-        for _ in range(times):
-            self.take(1)
-            now = time.perf_counter()
-            seconds.append((now - begun) / self._period)
-            begun = now
-        return seconds, (time.process_time() - busy) / times / self._period
+        busy, begun = time.process_time(), time.perf_counter()
+        self.take(times)
+        seconds, busy = time.perf_counter() - begun, time.process_time() - busy
+        return seconds / times / self._period, busy / times / self._period
 
 
 def until_quiet() -> None:
@@ -210,8 +209,8 @@ def run_model(model: str, options: argparse.Namespace, emulated: Network) -> Fou
             for text, figures in run_ranks(model, name, networks, options, emulated):
                 print(model, name, text, figures, file=sys.stderr)
                 values = found[text].setdefault(name, {})
-                for figure, more in figures.items():
-                    values.setdefault(figure, []).extend(more)
+                for figure, value in figures.items():
+                    values.setdefault(figure, []).append(value)
     return found
 
 
@@ -221,7 +220,7 @@ def run_ranks(
     networks: Sequence[str],
     options: argparse.Namespace,
     emulated: Network,
-) -> Iterator[tuple[str, dict[str, list[float]]]]:
+) -> Iterator[tuple[str, dict[str, float]]]:
     """What a contender's ranks measure on each network. SystemExit with their words if one fails.
 
     Processes of its own, because not all of them give back what memory they had.
@@ -260,7 +259,7 @@ def spelled(text: str) -> str:
 
 def table(found: Found) -> str:
     lines = [
-        "| network | replicas agree by | s a step: median (min, max; number) "
+        "| network | replicas agree by | s a step: median of the rounds (min, max; rounds) "
         "| faster than DDP alone | MB a step and host | processor's s a step and host |",
         "|---|---|---|---|---|---|",
     ]
@@ -298,7 +297,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["resnet50", "vit_base_patch16_224"])
     parser.add_argument("--networks", nargs="+", default=NETWORKS, metavar="MBIT:MS")
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument(
         "--straggler", type=float, default=1.0, help="the last host computes so many times as long"

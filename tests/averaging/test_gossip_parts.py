@@ -1,19 +1,19 @@
 """Gossip part by part: what is updated is sent while the rest is not yet updated."""
 
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn, optim
+from torch import optim
 from torch.nn import functional as F
 
 from tests.averaging.test_gossip import CPU, Array, Case, flat, model_of, on_two_nodes, samples
 from tests.spawn import spawn
 from trainyard.averaging import gossip
+from trainyard.averaging.consensus import stretches
 from trainyard.averaging.gossip import Gossip
-from trainyard.training.update import LossScale, Update, clip_by_norm
+from trainyard.training.update import LossScale, Parts, Update, clip_by_norm
 from trainyard.world import World
 
 STEPS = 7
@@ -50,10 +50,10 @@ class Trained:
         images, labels = samples(step, self.world.rank)
         F.cross_entropy(self.wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
 
-    def parts(self, step: int) -> Iterable[Sequence[nn.Parameter]]:
-        parts = self.averager.parts(step)
-        assert parts is not None
-        return parts
+    @property
+    def parts(self) -> Parts:
+        assert self.averager.parts is not None
+        return self.averager.parts
 
 
 def train(world: World, case: Case, *, adam: bool, divided: bool) -> list[Array]:
@@ -61,7 +61,7 @@ def train(world: World, case: Case, *, adam: bool, divided: bool) -> list[Array]
     for step in range(STEPS):
         trained.backward(step)
         if divided:
-            trained.update(step, trained.parts(step))
+            trained.update(step, trained.parts)
         else:
             trained.averager.before_update(step)
             trained.update(step)
@@ -136,10 +136,10 @@ def fail_to_send(world: World) -> tuple[bool, str]:
             if fails and step == 1:
                 trained.averager._buckets[1].send = fail  # type: ignore[assignment, method-assign]
             trained.backward(step)
-            trained.update(step, trained.parts(step))
+            trained.update(step, trained.parts)
         ends.append(flat(trained.model))
     try:
-        trained.averager.parts(2)
+        trained.parts(2)
     except RuntimeError as error:
         return np.array_equal(ends[0], ends[1]), str(error)
     return False, ""
@@ -156,7 +156,7 @@ def test_a_step_is_made_though_it_cannot_be_sent() -> None:
 def is_all_at_once(world: World, case: Case) -> bool:
     averager = Gossip(case.config, on_two_nodes(world))
     averager.wrap(model_of())
-    return averager.parts(0) is None
+    return averager.parts is None
 
 
 @pytest.mark.parametrize(
@@ -164,3 +164,13 @@ def is_all_at_once(world: World, case: Case) -> bool:
 )
 def test_not_without_overlap_nor_of_nodes(case: Case) -> None:
     assert spawn(is_all_at_once, 4, case) == [True] * 4
+
+
+def test_the_first_buckets_are_small() -> None:
+    """So that the network rests as short as may be while the first one is updated."""
+    tensors = [torch.zeros(2) for _ in range(40)]  # of 8 bytes each
+    assert [len(some) for some in stretches(tensors, 100, 8)] == [1, 4, 12, 12, 11]
+    assert [len(some) for some in stretches(tensors, 100)] == [12, 12, 12, 4]
+    assert [len(some) for some in stretches(tensors, 100, 1000)] == [12, 12, 12, 4]
+    tensors.insert(1, torch.zeros(99))
+    assert [len(some) for some in stretches(tensors, 100, 8)] == [1, 1, 12, 12, 12, 3]

@@ -26,6 +26,8 @@ _SYNC_BUFFERS = (
 class AllReduce:
     """Parameters are equal everywhere at all times; batch-norm statistics are on demand."""
 
+    parts = None
+
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._config, self._world = config, world
         self._statistics = Statistics(world)  # of the model, and of what follows it
@@ -69,9 +71,6 @@ class AllReduce:
 
     def after_update(self, step: int) -> None:
         pass
-
-    def parts(self, step: int) -> None:
-        return None
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

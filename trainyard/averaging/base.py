@@ -121,12 +121,13 @@ class Averager(Protocol):
     def after_update(self, step: int) -> None:
         """Mixes parameters, or begins to. `step` counts from 0, as that of before_update."""
 
-    def parts(self, step: int) -> "Iterator[Sequence[nn.Parameter]] | None":
+    @property
+    def parts(self) -> "Callable[[int], Iterator[Sequence[nn.Parameter]]] | None":
         """In place of both, for an optimizer that can update some parameters before others.
 
-        After it, gradients are what the optimizer may use, and so are the parameters of a part from
-        when it is given until the next is asked for: this one is then on its way to others. All are
-        to be asked for. None if nothing is gained by it: call before_update and after_update.
+        Called with the step when the gradient is there. The parameters of a part are what the
+        optimizer may use from when it is given until the next is asked for: this one is then on its
+        way to others. All are to be asked for. None if nothing is gained by it.
         """
 
     def consensus(self) -> AbstractContextManager[None]:

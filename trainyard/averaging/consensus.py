@@ -88,15 +88,21 @@ def _copy(module: nn.Module) -> dict[str, Any]:
     return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
-def stretches(tensors: Iterable[T], num_bytes: int) -> Iterator[list[T]]:
-    """Tensors in their order, as many of one kind of number at a time as have `num_bytes`."""
+def stretches(
+    tensors: Iterable[T], num_bytes: int, first_bytes: int | None = None
+) -> Iterator[list[T]]:
+    """Tensors in their order, as many of one kind of number at a time as have `num_bytes`.
+
+    The first have `first_bytes`, if given, and each of the next ones four times as many.
+    """
     some: list[T] = []
-    total_bytes = 0
+    total_bytes, most_bytes = 0, min(first_bytes or num_bytes, num_bytes)
     for tensor in tensors:
-        is_full = total_bytes + tensor.nbytes > num_bytes
+        is_full = total_bytes + tensor.nbytes > most_bytes
         if some and (is_full or tensor.dtype != some[0].dtype):
             yield some
             some, total_bytes = [], 0
+            most_bytes = min(4 * most_bytes, num_bytes)
         some.append(tensor)
         total_bytes += tensor.nbytes
     if some:

@@ -1,6 +1,6 @@
 """Gossip: weights are mixed with those of a few peers in every step, while it is computed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from trainyard.errors import RecipeError
 from trainyard.world import World, gather, together
 
 _BUCKET_BYTES = 25 * 2**20
+_FIRST_BYTES = 2**20  # for the network to rest as short as may be
 _MOST_IN_HALVES = 4  # replicas: to send whole weights by all-reduce then takes as much
 
 
@@ -51,7 +52,7 @@ class Gossip(Differing):
         slices, halves = Slices(self._node), self._sends_halves
         self._buckets = [
             _Bucket(some, slices, halves=halves)
-            for some in stretches(parameters[::-1], _BUCKET_BYTES)
+            for some in stretches(parameters[::-1], _BUCKET_BYTES, _FIRST_BYTES)
         ]
 
     def before_update(self, step: int) -> None:
@@ -68,13 +69,13 @@ class Gossip(Differing):
             self._begin(step)
             self._mix()
 
-    def parts(self, step: int) -> Iterator[Sequence[nn.Parameter]] | None:
-        """A bucket at a time. Nobody is waited for after the first: a step is made or is not.
+    @property
+    def parts(self) -> Callable[[int], Iterator[Sequence[nn.Parameter]]] | None:
+        """Not of a node, whose ranks wait for each other to mix."""
+        return self._receive if self._overlaps and self._node is None else None
 
-        Not of a node, whose ranks wait for each other to mix.
-        """
-        if not self._overlaps or self._node is not None:
-            return None
+    def _receive(self, step: int) -> Iterator[Sequence[nn.Parameter]]:
+        """Buckets. Nobody is waited for after the first is given: a step is made or is not."""
         if self._under_way is None:
             self._begin(step)
         self._settle()

@@ -40,6 +40,8 @@ class Periodic(Differing):
     their updates then, and go back to a checkpoint together.
     """
 
+    parts = None
+
     def __init__(self, config: AverageConfig, world: World) -> None:
         super().__init__(config, world)
         self._config = config
@@ -68,9 +70,6 @@ class Periodic(Differing):
 
     def before_update(self, step: int) -> None:
         pass
-
-    def parts(self, step: int) -> None:
-        return None
 
     @torch.no_grad()
     def after_update(self, step: int) -> None:

@@ -23,6 +23,8 @@ class Sharded:
 
     replica = Replica()
 
+    parts = None
+
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._world = world
         self._modules: list[nn.Module] = []  # the model, and what follows it
@@ -52,9 +54,6 @@ class Sharded:
 
     def after_update(self, step: int) -> None:
         pass
-
-    def parts(self, step: int) -> None:
-        return None
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

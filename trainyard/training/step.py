@@ -106,7 +106,7 @@ class TrainStep:
         self.buffers.remember()
         try:
             sums = self._gradient(batch, step, self.averager.divisor(count))
-            parts = self.averager.parts(step) if self.update.can_divide else None
+            parts = self.averager.parts if self.update.can_divide else None
             if parts is None:
                 self.averager.before_update(step)
             with updating:
@@ -127,8 +127,8 @@ class TrainStep:
 
         `is_inside`: whether it is inside one of some functions.
         """
-        averager = type(self.averager)
-        return is_inside(TrainStep._gradient, averager.before_update, averager.parts)
+        waiting = [TrainStep._gradient, self.averager.before_update, self.averager.parts]
+        return is_inside(*filter(None, waiting))
 
     def undo(self) -> None:
         """What a step has done that is not going to be made."""

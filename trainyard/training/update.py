@@ -13,6 +13,8 @@ from trainyard.training.sharding import whole
 
 Clip = Callable[[Sequence[nn.Parameter], Tensor], None]
 """Alters the gradients of parameters in place, given the norm of them all."""
+Parts = Callable[[int], Iterable[Sequence[nn.Parameter]]]
+"""Of a step: all parameters, to be updated in turn; see Averager.parts."""
 
 
 class Updated(NamedTuple):
@@ -64,14 +66,14 @@ class Update:
         return self._can_skip
 
     @torch.no_grad()
-    def __call__(self, step: int, parts: Iterable[Sequence[nn.Parameter]] | None = None) -> Updated:
-        """`parts`, of an optimizer that can divide: all parameters, updated in turn."""
+    def __call__(self, step: int, parts: Parts | None = None) -> Updated:
+        """`parts`, of an optimizer that can divide: asked for when the gradient is judged."""
         grads = [p.grad for p in self._parameters if p.grad is not None]
         self._scale.unscale(grads)
         norm = whole(get_total_norm(grads))
         finite = self._highest(1.0 - norm.isfinite().float()) == 0
         before: dict[nn.Parameter, Tensor] = {}
-        for part in [self._parameters] if parts is None else parts:
+        for part in [self._parameters] if parts is None else parts(step):
             parameters = [p for p in part if p.grad is not None]
             self._clip(parameters, norm)
             if self._measure(step):
