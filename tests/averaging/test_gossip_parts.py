@@ -1,5 +1,6 @@
 """Gossip part by part: what is updated is sent while the rest is not yet updated."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from torch.nn import functional as F
 
 from tests.averaging.test_gossip import CPU, Array, Case, flat, model_of, on_two_nodes, samples
 from tests.spawn import spawn
+from tests.training.test_equivalence import make_step
 from trainyard.averaging import gossip
 from trainyard.averaging.consensus import stretches
 from trainyard.averaging.gossip import Gossip
+from trainyard.training.step import MicroBatch
 from trainyard.training.update import LossScale, Parts, Update, clip_by_norm
 from trainyard.world import World
 
@@ -60,7 +63,7 @@ def train(world: World, case: Case, *, adam: bool, divided: bool) -> list[Array]
     trained, found = Trained(world, case, adam=adam), []
     for step in range(STEPS):
         trained.backward(step)
-        if divided:
+        if divided and (step % 3 or not world.is_first):  # one may go back and forth by itself
             trained.update(step, trained.parts)
         else:
             trained.averager.before_update(step)
@@ -151,6 +154,48 @@ def fail(*words: object) -> None:
 
 def test_a_step_is_made_though_it_cannot_be_sent() -> None:
     assert spawn(fail_to_send, 2) == [(True, "Connection reset by peer")] * 2
+
+
+class Updating:
+    """A watch of updates."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def __enter__(self) -> None:
+        self.events.append("begins")
+
+    def __exit__(self, *_: object) -> None:
+        self.events.append("ends")
+
+
+def note_waiting(world: World) -> list[str]:
+    """Of a step that is to say how long its update takes, between two others."""
+    torch.set_num_threads(1)
+    trained, events = Trained(world, Case("complete"), adam=False), []
+    step = replace(make_step(trained.model, trained.averager, world), update=trained.update)
+    bucket = trained.averager._buckets[-1]
+    wait = bucket.wait
+
+    def noted() -> None:
+        events.append("waits")
+        wait()
+
+    bucket.wait = noted  # type: ignore[method-assign]
+    for number in range(3):
+        images, labels = samples(number, world.rank)
+        batch = MicroBatch(images, labels, labels, torch.ones(4), torch.ones(4))
+        events.append(str(number))
+        step.timed(batch, number, None, Updating(events) if number == 1 else None)
+    told = list(events)
+    with trained.averager.consensus():
+        return told
+
+
+def test_waiting_is_no_part_of_a_timed_update() -> None:
+    """Else a run that its network bounds would be said to be bound by its device."""
+    expected = ["0", "waits", "1", "waits", "begins", "ends", "begins", "ends", "2", "waits"]
+    assert spawn(note_waiting, 2) == [expected] * 2
 
 
 def is_all_at_once(world: World, case: Case) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.base import AverageConfig, Averager
 from trainyard.training.buffers import Buffers
 from trainyard.training.losses import LossConfig, build_loss
 from trainyard.training.micro import MicroBatchSize
@@ -74,7 +74,7 @@ def global_batch(case: Case, step: int) -> MicroBatch:
 
 
 def make_step(
-    model: nn.Module, averager: AllReduce, world: World, *, lr: float = 0.05, case: Case = PLAIN
+    model: nn.Module, averager: Averager, world: World, *, lr: float = 0.05, case: Case = PLAIN
 ) -> TrainStep:
     device = torch.device("cpu")
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)

@@ -95,18 +95,23 @@ class TrainStep:
 
     def __call__(self, batch: Batch, step: int, rates: Any) -> StepStats:
         """Update the model with one batch; its loss is the exact mean over the global batch."""
-        return self.timed(batch, step, rates, nullcontext())
+        return self.timed(batch, step, rates)
 
     def timed(
-        self, batch: Batch, step: int, rates: Any, updating: AbstractContextManager[None]
+        self,
+        batch: Batch,
+        step: int,
+        rates: Any,
+        updating: AbstractContextManager[None] | None = None,
     ) -> StepStats:
-        """The same, inside `updating` for what follows when the ranks have agreed."""
+        """The same. Inside `updating`, if given, there is no waiting for others, but the update."""
+        is_timed, updating = updating is not None, updating or nullcontext()
+        parts = self.averager.parts if self.update.can_divide and not is_timed else None
         self.set_rates(rates)
         count = batch.weights.sum()
         self.buffers.remember()
         try:
             sums = self._gradient(batch, step, self.averager.divisor(count))
-            parts = self.averager.parts if self.update.can_divide else None
             if parts is None:
                 self.averager.before_update(step)
             with updating:
