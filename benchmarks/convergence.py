@@ -206,7 +206,8 @@ def table(found: list[Run]) -> str:
         "| distance |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for data, name in dict.fromkeys((one["data"], one["contender"]) for one in found):
+    places = {(one["data"], list(CONTENDERS).index(one["contender"])) for one in found}
+    for data, name in ((data, list(CONTENDERS)[place]) for data, place in sorted(places)):
         same = [one for one in found if (one["data"], one["contender"]) == (data, name)]
         base = [one for one in found if (one["data"], one["contender"]) == (data, "all-reduce")]
         top1 = [one["top1"] * 100 for one in same]
