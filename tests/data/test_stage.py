@@ -398,7 +398,7 @@ def test_the_loader_ends_at_once_while_it_stages(tmp_path: Path, server: Server)
     assert is_true_soon(lambda: bool(parts(copies)))
     asked_at = time.monotonic()
     loader.close()
-    assert time.monotonic() - asked_at < 1
+    assert time.monotonic() - asked_at < 5  # a shard takes far longer
     assert loader._process.returncode is not None
     with copies.leading() as leads:  # its lock is gone with it
         assert leads

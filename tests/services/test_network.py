@@ -16,6 +16,7 @@ from benchmarks.network import Host, Link, Network, NetworkError, network
 from tests.command_line import SHORT
 
 ROOT = Path(__file__).parents[2]
+TIMES = 20
 
 # Takes a connection, says so, and reads to its end.
 RECEIVER = """
@@ -67,30 +68,39 @@ def seconds(sender: Host, receiver: Host, size: int) -> tuple[float, float]:
     return float(trips), float(sending)
 
 
+def connects_within(limit_s: float, sender: Host, receiver: Host) -> bool:
+    """Once, of some times: other work may hold it up."""
+    return any(seconds(sender, receiver, 1)[0] < limit_s for _ in range(TIMES))
+
+
+def sends_within(limit_s: float, sender: Host, receiver: Host, size: int) -> bool:
+    return any(seconds(sender, receiver, size)[1] < limit_s for _ in range(TIMES))
+
+
 def test_a_host_sends_at_its_rate(emulated: Network) -> None:
     size, mbit = 2_000_000, 20.0
     least = size * 8 / (mbit * 1e6)
     burst = 2**17 * 8 / (mbit * 1e6)  # goes at once
     first, second, third = emulated.hosts
     emulated.set(Link())
-    assert seconds(first, second, size)[1] < least
+    assert sends_within(least, first, second, size)
     emulated.set(Link(mbit))
     assert seconds(first, second, size)[1] > least - burst
     emulated.set(Link(), slow={0: Link(mbit)})
     assert seconds(first, second, size)[1] > least - burst
-    assert seconds(third, second, size)[1] < least
+    assert sends_within(least, third, second, size)
 
 
 def test_packets_come_in_late(emulated: Network) -> None:
     first, second, _ = emulated.hosts
     emulated.set(Link())
-    assert seconds(first, second, 1)[0] < 0.4
+    assert connects_within(0.4, first, second)
     emulated.set(Link(delay_ms=100))
     assert seconds(first, second, 1)[0] > 0.4  # two round trips
     emulated.set(Link(), slow={1: Link(delay_ms=200)})
     assert seconds(first, second, 1)[0] > 0.4  # one way only
     emulated.set(Link())
-    assert seconds(first, second, 1)[0] < 0.4
+    assert connects_within(0.4, first, second)
 
 
 def test_trainyard_trains_across_hosts(emulated: Network, digits: Path, tmp_path: Path) -> None:
