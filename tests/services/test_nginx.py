@@ -228,7 +228,8 @@ def test_a_second_ctrl_c_does_not_wait_for_a_server(shards: Path, tmp_path: Path
             command.process.send_signal(signal.SIGINT)
             time.sleep(1.5)
             command.process.send_signal(signal.SIGINT)
-            assert command.process.wait(timeout=20) == 130
+            # The signal itself, if it had data left, stopped at the first and was leaving already.
+            assert command.process.wait(timeout=20) in (130, -signal.SIGINT)
             wait_for(lambda: not command.members(), "the end of the loader")
 
 
