@@ -13,16 +13,16 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tests.spawn import spawn
+from tests.training.test_equivalence import Case as Stepping
+from tests.training.test_equivalence import make_step
 from trainyard.averaging import gossip
 from trainyard.averaging.base import AverageConfig
 from trainyard.averaging.gossip import Gossip, check_halves
 from trainyard.averaging.topology import lifted, rounds
 from trainyard.errors import PeerError, RecipeError
 from trainyard.model.ema import Ema
-from trainyard.training.buffers import Buffers
 from trainyard.training.losses import LossConfig, build_loss
-from trainyard.training.micro import MicroBatchSize
-from trainyard.training.step import MicroBatch, TrainStep
+from trainyard.training.step import MicroBatch
 from trainyard.training.update import DynamicLossScale, LossScale, Update, clip_by_norm
 from trainyard.world import World
 
@@ -317,19 +317,11 @@ def take_steps(
     """`is_bad`: with one sample on the last rank that is no number."""
     model = model_of().float()
     averager = Gossip(Case("complete", hierarchical=hierarchical).config, on_two_nodes(world))
-    wrapped = averager.wrap(model)
     scale = DynamicLossScale(CPU, 2.0**4) if shares_scale else LossScale(CPU)
     as_it_is: Callable[[Tensor], Tensor] = lambda value: value  # noqa: E731
-    step = TrainStep(
-        model=wrapped,
-        averager=averager,
+    step = replace(
+        make_step(model, averager, world, case=Stepping(micro=micro)),
         loss=build_loss(LossConfig(), 0.0, teacher=None, mixes=False),
-        micro=MicroBatchSize(micro, world=world, phase=lambda step: 0, report=print),
-        to_reserve=lambda: 0,
-        buffers=Buffers(model),
-        autocast=None,
-        graphs=False,
-        set_rates=lambda rates: None,
         update=Update(
             model,
             sgd(model),
@@ -338,9 +330,6 @@ def take_steps(
             measure=lambda step: False,
             highest=averager.highest if shares_scale else as_it_is,
         ),
-        follow=lambda step: None,
-        seed=0,
-        world=world,
     )
     weights, skipped = [flat(model)], []
     for number in range(5):

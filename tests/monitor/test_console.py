@@ -288,21 +288,13 @@ def test_a_message_is_shown_word_for_word(terminal: bool) -> None:
     assert "going on from [/a] at step 20" in written(EVENT, terminal=terminal)
 
 
-def test_a_warning_stands_out() -> None:
+def test_a_warning_stands_out_and_the_live_lines_keep_their_style() -> None:
     target = console(terminal=True)
     sink = ConsoleSink(COURSE, target)
     sink.write(EVENT | {"level": "warning"})
     sink.close()
     assert isinstance(target.file, StringIO)
     assert "\x1b[33mgoing on" in target.file.getvalue()  # yellow
-
-
-def test_the_live_lines_keep_their_style_beside_a_message() -> None:
-    target = console(terminal=True)
-    sink = ConsoleSink(COURSE, target)
-    sink.write(EVENT | {"level": "warning"})
-    sink.close()
-    assert isinstance(target.file, StringIO)
     assert "\x1b[33mepoch" not in target.file.getvalue()
 
 
