@@ -156,6 +156,28 @@ def test_a_step_is_made_though_it_cannot_be_sent() -> None:
     assert spawn(fail_to_send, 2) == [(True, "Connection reset by peer")] * 2
 
 
+def fail_to_begin(world: World) -> list[str]:
+    """What is said of an exchange that could not begin, then and when it is due."""
+    torch.set_num_threads(1)
+    gossip._BUCKET_BYTES = 300
+    trained, said = Trained(world, Case("complete"), adam=False), []
+    averager = trained.averager
+    trained.backward(0)
+    averager.before_update(0)
+    trained.update(0)
+    averager._buckets[0].send = fail  # type: ignore[assignment, method-assign]
+    for go_on in (averager.after_update, averager.before_update, trained.parts):
+        try:
+            go_on(0)
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def test_nothing_is_mixed_that_was_not_sent() -> None:
+    assert spawn(fail_to_begin, 2) == [["Connection reset by peer"] * 3] * 2
+
+
 class Updating:
     """A watch of updates."""
 

@@ -98,9 +98,10 @@ class Gossip(Differing):
         return self._peers[step % len(self._peers)]
 
     def _begin(self, step: int) -> None:
-        self._under_way = self._peers_of(step)
+        peers = self._peers_of(step)
         for bucket in self._buckets:
-            self._send(bucket, self._under_way)
+            self._send(bucket, peers)
+        self._under_way = peers  # not before: what could not be sent must not be mixed
 
     def _send(self, bucket: "_Bucket", peers: "_Peers") -> None:
         if peers.size > 1 and self._failure is None:
