@@ -1,8 +1,9 @@
 # Each target makes .venv by itself; nothing need be installed but Python 3.11 or newer.
 PYTHON ?= python3
 BIN := .venv/bin
+PINS := --constraint requirements.lock --constraint requirements-dev.lock
 
-.PHONY: setup demo test check docs bench clean
+.PHONY: setup demo test test-all check docs bench clean
 
 setup: .venv/.ready
 
@@ -33,27 +34,47 @@ demo: setup
 		ray==2.60.0 kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0
 	touch $@
 
+# The quick tier, for every change: style, types and every contract, most of it in one process.
 test: check
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses auto -m "not slow"
+
+# Everything, as CI runs it: services, faults, fuzzing, browser, notebooks besides.
+test-all: check
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 check: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# mkdocs, ruff for its signatures, and what the commands and recipe keys import: no torch. After
+# `make check` all of it is there already.
+.venv/.docs: requirements.lock requirements-dev.lock
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(PINS) mkdocs-material mkdocstrings-python \
+		numpy pillow pydantic ruff simplejpeg
+	touch $@
+
 # Into build/site: open build/site/index.html, no server and no network needed.
-docs: .venv/.dev
+docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
-bench: setup
+# What the benchmarks compare with. benchmarks.loader makes further environments of its own.
+.venv/.bench: .venv/.ready requirements-dev.lock
+	$(BIN)/python -m pip install --quiet $(PINS) opencv-python-headless scikit-image \
+		schedulefree tfrecord webdataset
+	touch $@
+
+# The slowest ones come last.
+bench: .venv/.bench
 	$(BIN)/python -m benchmarks.plan
+	$(BIN)/python -m benchmarks.loader build/loader --install
+	$(BIN)/python -m benchmarks.loader build/loader
 	$(BIN)/python -m benchmarks.index
 	$(BIN)/python -m benchmarks.prepare build/prepare
 	$(BIN)/python -m benchmarks.randaugment
-	$(BIN)/python -m benchmarks.optimizers build/optimizers
 	$(BIN)/python -m benchmarks.start build/start
-	$(BIN)/python -m benchmarks.loader build/loader --install
-	$(BIN)/python -m benchmarks.loader build/loader
+	$(BIN)/python -m benchmarks.optimizers build/optimizers
 	@echo "benchmarks/step.py needs a checkout of timm besides: see its first lines"
 
 clean:

@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does,
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from tests.command_line import SHORT, run
+from tests.tiers import is_slow
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.prepare.digits import prepare_digits
 
@@ -34,7 +35,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first, or in the end one process would wait for the other."""
+    """Marks slow tests, and puts the longest files first, so that no process waits at the end."""
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: "services" not in item.path.parts)
 
 
