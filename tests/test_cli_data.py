@@ -1,4 +1,4 @@
-"""`data show` and `data verify` as commands."""
+"""`data show`, `data verify` and `data prepare` as commands."""
 
 import json
 import os
@@ -13,6 +13,9 @@ import pytest
 from PIL import Image
 
 from tests.command_line import Capture, complaint, run, shown
+from tests.full_disk import full_disk
+from trainyard.data.prepare.preparation import make_folder
+from trainyard.errors import DataError
 
 # --- data show ---
 
@@ -92,6 +95,13 @@ def test_a_class_that_was_meant(tmp_path: Path, digits: Path, capsys: Capture) -
     shutil.copy(next(digits.glob("train/0/*.png")), tmp_path / "siamese cat")
     show = ("data", "show", tmp_path, "--sheet", tmp_path / "a.png", "--class", "siamese")
     assert "did you mean 'siamese cat'?" in complaint(capsys, *show)
+
+
+def test_a_split_that_was_meant(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    said = complaint(
+        capsys, "data", "show", digits, "--sheet", tmp_path / "a.png", "--split", "vall"
+    )
+    assert "has no split 'vall'; did you mean 'val'?" in said
 
 
 # --- data verify ---
@@ -240,3 +250,26 @@ def test_nothing_survives_a_kill(slow: Path, tmp_path: Path) -> None:
 
 def test_options_of_a_sheet_without_a_sheet(digits: Path, capsys: Capture) -> None:
     assert "add --sheet FILE.png" in complaint(capsys, "data", "show", digits, "--rows", 3)
+
+
+# --- data prepare ---
+
+
+def test_a_disk_that_digits_cannot_be_written_to(tmp_path: Path, capsys: Capture) -> None:
+    assert complaint(capsys, "data", "prepare", "digits", "/proc/none/digits") == (
+        "trainyard: /proc/none: cannot be written (No such file or directory); choose another "
+        "folder\n"
+    )
+    with full_disk(50):
+        assert run("data", "prepare", "digits", tmp_path / "digits") == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"trainyard: {tmp_path}/digits: File too large: more than 50 bytes need")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["file", "/proc"])
+def test_a_folder_of_a_preparation_that_cannot_be_made(place: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"out: cannot be written \((Not a|No such).*another"):
+        make_folder(tmp_path / place / "out")

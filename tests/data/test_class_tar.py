@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from torchvision.datasets import ImageFolder
 
+from tests.command_line import Capture
 from tests.data.tars import TAR_FORMATS, read_rows, sealed, write_tar
 from trainyard.data import formats
 from trainyard.data.formats import class_tar
@@ -133,6 +134,7 @@ def test_one_scan_gives_all_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert content[offset : offset + size].decode().endswith(f"/{name}.JPEG")
     assert_refused(path, "holds 2 splits; write .*#train or .*#val")
     assert_refused(f"{path}#test", "write .*#train or .*#val", path)
+    assert_refused(f"{path}#vall", "holds 2 splits; write [^ ]*#val$", path)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +149,8 @@ def test_one_scan_gives_all_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("train/1.jpg", ""),
         ("trainval/n01/1.jpg", ""),
         ("n01/train.jpg", ""),
+        ("retrieval/n01/1.jpg", ""),  # words, not letters
+        ("medieval_train/n01/1.jpg", "train"),
     ],
 )
 def test_which_folder_is_a_split(tmp_path: Path, name: str, split: str) -> None:
@@ -156,6 +160,16 @@ def test_which_folder_is_a_split(tmp_path: Path, name: str, split: str) -> None:
     assert formats.splits_inside(place) == ((split,) if split else ())
     if split:
         assert [rows.split for rows in formats.scan(place).rows] == [split]
+
+
+def test_hidden_members_are_left_out(tmp_path: Path, capsys: Capture) -> None:
+    junk = ("./n01/._1.jpg", "__MACOSX/n01/1.jpg", "n02/.ipynb_checkpoints/1.jpg", ".git/1.jpg")
+    path = write_tar(tmp_path / "0.tar", images("./n01/1.jpg", *junk, "./n02/2.jpg"))
+
+    index = build_index(str(path))
+
+    assert (index.classes, len(index)) == (("n01", "n02"), 2)
+    assert f"{path}: left out: hidden (" in capsys.readouterr().err
 
 
 def test_a_split_that_comes_late_in_a_large_tar_is_found(tmp_path: Path) -> None:

@@ -25,7 +25,10 @@ from trainyard.data.decode import (
     own_decoder,
     reference_image,
 )
-from trainyard.data.formats.record import record_of_pixels
+from trainyard.data.formats.record import pixels_of, record_of_pixels
+from trainyard.data.pack.recode import Repair, ShortSide, Squash
+from trainyard.data.pack.shards import PackOptions
+from trainyard.data.pack.stored import storing
 from trainyard.data.stored import Stored, in_memory
 
 # As in the loader process: what Pillow finds odd about an image is no error.
@@ -45,7 +48,10 @@ def encode(image: Image.Image, format_name: str, **options: Any) -> bytes:
 
 
 def pillow(content: bytes) -> Image.Image:
-    return Image.open(io.BytesIO(content)).convert("RGB")
+    image: Image.Image = Image.open(io.BytesIO(content))
+    if image.mode == "I;16":  # which Pillow's own conversion makes white
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("RGB")
 
 
 def whole(flip: bool = False) -> Callable[[NDArray[np.int64]], Crops]:
@@ -155,6 +161,72 @@ def test_a_batch_of_many_kinds() -> None:
     for position, content in enumerate(KINDS.values()):
         expected = pillow(content).resize((32, 32), Image.Resampling.BILINEAR)
         np.testing.assert_array_equal(out[position], np.asarray(expected))
+
+
+# --- more than 8 bits ---
+
+RAMP_HW = np.linspace(0, 65535, 48 * 64).astype(np.uint16).reshape(48, 64)
+RAMP_HWC = np.repeat(RAMP_HW[..., None], 3, axis=2)
+FLOATS_HW = (RAMP_HW / 65535).astype(np.float32)
+
+
+def deep_png(pixels: NDArray[np.uint16], colour_type: int) -> bytes:
+    """A PNG of 16 bits a channel, of which Pillow writes only grey ones."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(name + data)
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", checksum)
+
+    height, width = pixels.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    head = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
+    chunks = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+DEEP_KINDS = {
+    "grey.png": deep_png(RAMP_HW, 0),
+    "grey and alpha.png": deep_png(np.stack([RAMP_HW, RAMP_HW], axis=2), 4),
+    "rgb.png": deep_png(RAMP_HWC, 2),
+    "rgba.png": deep_png(np.concatenate([RAMP_HWC, RAMP_HWC[..., :1]], axis=2), 6),
+    "grey.tif": encode(Image.fromarray(RAMP_HW), "TIFF"),
+    "grey, big-endian.tif": encode(Image.fromarray(RAMP_HW), "TIFF", big_endian=True),
+    "grey.pgm": b"P5 64 48 65535\n" + RAMP_HW.astype(">u2").tobytes(),
+    "rgb.ppm": b"P6 64 48 65535\n" + RAMP_HWC.astype(">u2").tobytes(),
+    "12 bits.pgm": b"P5 64 48 4095\n" + (RAMP_HW >> 4).astype(">u2").tobytes(),
+    "floats.pfm": b"Pf\n64 48\n-1.0\n" + FLOATS_HW[::-1].astype("<f4").tobytes(),
+    "floats.tif": encode(Image.fromarray(FLOATS_HW), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("name", DEEP_KINDS)
+def test_more_than_8_bits_are_scaled_to_8(name: str) -> None:
+    found = decoded(DEEP_KINDS[name])
+    assert np.abs(found.astype(int) - (RAMP_HWC >> 8)).max() <= 1
+    assert (found.min(), found.max()) == (0, 255)
+
+
+def test_what_is_packed_as_pixels_or_encoded_anew_is_scaled_too() -> None:
+    content = DEEP_KINDS["grey.png"]
+    as_pixels = storing(PackOptions("packed", pixels=True))(content)
+    assert np.array_equal(pixels_of(as_pixels), RAMP_HWC >> 8)
+    for recode in (Repair(), ShortSide(48, 100), Squash(64)):
+        assert np.abs(decoded(recode(content)).astype(int).mean() - 127) < 2
+
+
+@pytest.mark.parametrize(
+    ("pixels", "reason"),
+    [
+        (RAMP_HW.astype(np.int32), "32-bit integers, of unknown range"),
+        (255 * FLOATS_HW, "floats that are not all from 0 to 1"),
+        (np.full((4, 4), np.nan, np.float32), "floats that are not all from 0 to 1"),
+    ],
+    ids=["integers", "floats to 255", "not a number"],
+)
+def test_pixels_of_an_unknown_range_are_bad(pixels: NDArray[Any], reason: str) -> None:
+    out = np.empty((1, 4, 4, 3), np.uint8)
+    bad = decode_batch([encode(Image.fromarray(pixels), "TIFF")], whole(), out, "bilinear")
+    assert reason in bad[0]
 
 
 # --- crop, resize, flip ---

@@ -1,12 +1,17 @@
+import os
 import re
 from pathlib import Path
 
 import pytest
 from torchvision.datasets import ImageFolder
 
+from tests.command_line import Capture
 from tests.data.tars import read_rows, write_tar
 from trainyard.data import formats
+from trainyard.data.images import open_images
+from trainyard.data.indexing import build_index, open_index
 from trainyard.data.location import find_place
+from trainyard.data.manifest import Manifest, write_manifest
 from trainyard.errors import DataError
 
 
@@ -76,12 +81,85 @@ def test_a_broken_link_is_no_sample(tmp_path: Path) -> None:
     assert read_rows(tmp_path) == [(b"the content of cat/1.jpg", 0)]
 
 
-def test_an_empty_class_keeps_its_number(tmp_path: Path) -> None:
-    write_files(tmp_path, "a/1.jpg", "c/3.jpg")
+def test_a_folder_without_an_image_is_no_class(tmp_path: Path, capsys: Capture) -> None:
+    write_files(tmp_path, "a/1.jpg", "c/3.jpg", "d/notes.txt", "d/deep/.hidden.jpg")
     (tmp_path / "b").mkdir()
 
-    assert formats.scan(find_place(str(tmp_path))).classes == ["a", "b", "c"]
-    assert [label for _, label in read_rows(tmp_path)] == [0, 2]
+    assert formats.scan(find_place(str(tmp_path))).classes == ["a", "c"]
+    assert [label for _, label in read_rows(tmp_path)] == [0, 1]
+    said = capsys.readouterr().err
+    assert said == f"trainyard: {tmp_path}: left out: folders without an image (b, d)\n"
+
+
+def test_a_class_of_the_other_split_keeps_its_number(tmp_path: Path) -> None:
+    write_files(tmp_path, "train/a/1.jpg", "train/b/deep/2.jpg", "val/a/3.jpg", "val/c/4.jpg")
+    for name in ("train/c", "train/d", "val/b", "val/d"):
+        (tmp_path / name).mkdir()
+
+    for split in ("train", "val"):
+        assert formats.scan(find_place(f"{tmp_path}/{split}")).classes == ["a", "b", "c"]
+    open_index(f"{tmp_path}/train")
+    write_files(tmp_path, "val/d/5.jpg")  # the index of train notices
+    for split in ("train", "val"):
+        assert open_index(f"{tmp_path}/{split}").classes == ("a", "b", "c", "d")
+
+
+def test_a_class_that_the_manifest_lists_keeps_its_number(tmp_path: Path) -> None:
+    write_files(tmp_path, "train/a/1.jpg")
+    (tmp_path / "train/b").mkdir()
+    write_manifest(tmp_path, Manifest("folder", ("a", "b"), {}))
+
+    assert formats.scan(find_place(f"{tmp_path}/train")).classes == ["a", "b"]
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path, capsys: Capture) -> None:
+    junk = ("cat/.ipynb_checkpoints/1.jpg", "cat/._1.jpg", "__MACOSX/cat/._1.jpg", ".git/3.jpg")
+    write_files(tmp_path, "cat/1.jpg", "cat/deep/__MACOSX/2.jpg", *junk)
+
+    index = build_index(str(tmp_path))
+
+    assert (index.classes, len(index)) == (("cat",), 1)
+    assert capsys.readouterr().err == (
+        f"trainyard: {tmp_path}: left out: hidden (.git, __MACOSX, cat/._1.jpg, … 5 in all)\n"
+    )
+    (images,) = open_images([str(tmp_path)], tmp_path, lambda _: None)
+    assert len(images.index) == 1
+
+
+def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path, capsys: Capture) -> None:
+    write_files(tmp_path, "data/cat/1.jpg", "data/cat/deep/2.jpg", "data/dog/3.jpg")
+    (tmp_path / "data/cat/deep/loop").symlink_to("../..")
+    (tmp_path / "data/all").symlink_to(".")
+    (tmp_path / "data/dog/cats").symlink_to("../cat")
+
+    index = build_index(f"{tmp_path}/data")
+
+    assert index.classes == ("cat", "dog")
+    names = [index.file_names[row] for row in range(len(index.file_names))]
+    assert names == [
+        "cat/1.jpg",
+        "cat/deep/2.jpg",
+        "dog/3.jpg",
+        "dog/cats/1.jpg",
+        "dog/cats/deep/2.jpg",
+    ]
+    assert "links to a folder that holds them (all, cat/deep/loop, dog" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_files(tmp_path, "cat/1.jpg", "cat/deep/1.jpg")
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if path.endswith("deep"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(DataError, match=r"/cat/deep: cannot be read \(Permission denied\)"):
+        build_index(str(tmp_path))
 
 
 # --- what is recognised ---

@@ -351,6 +351,36 @@ def test_a_loader_that_cannot_start_says_so(index: Index, monkeypatch: pytest.Mo
         next(loader)
 
 
+def test_a_loader_that_hangs_up_and_stays_is_an_error_and_ends(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(60)"
+    monkeypatch.setattr("trainyard.data.loader._COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr("trainyard.data.loading.client._DEATH_S", 0.2)
+    with pytest.raises(LoaderError, match="hung up and did not end"), Loader(index, spec()) as it:
+        next(it)
+    assert it._process.returncode == -signal.SIGKILL
+
+
+def test_a_loader_is_reaped_after_its_group_is_killed_not_before(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number may be that of another group by then."""
+    killed: list[int | None] = []
+
+    def killpg(group: int, number: int) -> None:
+        assert (group, number) == (loader._process.pid, signal.SIGKILL)
+        killed.append(loader._process.returncode)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    loader = Loader(index, spec())
+    os.kill(loader._process.pid, signal.SIGKILL)
+    with pytest.raises(LoaderError, match=r"died \(signal 9\)"):
+        [None for _ in loader]
+    loader.close()
+    assert killed == [None]
+
+
 def test_signals_that_end_a_run_do_not_end_the_loader(index: Index) -> None:
     """Neither while it starts nor later: the trainer still wants its last batches."""
     config = spec(start=0, stop=4)

@@ -150,3 +150,77 @@ def test_train_and_val_names_what_is_missing(tmp_path: Path) -> None:
 def test_find_splits_of_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="absent: no such file or folder"):
         find_splits(f"{tmp_path}/absent")
+
+
+def test_split_names_are_whole_words(tmp_path: Path) -> None:
+    words = ("retrieval-train", "constraint-val", "interval", "medieval", "evaluation")
+    touch(tmp_path, *(f"{word}-00000{number}.tar" for word in words for number in (0, 1)))
+
+    splits = find_splits(str(tmp_path))
+
+    assert {split: [path.name for path in files(place)] for split, place in splits.items()} == {
+        "train": ["retrieval-train-000000.tar", "retrieval-train-000001.tar"],
+        "val": ["constraint-val-000000.tar", "constraint-val-000001.tar"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [
+        (["a-train-0.tar", "b-train-0.tar"], ["constraint-val-0.tar"]),
+        (["coco_train2017.tar"], ["coco_val2017.tar"]),
+        (["training.h5"], ["valid.h5"]),
+        (["x-train-0.packed"], ["x-validation-0.packed"]),
+        (["train-00000-of-00001"], ["retrain-val-00000-of-00001"]),
+        (["cocoTrain-1.tar", "cocoTrain-2.tar"], ["cocoVal-1.tar"]),
+    ],
+)
+def test_find_splits_takes_the_shards_whose_names_have_the_word(
+    tmp_path: Path, train: list[str], val: list[str]
+) -> None:
+    touch(tmp_path, *train, *val)
+
+    found = {split: files(place) for split, place in find_splits(str(tmp_path)).items()}
+
+    assert {split: [path.name for path in paths] for split, paths in found.items()} == {
+        "train": train,
+        "val": val,
+    }
+
+
+def test_a_shard_called_by_both_splits_is_an_error_that_names_it(tmp_path: Path) -> None:
+    touch(tmp_path, "train-0.tar", "train-minus-val-0.tar", "val-0.tar")
+
+    with pytest.raises(DataError, match=r"/train-minus-val-0\.tar: its name says train and val"):
+        find_splits(str(tmp_path))
+
+
+def test_shards_that_no_pattern_tells_apart_are_an_error(tmp_path: Path) -> None:
+    touch(tmp_path, "a-train.tar", "train-b.tar", "retrain-c.tar", "val.tar")
+
+    with pytest.raises(DataError, match=r"tells its train shards, such as a-train\.tar"):
+        find_splits(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("location", "root", "names"),
+    [
+        ("http://host/a.tar", "http://host", ["a.tar"]),
+        ("http://host//a.tar", "http://host//", ["a.tar"]),
+        ("http://host/x//a-{8..10}.tar", "http://host/x//", ["a-8.tar", "a-9.tar", "a-10.tar"]),
+        ("s3://bucket//x//y/{0..1}/a.tar", "s3://bucket//x//y", ["0/a.tar", "1/a.tar"]),
+        ("http://host:80", "http://host:80", [""]),
+        ("http://host/a.tar?sig=1", "http://host", ["a.tar"]),
+    ],
+)
+def test_urls_stay_as_they_are_written(location: str, root: str, names: list[str]) -> None:
+    place = find_place(location)
+
+    assert (place.root, list(place.names)) == (root, names)
+    written = expand_braces(location.partition("?")[0])
+    assert [place.path(name).rstrip("/") for name in place.names] == written
+
+
+def test_urls_without_a_folder_in_common() -> None:
+    with pytest.raises(DataError, match=r"^http://h1/a\.tar and http://h2/a\.tar: have no folder"):
+        find_place("http://h{1..2}/a.tar")

@@ -22,6 +22,7 @@ from trainyard.data.plan import (
     ShuffledPlan,
     WeightedPlan,
 )
+from trainyard.data.read import Reader
 from trainyard.errors import RecipeError
 
 
@@ -71,6 +72,21 @@ def test_shards_and_runs(tmp_path: Path) -> None:
     # The shards of 2 and of 1, too short for a run, are one with a neighbour.
     assert plan.shards.tolist() == [0, 30, 60, 92, 133]
     assert plan.epoch_samples == 133
+
+
+def test_more_shards_than_samples(tmp_path: Path) -> None:
+    index = open_index(write_shards(tmp_path / "shards", [0, 1, 0, 0, 2, 0]))
+    plan = plan_of(index, order="resample")
+    assert isinstance(plan, ResampledPlan)
+    assert (plan.run, plan.shards.tolist()) == (1, [0, 3])
+    assert set(drawn(plan, 1000).tolist()) == {0, 1, 2}
+    for keys in ({"locality": 1}, {"locality": 100}, {"weights": (2.0,), "locality": 100}):
+        plan = plan_of(index, **keys)
+        steps = 3 if "weights" not in keys else 6
+        seen = np.concatenate([plan.batch(step) for step in range(steps)])
+        assert set(np.bincount(seen).tolist()) == {8 * steps // 3}
+    reader = Reader(index)
+    assert [reader.read(sample) for sample in range(3)] == [b"image 0", b"image 1", b"image 2"]
 
 
 def test_runs_are_not_longer_than_need_be(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.full_disk import full_disk
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.manifest import Manifest, read_manifest
@@ -308,9 +309,16 @@ def test_too_little_space_is_said_before_anything_is_written(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     packed(source, tmp_path / "fits", "webdataset")
     usage = usage._replace(free=10 * 1000 * 1000)
-    with pytest.raises(DataError, match=r"0.0 GB are needed and 0.0 GB are free"):
+    with pytest.raises(DataError, match=r"1\d.\d MB are needed and 10.0 MB are free"):
         packed(source, tmp_path / "full", "webdataset")
-    assert set(tree(tmp_path / "full")) == {".pack.jsonl"}
+    assert tree(tmp_path / "full") == {}
+
+
+def test_a_file_that_a_full_disk_cuts_short_gets_no_name(tmp_path: Path) -> None:
+    """The kernel writes what fits, and says so by a number alone."""
+    with full_disk(500), pytest.raises(OSError, match="File too large"):
+        files._write_file(tmp_path / "image", bytes(1000))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * 4096 + 5])

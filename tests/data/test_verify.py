@@ -1,6 +1,7 @@
 """Every kind of damage, made for real, is found and named; a whole data set passes."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -331,6 +332,7 @@ def test_fewer_classes_in_val(originals: Path, tmp_path: Path) -> None:
 def test_balance(photos: Path) -> None:
     (photos / "train" / "empty").mkdir()
     (photos / "val" / "empty").mkdir()
+    square(99).save(photos / "val" / "empty" / "1.jpg")
     for number in range(30):
         square(100 + number).save(photos / "train" / "cat" / f"more-{number}.jpg")
     for path in list((photos / "train" / "dog").iterdir())[3:]:
@@ -395,7 +397,7 @@ def test_odd_images_are_noted(damaged: Path) -> None:
     assert {(Path(finding.file).name, finding.what) for finding in check.found} == {
         ("cmyk.jpg", "CMYK instead of RGB"),
         ("png.JPEG", "PNG in disguise: its name ends in .jpeg"),
-        ("deep.png", "more than 8 bits a channel, which training cuts off"),
+        ("deep.png", "more than 8 bits a channel: training takes the upper 8"),
         ("tiny.png", "tiny: 40 x 3 pixels"),
     }
     assert check.about == "16 JPEG RGB, 2 PNG RGB, 1 JPEG CMYK, 1 PNG I;16"
@@ -482,3 +484,61 @@ def test_findings_as_text() -> None:
     assert str(Finding("bad", "a.jpg", 0, 3)) == "a.jpg: bad"
     assert str(Finding("a.tar: bad", "a.tar")) == "a.tar: bad"
     assert json.loads(json.dumps(Finding("bad")._asdict()))["what"] == "bad"
+
+
+# --- train and val, without a look at images ---
+
+
+def test_train_and_val_that_share_a_shard(originals: Path, tmp_path: Path) -> None:
+    folder = packed(originals, tmp_path / "shards", "webdataset")
+    (folder / "dataset.json").unlink()
+    assert look(folder)["train, val", "overlap"].result == "ok"
+    (folder / "pets-val-000007.tar").symlink_to("pets-train-000001.tar")
+    found = look(folder)["train, val", "overlap"]
+    assert (found.result, found.count) == ("problem", 8)
+    assert str(found.found[0]).endswith("pets-val-000007.tar, byte 1536: is in train too")
+
+
+@pytest.mark.parametrize("form", ["webdataset", "folder"])
+def test_train_and_val_of_one_checksum(originals: Path, tmp_path: Path, form: str) -> None:
+    """A shard, or an image, that was copied from one split to the other."""
+    folder = packed(originals, tmp_path / form, form)
+    assert look(folder)["train, val", "overlap by checksum"].result == "ok"
+    twin = next(folder.glob("train/*/*.jpg"), folder / "pets-train-000000.tar")
+    manifest = read_manifest(str(folder))
+    assert manifest is not None
+    val = manifest.splits["val"]
+    if form == "webdataset":
+        [shard] = val.shards
+        shutil.copy(twin, folder / shard.name)
+        whole = manifest.splits["train"].shards[0]
+        shards = (dataclasses.replace(whole, name=shard.name),)
+    else:
+        lists = folder / val.shards[0].name
+        image = next(folder.glob("val/*/*.jpg"))
+        shutil.copy(twin, image)
+        before = [line for line in lists.read_text().split("\n") if image.name not in line]
+        digest = hashlib.sha256(twin.read_bytes()).hexdigest()
+        lists.write_text("\n".join([f"{digest}  {image.relative_to(folder)}", *before]))
+        sums = hashlib.sha256(lists.read_bytes()).hexdigest()
+        size = lists.stat().st_size
+        shards = (dataclasses.replace(val.shards[0], sha256=sums, bytes=size),)
+    splits = manifest.splits | {"val": dataclasses.replace(val, shards=shards)}
+    write_manifest(folder, dataclasses.replace(manifest, splits=splits))
+    found = look(folder)["train, val", "overlap by checksum"]
+    assert (found.result, found.count) == ("problem", 1)
+    assert f"has the SHA-256 of {twin} in train" in str(found.found[0])
+
+
+def test_packed_images_of_one_checksum(originals: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(originals, tmp_path / "originals"))
+    for split in ("train", "val"):
+        (root / split / ".trainyard-index").unlink(missing_ok=True)
+    shutil.copy(root / "train" / "cat" / "02.jpg", root / "val" / "cat" / "again.jpg")
+    folder = packed(root, tmp_path / "packed", "packed")
+    (folder / "dataset.json").unlink()
+    found = look(folder)["train, val", "overlap by checksum"]
+    assert (found.result, found.count) == ("problem", 1)
+    assert "has the bytes of" in str(found.found[0])
+    clean = packed(originals, tmp_path / "clean", "packed")
+    assert look(clean)["train, val", "overlap by checksum"].result == "ok"

@@ -106,8 +106,9 @@ static void check_derived(const Stored *stored, const Crop *crop, Target target)
         demand(!memcmp(expected, target.pixels, size), "its packed record changes pixels");
         Buffer jpeg = {0};
         size_t jpeg_size;
-        demand(packed_unpack(exact, record_size, &jpeg, &jpeg_size) == OK,
-               "its packed record does not unpack");
+        demand(packed_unpack(exact, record_size, &jpeg, &jpeg_size) == OK &&
+                   jpeg_size == stored->size && !memcmp(jpeg.data, stored->bytes, jpeg_size),
+               "its packed record does not give it back");
         buffer_free(&jpeg);
         free(exact);
     }

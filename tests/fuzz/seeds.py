@@ -1,7 +1,8 @@
 """Where fuzzing begins: small JPEGs of every kind, packed records and seek tables."""
 
 import io
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,22 @@ def encode(picture: Image.Image, **options: object) -> bytes:
     file = io.BytesIO()
     picture.save(file, "JPEG", **options)
     return file.getvalue()
+
+
+def damaged(images: Sequence[bytes], rng: np.random.Generator) -> Iterator[bytes]:
+    """The images in turn, without end, each with a few bits, bytes or stretches changed."""
+    for number, image in enumerate(itertools.cycle(images)):
+        content = bytearray(image)
+        for _ in range(1 + number % 3):
+            at = int(rng.integers(2, len(content) - 2))
+            match rng.integers(5):
+                case 0 | 1 | 2:
+                    content[at] ^= 1 << int(rng.integers(8))
+                case 3:
+                    content[at] = int(rng.integers(256))
+                case _:
+                    del content[at : at + int(rng.integers(1, 4))]
+        yield bytes(content)
 
 
 def write_seeds(folder: Path) -> None:

@@ -10,8 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.command_line import Capture, complaint
+from tests.data.streams import png, write_shards
+from tests.data.tars import write_tar
 from tests.services.servers import FaultyServer
 from tests.web import free_port
+from trainyard.data.indexing import open_index
+from trainyard.data.read import Reader
 from trainyard.data.remote import http, request
 from trainyard.data.remote.download import download
 from trainyard.data.remote.http import HttpFile
@@ -275,3 +280,26 @@ def test_two_downloads_of_one_file_do_not_disturb_each_other(
         thread.join()
     assert found == [hashlib.sha256(CONTENT).hexdigest()] * 4
     assert (tmp_path / "copy").read_bytes() == CONTENT
+
+
+# --- locations ---
+
+
+def test_a_refusal_is_told_as_it_is(faulty: FaultyServer, tmp_path: Path, capsys: Capture) -> None:
+    faulty.faults = ["403"] * 1000
+    write_tar(faulty.folder / "a.tar", [])
+    for name in ("a.tar", "{0..1}.tar"):
+        (faulty.folder / "0.tar").touch()
+        with pytest.raises(DataError, match=r"/[0a]\.tar: the server answers 403 Forbidden: a log"):
+            open_index(f"{faulty.url}/{name}")
+    (faulty.folder / "dataset.json").touch()
+    said = complaint(capsys, "train", "debug", "--data", faulty.url)
+    assert "has no train and no val data; expected dataset.json there (the server answers" in said
+    assert "answers 403 Forbidden" in said
+
+
+def test_two_slashes_running_are_asked_for(faulty: FaultyServer, tmp_path: Path) -> None:
+    write_shards(faulty.folder / "x", [2])
+    index = open_index(f"{faulty.url}/x//part-000.tar")
+    assert Reader(index).read(0) == png(0)
+    assert {path for path, _ in faulty.requests if path.endswith(".tar")} == {"/x//part-000.tar"}

@@ -327,7 +327,7 @@ def test_a_password_opens_and_is_never_told(
         url = f"http://{login}@{bare}/{TRAIN}"
         index = open_index(url)
         assert len(Reader(index).read(0)) > 0
-        assert index.path.stat().st_mode & 0o077 == 0
+        assert b"s3cret" not in index.path.read_bytes()
         (own_shards / SHARD).unlink()
         (own_shards / "0.x").write_text("no data set")
         for location in (url, f"http://{login}@{bare}/nothing.tar", f"http://{login}@{bare}/0.x"):

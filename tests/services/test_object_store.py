@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from tests.command_line import SHORT, run
+from tests.data.streams import write_shards
 from tests.web import free_port
 from trainyard.data.indexing import build_index, open_index
 from trainyard.data.read import Reader
@@ -65,6 +66,17 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     yield Bucket(client, server)
     object_store._file_system.cache_clear()
     server.stop()
+
+
+def test_two_slashes_running_are_part_of_a_key(bucket: Bucket, tmp_path: Path) -> None:
+    path = write_shards(tmp_path / "shards", [2])
+    content = Path(path.replace("{000..000}", "000")).read_bytes()
+    bucket.put("/x//part-000.tar", content)
+    bucket.put("x/part-000.tar", b"another")
+    index = open_index("s3://data//x//part-{000..000}.tar")
+    assert index.locate(0)[0] == "s3://data//x//part-000.tar"
+    assert Reader(index).read(0) in content
+    assert open_index("s3://data//x//part-{000..000}.tar").path == index.path
 
 
 def test_an_object_has_its_size_and_its_bytes(bucket: Bucket, tmp_path: Path) -> None:

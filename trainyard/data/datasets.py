@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
+from trainyard.data.credentials import PIPE
 from trainyard.data.index import Index, check_same_classes, load_index, match_classes
 from trainyard.data.indexing import Progress
 from trainyard.data.loader import DataConfig, Locations
 from trainyard.data.merge import open_merged
-from trainyard.data.source import without_login
-from trainyard.data.stream.shards import PIPE, Stream, list_shards
+from trainyard.data.overlap import check_apart
+from trainyard.data.stream.shards import Stream, list_shards
 from trainyard.errors import DataError, RecipeError
 from trainyard.world import World, gather, in_turns, together
 
@@ -26,7 +27,7 @@ class Datasets:
 
 
 def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datasets:
-    """The indices of the recipe's data, whose classes are the same.
+    """The indices of the recipe's data, which have the same classes and no image in common.
 
     Training data that comes as a stream has no index, and the classes of the validation data.
     """
@@ -34,9 +35,14 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
         shards = _same_shards(config, world)
         val = open_split(config.val, "data.val", world, progress)
         assert config.samples is not None
-        return Datasets(Stream(shards, config.samples, val.classes), val)
-    train = open_split(config.train, "data.train", world, progress)
-    return Datasets(train, open_validation(config, train.classes, world, progress))
+        found = Datasets(Stream(shards, config.samples, val.classes), val)
+    else:
+        train = open_split(config.train, "data.train", world, progress)
+        found = Datasets(train, open_validation(config, train.classes, world, progress))
+    with together(world):
+        if world.is_first:
+            check_apart(found.train, found.val)
+    return found
 
 
 def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
@@ -48,7 +54,7 @@ def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
     with together(world):
         if digest != first:
             raise DataError(
-                f"{without_login(description(config.train))}: {socket.gethostname()} holds other "
+                f"{description(config.train)}: {socket.gethostname()} holds other "
                 "shards there than the first rank's node"
             )
     return shards

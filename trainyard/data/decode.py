@@ -9,7 +9,7 @@ import io
 import math
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -163,9 +163,33 @@ def _image(content: bytes, size: tuple[int, ...]) -> Image.Image:
 def reference_image(content: bytes) -> Image.Image:
     """The whole image as RGB, by Pillow: grey, palette, CMYK and alpha are converted."""
     try:
-        return open_lazily(content).convert("RGB")
+        return as_rgb(open_lazily(content))
+    except BadImageError:
+        raise
     except Exception as error:  # Pillow's plugins raise almost anything on damaged input
         raise BadImageError(_reason(content, error)) from None
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Any image of Pillow's as RGB of 8 bits. BadImageError if it does not say what is white.
+
+    Pillow's own conversion makes all that is above 255 white. Of 16 bits the upper 8 are taken, as
+    Pillow takes them of RGB; a PGM of more than 8 bits it has scaled to 16; floats go from 0 to 1.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        return _grey(np.asarray(image) >> 8)
+    if image.mode == "I":
+        raise BadImageError("grey of 32-bit integers, of unknown range: store it in 8 or 16 bits")
+    if image.mode == "F":
+        pixels = np.asarray(image)
+        if not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise BadImageError("grey of floats that are not all from 0 to 1: store it in 8 bits")
+        return _grey(np.rint(pixels * 255))
+    return image.convert("RGB")
+
+
+def _grey(pixels_HW: NDArray[Any]) -> Image.Image:
+    return Image.fromarray(pixels_HW.astype(np.uint8)).convert("RGB")
 
 
 def whole_image(content: bytes) -> Image.Image:

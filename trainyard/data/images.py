@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.data import formats
-from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan
+from trainyard.data.credentials import without_secrets, without_signature
+from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidden
 from trainyard.data.index import Index
 from trainyard.data.indexing import Progress, index_scan, open_index
 from trainyard.data.location import Place, expand_braces, find_place, split_of
 from trainyard.data.remote.fetch_image import fetch_image
-from trainyard.data.source import is_remote, without_login
+from trainyard.data.source import is_remote
 from trainyard.errors import DataError
 
 _DOWNLOADS = 8  # at a time
@@ -34,7 +35,7 @@ class Images:
         if self.names is not None:
             return self.names[number]
         path, offset, _ = self.index.locate(number)
-        return f"{without_login(path)} at byte {offset}"
+        return f"{path} at byte {offset}"
 
 
 def open_images(wanted: Sequence[str], folder: Path, progress: Progress) -> list[Images]:
@@ -90,6 +91,8 @@ def _is_image(name: str) -> bool:
         return name.lower().startswith(("http://", "https://")) and not path.endswith(_CONTAINERS)
     if os.path.isdir(name) or not os.path.exists(name):
         return False
+    if not os.path.isfile(name):
+        raise DataError(f"{name}: not a regular file")
     if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
         return True
     place = find_place(name)
@@ -107,17 +110,20 @@ def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
         return
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
-            if entry.name.startswith("."):
+            if is_hidden(entry.name):
                 continue
             if entry.is_dir():
                 yield from _walk(entry.path, above | {here})
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES:
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and (
+                entry.is_file() or entry.is_symlink()  # of a broken link the loader says so
+            ):
                 yield entry.path
 
 
 def _indexed(files: Sequence[str], path: Path, progress: Progress) -> Images:
     """Files and URLs as an index, saved at `path`; what is fetched is put beside it."""
-    names = list(map(without_login, files))
+    # A query may tell images apart, as in `?id=3`.
+    names = [without_signature(file).rstrip("?&") if is_remote(file) else file for file in files]
     missing: dict[int, str] = {}
     here = [os.path.abspath(file) for file in files]  # an index is not where they are
     urls = [number for number, file in enumerate(files) if is_remote(file)]
@@ -138,7 +144,7 @@ def _fetch(url: str) -> bytes | str:
     try:
         return fetch_image(url)
     except DataError as error:
-        return str(error).removeprefix(f"{without_login(url)}: ")
+        return str(error).removeprefix(f"{without_secrets(url)}: ")
 
 
 def _rows(files: Sequence[str]) -> Iterator[FileRows]:

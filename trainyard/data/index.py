@@ -140,7 +140,7 @@ def load_index(path: Path) -> Index | None:
     try:
         table = np.asarray(np.memmap(path, np.uint8, "r"))
         header, first = _read_header(table)
-    except (OSError, ValueError, IndexError):  # absent, empty, cut short, or another file
+    except (OSError, ValueError, IndexError, RecursionError):  # absent, cut short, another file
         return None
     columns = {}
     for name, (dtype, start, stop) in header["columns"].items():
@@ -185,7 +185,7 @@ def write_index(path: Path, header: dict[str, Any], columns: dict[str, Chunks]) 
         end = start + column.dtype.itemsize * column.rows
         layout[name] = (column.dtype.str, start, end)
     text = json.dumps(header | {"columns": layout}).encode()
-    with atomic_write(path) as file:
+    with atomic_write(path, _aligned(16 + len(text)) + end) as file:
         file.write(_MAGIC + len(text).to_bytes(8, "little") + text)
         for name, column in columns.items():
             file.seek(_aligned(16 + len(text)) + layout[name][1])

@@ -16,16 +16,11 @@ from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index import Columns, Index, load_index, save_index
 from trainyard.data.location import Place, find_place
 from trainyard.data.manifest import manifest_of
-from trainyard.data.remote.remote_index import (
-    Stamps,
-    check_present,
-    fetch_index,
-    hide_password,
-    remote_stamps,
-)
+from trainyard.data.remote.remote_index import Stamps, check_present, fetch_index, remote_stamps
 from trainyard.data.source import Stamp, is_remote
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
+from trainyard.hints import closest
 
 Progress = Callable[[int], None]
 """Called now and then with the number of samples found so far."""
@@ -97,7 +92,8 @@ def _wrong_split(place: Place, found: list[str]) -> str:
         return f"{place.location}: holds no splits; leave #{place.split} away"
     if not found:
         return f"{place.location}: no images found in it"
-    choices = " or ".join(f"{place.location}#{split}" for split in found)
+    meant = closest(place.split or "", found) or found
+    choices = " or ".join(f"{place.location}#{split}" for split in meant)
     return f"{place.location}: holds {len(found)} splits; write {choices}"
 
 
@@ -154,7 +150,7 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
 
 def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
     """The names of the classes, if they are known, and labels that number them in sorted order."""
-    manifest = manifest_of(scan.place.root, scan.place.names)
+    manifest = manifest_of(scan.place.root, scan.place.names, tells=True)
     known = manifest and manifest.classes
     # The records of TFRecords name their own classes; of one without a record only this tells.
     if not scan.classes or (known and known[: len(scan.classes)] == tuple(scan.classes)):
@@ -219,7 +215,7 @@ def _name_beside(place: Place) -> str:
     """The name of an index beside its data: the same on a server and where that has it from."""
     pattern = os.path.relpath(place.location, place.root)
     if is_remote(place.root):
-        pattern = place.location.removeprefix(f"{place.root}/")
+        pattern = place.location.removeprefix(os.path.join(place.root, ""))
     if pattern == ".":
         return ".trainyard-index"
     return f".trainyard-index-{_short_hash(pattern + _suffix(place))}"
@@ -251,7 +247,6 @@ def _save(place: Place, header: Header, table: _Table) -> Path:
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
         save_index(cached, header | {"root": root}, columns)
-        hide_password(cached, root)
         return cached
     except OSError as error:
         raise DataError(

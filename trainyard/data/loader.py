@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from trainyard.data.augment import CentralCrop, RandomResizedCrop
 from trainyard.data.decode import Interpolation
 from trainyard.data.device.encoded import side_of
 from trainyard.data.index import Index
 from trainyard.data.loading.client import HostBatch, LoaderProcess
+from trainyard.data.location import take_secrets
 from trainyard.data.plan import Plan
 from trainyard.section import Section
 from trainyard.world import World, cores_per_rank
@@ -24,7 +25,8 @@ _COMMAND = (sys.executable, "-m", "trainyard.data.loading.process")
 
 
 Positive = Annotated[float, Field(gt=0)]
-Locations = str | Annotated[tuple[str, ...], Field(min_length=1)]
+Location = Annotated[str, AfterValidator(take_secrets)]
+Locations = Location | Annotated[tuple[Location, ...], Field(min_length=1)]
 
 
 class DataConfig(Section):

@@ -7,12 +7,15 @@ import glob
 import os
 import re
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
+from trainyard.data.credentials import PIPE, keep, public_name, without_secrets
 from trainyard.data.source import is_remote
 from trainyard.errors import DataError
 
-_BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
+_MAX_NAMES = 1_000_000  # of a brace list; no data set has more shards
 _SPLIT = re.compile(r"(.+)#(\w+)")
 
 
@@ -44,14 +47,39 @@ class Place:
         return (*sorted(folders if self.can_gain else ()), *names)
 
 
+def take_secrets(location: str) -> str:
+    """A location without its login and signature, which are kept for requests alone.
+
+    DataError where a URL cannot hold any.
+    """
+    if not is_remote(location):
+        return location
+    name = public_name(location)
+    scheme = location.partition("://")[0].lower()
+    if scheme in ("s3", "gs") and without_secrets(name) != location:
+        raise DataError(
+            f"{without_secrets(name)}: {scheme}:// takes no login and no query; credentials come "
+            "from the environment and from the files of the store's own tools"
+        )
+    if name != location:
+        is_command = name.startswith(PIPE)
+        clean, given = (text if is_command else split_of(text)[0] for text in (name, location))
+        clean_ones, given_ones = expand_braces(clean), expand_braces(given)
+        if len(clean_ones) != len(given_ones):
+            raise DataError(f"{name}: a brace list belongs into the path of a URL")
+        for one in zip(clean_ones, given_ones, strict=True):
+            keep(*one)
+    return name
+
+
 def find_place(location: str) -> Place:
     """The files that a location names, each local one checked to exist."""
-    location, split = split_of(location)
+    location, split = split_of(take_secrets(location))
     if not is_remote(location) and os.path.isdir(location):
         names = tuple(_files_in(location))
         return Place(location, split, location, names, is_folder=True, can_gain=True)
     paths = _list_files(location)
-    root = _common_folder(paths)
+    root = _common_url(paths) if is_remote(location) else _common_folder(paths)
     prefix = os.path.join(root, "")
     names = tuple(
         path[len(prefix) :] if path.startswith(prefix) else os.path.relpath(path, root)
@@ -70,7 +98,20 @@ def split_of(location: str) -> tuple[str, str | None]:
 
 
 def expand_braces(text: str) -> list[str]:
-    """`a{08..10}` as `a08`, `a09`, `a10`; the width of the first number is kept."""
+    """`a{08..10}` as `a08`, `a09`, `a10`; the width of the first number is kept.
+
+    DataError for a list of more names than any data set has.
+    """
+    ranges = [(int(first), int(last)) for first, last in _BRACES.findall(text)]
+    count = prod(max(0, last - first + 1) for first, last in ranges)
+    if count > _MAX_NAMES:
+        raise DataError(
+            f"{without_secrets(text)}: a brace list of {count:,} names; {_MAX_NAMES:,} are the most"
+        )
+    return _expanded(text)
+
+
+def _expanded(text: str) -> list[str]:
     match = _BRACES.search(text)
     if match is None:
         return [text]
@@ -79,13 +120,13 @@ def expand_braces(text: str) -> list[str]:
         f"{text[: match.start()]}{number:0{len(first)}d}{text[match.end() :]}"
         for number in range(int(first), int(last) + 1)
     ]
-    return [full for name in names for full in expand_braces(name)]
+    return [full for name in names for full in _expanded(name)]
 
 
 def _list_files(location: str) -> list[str]:
     """The files that a glob, a brace list or a single path or URL names."""
     if is_remote(location):
-        names = expand_braces(location)
+        names = [_with_path(url) for url in expand_braces(location)]
     elif os.path.exists(location):  # whatever characters its name has
         names = [location]
     else:
@@ -103,15 +144,32 @@ def _list_files(location: str) -> list[str]:
     return names
 
 
+def _with_path(url: str) -> str:
+    """A URL of a server alone as that of its first folder."""
+    return url if "/" in url.partition("://")[2] else f"{url}/"
+
+
 def _matches(pattern: str) -> list[str]:
     return sorted(glob.glob(pattern)) if glob.has_magic(pattern) else []
 
 
 def _common_folder(paths: list[str]) -> str:
-    scheme, mark, _ = paths[0].rpartition("://")
-    scheme += mark
-    folders = [os.path.dirname(path.removeprefix(scheme)) or "." for path in paths]
-    return scheme + (os.path.commonpath(folders) or ".")
+    folders = [os.path.dirname(path) or "." for path in paths]
+    return os.path.commonpath(folders) or "."
+
+
+def _common_url(urls: list[str]) -> str:
+    """The folder of files on a server; two slashes running stay, since keys of S3 may have them."""
+    first, last = min(urls), max(urls)
+    root = first[: first.rfind("/") + 1]
+    while not last.startswith(root):
+        root = root[: root.rfind("/", 0, -1) + 1]
+    root = root if root.endswith("//") else root.removesuffix("/")
+    if not root or root.endswith("://") or any(url.startswith(f"{root}//") for url in urls):
+        raise DataError(
+            f"{urls[0]} and {urls[-1]}: have no folder in common: give them as several locations"
+        )
+    return root
 
 
 def _files_in(folder: str) -> list[str]:

@@ -7,9 +7,13 @@ web server need not, and has their checksums, by which copies are checked.
 import dataclasses
 import json
 import os
+import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from trainyard.data.source import is_remote, open_source
 from trainyard.errors import DataError
@@ -17,13 +21,16 @@ from trainyard.files import write_text
 
 FILE_NAME = "dataset.json"
 _VERSION = 1
+_BEGINNING = re.compile(rb'\s*\{\s*"version"\s*:')  # as `write_manifest` begins
+
+_Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
 class Shard:
     name: str  # relative to the manifest's folder
-    samples: int
-    bytes: int
+    samples: _Count
+    bytes: _Count
     sha256: str
 
 
@@ -52,8 +59,20 @@ class Manifest:
     """How it was made: source, seed, options, odd files."""
 
 
-def read_manifest(folder: str) -> Manifest | None:
-    """The manifest of a folder or URL; None if it has none."""
+@dataclass(frozen=True, kw_only=True)
+class _File(Manifest):
+    version: int
+
+
+_FILE = TypeAdapter(_File)
+
+
+def read_manifest(folder: str, *, tells: bool = False) -> Manifest | None:
+    """The manifest of a folder or URL; None if it has none.
+
+    A file of that name that another program wrote is none; `tells` says so on stderr. DataError
+    for a damaged manifest.
+    """
     name = os.path.join(folder, FILE_NAME)
     try:
         source = open_source(name)
@@ -63,19 +82,23 @@ def read_manifest(folder: str) -> Manifest | None:
         text = source.read(0, source.size)
     finally:
         source.close()
-    try:
-        return _parse(json.loads(text))
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{name}: not a manifest of Trainyard's ({error})") from None
+    if _is_ours(text):
+        return _parse(name, text)
+    if tells:
+        sys.stderr.write(f"trainyard: {name}: not written by Trainyard; passed over\n")
+    return None
 
 
-def manifest_of(root: str, names: tuple[str, ...]) -> Manifest | None:
-    """The manifest that lists these files of a folder; it may lie in the folder or above it."""
+def manifest_of(root: str, names: tuple[str, ...], *, tells: bool = False) -> Manifest | None:
+    """The manifest that lists these files of a folder; it may lie in the folder or above it.
+
+    For `tells` see `read_manifest`.
+    """
     above, _, last = root.rstrip("/").rpartition("/")
     for folder, prefix in ((root, ""), (above, f"{last}/")):
-        if not folder or (is_remote(root) and not is_remote(f"{folder}/")):
+        if not folder or (is_remote(root) and folder.endswith(":/")):  # above a server
             continue
-        manifest = read_manifest(folder)
+        manifest = read_manifest(folder, tells=tells)
         listed = (
             {s.name for split in manifest.splits.values() for s in split.shards} if manifest else ()
         )
@@ -84,17 +107,47 @@ def manifest_of(root: str, names: tuple[str, ...]) -> Manifest | None:
     return None
 
 
+def is_inside(name: str) -> bool:
+    """Whether a name relative to a folder stays in it: no absolute path, no URL, no `..`."""
+    return not (name.startswith("/") or "://" in name or ".." in name.split("/") or "\0" in name)
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     tree = {"version": _VERSION} | dataclasses.asdict(manifest)
     write_text(folder / FILE_NAME, json.dumps(tree, indent=1) + "\n")
 
 
-def _parse(tree: dict[str, Any]) -> Manifest:
-    if tree["version"] != _VERSION:
-        raise ValueError(f"version {tree['version']} instead of {_VERSION}")
-    splits = {
-        str(name): Split(str(split["files"]), tuple(Shard(**shard) for shard in split["shards"]))
-        for name, split in tree["splits"].items()
-    }
-    classes = None if tree["classes"] is None else tuple(map(str, tree["classes"]))
-    return Manifest(str(tree["format"]), classes, splits, dict(tree["about"]))
+def _is_ours(text: bytes) -> bool:
+    """Whether it is, or was before it was damaged, a manifest that Trainyard wrote."""
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return _BEGINNING.match(text) is not None
+    return isinstance(tree, dict) and {"format", "splits"} <= tree.keys()
+
+
+def _parse(name: str, text: bytes) -> Manifest:
+    try:
+        file = _FILE.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise _damaged(name, f"{where}: {first['msg'].lower()}") from None
+    if file.version != _VERSION:
+        raise DataError(
+            f"{name}: of version {file.version}, and this Trainyard reads {_VERSION}: install the "
+            "one that wrote it"
+        )
+    for split in file.splits.values():
+        for path in (split.files, *(shard.name for shard in split.shards)):
+            if not is_inside(path):
+                raise _damaged(name, f"{path!r} does not lie inside its folder")
+    if file.classes is not None and len({*file.classes}) < len(file.classes):
+        raise _damaged(name, "classes: one is named twice")
+    return Manifest(file.format, file.classes, file.splits, file.about)
+
+
+def _damaged(name: str, why: str) -> DataError:
+    return DataError(
+        f"{name}: damaged ({why}); restore it, or remove it to go without names and checksums"
+    )

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data._native import core
+from trainyard.data.source import READ_ONLY
 from trainyard.data.stored import Stored
 
 _MOST = 4096  # files that stay mapped; each takes a descriptor
@@ -68,7 +69,7 @@ class MappedFiles:
 
 
 def _map(path: str) -> Map:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = os.open(path, READ_ONLY)
     try:
         if not os.fstat(fd).st_size:
             return b""  # which cannot be mapped

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trainyard.data.index import Chunks, Index, load_index, write_index
 from trainyard.data.indexing import Progress, open_index
+from trainyard.data.location import take_secrets
 from trainyard.data.source import is_remote
 from trainyard.data.splits import find_splits, train_and_val
 from trainyard.errors import DataError
@@ -29,6 +30,7 @@ def merged_splits(locations: Sequence[str]) -> dict[str, str | list[str]]:
 
     Each of several has train data; those that have val data, at least one, are validated on.
     """
+    locations = [take_secrets(location) for location in locations]
     if len(locations) == 1:
         return dict(train_and_val(locations[0]))
     found = [find_splits(location) for location in locations]
@@ -49,6 +51,7 @@ def merged_splits(locations: Sequence[str]) -> dict[str, str | list[str]]:
 
 def validation_splits(locations: Sequence[str]) -> list[str]:
     """The val locations of data sets; one that is not split is meant as it stands."""
+    locations = [take_secrets(location) for location in locations]
     found = [find_splits(location) or {"val": location} for location in locations]
     val = [splits["val"] for splits in found if "val" in splits]
     if not val:

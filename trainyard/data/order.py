@@ -78,7 +78,8 @@ def _shards(file: NDArray[np.int32], sizes: tuple[int, ...]) -> tuple[int, Ids]:
     """
     ends = np.cumsum(sizes).tolist()
     files = [file[end - size : end] for end, size in zip(ends, sizes, strict=True)]
-    run = min(_MAX_RUN, *(len(part) // int(part[-1] - part[0] + 1) for part in files))
+    least = min(len(part) // int(part[-1] - part[0] + 1) for part in files)
+    run = max(1, min(_MAX_RUN, least))  # empty shards may be more than samples
     borders = [0]
     for part, end in zip(files, ends, strict=True):
         # The column's own type: searching it for another would convert, that is load, all of it.

@@ -62,7 +62,7 @@ def save_sheet(path: Path, sheet: Image.Image) -> None:
     """Write a sheet as a PNG. OSError if it cannot be written."""
     buffer = io.BytesIO()
     sheet.save(buffer, "PNG", optimize=True)
-    with atomic_write(path) as file:
+    with atomic_write(path, len(buffer.getvalue())) as file:
         file.write(buffer.getvalue())
 
 

@@ -1,8 +1,9 @@
 """A file to read by offset, wherever it lies: on a disk, behind HTTP, in an object store."""
 
+import errno
 import os
-import re
 import weakref
+from stat import S_ISREG
 from typing import Protocol
 
 from trainyard.errors import DataError
@@ -11,6 +12,8 @@ Stamp = list[int | str]
 """What changes when a file does: time and size, or a server's own tag; plain JSON."""
 
 
+READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""How files of data are opened: a pipe in place of one does not block."""
 CUT_SHORT = "is cut short or has changed since it was indexed"
 
 
@@ -28,14 +31,20 @@ class Source(Protocol):
 
 
 class LocalFile:
-    """A file of this machine or of a mounted file system; it closes when nobody holds it."""
+    """A file of this machine or of a mounted file system; it closes when nobody holds it.
+
+    OSError for what is not there and what is no regular file.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = os.open(name, READ_ONLY)
         self._close = weakref.finalize(self, os.close, self._fd)
         self._close.atexit = False  # a thread may still be reading then
         stat = os.fstat(self._fd)
+        if not S_ISREG(stat.st_mode):
+            self.close()
+            raise OSError(errno.EINVAL, "not a regular file", name)
         self.size = stat.st_size
         self.stamp: Stamp = [stat.st_mtime_ns, stat.st_size]
 
@@ -98,8 +107,3 @@ def open_indexed(name: str, stamp: Stamp | None) -> Source:
 
 def is_remote(name: str) -> bool:
     return "://" in name
-
-
-def without_login(text: str) -> str:
-    """A URL, or a text with one, as messages show it: without the user name and password."""
-    return re.sub(r"://[^/\s]*@", "://", text)

@@ -2,33 +2,43 @@
 
 import glob
 import os
+from collections.abc import Sequence
+from fnmatch import filter as matching
 from pathlib import Path
 
 from trainyard.data import formats
-from trainyard.data.location import find_place, split_of
-from trainyard.data.manifest import read_manifest
-from trainyard.data.source import is_remote
+from trainyard.data.location import find_place, split_of, take_secrets
+from trainyard.data.manifest import FILE_NAME, read_manifest
+from trainyard.data.source import is_remote, open_source
+from trainyard.data.split_names import splits_named
 from trainyard.errors import DataError
 
-# Names of a split's folder or part of its shards' names, the usual one first.
+# Names of a split's folder, the usual one first.
 _NAMES = {"train": ("train",), "val": ("val", "validation")}
-_SHARDS = ("*{}*.tar", "*{}*.h5", "*{}*.hdf5", "*{}*-of-*", "*{}*.tfrecord", "*{}*.tfrecords")
+_SHARDS = ("*.tar", "*.h5", "*.hdf5", "*.packed", "*-of-*", "*.tfrecord", "*.tfrecords")
 
 
 def train_and_val(location: str) -> dict[str, str]:
     """The locations of both splits of a data set."""
+    location = take_secrets(location)
     splits = find_splits(location)
     missing = [split for split in ("train", "val") if split not in splits]
     if missing:
+        wanted = (
+            f"expected {_why_not_listed(location)}"
+            if is_remote(location)
+            else ("expected folders train and val, or shards *train*.tar and *val*.tar")
+        )
         raise DataError(
-            f"{location}: has no {' and no '.join(missing)} data; expected folders train and val, "
-            "or shards *train*.tar and *val*.tar; or name them by --data.train and --data.val"
+            f"{location}: has no {' and no '.join(missing)} data; {wanted}; or name them by "
+            "--data.train and --data.val"
         )
     return splits
 
 
 def find_splits(location: str) -> dict[str, str]:
     """The locations of "train" and "val" inside one data set, as far as there are any."""
+    location = take_secrets(location)
     if is_remote(location) or os.path.isdir(location):
         return _listed(location) or _in_folder(location)
     place = find_place(location)
@@ -38,6 +48,7 @@ def find_splits(location: str) -> dict[str, str]:
 
 def all_splits(location: str) -> dict[str, str]:
     """As `find_splits`, or the location itself under the name "data" or of its split."""
+    location = take_secrets(location)
     return find_splits(location) or {split_of(location)[1] or "data": location}
 
 
@@ -50,17 +61,53 @@ def _listed(folder: str) -> dict[str, str]:
     return {name: os.path.join(folder, splits[name].files) for name in _NAMES if name in splits}
 
 
+def _why_not_listed(url: str) -> str:
+    """The manifest that a URL should have, and what its server says of it."""
+    name = os.path.join(url, FILE_NAME)
+    try:
+        open_source(name).close()
+    except OSError as error:
+        return f"{FILE_NAME} there ({str(error).removeprefix(f'{name}: ')})"
+    return f"them in {FILE_NAME}"
+
+
 def _in_folder(location: str) -> dict[str, str]:
     if is_remote(location):
         return {}
-    folder = Path(location)
     splits: dict[str, str] = {}
-    for split, names in _NAMES.items():
-        for name in names:
-            if (folder / name).is_dir():
-                splits.setdefault(split, str(folder / name))
-        for pattern in _SHARDS:
-            pattern = pattern.format(split)
-            if any(folder.glob(pattern)):
-                splits.setdefault(split, os.path.join(glob.escape(location), pattern))
+    names = sorted(name for name in os.listdir(location) if not name.startswith("."))
+    for split, folders in _NAMES.items():
+        for folder in folders:
+            if (Path(location) / folder).is_dir():
+                splits.setdefault(split, str(Path(location) / folder))
+        for kind in _SHARDS:
+            shards = [name for name in matching(names, kind) if split in splits_named(name)]
+            if shards and split not in splits:
+                _check_one_split(location, shards)
+                pattern = _pattern(location, split, kind, shards=shards, names=names)
+                splits[split] = os.path.join(glob.escape(location), pattern)
     return splits
+
+
+def _check_one_split(location: str, shards: Sequence[str]) -> None:
+    for name in shards:
+        if len(splits_named(name)) > 1:
+            raise DataError(
+                f"{os.path.join(location, name)}: its name says train and val, and a file can be "
+                "of one split only: rename it, or name the data by --data.train and --data.val"
+            )
+
+
+def _pattern(
+    location: str, split: str, kind: str, *, shards: Sequence[str], names: Sequence[str]
+) -> str:
+    """A glob for the shards of a split among the names in a folder."""
+    before, word, _ = shards[0].lower().rpartition(split)
+    head = glob.escape(shards[0][: len(before + word)])
+    for pattern in (f"*{split}{kind}", f"*[!a-zA-Z]{split}[!a-zA-Z]{kind}", f"{head}{kind}"):
+        if matching(names, pattern) == shards:
+            return pattern
+    raise DataError(
+        f"{location}: no pattern tells its {split} shards, such as {shards[0]}, from other files: "
+        "name the data by --data.train and --data.val"
+    )

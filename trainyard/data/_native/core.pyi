@@ -69,7 +69,7 @@ class Decoder:
         """The seek table of a JPEG; None if it is not for this decoder or is damaged."""
 
     def pack(self, content: Buffer) -> bytes | None:
-        """A JPEG as a packed record; None if it is not for this decoder or is damaged."""
+        """A JPEG as a packed record that gives it back to the byte; None if there is none."""
 
     def unpack(self, record: Buffer) -> bytes | None:
         """The JPEG that a packed record was made of; None if the record is damaged."""

@@ -1,7 +1,7 @@
 """Tars whose layout says the class: a folder in the tar, or a tar of its own, for each class.
 
 - `imagenet21k_resized/imagenet21k_train/CLASS/x.JPEG`: the class is the parent folder. A folder
-  above it with "train" or "val" in its name is a split; what lies in no split is then left out.
+  above it with the word "train" or "val" in its name is a split; images in no split are left out.
 - A tar of tars `CLASS.tar`, such as `fall11_whole.tar`: images are found inside by offset.
 - Several tars `CLASS.tar`, in a folder or listed.
 
@@ -9,7 +9,6 @@ Nothing is guessed: where the layout leaves a choice, an error says what is miss
 """
 
 import os
-import re
 import threading
 from array import array
 from collections.abc import Iterator
@@ -19,14 +18,21 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
-from trainyard.data.formats.scan import FileRows, Scan
-from trainyard.data.formats.tar import Member, ReadAhead, is_image, members, some_names
+from trainyard.data.formats.scan import FileRows, Scan, tell_left_out
+from trainyard.data.formats.tar import (
+    Member,
+    ReadAhead,
+    is_hidden_image,
+    is_image,
+    members,
+    some_names,
+)
 from trainyard.data.location import Place
 from trainyard.data.source import open_source
+from trainyard.data.split_names import splits_named, words_of
 from trainyard.errors import DataError
 
 _SPLITS = ("train", "val")
-_SPLIT_NAME = re.compile(r"(.*[^a-z])?(train(ing)?|val(idation)?|test(ing)?)([^a-z].*)?", re.I)
 _CHUNK = 10_000  # samples; a tar may hold ten million
 _SCAN_THREADS = 8
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
@@ -90,6 +96,8 @@ class _Labels:
         self._folders: set[tuple[str, ...]] = set()
         self._layout: tuple[str, str] | None = None  # and the first member seen in it
         self._lock = threading.Lock()
+        self.hidden: list[str] = []
+        """Images that are left out."""
 
     def of_folder(self, path: str, name: str) -> _Home | None:
         """Of the images beside the member `name` of a tar; None if they belong to no split."""
@@ -120,7 +128,7 @@ class _Labels:
                         f"{location}: there are images in {'/'.join(folder[:end])} and in "
                         f"{'/'.join(folder)}: which of them is the class?"
                     )
-        if self.classes and all(map(_SPLIT_NAME.fullmatch, self.classes)):
+        if self.classes and all(map(_is_split, self.classes)):
             raise DataError(
                 f"{location}: holds images but no labels: they lie directly in "
                 f"{' and '.join(sorted(self.classes))}, without a folder or a tar per class"
@@ -167,10 +175,15 @@ def _check_is_class(path: str, stem: str, name: str, *, alone: bool = False) -> 
 def _split_of(folders: tuple[str, ...]) -> str:
     """The split that the innermost folder with such a name is; "" if there is none."""
     for folder in reversed(folders):
-        found = [split for split in _SPLITS if split in folder.lower()]
-        if len(found) == 1:  # not "trainval"
-            return found[0]
+        found = splits_named(folder)
+        if len(found) == 1:  # not "train-and-val"
+            return found.pop()
     return ""
+
+
+def _is_split(class_name: str) -> bool:
+    """Whether a folder is called like a split, which says that it is no class."""
+    return bool(splits_named(class_name) or words_of(class_name) & {"test", "testing"})
 
 
 def _stem(name: str) -> str:
@@ -189,6 +202,7 @@ def _rows(place: Place, names: tuple[str, ...], labels: _Labels) -> Iterator[Fil
             for rows in pool.map(lambda name: list(_tar_rows(place, name, labels)), names):
                 yield from rows
     labels.check(place.location)
+    tell_left_out(place.location, {"hidden": labels.hidden})
 
 
 def _tar_rows(place: Place, name: str, labels: _Labels) -> Iterator[FileRows]:
@@ -217,6 +231,8 @@ def _images(tar: ReadAhead, labels: _Labels) -> Iterator[tuple[int, int, int, st
                 folder, home = parent, labels.of_folder(tar.name, member.name)
             if home is not None:
                 yield member.offset, member.size, home.label, home.split
+        elif is_hidden_image(member.name):
+            labels.hidden.append(member.name)
 
 
 def _flat_images(tar: ReadAhead, inner: Member) -> Iterator[Member]:

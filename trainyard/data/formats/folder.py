@@ -1,61 +1,161 @@
 """A folder per class, images inside at any depth: the layout of torchvision's ImageFolder.
 
 Classes are the sorted names of the sub-folders and samples come in ImageFolder's order, so class
-numbers and ids agree with every tool that reads this layout.
+numbers and ids agree with every tool that reads this layout. Left out, with a remark: hidden files
+and folders, `__MACOSX`, links to a folder that holds them, and folders without an image. A folder
+without an image stays a class if `dataset.json` or the other split has that class.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan
+from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidden, tell_left_out
 from trainyard.data.location import Place
+from trainyard.data.manifest import read_manifest
+from trainyard.data.split_names import splits_named
+from trainyard.errors import DataError
 
-# Sizes are one stat per file: many at once hide the latency of a network file system.
+# Listings and sizes: many at once hide the latency of a network file system.
 _STAT_THREADS = 16
 
 
+class _Tree(NamedTuple):
+    folders: list[str]
+    """Sorted, relative to the location; none of a link to a folder that holds it."""
+    has_image: bool
+
+
+@dataclass
+class _LeftOut:
+    """Paths relative to the location."""
+
+    hidden: list[str] = field(default_factory=list)
+    loops: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+
+    def tell(self, location: str) -> None:
+        kinds = {
+            "hidden": self.hidden,
+            "links to a folder that holds them": self.loops,
+            "folders without an image": self.empty,
+        }
+        tell_left_out(location, kinds)
+
+
 def recognises(place: Place) -> bool:
-    return place.is_folder and bool(_class_names(place.root))
+    return place.is_folder and bool(_folders_in(place.root))
 
 
 def scan(place: Place) -> Scan:
-    classes = _class_names(place.root)
-    folders = [_subfolders(place.root, name) for name in classes]
+    """The samples of a folder. DataError if a folder in it cannot be read."""
+    left_out = _LeftOut()
+    names = _folders_in(place.root, left_out)
+    with ThreadPoolExecutor(_STAT_THREADS) as pool:
+        trees = list(pool.map(lambda name: _tree(place.root, name, left_out), names))
+    folders = dict(zip(names, trees, strict=True))
+    empty = [name for name, tree in folders.items() if tree.folders and not tree.has_image]
+    elsewhere, telling = _elsewhere(place.root, empty)
+    left_out.empty += [name for name in empty if name not in elsewhere]
+    classes = [name for name in names if folders[name].has_image or name in elsewhere]
+    # What is left out may gain images, in the other split too.
+    watched = [path for tree in trees for path in tree.folders]
     return Scan(
         place=place,
         format="folder",
         classes=classes,
-        watched=(".", *(path for paths in folders for path in paths)),
-        rows=_rows(place.root, folders),
+        watched=(".", *watched, *telling),
+        rows=_rows(place.root, [folders[name].folders for name in classes], left_out),
     )
 
 
-def _class_names(location: str) -> list[str]:
+def _folders_in(location: str, left_out: _LeftOut | None = None) -> list[str]:
     with os.scandir(location) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+        names = sorted(entry.name for entry in entries if entry.is_dir())
+    if left_out is not None:
+        left_out.hidden += [name for name in names if is_hidden(name)]
+    return [name for name in names if not is_hidden(name)]
 
 
-def _subfolders(location: str, class_name: str) -> list[str]:
-    """The class's folder and all below it, sorted, relative to the location."""
-    top = os.path.join(location, class_name)
-    walk = os.walk(top, followlinks=True)
-    return sorted(os.path.relpath(path, location) for path, _, _ in walk)
+def _tree(location: str, class_name: str, left_out: _LeftOut) -> _Tree:
+    """The class's folder and all below it."""
+    found, has_image = [], False
+    # A folder, and those that hold it.
+    queue: list[tuple[str, tuple[str, ...]]] = [(class_name, (os.path.realpath(location),))]
+    while queue:
+        folder, above = queue.pop()
+        path = os.path.join(location, folder)
+        here = os.path.realpath(path)
+        if here in above:
+            left_out.loops.append(folder)
+            continue
+        found.append(folder)
+        for entry in _entries(path):
+            has_image = has_image or _is_image(entry)
+            if entry.is_dir() and is_hidden(entry.name):
+                left_out.hidden.append(os.path.join(folder, entry.name))
+            elif entry.is_dir():
+                queue.append((os.path.join(folder, entry.name), (*above, here)))
+    return _Tree(sorted(found), has_image)
 
 
-def _rows(location: str, folders: list[list[str]]) -> Iterator[FileRows]:
-    labelled = [(path, label) for label, paths in enumerate(folders) for path in paths]
+def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]]:
+    """The classes among `names` that dataset.json or another split has, and the folders that tell.
+
+    These are relative to the location.
+    """
+    path = os.path.abspath(location)
+    above, own = os.path.split(path)
+    if not names or not splits_named(own):
+        return set(), []
+    manifest = read_manifest(above)
+    listed = {*(manifest.classes or ())} if manifest and manifest.format == "folder" else set()
+    found, watched = listed.intersection(names), []
+    for other in _folders_in(above):
+        for name in names if other != own and splits_named(other) else ():
+            folder = os.path.join("..", other, name)
+            watched.append(folder)
+            if os.path.isdir(os.path.join(path, folder)):
+                tree = _tree(path, folder, _LeftOut())
+                watched += tree.folders
+                found |= {name} if tree.has_image else set()
+    return found, watched
+
+
+def _rows(location: str, trees: list[list[str]], left_out: _LeftOut) -> Iterator[FileRows]:
+    labelled = [(path, label) for label, tree in enumerate(trees) for path in tree]
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        listings = pool.map(lambda item: _images(location, item[0]), labelled)
+        listings = pool.map(lambda item: _images(location, item[0], left_out), labelled)
         for (_, label), images in zip(labelled, listings, strict=True):
             for path, size in images:
                 yield FileRows(path, [0], [size], [label])
+    left_out.tell(location)
 
 
-def _images(location: str, folder: str) -> list[tuple[str, int]]:
-    with os.scandir(os.path.join(location, folder)) as entries:
-        return sorted(
-            (os.path.join(folder, entry.name), entry.stat().st_size)
-            for entry in entries
-            if os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file()
-        )
+def _images(location: str, folder: str, left_out: _LeftOut) -> list[tuple[str, int]]:
+    found = []
+    for entry in _entries(os.path.join(location, folder)):
+        path = os.path.join(folder, entry.name)
+        if _is_image(entry):
+            found.append((path, entry.stat().st_size))
+        elif is_hidden(entry.name) and _has_suffix(entry.name) and entry.is_file():
+            left_out.hidden.append(path)
+    return sorted(found)
+
+
+def _is_image(entry: os.DirEntry[str]) -> bool:
+    return _has_suffix(entry.name) and not is_hidden(entry.name) and entry.is_file()
+
+
+def _has_suffix(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+
+
+def _entries(path: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(path) as entries:
+            return list(entries)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None

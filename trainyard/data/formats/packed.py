@@ -175,7 +175,7 @@ def _class_names(source: Source, text: bytes) -> list[str] | None:
         names = json.loads(text)
         if names is None or (all(type(n) is str for n in names) and len({*names}) == len(names)):
             return None if names is None else list(names)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         pass
     raise _damaged(source, "its class names are no list of different names")
 

@@ -1,5 +1,6 @@
 """What every format's reader gives: the rows of the index, file by file."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,7 +11,24 @@ from trainyard.data.location import Place
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 )
+_SHOWN = 3  # names of each kind in a remark
 MAX_LABEL = 2**24  # more classes than any data set has; a larger number is damage
+
+
+def is_hidden(name: str) -> bool:
+    """Whether a file or a folder is no data: `.ipynb_checkpoints`, `._x.jpg`, `__MACOSX`."""
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def tell_left_out(location: str, kinds: dict[str, list[str]]) -> None:
+    """Say on stderr, in one line, which names of each kind are left out, if any."""
+    told = []
+    for what, names in kinds.items():
+        more = f", … {len(names):,} in all" if len(names) > _SHOWN else ""
+        if names:
+            told.append(f"{what} ({', '.join(sorted(names)[:_SHOWN])}{more})")
+    if told:
+        sys.stderr.write(f"trainyard: {location}: left out: {'; '.join(told)}\n")
 
 
 class FileRows(NamedTuple):

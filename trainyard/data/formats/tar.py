@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 from zlib import adler32
 
-from trainyard.data.formats.scan import IMAGE_SUFFIXES
+from trainyard.data.formats.scan import IMAGE_SUFFIXES, is_hidden
 from trainyard.data.source import Source, Stamp
 from trainyard.errors import DataError
 
@@ -160,9 +160,25 @@ def some_names(tar: Source) -> Iterator[str]:
 
 
 def is_image(name: str) -> bool:
-    """Whether a member is an image by its name; what macOS calls `._NAME` beside a file is none."""
-    dot = name.rfind(".")
-    return name[dot:].lower() in IMAGE_SUFFIXES and name[name.rfind("/") + 1] != "."
+    """Whether a member is an image by its name; hidden ones, and those in hidden folders, are none.
+
+    Such are macOS's `._NAME` beside a file and `.ipynb_checkpoints`.
+    """
+    return _has_suffix(name) and not _is_hidden(name)
+
+
+def is_hidden_image(name: str) -> bool:
+    return _has_suffix(name) and _is_hidden(name)
+
+
+def _has_suffix(name: str) -> bool:
+    return name[name.rfind(".") :].lower() in IMAGE_SUFFIXES
+
+
+def _is_hidden(name: str) -> bool:
+    if not (name[0] == "." or "/." in name or "__MACOSX" in name):  # as good as all names
+        return False
+    return any(is_hidden(part) for part in name.split("/") if part not in (".", ".."))
 
 
 def _parse(block: bytes, override: dict[str, str]) -> tuple[str, bytes, int]:

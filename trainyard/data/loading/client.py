@@ -18,10 +18,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.children import has_ended, kill_group
+from trainyard.data.credentials import known
 from trainyard.data.loading.ring import Ring, num_slots
 from trainyard.errors import DataError, LoaderError
 
 _CHECK_S = 0.5  # how often a waiting trainer looks whether the loader process still lives
+_DEATH_S, _CLOSE_S, _KILL_S = 10, 5, 1  # to end after hanging up, on our word, when killed
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -90,7 +93,7 @@ class LoaderProcess:
         self.closing = ExitStack()
         """What ends with the process, on the trainer's side."""
         try:
-            self._channel.send(spec | {"ring": shape})
+            self._channel.send(spec | {"ring": shape, "credentials": known()})
             for slot in range(slots):
                 self._channel.send_bytes(bytes([slot]))
         except OSError:
@@ -145,7 +148,7 @@ class LoaderProcess:
             if self._held is not None:
                 self._give_back(self._held)
             while not self._channel.poll(_CHECK_S):
-                if self._process.poll() is not None and not self._channel.poll(0):
+                if has_ended(self._process) and not self._channel.poll(0):
                     raise self._death()
             message: dict[str, Any] = json.loads(self._channel.recv_bytes())
         except (EOFError, OSError):
@@ -153,12 +156,25 @@ class LoaderProcess:
         return message
 
     def _death(self) -> LoaderError:
-        code = self._process.wait(timeout=10)
+        if not self._end(_DEATH_S):
+            return LoaderError(
+                "the loader process hung up and did not end; it waits for a disk or a file server "
+                "that does not answer, perhaps"
+            )
+        code = self._process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return LoaderError(
             f"the loader process died ({how}); signal 9 without your doing usually means that "
             "the machine ran out of memory"
         )
+
+    def _end(self, patience_s: float) -> bool:
+        """Whether the process ends by itself; in any case it ends, with all that it started."""
+        ended = has_ended(self._process, patience_s)
+        kill_group(self._process)
+        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel, on a dead file server say
+            self._process.wait(timeout=_KILL_S)
+        return ended
 
     def close(self) -> None:
         """End the loader process and what it started.
@@ -168,10 +184,7 @@ class LoaderProcess:
         if self._channel.closed:
             return
         self._channel.close()
-        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel, on a dead file server say
-            self._process.wait(timeout=5)
-        with suppress(ProcessLookupError):  # it leads a group of its own: see start_new_session
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._end(_CLOSE_S)
         self.closing.close()
 
     def __enter__(self) -> Self:

@@ -23,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 from trainyard.data._native import core, is_built
+from trainyard.data.credentials import adopt
 from trainyard.data.index import load_index
 from trainyard.data.loader import LoaderSpec
 from trainyard.data.loading.announcer import Announcer, Work, described, end_all, send
@@ -30,6 +31,7 @@ from trainyard.data.loading.fill import SliceFiller
 from trainyard.data.loading.ring import Ring, num_slices
 from trainyard.data.stage.copies import Copies
 from trainyard.data.stage.stager import Stager
+from trainyard.printable import printable
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -48,7 +50,9 @@ def run(channel_fd: int, memory_fd: int, serve: Serve) -> None:
     Image.init()  # here, not in threads: one would pass over the formats another is registering
     channel = mpc.Connection(channel_fd)
     try:
-        serve(channel, memory_fd, channel.recv())
+        spec = channel.recv()
+        adopt(spec["credentials"])
+        serve(channel, memory_fd, spec)
     except EOFError:
         pass  # the trainer closed the channel or died
     except Exception as error:
@@ -139,7 +143,7 @@ def _staged(copies: Copies, announcer: Announcer, done: "Future[str | None]") ->
     if error is not None:
         announcer.fail(error)
     elif done.result() is not None and copies.is_news():
-        sys.stderr.write(f"trainyard: {done.result()}\n")
+        sys.stderr.write(printable(f"trainyard: {done.result()}\n"))
 
 
 def _slices(count: int, threads: int) -> list[slice]:

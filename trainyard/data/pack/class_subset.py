@@ -1,6 +1,5 @@
 """Some of the classes of a data set: at random, from a file, or by name."""
 
-import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 
 from trainyard.data.keyed import fold, permute
 from trainyard.errors import DataError
+from trainyard.hints import did_you_mean
 
 
 def choose_classes(
@@ -48,7 +48,5 @@ def _listed(wish: str) -> list[str]:
 
 def _find(name: str, known: dict[str, int]) -> int:
     if name not in known:
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise DataError(f"there is no class {name!r}{hint}")
+        raise DataError(f"there is no class {name!r}{did_you_mean(name, known)}")
     return known[name]

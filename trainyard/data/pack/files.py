@@ -80,7 +80,7 @@ def write_folder(
 def _write_file(path: Path, content: bytes) -> None:
     part = part_of(path)
     try:
-        with open(part, "xb", buffering=0) as file:
+        with open(part, "xb") as file:  # buffered: without a buffer a full disk may cut it short
             file.write(content)
         os.replace(part, path)
     except BaseException:

@@ -39,8 +39,9 @@ class Journal:
     """The first line says what is being packed, every other one names a finished shard."""
 
     def __init__(self, destination: Path, identity: Identity) -> None:
-        self._lines = JsonLines(destination / NAME)
-        lines = [json.loads(line) for line in (destination / NAME).read_text().splitlines()]
+        self.path = destination / NAME
+        self._lines = JsonLines(self.path)
+        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
         self.is_resumed = bool(lines)
         if lines:
             _check_same(f"{destination}: holds an unfinished pack", lines[0], identity)

@@ -35,6 +35,7 @@ from trainyard.data.pack.stored import storing
 from trainyard.data.pack.worker import Source, Work, stem
 from trainyard.data.read import Reader
 from trainyard.errors import DataError
+from trainyard.files import in_words, why_unwritable
 
 __all__ = ["PackOptions", "Selection", "only_classes", "pack", "shuffled"]
 
@@ -73,7 +74,8 @@ def pack(
                 manifest = _write(work, splits, jobs, identity, progress=progress)
             (destination / JOURNAL).unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{destination}: cannot be written ({error.strerror or error})") from None
+        reason = why_unwritable(error, destination)
+        raise DataError(f"{destination}: cannot be written ({reason})") from None
     return manifest
 
 
@@ -90,7 +92,12 @@ def _write(
     if journal.is_resumed:
         remove_stale(work.destination)
     left = [job for part in jobs.values() for job in part if job.name not in journal.done]
-    _check_space(work, splits, left)
+    try:
+        _check_space(work, splits, left)
+    except DataError:
+        if not journal.is_resumed:  # nothing of it is there yet
+            journal.path.unlink()
+        raise
     if work.options.format == "folder":
         _make_folders(work.destination, splits, work.folders)
     write_shards(work, left, journal, progress)
@@ -211,8 +218,8 @@ def _check_space(work: Work, splits: dict[str, Selection], jobs: list[Job]) -> N
     free = shutil.disk_usage(work.destination).free
     if jobs and free < needed:
         raise DataError(
-            f"{work.destination}: {needed / 1e9:,.1f} GB are needed and {free / 1e9:,.1f} GB are "
-            "free; free some space or choose another disk"
+            f"{work.destination}: {in_words(needed)} are needed and {in_words(free)} are free; "
+            "free some space or choose another disk"
         )
 
 
@@ -241,7 +248,8 @@ def _manifest(
     listed = {kind: {"count": len(n), "files": n[:_ODD_LISTED]} for kind, n in odd.items()}
     return Manifest(
         format=work.options.format,
-        classes=work.classes,
+        # Of a class without an image its folder alone would not tell.
+        classes=work.folders if work.options.format == "folder" else work.classes,
         splits={
             split: Split(
                 brace_list(work.options, split, len(part)), tuple(one.shard for one in part)

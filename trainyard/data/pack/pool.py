@@ -8,6 +8,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 
+from trainyard.data.credentials import known
 from trainyard.data.pack.files import Outputs, publish, remove, remove_stale
 from trainyard.data.pack.journal import Journal, Written
 from trainyard.data.pack.shards import Job
@@ -29,7 +30,7 @@ def write_shards(work: Work, jobs: Sequence[Job], journal: Journal, progress: Pr
     signals = Signals(context)
     count = max(1, min(work.options.workers, len(jobs)))
     pool = ProcessPoolExecutor(
-        count, mp_context=context, initializer=start, initargs=(work, signals)
+        count, mp_context=context, initializer=start, initargs=(work, signals, known())
     )
     queue = iter(jobs)
     running: set[Future[tuple[Written, Outputs]]] = set()

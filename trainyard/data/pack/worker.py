@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainyard.data.credentials import Credentials, adopt
 from trainyard.data.formats import FORMATS
 from trainyard.data.formats.record import is_record
 from trainyard.data.formats.sample import Encoded
@@ -23,7 +24,7 @@ from trainyard.data.pack.stored import Storing, storing
 from trainyard.data.read import Reader
 from trainyard.data.source import is_remote, open_source
 from trainyard.errors import DataError
-from trainyard.files import part_of
+from trainyard.files import part_of, why_unwritable
 
 _COUNT_EVERY = 64  # samples: the counter is shared by all workers
 
@@ -97,8 +98,9 @@ class _Seen:
     image_bytes: int = 0
 
 
-def start(work: Work, signals: Signals) -> None:
+def start(work: Work, signals: Signals, credentials: Credentials) -> None:
     """Begin as a process that writes shards."""
+    adopt(credentials)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     begin(work, signals)
 
@@ -129,15 +131,22 @@ def write_shard(job: Job) -> tuple[Written, Outputs]:
             sync(path)
         shard = Shard(job.name, len(job.ids), part.stat().st_size, sha256_of(part))
     except OSError as error:
+        reason = why_unwritable(error, final, _num_bytes(job), part)
         remove(outputs)
         raise DataError(
-            f"{final}: cannot be written ({error.strerror or error}); what is complete stays, and "
-            "the same command goes on from there"
+            f"{final}: cannot be written ({reason}); what is complete stays, and the same command "
+            "goes on from there"
         ) from None
     except BaseException:
         remove(outputs)
         raise
     return Written(shard, seen.image_bytes, seen.odd), outputs
+
+
+def _num_bytes(job: Job) -> int:
+    """Of the images of a shard, as their source has them."""
+    index, _ = _worker.open(job.split)
+    return int(index.size[job.ids].sum())
 
 
 def _write(job: Job, outputs: Outputs, seen: _Seen) -> None:

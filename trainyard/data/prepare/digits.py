@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from trainyard.data.prepare.preparation import make_folder
 from trainyard.errors import DataError
+from trainyard.files import writing
 
 _VAL_EVERY = 5  # each fifth image of a class is for validation
 
@@ -18,8 +20,11 @@ def prepare_digits(destination: Path) -> dict[str, int]:
     """
     if not destination.exists():
         images, labels = _load()
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".digits-") as part:
+        make_folder(destination.parent)
+        with (
+            tempfile.TemporaryDirectory(dir=destination.parent, prefix=".digits-") as part,
+            writing(destination, part=Path(part)),
+        ):
             _write(Path(part) / "digits", images, labels)
             (Path(part) / "digits").rename(destination)
     counts = {split: len(list(destination.glob(f"{split}/*/*.png"))) for split in ("train", "val")}

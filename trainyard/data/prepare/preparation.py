@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from trainyard.data.pack.pack import PackOptions, Selection, pack
 from trainyard.data.pack.recode import Recode
 from trainyard.data.prepare.checksums import check_md5
 from trainyard.errors import DataError
+from trainyard.files import why_unwritable
 
 # A shard is written by one process, and is what a restart writes again.
 _SHARD_SAMPLES = {
@@ -35,6 +37,17 @@ def find_archive(source: Path, name: str, origin: str) -> Path:
     if not path.is_file() or path.name != name:
         raise DataError(f"{source}: there is no {name} here; it can be had from {origin}")
     return path
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it. DataError if it cannot be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        reason = "" if os.access(path, os.W_OK | os.X_OK) else "it is not writable"
+    except OSError as error:
+        reason = why_unwritable(error, path)
+    if reason:
+        raise DataError(f"{path}: cannot be written ({reason}); choose another folder")
 
 
 @dataclass(frozen=True)
@@ -70,14 +83,14 @@ class Preparation:
     def folder(self) -> Path:
         """For what a restart need not do again; gone once all is packed."""
         folder = self.destination / ".prepare"
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         return folder
 
     def check_archives(self, expected: Mapping[Path, str]) -> None:
         """Check MD5 sums if wanted. They are remembered in the destination."""
         if not self.checksum:
             return
-        self.destination.mkdir(parents=True, exist_ok=True)
+        make_folder(self.destination)
         megabytes = sum(path.stat().st_size for path in expected) // 10**6
         with self.counter("checking the archives' MD5 sums, MB", megabytes) as progress:
             memory = self.destination / ".md5.json"

@@ -4,9 +4,10 @@ import time
 
 from urllib3.exceptions import HTTPError
 
+from trainyard.data.credentials import without_secrets
+from trainyard.data.remote.deadline import no_longer_than
 from trainyard.data.remote.patience import Transient
 from trainyard.data.remote.request import Resource, reason_of
-from trainyard.data.source import without_login
 from trainyard.errors import DataError
 
 MAX_BYTES = 100 << 20  # more is no photograph
@@ -22,22 +23,24 @@ def fetch_image(url: str) -> bytes:
     scheme = url.partition("://")[0].lower()
     if scheme not in ("http", "https"):
         raise DataError(
-            f"{without_login(url)}: images are fetched by http:// and https:// alone, not "
+            f"{without_secrets(url)}: images are fetched by http:// and https:// alone, not "
             f"{scheme}://"
         )
     resource = Resource(url)
+    until = time.monotonic() + MAX_S
     try:
-        return _fetched(resource)
+        with no_longer_than(MAX_S):
+            return _fetched(resource)
     except (FileNotFoundError, PermissionError) as error:
         raise DataError(str(error)) from None
-    except Transient as failure:
-        raise DataError(f"{resource.name}: {failure}") from None
-    except HTTPError as error:
-        raise DataError(f"{resource.name}: {reason_of(error)}") from None
+    except (Transient, HTTPError) as error:
+        reason = str(error) if isinstance(error, Transient) else reason_of(error)
+        if time.monotonic() >= until:
+            reason = f"not all of it came within {MAX_S} seconds"
+        raise DataError(f"{resource.name}: {reason}") from None
 
 
 def _fetched(resource: Resource) -> bytes:
-    until = time.monotonic() + MAX_S
     content = bytearray()
     with resource.get(None) as response:
         size = response.headers.get("Content-Length", "")
@@ -46,8 +49,6 @@ def _fetched(resource: Resource) -> bytes:
             piece = response.read1(_PIECE)
             if not piece:
                 break
-            if time.monotonic() > until:
-                raise DataError(f"{resource.name}: not all of it came within {MAX_S} seconds")
             content += piece
         else:
             raise DataError(f"{resource.name}: over {MAX_BYTES >> 20} MiB, which no image has")

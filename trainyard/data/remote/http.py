@@ -5,6 +5,7 @@ on at the byte where it broke. A file that has changed on the server, or is gone
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import urllib3
 from urllib3.exceptions import HTTPError
@@ -71,7 +72,7 @@ class HttpFile:
                 if has_ranges:
                     found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
                     size = found[3] if found else None
-                    response.drain_conn()
+                    _finish(response, 2)
             if size is None:
                 raise DataError(f"{self.name}: the server does not tell its size")
             return int(size), validator(response), has_ranges
@@ -110,7 +111,7 @@ class HttpFile:
                     size -= len(part)
                     yield part
             if response.status == 206:
-                response.drain_conn()  # hands the connection back; nothing is left to drain
+                _finish(response, 1)
 
     def _check(self, response: urllib3.BaseHTTPResponse, offset: int, size: int) -> None:
         """DataError unless an answer brings these bytes of the file that was opened."""
@@ -128,3 +129,12 @@ class HttpFile:
             total = found[3]
         if [validator(response), int(total or -1)] != self.stamp:
             raise DataError(changed(self.name))
+
+
+def _finish(response: urllib3.BaseHTTPResponse, size: int) -> None:
+    """Read the end of an answer, which is less than `size` bytes away, to use its connection again.
+
+    An answer that is longer loses its connection when it is closed.
+    """
+    with suppress(HTTPError):
+        response.read(size)

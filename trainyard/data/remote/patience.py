@@ -7,6 +7,7 @@ import threading
 import time
 
 from trainyard.errors import DataError
+from trainyard.printable import printable
 
 RETRY_S = 600
 """How long a request may go on failing before the run ends; $TRAINYARD_RETRY_S sets another."""
@@ -62,7 +63,7 @@ class Patience:
             if now - _said.get(self._server, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
                 return
             _said[self._server] = now
-        sys.stderr.write(f"trainyard: waiting for {self._name}: {text}\n")
+        sys.stderr.write(printable(f"trainyard: waiting for {self._name}: {text}\n"))
 
 
 def _limit_s() -> float:

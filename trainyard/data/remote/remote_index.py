@@ -11,7 +11,7 @@ import numpy as np
 from trainyard.data.index import Columns, Index, load_index, save_index
 from trainyard.data.location import Place
 from trainyard.data.remote.download import download
-from trainyard.data.source import Stamp, open_source, without_login
+from trainyard.data.source import Stamp, open_source
 from trainyard.errors import DataError
 
 _LOOKS_AT_ONCE = 32
@@ -44,7 +44,14 @@ def check_present(place: Place) -> None:
         more = "; name shards, a file, or a folder that has a dataset.json"
     else:
         more = f" ({len(missing)} of {len(stamps)} are missing)"
-    raise DataError(f"{without_login(place.path(missing[0]))}: there is no such file{more}")
+    url = place.path(missing[0])
+    try:
+        open_source(url).close()
+    except PermissionError as error:
+        raise DataError(f"{url}: {str(error).removeprefix(f'{url}: ')}") from None
+    except OSError:
+        pass
+    raise DataError(f"{url}: there is no such file{more}")
 
 
 def fetch_index(place: Place, name: str, path: Path) -> Index | None:
@@ -65,16 +72,9 @@ def fetch_index(place: Place, name: str, path: Path) -> Index | None:
                 "stamps": {name: stamps[name] for name in index.stamps},
             }
             save_index(path, header, _columns(index))
-            hide_password(path, place.root)
     except OSError:  # not there, or no room for it
         return None
     return load_index(path)
-
-
-def hide_password(path: Path, root: str) -> None:
-    """An index whose root has a password in it is for its owner's eyes only."""
-    if without_login(root) != root:
-        path.chmod(0o600)
 
 
 def _loaded(path: Path) -> Index | None:

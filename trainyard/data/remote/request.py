@@ -1,6 +1,6 @@
 """Asking a web server for bytes: connections, credentials, and which failures may pass.
 
-Of a URL's user name and password, or those in ~/.netrc, no message tells.
+The user name and password of a URL, or those in ~/.netrc, and the query are in no message.
 """
 
 import netrc
@@ -16,12 +16,13 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from urllib3.exceptions import HTTPError
 
+from trainyard.data.credentials import with_secrets, without_secrets
+from trainyard.data.remote.deadline import TooSlow, bounded
 from trainyard.data.remote.patience import Transient
-from trainyard.data.source import without_login
 from trainyard.errors import DataError
 
 CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
-_TIMEOUT = urllib3.Timeout(connect=10, read=60)  # seconds; read: between two packets
+_TIMEOUT = urllib3.Timeout(connect=10, read=60)  # seconds; read: between two packets, see deadline
 _ONLY_REDIRECTS = urllib3.Retry(total=None, connect=0, read=0, redirect=5, status=0, other=0)
 _CONNECTIONS = 64  # kept open per server, enough for a loader's threads
 
@@ -30,8 +31,9 @@ class Resource:
     """What a URL names. Its errors: OSError, DataError, or Transient if trying again may help."""
 
     def __init__(self, url: str) -> None:
-        parts = _split(url)
-        self._url = self.name = without_login(url)
+        parts = _split(with_secrets(url))
+        self.name = without_secrets(url)
+        self._url = f"{self.name}?{parts.query}" if parts.query else self.name
         self.server = parts.netloc.rpartition("@")[2]
         self._headers = _headers(parts)
         self._proxy = _proxy_of(parts)
@@ -67,13 +69,17 @@ class Resource:
             case 404 | 410:
                 return FileNotFoundError(answer)
             case 403:
-                return PermissionError(answer)
+                return PermissionError(
+                    f"{answer}: a login or a signature is missing, wrong or expired, or the file "
+                    "is not there"
+                )
             case 401 if "Authorization" in self._headers:
                 return DataError(f"{answer}: the user name or the password is wrong")
             case 401:
                 return DataError(
                     f"{answer}: it wants a user name and a password; put them into ~/.netrc or "
-                    "write them into the URL, as in http://NAME:PASSWORD@HOST/"
+                    "write them into the URL, as in http://NAME:PASSWORD@HOST/, each time (a run "
+                    "directory keeps none)"
                 )
             case 408 | 425 | 429 | 500 | 502 | 503 | 504:
                 pause = response.headers.get("Retry-After", "")
@@ -114,6 +120,8 @@ def _failure(name: str, error: HTTPError) -> Exception:
 
 def reason_of(error: HTTPError) -> str:
     cause = _root_of(error)
+    if isinstance(cause, TooSlow):
+        return str(cause)
     if isinstance(cause, (TimeoutError, urllib3.exceptions.TimeoutError)):
         return "no answer in time"
     if isinstance(cause, OSError) and cause.strerror:
@@ -137,11 +145,11 @@ def _root_of(error: BaseException) -> BaseException:
 def _pool(pid: int, proxy: str | None) -> urllib3.PoolManager:
     """The connections of this process: a forked one must not share its parent's."""
     if proxy is None:
-        return urllib3.PoolManager(maxsize=_CONNECTIONS)
+        return bounded(urllib3.PoolManager(maxsize=_CONNECTIONS))
     parts = urlsplit(proxy)
     login = f"{unquote(parts.username)}:{unquote(parts.password or '')}" if parts.username else None
     headers = urllib3.make_headers(proxy_basic_auth=login)
-    return urllib3.ProxyManager(proxy, maxsize=_CONNECTIONS, proxy_headers=headers)
+    return bounded(urllib3.ProxyManager(proxy, maxsize=_CONNECTIONS, proxy_headers=headers))
 
 
 def _proxy_of(parts: SplitResult) -> str | None:
@@ -177,7 +185,8 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port  # ValueError if it is no number
     except ValueError as error:
-        raise DataError(f"{without_login(url)}: not a valid URL ({error})") from None
+        why = f" ({error})" if without_secrets(url) == url else ""  # it might quote a password
+        raise DataError(f"{without_secrets(url)}: not a valid URL{why}") from None
     if not parts.hostname:
-        raise DataError(f"{without_login(url)}: not a valid URL (it names no host)")
+        raise DataError(f"{without_secrets(url)}: not a valid URL (it names no host)")
     return parts

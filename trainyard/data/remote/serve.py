@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,8 +137,9 @@ def _brace_list(place: Place, watched: tuple[str, ...]) -> str:
         end_of_last = len(last) - len(first) + end
         candidates.append(f"{first[:start]}{{{digits[0]}..{last[start:end_of_last]}}}{first[end:]}")
     for candidate in candidates:
-        if expand_braces(candidate) == names:
-            return candidate
+        with suppress(DataError):  # far too many names
+            if expand_braces(candidate) == names:
+                return candidate
     raise DataError(
         f"{place.location}: the names of its files do not count up from one to the next, so no URL "
         "can list them; trainyard data pack writes files that do, and a list of them"

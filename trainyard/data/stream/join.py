@@ -20,7 +20,7 @@ from trainyard.data.feed import Batch, Feed, HostBatches
 from trainyard.data.loading.client import HostBatch
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.errors import CheckpointError, DataError
-from trainyard.world import World, together
+from trainyard.world import World, new_group, together
 
 Place = dict[str, Any]
 """Where in its passes a run is, as it is saved: `ranks`; `ends`, the steps at which passes ended,
@@ -196,7 +196,7 @@ class JoinFeed:
     def __enter__(self) -> "JoinFeed":
         if self._world.size > 1:
             # A group of its own, so that its messages never mix with those of the gradients.
-            self._group = dist.new_group(backend="gloo")
+            self._group = new_group(backend="gloo")
         return self
 
     def __exit__(self, *_: object) -> None:

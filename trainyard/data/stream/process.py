@@ -16,7 +16,6 @@ from trainyard.data.loading.client import ENDING_SIGNALS
 from trainyard.data.loading.fill import Bad, Columns, put
 from trainyard.data.loading.process import fill_all, run
 from trainyard.data.loading.ring import Ring, Slot
-from trainyard.data.source import without_login
 from trainyard.data.stream.walk import PassBatch, StreamSpec, walk
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def _fill(config: StreamSpec, batch: PassBatch, slot: Slot, part: slice) -> Bad:
     return [
         (
             items[place].id,
-            without_login(config.shards[items[place].shard]),
+            config.shards[items[place].shard],
             items[place].sample.offset,
             f"sample {items[place].sample.key!r}: {reason}",
         )

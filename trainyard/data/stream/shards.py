@@ -10,15 +10,15 @@ import subprocess
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
+from trainyard.data.credentials import PIPE, with_secrets
 from trainyard.data.loader import DataConfig
 from trainyard.data.location import expand_braces, find_place
-from trainyard.data.source import is_remote, without_login
+from trainyard.data.source import is_remote
 from trainyard.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
-PIPE = "pipe:"
 _BUFFER = 1 << 18  # bytes read at once
 _EXACT_ONLY = "is for data that has an index; a stream, with data.order = 'join', takes none of it"
 
@@ -113,9 +113,9 @@ class Pipe(io.RawIOBase):
     """
 
     def __init__(self, name: str) -> None:
-        self.name = without_login(name)
+        self.name = name
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", name.removeprefix(PIPE)],
+            ["/bin/sh", "-c", with_secrets(name).removeprefix(PIPE)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             bufsize=0,

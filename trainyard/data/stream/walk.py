@@ -16,7 +16,6 @@ from trainyard.data.decode import Interpolation
 from trainyard.data.formats.tar import Forward
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.keyed import fold, permute, uniforms
-from trainyard.data.source import without_login
 from trainyard.data.stream.shards import open_shard
 from trainyard.errors import DataError
 
@@ -95,8 +94,8 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
         len(spec.shards), seed=spec.seed, number=number, rank=spec.rank, size=spec.size
     )
     for shard in order:
-        name = without_login(spec.shards[shard])
-        with closing(Forward(name, open_shard(spec.shards[shard]))) as tar:
+        name = spec.shards[shard]
+        with closing(Forward(name, open_shard(name))) as tar:
             for position, sample in enumerate(streamed(tar)):
                 if sample.label >= spec.num_classes:
                     raise DataError(

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainyard.data.index import Index
-from trainyard.data.manifest import Shard
+from trainyard.data.manifest import Shard, is_inside
+from trainyard.data.overlap import hash_names
 from trainyard.data.source import Source, open_source
 from trainyard.data.verify.checks import Check, Counters, Finding, Progress, checked
-from trainyard.data.verify.saved_index import hash_names, hashes_of_names
+from trainyard.data.verify.saved_index import hashes_of_names
 from trainyard.data.verify.shards import Files, data_files, format_of, plain
 from trainyard.errors import DataError
 
@@ -112,6 +113,9 @@ class _List:
         above = self.root[: self.root.rstrip(os.sep).rindex(os.sep) + 1]
         rows = [line.split("  ", 1) for line in text.split("\n") if line]
         for known, name in rows:
+            if not is_inside(name):
+                found.append(Finding("names a file outside of its folder", self.path))
+                continue
             try:
                 with closing(open_file(above + name)) as image:
                     if _sha256(image) != known:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from trainyard.data.augment import Crops
+from trainyard.data.credentials import Credentials, adopt, known
 from trainyard.data.decode import decode_batch, open_lazily
 from trainyard.data.formats.record import is_record
 from trainyard.data.index import Index, load_index
@@ -145,7 +146,7 @@ def _tasks(indices: Sequence[Index]) -> Iterator[_Task]:
 def _pool(workers: int, indices: list[str], hashes: str) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     stop = context.RawValue("b", 0)
-    pool = ProcessPoolExecutor(workers, context, _start, (indices, hashes, stop))
+    pool = ProcessPoolExecutor(workers, context, _start, (indices, hashes, stop, known()))
     try:
         yield pool
     except BrokenProcessPool:
@@ -215,8 +216,9 @@ class _Examiner:
 _examiner: _Examiner  # this process's own
 
 
-def _start(indices: list[str], hashes: str, stop: Any) -> None:
+def _start(indices: list[str], hashes: str, stop: Any, credentials: Credentials) -> None:
     global _examiner
+    adopt(credentials)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.filterwarnings("ignore", module="PIL")
     Image.init()
@@ -268,7 +270,7 @@ def _describe(content: bytes, suffix: str) -> tuple[str, list[str]]:
     if mode == "CMYK":
         odd.append("CMYK instead of RGB")
     if mode.startswith(("I", "F")):
-        odd.append("more than 8 bits a channel, which training cuts off")
+        odd.append("more than 8 bits a channel: training takes the upper 8")
     if min(width, height) < _TINY:
         odd.append(f"tiny: {width} x {height} pixels")
     if width * height > _HUGE:

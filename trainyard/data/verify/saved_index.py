@@ -1,18 +1,15 @@
 """Whether a saved index still says what the data does, and where it does not."""
 
-import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainyard.data.index import Index
 from trainyard.data.indexing import saved_index
 from trainyard.data.keyed import fold
+from trainyard.data.overlap import Hashes, hash_names
 from trainyard.data.verify.checks import Check, Finding, checked
-
-Hashes = NDArray[np.uint64]
 
 
 def check_saved_index(split: str, location: str, now: Index) -> Check:
@@ -56,13 +53,6 @@ def _hashes_of_rows(index: Index, names: Hashes) -> Hashes:
     classes = hash_names(index.classes)[index.label]
     file = names[index.file]
     return fold(0, file.view(np.int64), index.offset, index.size, classes.view(np.int64))
-
-
-def hash_names(texts: Iterable[str]) -> Hashes:
-    """64 bits of each text, so that fourteen million names take no objects."""
-    encoded = (os.fsencode(text) for text in texts)
-    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in encoded)
-    return np.frombuffer(digests, np.uint64)
 
 
 def _path(index: Index, file: int) -> str:

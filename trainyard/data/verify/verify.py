@@ -19,6 +19,7 @@ from trainyard.data.splits import all_splits
 from trainyard.data.verify.checks import Check, Counters, Finding, Result, checked
 from trainyard.data.verify.contents import check_contents
 from trainyard.data.verify.images import Hashes, Images, examine, same_bytes
+from trainyard.data.verify.overlap import Part, check_overlap
 from trainyard.data.verify.saved_index import check_saved_index
 from trainyard.data.verify.shards import check_listing, find_files, index_anew
 from trainyard.errors import DataError
@@ -45,6 +46,7 @@ def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> li
     places = all_splits(location)
     files = [find_files(split, place, location) for split, place in places.items()]
     checks, splits = check_listing(files, location), []
+    parts: list[Part] = []
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
         for part in files:
             with counters(f"indexing {part.place.location}", None) as progress:
@@ -56,8 +58,10 @@ def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> li
             if not part.missing and all(check.result == "ok" for check in found):
                 checks.append(check_saved_index(part.split, places[part.split], index))
             splits.append(Split(part.split, index))
+            parts.append(Part(part.split, part, index))
             checks += _check_rows(splits[-1])
         checks += _check_classes(splits)
+        checks += check_overlap(parts)
         if deep and splits:
             indices = [split.index for split in splits]
             with counters("decoding images", sum(map(len, indices))) as progress:

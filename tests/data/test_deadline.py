@@ -1,0 +1,121 @@
+"""Servers that send little by little, or without end: a request ends all the same."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+
+import pytest
+
+from trainyard.data.remote import deadline, fetch_image, patience
+from trainyard.data.remote.http import HttpFile
+from trainyard.data.remote.http_stream import HttpStream
+from trainyard.errors import DataError
+
+CONTENT = bytes(range(200))
+HEAD = b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 200 + b"\r\nContent-Length: 200\r\n\r\n"
+PART = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-%d/200\r\n"
+TOO_SLOW = "the server sends less than 10 kB a second"
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "GRACE_S", 0.4)
+    monkeypatch.setattr(fetch_image, "MAX_S", 0.8)
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
+    patience._said.clear()
+
+
+@contextmanager
+def server(*answers: tuple[bytes, bytes]) -> Iterator[str]:
+    """Answers one connection after the other, each with bytes sent at once and bytes that drip.
+
+    A drip of 200 bytes takes 4 seconds; the last answer is given again and again.
+    """
+
+    def answer(connection: socket.socket, at_once: bytes, drip: bytes) -> None:
+        with connection, suppress(OSError):
+            connection.recv(65536)
+            connection.sendall(at_once)
+            for byte in drip:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+
+    def serve() -> None:
+        given = list(answers)
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                now = given.pop(0) if len(given) > 1 else given[0]
+                threading.Thread(target=answer, args=(connection, *now), daemon=True).start()
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/a.jpg"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("answer", [(b"", HEAD + CONTENT), (HEAD, CONTENT)], ids=["head", "body"])
+def test_an_image_comes_within_its_time_or_not_at_all(
+    answer: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deadline, "GRACE_S", 30)
+    began = time.monotonic()
+    with server(answer) as url, pytest.raises(DataError, match=r"within 0\.8 seconds"):
+        fetch_image.fetch_image(url)
+    assert time.monotonic() - began < 3
+
+
+@pytest.mark.parametrize("answer", [(b"", HEAD + CONTENT), (HEAD, CONTENT)], ids=["head", "body"])
+def test_a_stream_that_drips_is_broken_off(answer: tuple[bytes, bytes]) -> None:
+    with server(answer) as url, pytest.raises(DataError, match=TOO_SLOW):
+        HttpStream(url).readall()
+
+
+@pytest.mark.parametrize("part", ["head", "body"])
+def test_a_range_that_drips_is_broken_off(part: str) -> None:
+    opening = PART % 0 + b"Content-Length: 1\r\n\r\nx", b""
+    head = PART % 199 + b"Content-Length: 200\r\n\r\n"
+    slow = (b"", head + CONTENT) if part == "head" else (head, CONTENT)
+    with server(opening, slow) as url:
+        file = HttpFile(url)
+        with pytest.raises(DataError, match=TOO_SLOW):
+            file.read(0, 200)
+
+
+def test_a_slow_body_above_the_floor_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes ten times as long as a server may be silent."""
+    monkeypatch.setattr(deadline, "FLOOR", 20)
+    with server((HEAD, CONTENT)) as url:
+        assert HttpStream(url).readall() == CONTENT
+
+
+def test_the_head_gains_no_time_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "FLOOR", 20)
+    with (
+        server((b"", HEAD + CONTENT)) as url,
+        pytest.raises(DataError, match="the server sends less"),
+    ):
+        HttpStream(url).readall()
+
+
+def test_only_waiting_for_the_server_counts() -> None:
+    with server((HEAD + CONTENT[:100], b"")) as url, closing(HttpStream(url)) as stream:
+        assert stream.read(50) == CONTENT[:50]
+        time.sleep(0.6)
+        assert stream.read(50) == CONTENT[50:100]
+
+
+@pytest.mark.parametrize("asked", [1, 200])
+def test_an_answer_longer_than_was_asked_for_is_not_read_to_its_end(asked: int) -> None:
+    opening = (PART % 0 + b"Content-Length: 1\r\n\r\nx", b"")
+    head = PART % (asked - 1) + b"Content-Length: 9999999\r\n\r\n"
+    endless = (head + CONTENT[:asked] + bytes(1000), CONTENT)
+    began = time.monotonic()
+    with server(*((opening, endless) if asked > 1 else (endless,))) as url:
+        file = HttpFile(url)
+        assert file.size == 200
+        if asked > 1:
+            assert file.read(0, 200) == CONTENT
+    assert time.monotonic() - began < 1

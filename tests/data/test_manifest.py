@@ -1,0 +1,142 @@
+"""dataset.json: what it may say, and whose it is."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import Capture
+from tests.data.streams import write_shards
+from trainyard.data.formats.folder import scan
+from trainyard.data.images import open_images
+from trainyard.data.indexing import open_index
+from trainyard.data.location import expand_braces, find_place
+from trainyard.data.manifest import read_manifest
+from trainyard.data.source import open_source
+from trainyard.data.splits import find_splits
+from trainyard.errors import DataError
+
+SHARD = {"name": "part-000.tar", "samples": 2, "bytes": 10, "sha256": "0"}
+
+
+def written(folder: Path, **changes: Any) -> str:
+    """A folder of two shards with a manifest, of which something is changed."""
+    write_shards(folder, [2, 2], classes=2)
+    split = {"files": "part-{000..001}.tar", "shards": [SHARD]}
+    tree = {"version": 1, "format": "webdataset", "classes": ["cat", "dog"], "about": {}}
+    text = json.dumps(tree | {"splits": {"train": split, "val": split}} | changes)
+    (folder / "dataset.json").write_text(text)
+    return str(folder)
+
+
+def with_files(folder: Path, files: str, name: str = "part-000.tar") -> str:
+    split = {"files": files, "shards": [SHARD | {"name": name}]}
+    return written(folder, splits={"train": split, "val": split})
+
+
+@pytest.mark.parametrize(
+    "name", ["../other/x.tar", "/etc/passwd", "a/../../x.tar", "http://host/x.tar", ".."]
+)
+def test_a_manifest_names_files_inside_its_folder_alone(tmp_path: Path, name: str) -> None:
+    for folder in (with_files(tmp_path / "a", name), with_files(tmp_path / "b", "x.tar", name)):
+        with pytest.raises(DataError, match=r"/dataset\.json: .* does not lie inside its folder"):
+            find_splits(folder)
+
+
+def test_a_manifest_may_name_folders_below_its_own(tmp_path: Path) -> None:
+    folder = with_files(tmp_path / "a", "train/..x-{0..1}.tar", "train/..x-0.tar")
+    assert find_splits(folder)["train"] == f"{folder}/train/..x-{{0..1}}.tar"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("files", ["x-{0..999999999999}.tar", "{0..9999}/{0..9999}.tar"])
+def test_a_brace_list_has_an_end(tmp_path: Path, files: str) -> None:
+    place = find_splits(with_files(tmp_path, files))["train"]
+    with pytest.raises(DataError, match=r"^/.*\.tar: a brace list of [\d,]+ names; 1,000,000 are"):
+        find_place(place)
+
+
+def test_the_longest_brace_list() -> None:
+    assert len(expand_braces("{0..999}/{000..999}.tar")) == 1_000_000
+
+
+@pytest.mark.timeout(60)
+def test_a_pipe_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "dataset.json")
+    assert read_manifest(str(tmp_path)) is None
+    os.mkfifo(tmp_path / "x.jpg")
+    for name in ("dataset.json", "x.jpg"):
+        with pytest.raises(OSError, match="not a regular file"):
+            open_source(str(tmp_path / name))
+    with pytest.raises(DataError, match=r"x\.jpg: not a regular file"):
+        open_images([str(tmp_path / "x.jpg")], tmp_path, lambda _: None)
+    (tmp_path / "class").mkdir()
+    (tmp_path / "class" / "1.jpg").write_bytes(b"1")
+    os.mkfifo(tmp_path / "class" / "2.jpg")
+    assert [row.path for row in scan(find_place(str(tmp_path))).rows] == ["class/1.jpg"]
+    (images,) = open_images([str(tmp_path / "class")], tmp_path, lambda _: None)
+    assert len(images.index) == 1
+
+
+# --- whose it is ---
+
+FOREIGN = {
+    "StyleGAN's": json.dumps({"labels": [["00000/img00000000.png", 6]]}),
+    "a list": "[]",
+    "text": "not JSON",
+    "empty": "",
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("text", FOREIGN.values(), ids=FOREIGN.keys())
+@pytest.mark.parametrize("where", ["in it", "above it"])
+def test_another_programs_file_is_passed_over(
+    tmp_path: Path, text: str, where: str, capsys: Capture
+) -> None:
+    folder = tmp_path / "data"
+    write_shards(folder / "train", [2, 2], classes=2)
+    place = folder / "train" if where == "in it" else folder
+    (place / "dataset.json").write_text(text)
+    assert find_splits(str(folder)) == {"train": f"{folder}/train"}
+    index = open_index(f"{folder}/train")
+    assert (len(index), index.has_names) == (4, False)
+    said = capsys.readouterr().err
+    assert said == f"trainyard: {place}/dataset.json: not written by Trainyard; passed over\n"
+
+
+DAMAGED = {
+    "no splits": ({"splits": []}, "splits: "),
+    "a split without files": ({"splits": {"train": {"shards": []}}}, "splits.train.files: "),
+    "a name for classes": ({"classes": "abc"}, "classes: input should be a valid array"),
+    "numbers for classes": ({"classes": [1, 2]}, "classes.0: input should be a valid string"),
+    "a class twice": ({"classes": ["cat", "cat"]}, "classes: one is named twice"),
+    "fewer than none": (
+        {"splits": {"val": {"files": "x", "shards": [SHARD | {"samples": -1}]}}},
+        "splits.val.shards.0.samples: input should be greater",
+    ),
+    "no version": ({"version": None}, "version: input should be a valid integer"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), DAMAGED.values(), ids=DAMAGED.keys())
+def test_a_damaged_one_of_ours_is_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder = written(tmp_path, **changes)
+    with pytest.raises(DataError, match=rf"^{folder}/dataset\.json: damaged \({message}.*restore"):
+        find_splits(folder)
+
+
+@pytest.mark.parametrize("text", ['{\n "version": 1,\n "form', '{"version": ' + "[" * 100_000])
+def test_one_of_ours_that_is_cut_short_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(DataError, match=r"/dataset\.json: damaged \(all of it: "):
+        find_splits(str(tmp_path))
+
+
+def test_one_of_a_later_version_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="of version 2, and this Trainyard reads 1: install the"):
+        find_splits(written(tmp_path, version=2))

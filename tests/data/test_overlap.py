@@ -1,0 +1,75 @@
+"""An image to validate on that is trained on is found before a run begins, and by `data verify`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.data.streams import write_shards
+from trainyard.data.datasets import Datasets, open_datasets
+from trainyard.data.loader import DataConfig
+from trainyard.errors import DataError
+from trainyard.world import World
+
+
+def opened(train: object, val: object, **others: object) -> Datasets:
+    config = DataConfig.model_validate({"train": train, "val": val, **others})
+    return open_datasets(config, World(), lambda _: None)
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Four shards of two images each."""
+    write_shards(tmp_path / "shards", [2, 2, 2, 2], classes=2)
+    return tmp_path / "shards"
+
+
+def images(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return folder
+
+
+def test_shards_of_their_own_are_taken(shards: Path) -> None:
+    found = opened(f"{shards}/part-{{000..002}}.tar", f"{shards}/part-003.tar")
+    assert (len(found.train), len(found.val)) == (6, 2)
+
+
+def test_a_shard_in_both_splits_is_named(shards: Path) -> None:
+    with pytest.raises(DataError, match=rf"^2 of 4 validation images .*{shards}/part-002\.tar at"):
+        opened(f"{shards}/part-{{000..002}}.tar", f"{shards}/part-{{002..003}}.tar")
+
+
+def test_a_link_to_a_shard_is_that_shard(shards: Path, tmp_path: Path) -> None:
+    (tmp_path / "val.tar").symlink_to(shards / "part-001.tar")
+    with pytest.raises(DataError, match=r"^2 of 2 validation images are training images too"):
+        opened(str(shards), str(tmp_path / "val.tar"))
+
+
+def test_one_of_several_data_sets_that_holds_the_validation_images(
+    shards: Path, tmp_path: Path
+) -> None:
+    other = write_shards(tmp_path / "other", [3], classes=2)
+    with pytest.raises(DataError, match=r"^2 of 2 validation images are training images too"):
+        opened((other, f"{shards}/*.tar"), f"{shards}/part-003.tar")
+
+
+def test_a_stream_that_holds_the_validation_images(shards: Path) -> None:
+    options = {"order": "join", "samples": 8}
+    with pytest.raises(DataError, match=r"^2 of 2 validation images are training images too"):
+        opened(f"{shards}/part-{{000..003}}.tar", f"{shards}/part-003.tar", **options)
+    assert len(opened(f"{shards}/part-{{000..002}}.tar", f"{shards}/part-003.tar", **options).val)
+
+
+def test_a_folder_inside_the_other_split(tmp_path: Path) -> None:
+    images(tmp_path / "cat", "1.jpg", "val/cat/2.jpg")
+    with pytest.raises(DataError, match=r"^1 of 1 validation images .*/cat/val/cat/2\.jpg at"):
+        opened(str(tmp_path), str(tmp_path / "cat" / "val"))
+
+
+def test_folders_beside_each_other_are_taken_without_a_look_at_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images(tmp_path, "train/cat/1.jpg", "train-more/cat/1.jpg")
+    monkeypatch.setattr("trainyard.data.overlap.same_places", None)
+    opened(str(tmp_path / "train"), str(tmp_path / "train-more"))

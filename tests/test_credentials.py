@@ -1,0 +1,319 @@
+"""A login or a signature in a location opens the data and is written nowhere."""
+
+import base64
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from tests.command_line import SHORT, Capture, complaint, run, shown
+from tests.data.streams import png
+from tests.data.tars import write_tar
+from tests.web import LocalServer
+from trainyard.config import load_recipe, to_toml
+from trainyard.data import credentials
+from trainyard.data.credentials import Credentials, with_secrets, without_secrets
+from trainyard.data.images import open_images
+from trainyard.data.indexing import open_index
+from trainyard.data.location import find_place, take_secrets
+from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
+from trainyard.data.read import Reader
+from trainyard.data.remote import request
+from trainyard.data.remote.fetch_image import fetch_image
+from trainyard.data.splits import all_splits, find_splits
+from trainyard.errors import DataError
+
+PASSWORD, SIGNATURE = "s3cret", "S1gnature"
+
+
+class GuardedServer(LocalServer):
+    """Serves ranges of files to those who have the login, or sign each URL."""
+
+    def __init__(self, folder: Path, wanted: str) -> None:
+        super().__init__(folder, protocol="HTTP/1.1")
+        self.wanted = wanted
+        self.host = self.url.removeprefix("http://")
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        parts = urlsplit(handler.path)
+        path = self.folder / parts.path.lstrip("/")
+        login = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
+        may_login = handler.headers.get("Authorization") == f"Basic {login}"
+        may_sign = parse_qs(parts.query).get("sig") == [SIGNATURE]
+        status, content = 206, b""
+        if self.wanted == "login" and not may_login:
+            status = 401
+        elif self.wanted == "signature" and not may_sign:
+            status = 403
+        elif not path.is_file():
+            status = 404
+        handler.send_response(status)
+        if status == 206:
+            whole = path.read_bytes()
+            span = handler.headers.get("Range", f"bytes=0-{len(whole) - 1}")
+            first, last = map(int, span.removeprefix("bytes=").split("-"))
+            content = whole[first : last + 1]
+            span = f"bytes {first}-{first + len(content) - 1}/{len(whole)}"
+            handler.send_header("Content-Range", span)
+            handler.send_header("ETag", f'"{len(whole)}"')
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache, a ~/.netrc and a memory of their own."""
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.setattr(credentials, "_known", Credentials({}, {}, {}))
+    request._login_in_netrc.cache_clear()
+    yield tmp_path / "cache"
+    request._login_in_netrc.cache_clear()
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    """Two shards to train on, of which one image is damaged, one to validate on, and a manifest."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    names = {"train": ["train-0.tar", "train-1.tar"], "val": ["val-0.tar"]}
+    for number, name in enumerate(names["train"] + names["val"]):
+        members = []
+        for sample in range(16):
+            content = b"no image" if (number, sample) == (0, 3) else png(100 * number + sample)
+            members += [(f"{sample:02d}.png", content), (f"{sample:02d}.cls", b"%d" % (sample % 2))]
+        write_tar(folder / name, members)
+    splits = {
+        split: Split(
+            f"{split}-{{0..{len(shards) - 1}}}.tar", tuple(Shard(n, 16, 1, "") for n in shards)
+        )
+        for split, shards in names.items()
+    }
+    write_manifest(folder, Manifest("webdataset", ("cat", "dog"), splits))
+    return folder
+
+
+def files_with(secret: str, *folders: Path) -> list[str]:
+    """The files that hold it in their bytes or their names."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert len(files) >= 5
+    return [str(p) for p in files if secret.encode() in p.read_bytes() or secret in str(p)]
+
+
+OPTIONS = (*SHORT, "--data.max_bad", 1, "--data.image_size", 16, "--batch.size", 16)
+
+
+def train(tmp_path: Path, *words: object, steps: int = 2) -> int:
+    options = (*OPTIONS, "--run.length", f"{steps} steps", "--run", tmp_path / "run")
+    return run("train", "debug", *words, *options)
+
+
+def test_a_login_is_written_nowhere_and_a_run_goes_on_without_it(
+    shards: Path, tmp_path: Path, cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with GuardedServer(shards, "login") as server:
+        url = f"http://me:{PASSWORD}@{server.host}"
+        words = ("--data", url, "--data", url)
+        monkeypatch.setattr("sys.argv", ["trainyard", "train", "debug", *words])
+        assert train(tmp_path, *words) == 0
+        said = capsys.readouterr()
+        assert files_with(PASSWORD, tmp_path / "run", cache) == []
+        assert PASSWORD not in said.out + said.err
+        [bad] = (tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()[:1]
+        assert json.loads(bad)["file"] == f"{server.url}/train-0.tar"
+        recipe = tmp_path / "run" / "recipe.toml"
+        assert load_recipe(str(recipe)).data.val == (f"{server.url}/val-{{0..0}}.tar",) * 2
+        # As its own recipe has it: the login comes out of ~/.netrc.
+        monkeypatch.setattr(credentials, "_known", Credentials({}, {}, {}))
+        again = ("evaluate", tmp_path / "run")
+        assert "wants a user name and a password" in complaint(capsys, *again)
+        (tmp_path / "netrc").write_text(f"machine 127.0.0.1 login me password {PASSWORD}\n")
+        request._login_in_netrc.cache_clear()
+        assert run(*again) == 0
+
+
+def test_a_signature_is_written_nowhere_and_a_newer_one_goes_on(
+    shards: Path, tmp_path: Path, cache: Path, capsys: Capture
+) -> None:
+    (shards / "dataset.json").unlink()
+    with GuardedServer(shards, "signature") as server:
+        train_url, val_url = (f"{server.url}/{name}" for name in ("train-{0..1}.tar", "val-0.tar"))
+        query = f"?sv=2026&sig={SIGNATURE}"
+        words = ("--data.train", f"{train_url}{query}", "--data.val", f"{val_url}{query}")
+        assert train(tmp_path, *words, "--run.save_every", "1 step") == 0
+        assert files_with(SIGNATURE, tmp_path / "run", cache) == []
+        recipe = load_recipe(str(tmp_path / "run" / "recipe.toml"))
+        assert (recipe.data.train, recipe.data.val) == (train_url, val_url)
+        newer = [word.replace("2026", "2027") for word in words]
+        capsys.readouterr()
+        assert "going on" in shown(
+            capsys,
+            "train",
+            "debug",
+            *newer,
+            *OPTIONS,
+            "--run.length",
+            "2 steps",
+            "--run.save_every",
+            "1 step",
+            "--run",
+            tmp_path / "run",
+            "--plain",
+        )
+
+
+def test_data_sets_that_are_written_name_their_source_without_secrets(
+    shards: Path, tmp_path: Path, cache: Path, capsys: Capture
+) -> None:
+    """By processes of their own, which need the login too."""
+    with GuardedServer(shards, "login") as server:
+        url = f"http://me:{PASSWORD}@{server.host}"
+        packing = ("data", "pack", url, tmp_path / "packed", "--format", "webdataset")
+        assert run(*packing, "--workers", 1) == 0
+        assert run("data", "verify", url, "--deep", "--json", "--workers", 1) == 2
+        for command in (("data", "index"), ("data", "show")):
+            assert run(*command, url, "--json") == 0
+        assert run("bench", "loader", url, "--seconds", 1, "--size", 16, "--json") == 0
+    said = capsys.readouterr()
+    assert re.search(r'"not an image", "file": "http://127\.[^"]*/train-0\.tar"', said.out)
+    assert PASSWORD not in said.out + said.err
+    assert files_with(PASSWORD, tmp_path / "packed", cache) == []
+
+
+# --- what a location becomes ---
+
+
+@pytest.mark.parametrize(
+    ("location", "name"),
+    [
+        ("http://me:pw@host/a-{0..2}.tar", "http://host/a-{0..2}.tar"),
+        ("https://host:80/x@y/a.tar", "https://host:80/x@y/a.tar"),
+        ("https://host/a.h5?X-Amz-Signature=pw&x=1#val", "https://host/a.h5#val"),
+        ("https://host/folder/?sig=pw", "https://host/folder/"),
+        ("s3://bucket/a.tar", "s3://bucket/a.tar"),
+        ("pipe:curl http://me:pw@host/a.tar", "pipe:curl http://host/a.tar"),
+        ("pipe:curl 'http://host/a?n={0..3}&sig=pw'", "pipe:curl 'http://host/a?n={0..3}&'"),
+        ("a folder/what?.tar", "a folder/what?.tar"),
+    ],
+)
+def test_a_name_has_no_secrets(location: str, name: str) -> None:
+    assert take_secrets(location) == name
+    assert take_secrets(name) == name  # once is enough
+    recipe = load_recipe("debug", {"data.train": location, "data.val": [location]})
+    assert (recipe.data.train, recipe.data.val) == (name, (name,))
+    assert "pw" not in to_toml(recipe)
+
+
+def test_requests_have_what_locations_were_given_with() -> None:
+    place = find_place("http://me:pw@host/a/x-{0..1}.tar?sig=1")
+    assert [place.path(name) for name in place.names] == [
+        f"http://host/a/x-{number}.tar" for number in (0, 1)
+    ]
+    assert with_secrets("http://host/a/x-1.tar") == "http://me:pw@host/a/x-1.tar?sig=1"
+    assert with_secrets("http://host/a/dataset.json") == "http://me:pw@host/a/dataset.json"
+    assert with_secrets("http://host/x-1.tar") == "http://me:pw@host/x-1.tar"
+    assert with_secrets("http://host:80/x-1.tar") == "http://host:80/x-1.tar"  # another server
+    take_secrets("http://you:wp@host/b/")
+    assert with_secrets("http://host/b/dataset.json") == "http://you:wp@host/b/dataset.json"
+    assert with_secrets("http://host/a/dataset.json") == "http://me:pw@host/a/dataset.json"
+    take_secrets("https://store/c/?sig=2")
+    assert with_secrets("https://store/c/d/x.tar") == "https://store/c/d/x.tar?sig=2"
+    assert with_secrets("https://store/d/x.tar") == "https://store/d/x.tar"
+    take_secrets("pipe:curl http://me:pw@host/{0..1}.tar")
+    assert with_secrets("pipe:curl http://host/1.tar") == "pipe:curl http://me:pw@host/1.tar"
+
+
+def test_a_newer_signature_takes_the_place_of_an_older_one() -> None:
+    for signature in ("X-Amz-Signature=1&v=3", "v=3&X-Amz-Signature=2"):
+        take_secrets(f"https://host/a.tar?{signature}")
+        assert with_secrets("https://host/a.tar").endswith(signature)
+    with pytest.raises(DataError, match=r"^https://host/a\.tar: two URLs differ in nothing but"):
+        take_secrets("https://host/a.tar?v=4")
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("s3://key:pw@bucket/a.tar", "s3://bucket/a.tar: s3:// takes no login"),
+        ("gs://bucket/a.tar?X-Goog-Signature=pw", "gs://bucket/a.tar: gs:// takes no login"),
+        ("http://me:pw/1@host/a.tar", "http://host/a.tar: in a password, write / as %2F"),
+        ("http://host/get?pw={0..9}", "http://host/get: a brace list belongs into the path"),
+    ],
+)
+def test_secrets_that_cannot_be_taken_are_not_told(
+    location: str, message: str, capsys: Capture
+) -> None:
+    with pytest.raises(DataError, match=f"^{re.escape(message)}"):
+        take_secrets(location)
+    said = complaint(capsys, "train", "debug", "--data.train", location)
+    assert message in said
+    assert "pw" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [
+        ("http://me:pw@h/a.tar?sig=pw: the server", "http://h/a.tar: the server"),
+        ('["http://h/a?pw", "b@c"]', '["http://h/a", "b@c"]'),
+        ("val = 'http://h/a?sig=pw', and", "val = 'http://h/a', and"),
+        ("http://me:pw/1@host/x", "http://host/x"),
+        ("http://host:80/a@b is no login", "http://host:80/a@b is no login"),
+    ],
+)
+def test_a_text_as_people_may_see_it(text: str, seen: str) -> None:
+    assert without_secrets(text) == seen
+
+
+def test_images_to_predict_keep_what_tells_them_apart(tmp_path: Path) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    (folder / "get").write_bytes(png(1))
+    with GuardedServer(folder, "signature") as server:
+        urls = [f"{server.url}/get?id={number}&sig={SIGNATURE}" for number in (1, 2)]
+        (found,) = open_images([*urls, f"{server.url}/get?id=3&sig=no"], tmp_path, lambda _: None)
+    assert found.names == [f"{server.url}/get?id={number}" for number in (1, 2, 3)]
+    assert found.index.size.tolist() == [len(png(1))] * 2 + [0]
+    assert SIGNATURE not in str(found)
+
+
+# --- who else writes ---
+
+
+@pytest.mark.parametrize("launcher", ["slurm", "kubernetes"])
+def test_launchers_that_write_commands_refuse_secrets(launcher: str, capsys: Capture) -> None:
+    extra: tuple[object, ...] = ("--ranks", 1)
+    if launcher == "kubernetes":
+        extra = ("--image", "i", "--volume", "c:/runs", "--run", "/runs/a")
+    words = ("launch", launcher, "debug", *extra, "--dry-run", "--data")
+    said = complaint(capsys, *words, "http://me:pw@host/data")
+    assert "http://host/data: holds a login or a signature, and would be written into the" in said
+    assert "pw" not in said
+    assert run(*words, "http://host/data") == 0
+
+
+def test_a_command_that_is_printed_has_no_secrets(shards: Path, capsys: Capture) -> None:
+    with GuardedServer(shards, "login") as server:
+        url = f"http://me:{PASSWORD}@{server.host}"
+        said = shown(capsys, "launch", "local", "debug", "--data", url, "--dry-run")
+        assert server.url in shlex.split(said)
+        assert PASSWORD not in said
+
+
+def test_readers_fetch_signed_urls(shards: Path) -> None:
+    with GuardedServer(shards, "signature") as server:
+        url = f"{server.url}/val-0.tar"
+        signed = f"{url}?sig={SIGNATURE}"
+        index = open_index(signed)
+        assert index.locate(0)[0] == url
+        assert Reader(index).read(0) == png(200)
+        assert all_splits(signed) == {"data": url}
+        assert (
+            find_splits(f"{server.url}?sig={SIGNATURE}")["val"] == f"{server.url}/val-{{0..0}}.tar"
+        )
+        assert len(fetch_image(signed)) == (shards / "val-0.tar").stat().st_size

@@ -1,0 +1,125 @@
+"""Logins and signatures of URLs, kept in the memory of this process and out of every name.
+
+Names of files are written into recipes, indices, run directories and messages. So a location is
+parted from its secrets where it comes in (`take_secrets` in location.py), and a request puts them
+back (`with_secrets`). The path of a URL names the file; its query is taken for a signature.
+"""
+
+import re
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+from trainyard.errors import DataError
+
+PIPE = "pipe:"  # before a shell command
+
+# With a / too, which is wrong in a password but no less secret; `host:80/a@b` is none.
+_LOGIN = re.compile(r"://(?:[^/\s\"<>]*|[^/\s\"<>:@]+:(?!\d+/)[^\s\"<>@]*)@")
+_END = r"[:;,.)'\]]*(?:[\s\"<>#]|$)"  # of a URL in a sentence
+_QUERY = re.compile(rf"(?<=://)([^\s\"<>?#]*)\?(?!{_END})[^\s\"<>#]*?(?={_END})")
+# Parameters of signatures: of S3, Google, Azure, CloudFront, and by their usual names.
+_SIGNING = (
+    r"(?:x-(?:amz|goog|oss|ms|cos)-[\w-]+|s[a-z]{1,2}|sk[a-z]{1,3}|spr|hdn\w+|exp|expires|policy"
+    r"|[\w-]*(?:sig|token|secret|pass|pwd|auth|key|cred|hmac|session|jwt)[\w-]*)"
+)
+_SIGNED = re.compile(rf"(?<=[?&]){_SIGNING}=[^&\s'\"]*&?", re.IGNORECASE)
+
+
+class Credentials(NamedTuple):
+    """What requests need beside the names of files; plain data for other processes of ours."""
+
+    logins: dict[str, str]
+    """`NAME:PASSWORD`, as in a URL, by the URL of a file, a folder or a server."""
+    queries: dict[str, str]
+    """By the URL of a file or a folder."""
+    commands: dict[str, str]
+    """Shell commands by their names."""
+
+
+_known = Credentials({}, {}, {})
+
+
+def known() -> Credentials:
+    """All that this process has been given, to be handed to a process that reads for it."""
+    return _known
+
+
+def adopt(given: Credentials) -> None:
+    """Take over what another process has been given."""
+    for mine, others in zip(_known, given, strict=True):
+        mine.update(others)
+
+
+def without_secrets(text: str) -> str:
+    """A text as people may see it: its URLs without login and query, a command without both."""
+    return _QUERY.sub(r"\1", _LOGIN.sub("://", text))
+
+
+def without_signature(text: str) -> str:
+    """A text without the logins of its URLs and without the usual parameters of signatures."""
+    return _SIGNED.sub("", _LOGIN.sub("://", text))
+
+
+def public_name(location: str) -> str:
+    """The name of a URL, or of a `pipe:` command, of whose queries other parameters stay."""
+    is_command = location.startswith(PIPE)
+    return without_signature(location) if is_command else without_secrets(location)
+
+
+def keep(name: str, given: str) -> None:
+    """Remember what a URL or a command was given with.
+
+    DataError if two URLs with one path have queries that name different things.
+    """
+    if name.startswith(PIPE):
+        _known.commands[name] = given
+        return
+    parts = urlsplit(given)
+    login, mark, _ = parts.netloc.rpartition("@")
+    if not mark and _LOGIN.search(given):
+        raise DataError(f"{name}: in a password, write / as %2F, ? as %3F and # as %23")
+    name = name.rstrip("/")
+    if login:
+        for place in (name, name.rpartition("/")[0], _server(name)):
+            _known.logins[place] = login
+    if parts.query:
+        before = _known.queries.get(name, parts.query)
+        if _meaning(before) != _meaning(parts.query):
+            raise DataError(
+                f"{name}: two URLs differ in nothing but their queries, which are taken for "
+                "signatures and written nowhere: each file needs a path of its own"
+            )
+        _known.queries[name] = parts.query
+
+
+def with_secrets(name: str) -> str:
+    """What to ask for: the URL or the command with what it, or a folder above it, came with."""
+    if name.startswith(PIPE):
+        return _known.commands.get(name, name)
+    scheme, mark, rest = name.partition("://")
+    places = _above(name)
+    login = next((_known.logins[place] for place in places if place in _known.logins), "")
+    query = next((_known.queries[place] for place in places if place in _known.queries), "")
+    if login and "@" not in rest.partition("/")[0]:
+        rest = f"{login}@{rest}"
+    return f"{scheme}{mark}{rest}" + (f"?{query}" if query and "?" not in rest else "")
+
+
+def _above(url: str) -> list[str]:
+    """A URL, the folders above it and its server."""
+    server = _server(url)
+    places = [url.rstrip("/")]
+    while len(places[-1]) > len(server):
+        places.append(places[-1].rpartition("/")[0])
+    return places
+
+
+def _server(url: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    return scheme + mark + rest.partition("/")[0]
+
+
+def _meaning(query: str) -> list[tuple[str, str]]:
+    """The parameters of a query that are of no signature, which may be a newer one."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    return sorted(pair for pair in pairs if not re.fullmatch(_SIGNING, pair[0], re.IGNORECASE))

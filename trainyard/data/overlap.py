@@ -1,0 +1,95 @@
+"""Images that are in two indices: validation images that are trained on make the accuracy a lie."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.index import Index
+from trainyard.data.keyed import fold
+from trainyard.data.source import is_remote
+from trainyard.data.stream.shards import Stream
+from trainyard.errors import DataError
+
+Hashes = NDArray[np.uint64]
+
+_FEW = 100_000  # files, each of which costs a system call
+
+
+def check_apart(train: Index | Stream, val: Index) -> None:
+    """DataError that names the first validation image that is a training image too.
+
+    Symbolic links of single images are not followed, which would take minutes on a file server;
+    `trainyard data verify` follows them.
+    """
+    if isinstance(train, Stream):
+        shared = _rows_in_files(val, train.shards)
+    elif _lie_apart(train, val):
+        return
+    else:
+        shared = same_places(train, val, follow=max(map(_count, (train, val))) <= _FEW)
+    if len(shared):
+        file, offset, _ = val.locate(int(shared[0]))
+        raise DataError(
+            f"{len(shared):,} of {len(val):,} validation images are training images too, the first "
+            f"in {file} at byte {offset}: give each split data of its own by --data.train and "
+            "--data.val"
+        )
+
+
+def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.int64]:
+    """The rows of `val` that are the same place in the same file as a row of `train`.
+
+    `follow`: links of files are followed; those of folders are in any case.
+    """
+    ours, theirs = (hash_names(_real_paths(index, follow)) for index in (train, val))
+    in_train = np.flatnonzero(np.isin(ours, theirs)[train.file])
+    in_val = np.flatnonzero(np.isin(theirs, ours)[val.file])
+    places = fold(0, ours[train.file[in_train]].view(np.int64), train.offset[in_train])
+    found = fold(0, theirs[val.file[in_val]].view(np.int64), val.offset[in_val])
+    shared: NDArray[np.int64] = in_val[np.isin(found, places)]
+    return shared
+
+
+def hash_names(texts: Iterable[str]) -> Hashes:
+    """64 bits of each text, so that fourteen million names take no objects."""
+    encoded = (os.fsencode(text) for text in texts)
+    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in encoded)
+    return np.frombuffer(digests, np.uint64)
+
+
+def _count(index: Index) -> int:
+    return len(index.file_names)
+
+
+def _lie_apart(train: Index, val: Index) -> bool:
+    """Whether two folders of images, neither inside the other, show it without a look at names."""
+    if {train.format, val.format} != {"folder"} or not (train.root and val.root):
+        return False
+    ours, theirs = (os.path.join(os.path.realpath(index.root), "") for index in (train, val))
+    return not (ours.startswith(theirs) or theirs.startswith(ours))
+
+
+def _rows_in_files(val: Index, files: Iterable[str]) -> NDArray[np.int64]:
+    known = hash_names(map(_real_file, files))
+    return np.flatnonzero(np.isin(hash_names(_real_paths(val, follow=True)), known)[val.file])
+
+
+def _real_paths(index: Index, follow: bool) -> Iterator[str]:
+    real_folder = cache(os.path.realpath)
+    for row in range(_count(index)):
+        path = os.path.join(index.root, index.file_names[row])
+        if is_remote(path):
+            yield path
+        elif follow:
+            yield _real_file(path)
+        else:
+            folder, name = os.path.split(path)
+            yield os.path.join(real_folder(folder), name)
+
+
+def _real_file(path: str) -> str:
+    return path if is_remote(path) else os.path.realpath(path)

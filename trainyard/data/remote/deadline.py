@@ -1,0 +1,117 @@
+"""Connections that give up on an answer that comes too slowly.
+
+A socket's own timeout bounds the wait for the next packet, so a server that sends a byte now and
+then would hold a request for ever. Here the head of an answer has `GRACE_S` seconds in all, and its
+body may fall behind `FLOOR` bytes a second by as many. Only time spent waiting for the server
+counts, so a reader may take its time.
+"""
+
+import io
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from http.client import HTTPResponse
+from typing import TYPE_CHECKING, Any
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+
+if TYPE_CHECKING:
+    import socket
+
+    from _typeshed import WriteableBuffer
+
+GRACE_S = 60.0
+FLOOR = 10_000  # bytes a second
+
+_until: ContextVar[float] = ContextVar("until", default=math.inf)
+
+
+class TooSlow(TimeoutError):
+    """An answer comes more slowly than `FLOOR`, or not within the time of `no_longer_than`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"the server sends less than {FLOOR // 1000} kB a second")
+
+
+@contextmanager
+def no_longer_than(seconds: float) -> Iterator[None]:
+    """Requests of this thread inside the block end with a timeout when the time is up."""
+    token = _until.set(min(_until.get(), time.monotonic() + seconds))
+    try:
+        yield
+    finally:
+        _until.reset(token)
+
+
+class _Received(io.RawIOBase):
+    """The bytes of one answer as they come through a socket. TimeoutError if they come too slowly.
+
+    `floor` is infinite for what is no data, such as the head: its bytes gain no time.
+    """
+
+    def __init__(self, sock: "socket.socket") -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self._longest_wait_s = sock.gettimeout() or GRACE_S
+        self._left_s = GRACE_S
+        self.floor = math.inf
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int | None:
+        began = time.monotonic()
+        left_s = min(self._left_s, _until.get() - began)
+        if left_s <= 0:
+            raise TooSlow
+        self._sock.settimeout(min(self._longest_wait_s, left_s))
+        try:
+            count = self._raw.readinto(buffer)
+        except TimeoutError:
+            raise (TooSlow if left_s < self._longest_wait_s else TimeoutError) from None
+        waited_s = time.monotonic() - began
+        self._left_s = min(GRACE_S, self._left_s - waited_s + (count or 0) / self.floor)
+        return count
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    def __init__(self, sock: "socket.socket", *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp.close()
+        self._received = _Received(sock)
+        self.fp = io.BufferedReader(self._received)
+
+    def begin(self) -> None:
+        super().begin()
+        if self.status in (200, 206):
+            self._received.floor = FLOOR
+
+
+class _Connection(HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+def bounded(manager: urllib3.PoolManager) -> urllib3.PoolManager:
+    """The manager, whose requests are broken off by an answer that comes too slowly."""
+    manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
+    return manager
