@@ -136,6 +136,17 @@ def test_an_image_in_every_form_is_the_same(averaged: Path, digits: Path) -> Non
     assert len({str(guesses) for guesses in classifier.predict(forms[:2])}) == 1
 
 
+def test_an_image_of_16_bits_is_that_of_8(averaged: Path) -> None:
+    ramp = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
+    classifier = load(averaged)
+    deep, plain = classifier.preprocess(
+        [Image.fromarray(ramp), Image.fromarray((ramp >> 8).astype(np.uint8))]
+    )
+    assert torch.equal(deep, plain)
+    with pytest.raises(DataError, match=r"^image 1: grey of 32-bit integers"):
+        classifier.preprocess([Image.fromarray(ramp.astype(np.int32))])
+
+
 def test_pixels_are_resized_cropped_and_normalised_as_pillow_does(averaged: Path) -> None:
     image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 70, 3), np.uint8), "RGB")
     (found,) = load(averaged).preprocess([image])

@@ -138,7 +138,7 @@ def test_what_is_missing_or_wrong_is_said(capsys: Capture, tmp_path: Path) -> No
     assert "'-1'" in complaint(capsys, *DIGITS, "--jitter=-1")
     assert "'0.5' is no factor" in complaint(capsys, *DIGITS, "--pue", "0.5")
     assert "known are jpeg," in complaint(capsys, *DIGITS, "--form", "gif")
-    assert "did you mean t4?" in complaint(capsys, *DIGITS, "--device", "T4s")
+    assert "did you mean 't4'?" in complaint(capsys, *DIGITS, "--device", "T4s")
     assert "no whole number of nodes" in complaint(capsys, *DIGITS, "--gpus", "12")
     assert "is not enough for 128 GPUs" in complaint(capsys, *DIGITS, "--gpus", "128")
     weak = shown(capsys, *DIGITS, "--gpus", "1,128", "--weak", "--averagers")

@@ -14,6 +14,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.command_line import SHORT, Capture, newest, run, shown
+from tests.full_disk import full_disk
+from trainyard.commands.evaluate_tables import write_predictions
+from trainyard.errors import InputError
 from trainyard.files import sha256
 
 
@@ -113,6 +116,13 @@ def test_details(averaged: Path, capsys: Capture, tmp_path: Path) -> None:
     table = shown(capsys, "evaluate", averaged, "--per-class", 2, "--confusions", 3)
     assert "The 2 worst of 10 classes (" in table
     assert "The most frequent wrong guesses (" in table
+
+
+def test_a_full_disk_leaves_no_part_of_the_predictions(tmp_path: Path) -> None:
+    said = r"said\.csv: cannot be written \(File too large: 62 bytes needed, .* free\)"
+    with full_disk(10), pytest.raises(InputError, match=said):
+        write_predictions(tmp_path / "said.csv", [])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_narrow_terminal_loses_no_column(

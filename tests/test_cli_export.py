@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint, run, shown
+from tests.full_disk import full_disk
 
 
 def test_a_file_and_a_folder_in_one_go(finished: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -37,7 +38,7 @@ def test_what_was_exported_before_is_replaced(
         ((), "name a FILE to export to, a folder with --hub, or both"),
         (("{here}/m.pth",), "does not end in .safetensors, .onnx, .pt2; add --format"),
         (("--format", "onnx", "--hub", "{here}/new"), "--format onnx is for a FILE"),
-        (("{here}/m.onnx", "--format", "torch"), "invalid choice: 'torch'"),
+        (("{here}/m.onnx", "--format", "torch"), "--format cannot be 'torch'"),
         (("{here}/none/m.onnx",), "none/m.onnx: there is no folder"),
         (("{here}", "--format", "pt2"), "is a folder; name a file, or say --hub"),
         (("--hub", "{here}"), "holds other files; name a new folder"),
@@ -69,3 +70,14 @@ def test_another_size_of_images(finished: Path, tmp_path: Path, capsys: Capture)
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     assert config["pretrained_cfg"]["input_size"] == [3, 48, 48]
     assert config["model_args"] == {"img_size": 32, "dynamic_img_size": True}
+
+
+@pytest.mark.parametrize("name", ["m.safetensors", "m.pt2", "m.onnx", "hub"])
+def test_a_full_disk(name: str, finished: Path, tmp_path: Path, capsys: Capture) -> None:
+    where = ["--hub", tmp_path / name] if name == "hub" else [tmp_path / name]
+    with full_disk(200_000):
+        assert run("export", finished, *where) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"trainyard: {tmp_path / name}: File too large: 1.2 MB needed, ")
+    assert said.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

@@ -18,12 +18,21 @@ from tests.command_line import SHORT, Capture, complaint, newest
     [
         ("train digit", ["'digit'", "did you mean 'digits'?"]),
         ("train zzzz", ["'zzzz'", "there are ", "digits"]),
+        ("train resnet-50", ["did you mean 'resnet50-a1', 'resnet50-a2'", "'resnet50-16ep'"]),
+        ("train convnext_tiny", ["did you mean 'convnext-tiny'?"]),
+        ("train digitz.toml", ["digitz.toml: no such recipe file; did you mean 'digits'?"]),
+        ("train resnet101", ["there are convnext-base"]),
+        ("train debug --optim.name adamww", ["did you mean 'adamw'?"]),
+        ("train debug --average.name all-reduce", ["did you mean 'allreduce'?"]),
+        ("train debug --run.epochs 3", ["'run.epochs'; did you mean 'run.length'?"]),
+        ("estimate debug --device t4 --link nvlnk3", ["--link", "did you mean 'nvlink3'?"]),
+        ("estimate debug --device t4 --form jpg", ["--form", "did you mean 'jpeg'?"]),
         ("train ./none.toml", ["./none.toml: no such recipe file"]),
         ("train debug --optim.lrr 1", ["'optim.lrr'", "did you mean 'optim.lr'?"]),
         ("train debug --batch.momentum=1", ["'batch.momentum'", "did you mean 'optim.momentum'?"]),
         ("train debug --opitm.lr 1", ["unknown recipe section 'opitm'", "did you mean 'optim'?"]),
-        ("train debug --lr 1", ["'--lr'", "did you mean --optim.lr?"]),
-        ("train debug --lr=1", ["'--lr=1'", "did you mean --optim.lr?"]),
+        ("train debug --lr 1", ["'--lr'", "did you mean --optim.lr 1?"]),
+        ("train debug --lr=1", ["'--lr=1'", "did you mean --optim.lr 1?"]),
         ("train debug --optim.lr", ["--optim.lr needs a value"]),
         ("train debug --optim.lr high", ['optim.lr = "high"', "a valid number"]),
         ("train debug --optim.lr 0", ["optim.lr = 0", "greater than 0"]),
@@ -41,13 +50,21 @@ from tests.command_line import SHORT, Capture, complaint, newest
         ("train debug --run.length '0 steps'", ['"0 steps"', "at least one step"]),
         ("train debug --run.length 50%", ['"50%"', "no percentage"]),
         ("train debug --augment.scale 1,0.5", ["augment.scale = [1, 0.5]", "smaller number first"]),
-        ("train debug --augment.scale 0.5", ["augment.scale = 0.5", "array"]),
+        ("train debug --augment.scale 0.5", ["augment.scale = 0.5: expected a list of 2 values"]),
+        ("train debug --augment.scale [1,2,3]", ["a list of 2 values, [0.08, 1.0] say"]),
+        ("train debug --augment.color_jitter 1", ["color_jitter = 1: expected a list"]),
         ("train debug --data.std 0,1,1", ["data.std", "greater than 0"]),
         ("train debug --nonsense", ["'--nonsense'", "see trainyard train --help"]),
         ("train debug extra", ["'extra'", "see trainyard train --help"]),
         ("train", ["RECIPE", "see trainyard train --help"]),
         ("", ["COMMAND", "see trainyard --help"]),
-        ("trian debug", ["'trian'", "train"]),
+        ("trian debug", ["COMMAND cannot be 'trian'; did you mean 'train'?"]),
+        ("zzz", ["COMMAND cannot be 'zzz'; choose from train, launch"]),
+        ("prepare digits", ["did you mean 'data prepare'?"]),
+        ("slurm debug", ["did you mean 'launch slurm'?"]),
+        ("digits", ["did you mean 'train digits' or 'data prepare digits'?"]),
+        ("data prepar digits", ["ACTION cannot be 'prepar'; did you mean 'prepare'?"]),
+        ("data pack a b --format webdatset", ["--format", "did you mean 'webdataset'?"]),
         ("launch", ["LAUNCHER"]),
         ("launch moon debug", ["'moon'", "local"]),
         ("launch local debug --ranks 0", ["--ranks", "'0' is no whole number above 0"]),
@@ -59,13 +76,94 @@ from tests.command_line import SHORT, Capture, complaint, newest
         ("evaluate x --predictions p.txt", ["--predictions p.txt", "ends in .csv"]),
         ("data show x --optim.lr 1", ["data takes no recipe keys such as optim.lr"]),
         ("recipes digit", ["'digit'", "did you mean 'digits'?"]),
-        ("data prepare cifar", ["'cifar'", "'digits'"]),
+        ("data prepare cifar", ["DATASET", "did you mean 'cifar10' or 'cifar100'?"]),
         ("data show", ["LOCATION"]),
     ],
 )
 def test_wrong_words(arguments: str, words: list[str], capsys: Capture) -> None:
     said = complaint(capsys, *shlex.split(arguments))
     assert [word for word in words if word not in said] == [], said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("train debug --epochs 3", "--run.length '3 epochs'"),
+        ("train --epochs 3 debug", "--run.length '3 epochs'"),
+        ("train debug --epochs three", "--run.length"),
+        ("train debug --batch-size 64", "--batch.size 64 (of all ranks together)"),
+        ("train debug -b 64", "--batch.size 64 (of all ranks together)"),
+        ("train debug --learning-rate 1e-3", "--optim.lr 1e-3"),
+        ("train debug --workers=8", "--data.threads 8"),
+        ("train debug --opt lamb", "--optim.name lamb"),
+        ("train debug --opt rmsprop", "--optim.name"),
+        ("train debug --amp", "--batch.precision bf16"),
+        ("train debug --data-path /a/b", "--data /a/b"),
+        ("train debug --datas x", "--data x"),
+        ("train debug --optim-lr 1", "--optim.lr 1"),
+        ("train debug --quite", "--quiet"),
+        ("train debug --gpus 4", "trainyard launch local RECIPE --ranks 4"),
+        ("train debug optim.lr=1", "--optim.lr=1"),
+        ("train debug tests", "--data tests"),
+        ("evaluate x --batch-size 64", "--batch.size 64 (of all ranks together)"),
+        ("predict x y --workers 8", "--data.threads 8"),
+        ("launch slurm debug --node 2", "--nodes"),
+        ("recipes --key", "--keys"),
+        ("data show x --spilt val", "--split val"),
+    ],
+)
+def test_wrong_options(arguments: str, hint: str, capsys: Capture) -> None:
+    assert f"; did you mean {hint}?\n" in complaint(capsys, *shlex.split(arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "evaluate x --lr 1",  # no key of an evaluation
+        "data show x --epochs 3",  # takes no keys
+        "recipes --device cuda",  # uses none
+        "train debug --qqq",
+    ],
+)
+def test_no_hint_is_better_than_a_wrong_one(arguments: str, capsys: Capture) -> None:
+    said = complaint(capsys, *shlex.split(arguments))
+    assert said.endswith(" --help\n")
+    assert "did you mean" not in said
+
+
+def test_hints_at_keys_are_keys_of_the_command(finished: Path, capsys: Capture) -> None:
+    said = complaint(capsys, "evaluate", finished, "--data.lr", "1")
+    assert "unknown recipe key 'data.lr'; `trainyard recipes --keys` lists all" in said
+
+
+def test_a_device_is_found_by_itself(capsys: Capture) -> None:
+    assert "CUDA_VISIBLE_DEVICES" in complaint(capsys, "train", "debug", "--device", "cuda:1")
+
+
+def test_data_or_a_run_in_place_of_a_recipe(
+    finished: Path, digits: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ("train", "launch local", "launch slurm", "doctor"):
+        said = complaint(capsys, *command.split(), digits)
+        assert f"did you mean trainyard {command} RECIPE --data {digits}?" in said
+    said = complaint(capsys, "train", "http://host:8765")
+    assert "did you mean trainyard train RECIPE --data http://host:8765?" in said
+    said = complaint(capsys, "train", finished)
+    assert f"did you mean trainyard train {finished}/recipe.toml --run {finished}?" in said
+    assert f"{digits}: is a folder; a recipe is" in complaint(capsys, "estimate", digits)
+    (tmp_path / "debug").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "no such file or folder" in complaint(capsys, "train", "debug", "--data", "none")
+
+
+def test_a_run_that_is_not_the_first_argument(
+    finished: Path, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    said = complaint(capsys, "predict", digits, finished)
+    assert f"did you mean trainyard predict {finished} {digits}?" in said
+    said = complaint(capsys, "export", tmp_path / "a.onnx", finished)
+    assert f"did you mean trainyard export {finished} {tmp_path}/a.onnx?" in said
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -100,14 +198,14 @@ def test_a_recipe_that_is_no_text(tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--model.name resnet5", ["model.name", "'resnet5'", "did you mean resnet50 or"]),
+        ("--model.name resnet5", ["model.name", "'resnet5'", "did you mean 'resnet50'"]),
         ("--model.name qqqqqqqq", ["'qqqqqqqq'", "timm.list_models()"]),
         (
             "--model.name vgg11 --model.drop_path 0.1",
             ["vgg11 does not take model.drop_path"],
         ),
-        ("--data.eval_size 33", ["test_vit takes no images of 33 pixels", "data.eval_size"]),
-        ("--data.image_size 8", ["test_vit takes no images of 8 pixels", "data.image_size"]),
+        ("--data.eval_size 33", ["test_vit", "the last 1 of 33 pixels", "32 or 48"]),
+        ("--data.image_size 8", ["test_vit", "choose 16 for data.image_size"]),
         ("--model.options {foo=1}", ["model.options: test_vit does not take 'foo'"]),
         ("--model.options {img_size=32}", ["model.options: img_size", "say data.image_size"]),
         ("--model.freeze \"['blocks']\"", ["model.freeze", "'blocks'", "did you mean 'blocks.*'?"]),

@@ -333,7 +333,8 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     """Where the data lies, what is bearable, and how often to speak: nothing that learns."""
     data = {"data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"}
     stage = {"data.stage", "data.stage_gb"}
-    run = {"run.keep", "run.log_every", "run.save_every", "run.resume", "run.max_silence"}
+    run = {"run.keep", "run.log_every", "run.save_every", "run.resume"}
+    run |= {"run.max_silence", "run.max_save"}
     how = {"model.compile", "model.grad_checkpointing", "optim.compile"}
     watch = {key for key in all_keys() if key.startswith("watch.")}
     assert data | stage | run | how | watch == PRACTICAL

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainyard.world import World
 
 StrPath = str | os.PathLike[str]
-_EVALUATED = ("model", "data", "augment", "batch")  # sections that an evaluation can depend on
+EVALUATED = ("model", "data", "augment", "batch")  # sections that an evaluation can depend on
 
 
 def train(
@@ -144,7 +144,7 @@ def check_evaluated(keys: Iterable[str]) -> None:
     """RecipeError for a key that changes nothing about an evaluation."""
     from trainyard.compare import check_keys
 
-    check_keys(keys, _EVALUATED, "an evaluation")
+    check_keys(keys, EVALUATED, "an evaluation")
 
 
 # --- arguments, as a person gives them ---

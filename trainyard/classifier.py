@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.augment import CentralCrop
-from trainyard.data.decode import decode_batch, own_decoder
+from trainyard.data.decode import BadImageError, as_rgb, decode_batch, own_decoder
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.index import Index
 from trainyard.data.remote.fetch_image import fetch_image
@@ -217,7 +217,10 @@ def _content(image: Picture, number: int) -> bytes:
         return image
     if isinstance(image, Image.Image):
         file = io.BytesIO()
-        image.convert("RGB").save(file, "PPM")
+        try:
+            as_rgb(image).save(file, "PPM")
+        except BadImageError as error:
+            raise DataError(f"{_named(image, number)}: {error}") from None
         return file.getvalue()
     try:
         if isinstance(image, str) and "://" in image:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from trainyard.config import RunConfig
+from trainyard.config import RunConfig, all_keys, explain_unknown_key
 from trainyard.errors import RecipeError
 from trainyard.monitor.config import WatchConfig
 
@@ -12,7 +12,8 @@ PRACTICAL = frozenset(
     (
         *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
         *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
-        *("run.keep", "run.log_every", "run.save_every", "run.resume", "run.max_silence"),
+        *("run.keep", "run.log_every", "run.save_every", "run.resume"),
+        *("run.max_silence", "run.max_save"),
         *(f"watch.{key}" for key in WatchConfig.model_fields),
     )
 )
@@ -30,10 +31,19 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
     return changed
 
 
+def keys_of(sections: Sequence[str]) -> list[str]:
+    """The recipe keys of some sections."""
+    return [key for key in all_keys() if key.partition(".")[0] in sections]
+
+
 def check_keys(keys: Iterable[str], sections: Sequence[str], what: str) -> None:
-    """RecipeError for a key of other sections: it changes nothing about `what` is done."""
+    """RecipeError for a key of no recipe, or of other sections, which changes nothing there."""
+    known = keys_of(sections)
     for key in keys:
-        if key.partition(".")[0] not in sections:
+        section = key.partition(".")[0]
+        if section in sections and key not in known:
+            raise RecipeError(explain_unknown_key(key, known))
+        if section not in sections:
             raise RecipeError(
                 f"{key} changes nothing about {what}; keys of {', '.join(sections)} may"
             )

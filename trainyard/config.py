@@ -4,14 +4,15 @@
 place, so a mistake in a file and a mistake in an option read alike.
 """
 
-import difflib
 import json
+import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trainyard.averaging.base import AverageConfig
@@ -19,12 +20,15 @@ from trainyard.course import Duration, Length
 from trainyard.data.augment import AugmentConfig
 from trainyard.data.loader import DataConfig, Locations
 from trainyard.errors import RecipeError
+from trainyard.hints import did_you_mean, foreign, same
 from trainyard.model.build import ModelConfig
 from trainyard.monitor.config import WatchConfig
 from trainyard.optim.optimizers import OptimConfig
 from trainyard.optim.schedules import ScheduleConfig
 from trainyard.section import Section
 from trainyard.training.losses import LossConfig
+
+_SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 
 
 class BatchConfig(Section):
@@ -64,6 +68,9 @@ class LengthConfig(Section):
     max_silence: int = Field(900, ge=0)
     """Seconds that a rank may make no progress before it is taken to hang and the run is ended;
     four times as long until its first step is made. 0: for ever."""
+    max_save: int = Field(3600, ge=0)
+    """Seconds that a part of a checkpoint may take to be written, or a checkpoint to be read
+    back, before that is taken to hang. 0: for ever."""
 
 
 class RunConfig(Section):
@@ -119,10 +126,13 @@ def find_recipe(recipe: str) -> Path:
     path = Path(recipe)
     if path.is_file():
         return path
+    if path.is_dir():
+        raise RecipeError(f"{recipe}: is a folder; a recipe is a built-in name or a TOML file")
+    hint = did_you_mean(path.stem, builtin, most=len(builtin))
     if path.suffix == ".toml" or path.parent != Path("."):
-        raise RecipeError(f"{recipe}: no such recipe file")
-    near = _near(recipe, list(builtin)) or f"; there are {', '.join(builtin)}"
-    raise RecipeError(f"{recipe!r} is no built-in recipe and no file{near}")
+        raise RecipeError(f"{recipe}: no such recipe file{hint}")
+    hint = hint or f"; there are {', '.join(builtin)}"
+    raise RecipeError(f"{recipe!r} is no built-in recipe and no file{hint}")
 
 
 def check(tree: dict[str, Any]) -> RunConfig:
@@ -274,27 +284,52 @@ def _explain(error: ValidationError) -> str:
     key = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
         return _explain_unknown(key, first["input"])
-    reasons = [_reason(other) for other in error.errors() if other["loc"][:2] == place]
-    return f"{key} = {json.dumps(first['input'])}: {' or '.join(dict.fromkeys(reasons))}"
+    others = [other for other in error.errors() if other["loc"][:2] == place]
+    reasons = " or ".join(dict.fromkeys(_reason(other, key) for other in others))
+    choices = [choice for other in others for choice in _choices(other)]
+    hint = did_you_mean(first["input"], choices) if isinstance(first["input"], str) else ""
+    return f"{key} = {json.dumps(first['input'])}: {reasons}{hint}"
 
 
 def _explain_unknown(key: str, value: Any) -> str:
     if "." in key:
-        return f"unknown recipe key {key!r}{_near(key, list(all_keys()))}"
+        return explain_unknown_key(key, all_keys())
     if isinstance(value, dict):
-        return f"unknown recipe section {key!r}{_near(key, list(RunConfig.model_fields))}"
-    return f"recipe key {key!r} stands outside a section{_near(key, list(all_keys()))}"
+        return f"unknown recipe section {key!r}{did_you_mean(key, RunConfig.model_fields)}"
+    return f"recipe key {key!r} stands outside a section{_meant(key, all_keys())}"
 
 
-def _reason(error: ErrorDetails) -> str:
+def explain_unknown_key(key: str, keys: Collection[str]) -> str:
+    """The message about a key that is none of those that a recipe or a command takes."""
+    return f"unknown recipe key {key!r}{_meant(key, keys)}"
+
+
+def _meant(key: str, keys: Collection[str]) -> str:
+    """A hint at the key, also where it has another trainer's name."""
+    target, _ = foreign(key.rpartition(".")[2]) or ("", "")
+    if target in keys and not same(key, keys):
+        return did_you_mean(target, keys)
+    return did_you_mean(key, keys) or "; `trainyard recipes --keys` lists all"
+
+
+def _reason(error: ErrorDetails, key: str) -> str:
     if error["type"] == "literal_error":
         return f"expected {error['ctx']['expected']}"
+    if error["type"] in _SHAPES:
+        return f"expected {_list_of(all_keys()[key])}"
     message = error["msg"].removeprefix("Value error, ")
     return message[0].lower() + message[1:]
 
 
-def _near(word: str, known: list[str]) -> str:
-    # Before the nearest in spelling: the right key in the wrong section, or in none.
-    close = [key for key in known if key.rpartition(".")[2] == word.rpartition(".")[2]]
-    close = close or difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+def _choices(error: ErrorDetails) -> list[str]:
+    """The texts that a key takes, where it takes no others."""
+    expected = error["ctx"]["expected"] if error["type"] == "literal_error" else ""
+    return re.findall("'([^']*)'", expected)
+
+
+def _list_of(field: FieldInfo) -> str:
+    """The list that a key takes: "a list of 2 values, [0.08, 1.0] say"."""
+    parts = get_args(field.annotation)
+    if get_origin(field.annotation) is not tuple or Ellipsis in parts:
+        return "a list"
+    return f"a list of {len(parts)} values, {json.dumps(field.default)} say"

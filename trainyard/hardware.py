@@ -1,12 +1,12 @@
 """What GPUs can do, by their data sheets, and what renting one costs."""
 
-import difflib
 import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainyard.errors import InputError
+from trainyard.hints import did_you_mean
 
 _VENDORS = ("NVIDIA ", "AMD ", "Tesla ", "GeForce ")
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -59,9 +59,8 @@ def read_prices(path: Path) -> dict[str, float]:
 
 def explain_unknown(key: str) -> str:
     known = list(_rows())
-    near = difflib.get_close_matches(key.lower(), known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{key!r} is no GPU that is known: {hint}known are {', '.join(known)}"
+    hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
+    return f"{key!r} is no GPU that is known{hint}"
 
 
 def _accelerator(row: dict[str, Any]) -> Accelerator:

@@ -36,7 +36,7 @@ def handed_over(world: World, keys: dict[str, Any]) -> float:
     from trainyard.parts import averager_of
 
     torch.set_num_threads(1)
-    averager = averager_of(load_recipe("debug", keys), world)
+    averager = averager_of(load_recipe("debug", keys), world, torch.device("cpu"))
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 300, bias=False)
     wrapped = averager.wrap(model)

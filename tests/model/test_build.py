@@ -121,9 +121,7 @@ def test_models_that_take_several_sizes(name: str) -> None:
     ("name", "sizes", "size"),
     [
         ("mixer_s32_224", (64, 96), 96),
-        ("vit_tiny_patch16_224", (32, 40), 40),  # no whole number of patches
         ("test_convnext", (8,), 8),
-        ("test_vit", (8,), 8),
     ],
 )
 def test_a_size_that_does_not_fit_is_one_line(name: str, sizes: tuple[int, ...], size: int) -> None:
@@ -133,6 +131,40 @@ def test_a_size_that_does_not_fit_is_one_line(name: str, sizes: tuple[int, ...],
     assert f"{name} takes no images of {size} pixels" in said
     assert "data.eval_size, schedule.image_size" in said
     assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "patch", "left", "size", "fits"),
+    [
+        ("vit_tiny_patch16_224", (70,), 16, 6, 70, "64 or 80"),
+        ("vit_tiny_patch16_224", (32, 40), 16, 8, 40, "32 or 48"),
+        ("vit_tiny_patch16_224", (12,), 16, 12, 12, "16"),
+        ("swin_tiny_patch4_window7_224", (70,), 4, 2, 70, "68 or 72"),
+        ("visformer_tiny", (70,), 8, 6, 70, "64 or 72"),  # patches of what a convolution makes
+        ("pit_ti_224", (70,), 8, 6, 70, "64 or 72"),  # patches that overlap
+    ],
+)
+def test_pixels_that_no_patch_would_have_are_refused(
+    name: str, sizes: tuple[int, ...], patch: int, left: int, size: int, fits: str
+) -> None:
+    with pytest.raises(RecipeError) as refused:
+        build(name, *sizes)
+    assert str(refused.value) == (
+        f"model.name: {name} cuts images into patches of {patch} pixels and would leave out the "
+        f"last {left} of {size} pixels: choose {fits} for data.image_size, data.eval_size, "
+        "schedule.image_size"
+    )
+
+
+def test_sizes_that_patches_need_not_divide() -> None:
+    padded = build(
+        "vit_tiny_patch16_224", 70, dynamic_img_size=True, dynamic_img_pad=True, **SMALL_VIT
+    )
+    others = [build("test_convnext", 70), build("resnet18", 70)]
+    for model in (padded, *others):
+        with torch.no_grad():
+            assert model(images(70)).shape == (2, 5)
+    build("mvitv2_tiny", 224)  # strides in its attention are no patches
 
 
 class NeedsData(nn.Module):

@@ -5,6 +5,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from trainyard.data.location import take_secrets
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +25,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
     loader = actions.add_parser("loader", help="images a second of a data set, and of each part")
     add = loader.add_argument
-    add("location", metavar="LOCATION", help="a folder, a file, shards or a URL")
+    add(
+        "location",
+        metavar="LOCATION",
+        type=take_secrets,
+        help="a folder, a file, shards or a URL",
+    )
     add("--batch", type=int, default=256, metavar="N", help="images of a batch (256)")
     add("--size", type=int, default=224, metavar="PIXELS", help="side of a training image (224)")
     add("--threads", type=int, metavar="N", help="loader threads; default: one for each core")

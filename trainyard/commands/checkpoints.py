@@ -1,9 +1,14 @@
 """What commands have in common that use a trained model."""
 
 import argparse
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-_SECTIONS = ("model", "data", "batch")  # of keys that a trained model can depend on
+from trainyard.errors import CheckpointError, InputError
+from trainyard.files import find_checkpoint
+
+SECTIONS = ("model", "data", "batch")  # of keys that a trained model can depend on
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +21,29 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_target(options: argparse.Namespace, others: Sequence[str]) -> None:
+    """InputError where the run or checkpoint is not first but among the other arguments."""
+    if is_checkpoint(options.target):
+        return
+    for place, other in enumerate(others):
+        if is_checkpoint(other):
+            rest = (options.target, *others[:place], *others[place + 1 :])
+            raise InputError(
+                f"{options.target}: neither a run directory nor a checkpoint; did you mean "
+                f"{options.parser.prog} {shlex.join((other, *rest))}?"
+            )
+
+
+def is_checkpoint(target: str) -> bool:
+    try:
+        find_checkpoint(Path(target))
+    except CheckpointError:
+        return False
+    return True
+
+
 def check_overrides(keys: Iterable[str], what: str) -> None:
     """RecipeError for keys that change nothing about what is done."""
     from trainyard.compare import check_keys
 
-    check_keys(keys, _SECTIONS, what)
+    check_keys(keys, SECTIONS, what)

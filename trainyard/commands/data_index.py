@@ -4,6 +4,9 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
+from trainyard.data.location import take_secrets
+from trainyard.printable import printable
+
 if TYPE_CHECKING:
     from trainyard.data.index import Index
 
@@ -20,7 +23,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def add_location(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("location", metavar="LOCATION", help="a folder, a file, shards or a URL")
+    parser.add_argument(
+        "location",
+        metavar="LOCATION",
+        type=take_secrets,
+        help="a folder, a file, shards or a URL",
+    )
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
@@ -45,7 +53,7 @@ def data_index(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found))
     for split, about in {} if options.json else found.items():
-        print(f"{split}: {about['samples']:,} samples, index in {about['index']}")
+        print(printable(f"{split}: {about['samples']:,} samples, index in {about['index']}"))
         if options.seek:
             share = about["seek_bytes"] / max(about["image_bytes"], 1)
             print(f"  seek table of {about['seek_bytes']:,} bytes ({share:.1%}) in {about['seek']}")

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainyard.data.location import take_secrets
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +21,12 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("location", metavar="LOCATION", help="a folder, a file, shards or a URL")
+    parser.add_argument(
+        "location",
+        metavar="LOCATION",
+        type=take_secrets,
+        help="a folder, a file, shards or a URL",
+    )
     parser.add_argument("destination", metavar="DESTINATION", help="folder to make")
     parser.add_argument("--format", choices=_FORMATS, required=True)
     parser.add_argument("--name", default="imagenet", help="that shards begin with")

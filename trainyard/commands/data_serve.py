@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from trainyard.commands.printing import size
 from trainyard.errors import DataError, TrainyardError
+from trainyard.printable import printable
 
 if TYPE_CHECKING:
     from trainyard.data.remote.serve import ServerOptions
@@ -42,7 +43,7 @@ def data_serve(options: argparse.Namespace) -> int:
         with serving(server_options) as server:
             print(f"{server_options.url}/ serves {server_options.folder}; Ctrl-C ends it")
             for split, row in zip(locations, rows, strict=True):
-                print(f"{split}: {row}")
+                print(printable(f"{split}: {row}"))
             print(_command(server_options, locations), flush=True)
             code = server.wait()
     except KeyboardInterrupt:

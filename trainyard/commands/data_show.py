@@ -1,7 +1,6 @@
 """`trainyard data show`: what is in a data set."""
 
 import argparse
-import difflib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainyard.commands.data_index import add_location
 from trainyard.commands.printing import print_table, size
 from trainyard.errors import InputError
+from trainyard.hints import did_you_mean
 
 if TYPE_CHECKING:
     from trainyard.data.index import Index
@@ -126,7 +126,6 @@ def _print_classes(found: dict[str, dict[str, Any]]) -> None:
 
 def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> None:
     from trainyard.data.sheet import contact_sheet, random_samples, save_sheet
-    from trainyard.data.source import without_login
 
     path = Path(options.sheet)
     if path.suffix.lower() != ".png":
@@ -136,7 +135,8 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
             raise InputError(f"--{name} {getattr(options, name)}: choose 1 to 100")
     split = options.split or next(iter(indices))
     if split not in indices:
-        raise InputError(f"{options.location}: has no split {split!r}, but {', '.join(indices)}")
+        hint = did_you_mean(split, indices) or f", but {', '.join(indices)}"
+        raise InputError(f"{options.location}: has no split {split!r}{hint}")
     index, name = indices[split], options.class_name
     label = None if name is None else _class_number(index, name)
     samples = random_samples(index, options.rows * options.columns, options.seed, label)
@@ -145,7 +145,7 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
         of = f"{int((index.label == label).sum()):,} images of class {name}"
     about = (f"{len(samples)} of {of}", index.format, size(int(index.size.sum())))
     title = (
-        f"{without_login(options.location)}  ·  {split}",
+        f"{options.location}  ·  {split}",
         "  ·  ".join((*about, f"seed {options.seed}")),
     )
     try:
@@ -157,6 +157,5 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
 def _class_number(index: "Index", name: str) -> int:
     if name in index.classes:
         return index.classes.index(name)
-    near = difflib.get_close_matches(name, index.classes, 1)
-    meant = f"; did you mean {near[0]!r}?" if near else "; `trainyard data show` lists the classes"
+    meant = did_you_mean(name, index.classes) or "; `trainyard data show` lists the classes"
     raise InputError(f"--class {name}: no such class{meant}")

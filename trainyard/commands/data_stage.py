@@ -8,6 +8,7 @@ from trainyard.commands.data_index import add_location
 from trainyard.commands.data_show import open_splits
 from trainyard.commands.printing import size
 from trainyard.errors import DataError
+from trainyard.printable import printable
 
 if TYPE_CHECKING:
     from trainyard.data.stage.stager import Stager
@@ -49,7 +50,7 @@ def data_stage(options: argparse.Namespace) -> int:
         print(json.dumps(found))
     for split, about in {} if options.json else found.items():
         news = f"{about['made']:,} made now" if about["made"] else "all were there already"
-        print(f"{split}: copies {about['copies']:,}, {size(about['bytes'])}; {news}")
+        print(printable(f"{split}: copies {about['copies']:,}, {size(about['bytes'])}; {news}"))
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trainyard.commands.data_index import add_location
 from trainyard.commands.printing import print_table
 from trainyard.errors import InputError
+from trainyard.printable import printable
 
 if TYPE_CHECKING:
     from trainyard.data.verify.checks import Check
@@ -33,7 +34,7 @@ def data_verify(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from trainyard.data.source import without_login
+    from trainyard.data.credentials import without_secrets
     from trainyard.data.verify.verify import verify
     from trainyard.monitor.progress import counter
 
@@ -45,7 +46,7 @@ def data_verify(options: argparse.Namespace) -> int:
     counters = partial(counter, Console(stderr=True))
     checks = verify(options.location, deep=options.deep, workers=workers, counters=counters)
     if options.json:
-        print(without_login(json.dumps(_as_json(checks))))
+        print(without_secrets(json.dumps(_as_json(checks))))
     else:
         _print(checks)
     return InputError.exit_code if any(check.result == "problem" for check in checks) else 0
@@ -57,7 +58,7 @@ def _as_json(checks: "list[Check]") -> dict[str, object]:
 
 
 def _print(checks: "list[Check]") -> None:
-    from trainyard.data.source import without_login
+    from trainyard.data.credentials import without_secrets
 
     rows = [
         [
@@ -72,9 +73,9 @@ def _print(checks: "list[Check]") -> None:
     print_table(["data", "check", "result", "found", "of"], rows)
     for result in ("problem", "note"):
         for check in (check for check in checks if check.result == result):
-            print(f"{result}: {check.data}: {check.name}")
+            print(printable(f"{result}: {check.data}: {check.name}"))
             for finding in check.found[:_MAX_LINES]:
-                print(f"  {without_login(str(finding))}")
+                print(printable(f"  {without_secrets(str(finding))}"))
             if check.count > _MAX_LINES:
                 print(f"  and {check.count - _MAX_LINES:,} more: --json lists them")
     problems = sum(check.count for check in checks if check.result == "problem")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.commands.numbers import number, positive
+from trainyard.hints import did_you_mean
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
@@ -159,7 +160,8 @@ def _storage(form: str) -> "Storage | None":
     if form == "none":
         return None
     if form not in STORAGES:
-        raise InputError(f"--form {form}: known are {', '.join(STORAGES)}, none")
+        hint = did_you_mean(form, [*STORAGES, "none"]) or f"; known are {', '.join(STORAGES)}, none"
+        raise InputError(f"--form {form}: no such form{hint}")
     return STORAGES[form]
 
 
@@ -184,7 +186,8 @@ def _link(option: str, name: str) -> "Link":
     from trainyard.estimate.network import LINKS
 
     if name not in LINKS:
-        raise InputError(f"{option} {name}: known are {', '.join(LINKS)}")
+        hint = did_you_mean(name, LINKS) or f"; known are {', '.join(LINKS)}"
+        raise InputError(f"{option} {name}: no such link{hint}")
     return LINKS[name]
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.api import check_evaluated, evaluation_recipe
+from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
 from trainyard.commands.numbers import positive
 from trainyard.errors import InputError
 from trainyard.rendezvous import discover
@@ -24,7 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--SECTION.KEY VALUE, --data.eval_size 288 say. Of other data than the run's own only the "
         "classes that it has are guessed, matched by name: so are ImageNet-A and -R meant."
     )
-    parser.set_defaults(run_command=evaluate, takes_overrides=True)
+    parser.set_defaults(run_command=evaluate, takes_overrides=EVALUATED)
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
@@ -86,11 +86,10 @@ def _add_details(group: argparse._ArgumentGroup) -> None:
 
 def evaluate(options: argparse.Namespace) -> int:
     _check(options)
-    from rich.console import Console
-
     from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
     from trainyard.evaluation import Question, evaluate_checkpoint
     from trainyard.files import find_checkpoint
+    from trainyard.monitor.escaping import EscapingConsole
 
     run_folder, checkpoint = find_checkpoint(Path(options.target))
     config = evaluation_recipe(run_folder, options.overrides)
@@ -102,7 +101,7 @@ def evaluate(options: argparse.Namespace) -> int:
         bn_samples=options.bn_samples,
     )
     world = discover()
-    console = Console(quiet=options.json or not world.is_first)
+    console = EscapingConsole(quiet=options.json or not world.is_first)
     results = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
     if not world.is_first:
         return 0

@@ -1,6 +1,7 @@
 """How the results of an evaluation look: tables, JSON, and a file with a line per image."""
 
 import csv
+import io
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from trainyard.commands.printing import result_console
 from trainyard.data.index import Index
 from trainyard.errors import InputError
 from trainyard.evaluation import Result
+from trainyard.files import write_text
 from trainyard.training.predictions import Predictions, confusions, per_class
 
 _WEIGHTS = {"": "raw", "ema_": "EMA"}
@@ -149,13 +151,14 @@ _COLUMNS = ("data", "weights", "sample", "file", "offset", "class", "guess", "co
 
 def write_predictions(path: Path, results: list[Result]) -> None:
     """What was said of each image that could be read: place 1 is right, 5 is among the top 5."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(_COLUMNS)
+    for result in results:
+        for prefix, said in result.predictions.items():
+            writer.writerows(_lines(result, said, _WEIGHTS[prefix]))
     try:
-        with open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            writer = csv.writer(file)
-            writer.writerow(_COLUMNS)
-            for result in results:
-                for prefix, said in result.predictions.items():
-                    writer.writerows(_lines(result, said, _WEIGHTS[prefix]))
+        write_text(path, text.getvalue(), errors="surrogateescape")
     except OSError as error:
         raise InputError(f"--predictions {path}: cannot be written ({error.strerror})") from None
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.commands.checkpoints import add_checkpoint, check_overrides
+from trainyard.commands.checkpoints import SECTIONS, add_checkpoint, check_overrides, check_target
 from trainyard.commands.printing import size
 from trainyard.errors import InputError
 
@@ -34,7 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "metadata tell of mean, std, size and classes. --data.eval_size 288, say, exports it for "
         "images of another size."
     )
-    parser.set_defaults(run_command=export, takes_overrides=True)
+    parser.set_defaults(run_command=export, takes_overrides=SECTIONS)
 
 
 def export(options: argparse.Namespace) -> int:
@@ -43,6 +43,8 @@ def export(options: argparse.Namespace) -> int:
         raise InputError("name a FILE to export to, a folder with --hub, or both")
     if options.file is None and options.format is not None:
         raise InputError(f"--format {options.format} is for a FILE, which is not named")
+    if options.file is not None and Path(options.target).suffix[1:] in _KINDS:
+        check_target(options, [options.file])
     kind = None if options.file is None else options.format or _kind_of(options.file)
     from rich.console import Console
 

@@ -12,6 +12,7 @@ from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
     check_ranks,
+    check_writable,
     job_of,
 )
 from trainyard.commands.numbers import positive, whole
@@ -105,6 +106,7 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
     name = options.name or _named_by(run)
     is_own = options.recipe not in builtin_recipes()
     job = job_of(options, is_here=False, recipe_there=recipe_path(name) if is_own else None)
+    check_writable(job, "the manifest")
     return Manifest(
         name=name,
         namespace=options.namespace,

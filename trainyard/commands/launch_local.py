@@ -1,9 +1,11 @@
 """`trainyard launch local`."""
 
 import argparse
+import os
 import shlex
 
 from trainyard.commands.launching import add_job_options, add_restarts, job_of, num_devices, say
+from trainyard.data.credentials import without_secrets
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -16,9 +18,24 @@ def launch(options: argparse.Namespace) -> int:
     job = job_of(options)
     if options.dry_run:
         ranks = options.ranks or "(one per GPU, or 1)"
-        print(f"{ranks} x {shlex.join(job.command)}")
+        print(f"{ranks} x {without_secrets(shlex.join(job.command))}")
         return 0
     from trainyard.launch.local import launch_local
 
     ranks = options.ranks or num_devices()
+    if ranks > num_devices():
+        _hide_gpus(ranks)
     return launch_local(job, ranks=ranks, restarts=options.restarts, say=say)
+
+
+def _hide_gpus(ranks: int) -> None:
+    """More ranks than GPUs all train on the CPU: NCCL wants a GPU for each."""
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the ranks have what this process has
+        say(
+            f"{ranks} ranks are more than this machine has GPUs ({gpus}), and each would need one "
+            "of its own: all train on the CPU; leave --ranks out to train on GPUs"
+        )

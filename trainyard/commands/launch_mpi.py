@@ -15,6 +15,7 @@ from trainyard.commands.launching import (
     say,
 )
 from trainyard.commands.numbers import positive
+from trainyard.data.credentials import without_secrets
 
 if TYPE_CHECKING:
     from trainyard.launch.mpi import MpiOptions
@@ -45,7 +46,8 @@ def launch(options: argparse.Namespace) -> int:
     job, mpi = job_of(options, is_here=options.hosts is None), _options(options)
     if options.dry_run:
         settings = [f"{name}={value}" for name, value in variables(mpi).items()]
-        print(shlex.join(["env", *settings, *command_line(job, mpi, free_port())]))
+        words = ["env", *settings, *command_line(job, mpi, free_port())]
+        print(without_secrets(shlex.join(words)))
         return 0
     return launch_mpi(job, mpi, restarts=options.restarts, free_port=free_port, say=say)
 

@@ -7,6 +7,7 @@ import sys
 
 from trainyard.commands.launching import add_job_options, add_restarts, job_of, say
 from trainyard.commands.numbers import positive
+from trainyard.data.credentials import without_secrets
 from trainyard.launch.ends import GRACE_S
 
 
@@ -33,7 +34,7 @@ def launch(options: argparse.Namespace) -> int:
 
     job, place = job_of(options), place_in(os.environ)
     if options.dry_run:
-        print(f"{place.ranks} x {shlex.join(job.command)}")
+        print(f"{place.ranks} x {without_secrets(shlex.join(job.command))}")
         return 0
     take_any_text()
     return launch_pod(

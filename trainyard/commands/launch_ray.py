@@ -14,6 +14,7 @@ from trainyard.commands.launching import (
     say,
 )
 from trainyard.commands.numbers import positive
+from trainyard.data.credentials import without_secrets
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def launch(options: argparse.Namespace) -> int:
     _check_run(job, ray)
     if options.dry_run:
         ranks = ray.ranks or ray.gpus or "(one per GPU, or 1)"
-        print(f"{ray.nodes} x a node of Ray: {ranks} x {shlex.join(job.command)}")
+        print(f"{ray.nodes} x a node of Ray: {ranks} x {without_secrets(shlex.join(job.command))}")
         return 0
     return launch_ray(job, ray, Policy(options.restarts, options.min_nodes), say)
 

@@ -13,10 +13,12 @@ from pathlib import Path
 from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
+    check_writable,
     job_of,
 )
 from trainyard.commands.numbers import positive, whole
 from trainyard.errors import InputError, TrainyardError
+from trainyard.files import write_text, writing
 from trainyard.launch.job import Job
 from trainyard.launch.slurm import Allocation, runs_of, script
 
@@ -75,6 +77,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def launch(options: argparse.Namespace) -> int:
     job, allocation = job_of(options, is_here=False), _allocation(options)
+    check_writable(job, "the batch script")
     if options.seeds and "run.seed" in options.overrides:
         raise InputError("--seeds and --run.seed exclude each other")
     setup, folder = [_sourced(line) for line in options.setup], Path.cwd()
@@ -94,8 +97,9 @@ def launch(options: argparse.Namespace) -> int:
     _check_has("sbatch")
     runs = runs_of(job.run, options.seeds)
     for run in runs:
-        run.mkdir(parents=True, exist_ok=True)  # for what the job says: Slurm makes no directory
-        (run / "slurm.sbatch").write_text(text)
+        with writing(run):
+            run.mkdir(parents=True, exist_ok=True)  # for the job's output: Slurm makes no directory
+        write_text(run / "slurm.sbatch", text)
     done = subprocess.run(["sbatch", "--parsable"], input=text, text=True, capture_output=True)
     if done.returncode:
         said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")

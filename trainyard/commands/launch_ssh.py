@@ -15,6 +15,7 @@ from trainyard.commands.launching import (
     say,
 )
 from trainyard.commands.numbers import positive
+from trainyard.data.credentials import without_secrets
 
 if TYPE_CHECKING:
     from trainyard.launch.ssh_cluster import SshOptions
@@ -56,7 +57,7 @@ def launch(options: argparse.Namespace) -> int:
     if options.dry_run:
         for host in ssh.hosts:
             ranks = host.slots or ssh.ranks or ssh.gpus or "(one per GPU, or 1)"
-            print(f"{host.target}: {ranks} x {shlex.join(job.command)}")
+            print(f"{host.target}: {ranks} x {without_secrets(shlex.join(job.command))}")
         print(f"by {shlex.join(ssh.login.command)}, in {ssh.login.folder}")
         return 0
     if options.sync:

@@ -5,9 +5,17 @@ import sys
 from contextlib import suppress
 
 from trainyard.commands.numbers import positive, whole
-from trainyard.commands.train import VOICES, add_training_options, config_of, run_folder
+from trainyard.commands.train import (
+    VOICES,
+    add_training_options,
+    check_recipe,
+    config_of,
+    run_folder,
+)
+from trainyard.data.credentials import without_secrets
 from trainyard.errors import InputError
 from trainyard.launch.job import Job
+from trainyard.printable import printable
 
 _WAIT_S = 300
 
@@ -63,6 +71,7 @@ def job_of(
     if is_here:
         config_of(options)
     else:
+        check_recipe(options)
         load_recipe(options.recipe, options.overrides)
     run = run_folder(options)
     if options.doctor:
@@ -76,6 +85,19 @@ def job_of(
     return Job(tuple(arguments), run)
 
 
+def check_writable(job: Job, file: str) -> None:
+    """InputError where the command of a job, which goes into `file`, holds a login or a signature.
+
+    The message names the word without it.
+    """
+    for word in job.arguments:
+        if without_secrets(word) != word:
+            raise InputError(
+                f"{without_secrets(word)}: holds a login or a signature, and would be written into "
+                f"{file}: put the login into ~/.netrc on every host and leave it out here"
+            )
+
+
 def _voice(options: argparse.Namespace) -> list[str]:
     """How the ranks are to speak, but for those that examine machines: they have but one way."""
     given = [name for name in VOICES if getattr(options, name.replace("-", "_"))]
@@ -84,7 +106,7 @@ def _voice(options: argparse.Namespace) -> list[str]:
 
 def say(message: str) -> None:
     with suppress(OSError):  # nobody reads it any more
-        print(f"trainyard: {message}", file=sys.stderr)
+        print(printable(f"trainyard: {message}"), file=sys.stderr)
 
 
 def num_devices() -> int:

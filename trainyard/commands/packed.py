@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.commands.printing import size
+from trainyard.printable import printable
 
 if TYPE_CHECKING:
     from trainyard.data.manifest import Manifest
@@ -33,10 +34,11 @@ def print_packed(destination: Path, manifest: "Manifest", *, as_json: bool) -> N
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for files, samples, total in rows:
-        print(f"{files:<{widths[0]}}  {samples:>{widths[1]}}  {total}")
+        print(printable(f"{files:<{widths[0]}}  {samples:>{widths[1]}}  {total}"))
     for kind, found in manifest.about["odd"].items():
         shown = ", ".join(found["files"][:_ODD_SHOWN])
-        print(f"{found['count']:,} {kind}: {shown}{', …' if found['count'] > _ODD_SHOWN else ''}")
+        more = ", …" if found["count"] > _ODD_SHOWN else ""
+        print(printable(f"{found['count']:,} {kind}: {shown}{more}"))
 
 
 def _bytes(manifest: "Manifest", split: str) -> int:

@@ -8,9 +8,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
-from trainyard.commands.checkpoints import add_checkpoint, check_overrides
+from trainyard.commands.checkpoints import SECTIONS, add_checkpoint, check_overrides, check_target
 from trainyard.commands.numbers import positive
 from trainyard.errors import InputError
+from trainyard.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--data.eval_size 288 say. An image that cannot be read is named, and the others go on; "
         "the exit code is 2 if none can be read."
     )
-    parser.set_defaults(run_command=predict, takes_overrides=True)
+    parser.set_defaults(run_command=predict, takes_overrides=SECTIONS)
 
 
 class Answer(NamedTuple):
@@ -54,6 +55,7 @@ class Answer(NamedTuple):
 
 def predict(options: argparse.Namespace) -> int:
     check_overrides(options.overrides, "a prediction")
+    check_target(options, options.images)
     if options.csv and not options.csv.endswith(".csv"):
         raise InputError(f"--csv {options.csv}: name a file that ends in .csv")
     from rich.console import Console
@@ -117,7 +119,7 @@ def _bad(answers: Sequence[Answer]) -> list[tuple[str, str]]:
 
 def _complain(bad: Sequence[tuple[str, str]], total: int) -> None:
     for name, reason in bad[:_SHOWN]:
-        print(f"trainyard: {name}: {reason}", file=sys.stderr)
+        print(printable(f"trainyard: {name}: {reason}"), file=sys.stderr)
     if len(bad) > 1:
         text = f"{len(bad):,} of {total:,} images cannot be read"
         print(f"trainyard: {text}", file=sys.stderr)

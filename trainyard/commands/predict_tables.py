@@ -15,7 +15,7 @@ from trainyard.classifier import Classifier, Guess
 from trainyard.commands.predict import Answer
 from trainyard.commands.printing import result_console
 from trainyard.errors import InputError
-from trainyard.files import atomic_write
+from trainyard.files import write_text
 
 _IN_FULL = 3  # images of which all guesses are shown
 _ONE_BY_ONE = 500  # images that have a line of their own; of more, the classes are counted
@@ -53,21 +53,19 @@ def write_csv(path: Path, classifier: Classifier, answers: Sequence[Answer]) -> 
     """
     top = max(said.classes.shape[1] for _, said in answers)
     columns = [f"{what}_{place + 1}" for place in range(top) for what in ("class", "probability")]
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(["image", "error", *columns])
+    for answer, number in _rows(answers):
+        name = answer.images.name(number)
+        if number in answer.said.bad:
+            writer.writerow([name, answer.said.bad[number], *[""] * len(columns)])
+            continue
+        guesses = _guesses(classifier, answer, number)
+        cells = [cell for g in guesses for cell in (g.name, f"{g.probability:.6f}")]
+        writer.writerow([name, "", *cells])
     try:
-        with atomic_write(path) as file:
-            text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
-            writer = csv.writer(text)
-            writer.writerow(["image", "error", *columns])
-            for answer, number in _rows(answers):
-                name = answer.images.name(number)
-                if number in answer.said.bad:
-                    writer.writerow([name, answer.said.bad[number], *[""] * len(columns)])
-                    continue
-                guesses = _guesses(classifier, answer, number)
-                cells = [cell for g in guesses for cell in (g.name, f"{g.probability:.6f}")]
-                writer.writerow([name, "", *cells])
-            text.flush()
-            text.detach()
+        write_text(path, text.getvalue(), errors="surrogateescape")
     except OSError as error:
         raise InputError(f"--csv {path}: cannot be written ({error.strerror})") from None
 

@@ -28,9 +28,10 @@ def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> N
 
 def result_console() -> "Console":
     """For results: what is read by others, or later, is not folded."""
-    from rich.console import Console
+    from trainyard.monitor.escaping import EscapingConsole
 
-    console = Console(markup=False, highlight=False)  # a class may be called [a]
+    # A class may be called [a] or :cat:, or hide a terminal's commands in its name.
+    console = EscapingConsole(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _WIDE
     return console

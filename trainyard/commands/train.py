@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.errors import TrainyardError
+from trainyard.data.source import is_remote
+from trainyard.errors import RecipeError, TrainyardError
 from trainyard.parent import end_with_launcher
+from trainyard.printable import printable
 from trainyard.rendezvous import discover
 
 if TYPE_CHECKING:
@@ -80,7 +84,7 @@ def _report(folder: Path, *, is_told: bool) -> None:
     try:
         path = write_report([folder])
     except TrainyardError as error:
-        print(f"trainyard: no report: {error}", file=sys.stderr)
+        print(printable(f"trainyard: no report: {error}"), file=sys.stderr)
     else:
         if is_told:
             print(f"its report: {path}")
@@ -91,12 +95,30 @@ def config_of(options: argparse.Namespace) -> "RunConfig":
     from trainyard.config import load_recipe
     from trainyard.data.merge import merged_splits
 
+    check_recipe(options)
     overrides = dict(options.overrides)
     if options.data is not None:
         overrides |= {
             f"data.{split}": place for split, place in merged_splits(options.data).items()
         }
     return load_recipe(options.recipe, overrides)
+
+
+def check_recipe(options: argparse.Namespace) -> None:
+    """RecipeError where a data set or a run is given in place of a recipe."""
+    from trainyard.config import builtin_recipes
+
+    recipe, command = options.recipe, options.parser.prog
+    if recipe in builtin_recipes():
+        return
+    if (Path(recipe) / "recipe.toml").is_file():
+        resumed = shlex.join((str(Path(recipe) / "recipe.toml"), "--run", recipe))
+        raise RecipeError(f"{recipe}: is a run, not a recipe; did you mean {command} {resumed}?")
+    if os.path.isdir(recipe) or is_remote(recipe):
+        raise RecipeError(
+            f"{recipe}: is data, not a recipe; did you mean {command} RECIPE --data "
+            f"{shlex.quote(recipe)}?"
+        )
 
 
 def run_folder(options: argparse.Namespace) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.rendezvous import Place
-from trainyard.world import World, gather
+from trainyard.world import World, gather, gpu_of
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ def meet(
     question: Question, world: World, device: "torch.device", say: Callable[[str], None]
 ) -> Patient:
     """All ranks call it."""
-    gpus = gather(world, _gpu(device))
+    gpus = gather(world, gpu_of(device))
     found = gather(world, (Place.mine().host, world.node))
     hosts = [host for host, _ in found]
     nodes = tuple(found.index(each) for each in found)
@@ -79,11 +79,3 @@ def meet(
         },
         say=say,
     )
-
-
-def _gpu(device: "torch.device") -> str | None:
-    if device.type == "cpu":
-        return None
-    import torch
-
-    return str(torch.cuda.get_device_properties(device).uuid)

@@ -11,8 +11,8 @@ from torch import nn
 
 from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
+from trainyard.data.credentials import without_secrets
 from trainyard.data.datasets import description
-from trainyard.data.source import without_login
 from trainyard.training import checkpoint
 
 INPUT, OUTPUT = "images", "logits"  # names, where a format has them
@@ -128,5 +128,5 @@ def _recipe(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 def _place(text: str) -> str:
     """A location as others may see it: of a path on this machine the end alone."""
-    shown = without_login(text)
+    shown = without_secrets(text)
     return "/".join(shown.rsplit("/", 2)[-2:]) if os.path.isabs(shown) else shown

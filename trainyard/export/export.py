@@ -10,13 +10,14 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from trainyard.classifier import Classifier
-from trainyard.errors import InputError, TrainyardError
+from trainyard.errors import DiskError, InputError, TrainyardError
 from trainyard.export.card import MADE_BY, card
 from trainyard.export.check import Difference, DiffersError, compare, examples, plain_model
 from trainyard.export.description import Description, describe
 from trainyard.export.formats import FORMATS
 from trainyard.export.hub import CARD, CONFIG, WEIGHTS, is_ours, load_hub, write_hub
-from trainyard.files import fsync_folder, part_of
+from trainyard.files import disk_error, fsync_folder, part_of, writing
+from trainyard.printable import printable
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Exporter:
         self._model: nn.Module = plain_model(classifier)
         self._examples: list[Tensor] = examples(classifier)
         self._about: Description = describe(classifier)
+        self._bytes = sum(weight.nbytes for weight in self._model.state_dict().values())
 
     def to_file(self, path: Path, kind: str) -> Export:
         """A file of a format, and a card beside it: model.onnx and model.onnx.md.
@@ -46,12 +48,13 @@ class Exporter:
         written, TrainyardError where the model cannot be exported so.
         """
         check_file(path, kind)
-        with _beside(path) as folder:
+        with _beside(path, self._bytes) as folder:
             inner = folder / path.name
             difference = self._checked(kind, inner)
             size = sum(file.stat().st_size for file in folder.iterdir())
             card_path = card_of(path)
-            (folder / card_path.name).write_text(card(self._about, kind, path.name, difference))
+            text = printable(card(self._about, kind, path.name, difference))
+            (folder / card_path.name).write_text(text, encoding="utf-8")
             # The model comes last: whoever sees it has all that belongs to it.
             first, last = card_path.name, path.name
             parts = [f.name for f in folder.iterdir() if f.name not in (first, last)]
@@ -61,10 +64,11 @@ class Exporter:
     def to_hub(self, path: Path) -> Export:
         """A folder that timm loads, new or in place of one that was exported before."""
         check_hub(path)
-        with _beside(path) as folder:
+        with _beside(path, self._bytes) as folder:
             difference = self._checked("hub", folder)
             size = sum(file.stat().st_size for file in folder.iterdir())
-            (folder / CARD).write_text(card(self._about, "hub", str(path), difference))
+            text = printable(card(self._about, "hub", str(path), difference))
+            (folder / CARD).write_text(text, encoding="utf-8")
             path.mkdir(exist_ok=True)
             _move(folder, path, [CARD, CONFIG, WEIGHTS])
         return Export(path, "hub", size, difference)
@@ -84,6 +88,8 @@ class Exporter:
         except DiffersError as error:
             reason = str(error)
         except Exception as error:  # exporters and their operators fail in all ways there are
+            if disk_error(error, path) is not None:
+                raise
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         what = "timm cannot load it again" if kind in ("hub", "safetensors") else "export failed"
         raise TrainyardError(
@@ -121,12 +127,18 @@ def check_hub(path: Path) -> None:
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[Path]:
-    """A hidden folder on the same disk, gone afterwards. InputError if it cannot be written."""
+def _beside(path: Path, needed: int) -> Iterator[Path]:
+    """A hidden folder on the same disk, gone afterwards. InputError if it cannot be written.
+
+    DiskError if the disk is full or read-only; `needed`: bytes that are to be written.
+    """
     folder = part_of(path.absolute())
     try:
-        folder.mkdir()
-        yield folder
+        with writing(path, needed, folder):
+            folder.mkdir()
+            yield folder
+    except DiskError:
+        raise
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror or error})") from None
     finally:

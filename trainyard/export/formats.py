@@ -1,5 +1,6 @@
 """The files that a model can be exported to: how each is written, and loaded again."""
 
+import io
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -54,7 +55,9 @@ def _load_safetensors(about: Description, path: Path) -> Exported:
 
 def _write_pt2(model: nn.Module, about: Description, path: Path) -> None:
     program = torch.export.export(model, (_example(about),), dynamic_shapes=(_BATCH,))
-    torch.export.save(program, path, extra_files={METADATA: json.dumps(about.metadata())})
+    packed = io.BytesIO()  # torch ends the whole process when it cannot write to a file
+    torch.export.save(program, packed, extra_files={METADATA: json.dumps(about.metadata())})
+    path.write_bytes(packed.getbuffer())
 
 
 def _load_pt2(about: Description, path: Path) -> Exported:

@@ -1,17 +1,19 @@
 """A timm model by name, that takes the images it will be given."""
 
-import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from trainyard.errors import RecipeError
+from trainyard.hints import did_you_mean
 from trainyard.section import Section
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -30,6 +32,8 @@ _FLEXIBLE: tuple[dict[str, bool], ...] = (
     {"strict_img_size": False},
     {},  # some take them anyhow
 )
+
+_SMALLEST_PATCH = 4  # pixels; strides below are those of convolutions
 
 
 class ModelConfig(Section):
@@ -94,7 +98,8 @@ def build_model(
             ways = _FLEXIBLE
     model = _first_that_takes(ways, config, options)
     for size in (image_size, *sorted(other_sizes)):
-        _check_images(model, config, size, num_classes)
+        with _whole_patches(model, config, size):
+            _check_images(model, config, size, num_classes)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(memory_format=layout)
 
@@ -147,13 +152,71 @@ def _check_images(model: "nn.Module", config: ModelConfig, size: int, num_classe
         raise RecipeError(f"model.options: {config.name} gives no score per class with them")
 
 
+@contextmanager
+def _whole_patches(model: "nn.Module", config: ModelConfig, size: int) -> "Iterator[None]":
+    """RecipeError if patches do not cover the images of `size` pixels that the block runs.
+
+    timm's transformers leave out what is too little for a patch, without an error. So do strided
+    convolutions of other models, which are made for sizes that do not fit and lose less by it.
+    """
+    from timm.layers import PatchEmbed
+    from torch import nn
+
+    cuts: list[tuple[int, int]] = []  # pixels of a patch, and those that no patch has
+
+    def look(module: nn.Module, inputs: "tuple[torch.Tensor, ...]") -> None:
+        side = inputs[0].shape[-1]
+        patch, left = _uncovered(module, side)
+        if patch >= _SMALLEST_PATCH and left > 0:
+            pixels = round(size / side)  # of what convolutions before it have made smaller
+            cuts.append((patch * pixels, left * pixels))
+
+    about, modules = getattr(model, "pretrained_cfg", {}), [*model.modules()]
+    is_of_patches = about.get("fixed_input_size") or any(isinstance(m, PatchEmbed) for m in modules)
+    hooks = [
+        module.register_forward_pre_hook(look)
+        for module in modules
+        if is_of_patches and isinstance(module, (nn.Conv2d, PatchEmbed))
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        if cuts:
+            raise RecipeError(_explain_cut(*cuts[0], config, size)) from None
+
+
+def _uncovered(module: "nn.Module", side: int) -> tuple[int, int]:
+    """The side of a module's patches, and how much of an input's `side` they leave out."""
+    from timm.layers import PatchEmbed
+    from torch import nn
+
+    if isinstance(module, PatchEmbed):
+        return module.patch_size[-1], 0 if module.dynamic_img_pad else side % module.patch_size[-1]
+    assert isinstance(module, nn.Conv2d)
+    stride, kernel, padding = module.stride[-1], module.kernel_size[-1], module.padding[-1]
+    if kernel < stride or isinstance(padding, str):  # it samples, as in the attention of mvitv2
+        return stride, 0
+    return stride, (side + 2 * padding - kernel) % stride - padding
+
+
+def _explain_cut(patch: int, left: int, config: ModelConfig, size: int) -> str:
+    below = size // patch * patch
+    sizes = f"{below} or {below + patch}" if below else f"{patch}"
+    return (
+        f"model.name: {config.name} cuts images into patches of {patch} pixels and would leave out "
+        f"the last {left} of {size} pixels: choose {sizes} for data.image_size, data.eval_size, "
+        "schedule.image_size"
+    )
+
+
 def _check_name(name: str) -> None:
     import timm
 
     if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "timm.list_models() has them all"
-        raise RecipeError(f"model.name: timm has no model {name!r}; {hint}")
+        hint = did_you_mean(name, timm.list_models()) or "; timm.list_models() has them all"
+        raise RecipeError(f"model.name: timm has no model {name!r}{hint}")
 
 
 def _check_options(options: dict[str, bool | int | float | str]) -> None:

@@ -1,6 +1,5 @@
 """Parameters that are not trained, by patterns of their names."""
 
-import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from types import MethodType
@@ -9,6 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainyard.errors import RecipeError
+from trainyard.hints import near_pattern
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -21,9 +21,9 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         matched = [name for name in parameters if fnmatchcase(name, pattern)]
         if not matched:
-            raise RecipeError(
-                f"model.freeze: no parameter matches {pattern!r}{_near(pattern, list(parameters))}"
-            )
+            names = list(parameters)
+            hint = near_pattern(pattern, names) or f"; the first is {names[0]!r}"
+            raise RecipeError(f"model.freeze: no parameter matches {pattern!r}{hint}")
         for name in matched:
             parameters[name].requires_grad_(False)
     if patterns and not any(p.requires_grad for p in parameters.values()):
@@ -42,14 +42,3 @@ def _is_frozen(module: nn.Module) -> bool:
 def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
     """In place of Module.train(), which whoever evaluates the whole model calls afterwards."""
     return nn.Module.train(module, False)
-
-
-def _near(pattern: str, names: list[str]) -> str:
-    stem = pattern.rstrip("*.")
-    if any(name.startswith(f"{stem}.") for name in names):
-        return f"; did you mean '{stem}.*'?"
-    modules = {name[:end] for name in names for end, c in enumerate(name) if c == "."}
-    close = difflib.get_close_matches(stem, sorted(modules | set(names)), n=1)
-    if not close:
-        return f"; the first is {names[0]!r}"
-    return f"; did you mean {close[0] if close[0] in names else close[0] + '.*'!r}?"

@@ -1,6 +1,5 @@
 """Parameter groups: which share of the learning rate and of weight decay each parameter has."""
 
-import difflib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainyard.errors import RecipeError
+from trainyard.hints import near_pattern
 from trainyard.optim.optimizers import OptimConfig
 
 
@@ -125,17 +125,7 @@ def _overrides(key: str, texts: tuple[str, ...], names: list[str]) -> dict[str, 
         fitting = [name for name in names if fnmatchcase(name, pattern.strip())]
         if not fitting:
             raise RecipeError(
-                f"{key}: no parameter fits {pattern.strip()!r}{_near(pattern, names)}"
+                f"{key}: no parameter fits {pattern.strip()!r}{near_pattern(pattern, names)}"
             )
         factors |= dict.fromkeys(fitting, float(factor))
     return factors
-
-
-def _near(pattern: str, names: list[str]) -> str:
-    """A hint at the parameter or module with the most similar name."""
-    modules = {name[:dot] for name in names for dot, sign in enumerate(name) if sign == "."}
-    plain = pattern.strip().rstrip(".*")
-    close = difflib.get_close_matches(plain, [*sorted(modules), *names], n=1, cutoff=0.4)
-    if not close:
-        return ""
-    return f"; did you mean {close[0] + '.*' if close[0] in modules else close[0]!r}?"

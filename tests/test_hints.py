@@ -1,0 +1,85 @@
+"""One did-you-mean engine: near misses, and other trainers' names for keys and options."""
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, options_of_training, rows_beside_ours
+from trainyard import hints
+from trainyard.config import RunConfig, all_keys, override
+from trainyard.hints import closest, did_you_mean, foreign, near_pattern, same, similar
+
+PACKAGE = Path(hints.__file__).parent
+VALUES = {"augment.randaugment": "rand-m9-n2", "optim.betas": "0.9,0.95", "model.name": "resnet50"}
+VALUES |= {"augment.label_smoothing": "0.1"}
+VALUES |= {"optim.name": "adamw", "schedule.name": "cosine", "augment.erasing_mode": "pixel"}
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("resnet-50", ["resnet18", "resnet50"], ["resnet50"]),
+        ("ResNet50", ["resnet50-a1", "resnet50-16ep", "vit"], ["resnet50-a1", "resnet50-16ep"]),
+        ("resnet101", ["resnet50", "resnet152"], []),  # a different number is another thing
+        ("n01440765", ["n01440764"], []),
+        ("T4s", ["t4", "l4"], ["t4"]),
+        ("batch.momentum", ["batch.size", "optim.momentum"], ["optim.momentum"]),
+        ("optim.lrr", ["schedule.lrs", "optim.lr"], ["optim.lr"]),  # its own section first
+        ("datas", ["data.std", "data.stage", "data"], ["data"]),
+        ("siamese", ["siamese cat", "cat"], ["siamese cat"]),
+        ("qqq", ["resnet50"], []),
+        ("--", ["-", "a"], []),
+        ("", ["a"], []),
+    ],
+)
+def test_the_closest_names(word: str, known: list[str], meant: list[str]) -> None:
+    assert closest(word, known) == meant
+
+
+def test_names_that_are_the_same_come_before_similar_ones() -> None:
+    assert same("val", ["value", "data.val"]) == ["data.val"]
+    assert similar("val", ["value", "data.val"]) == ["value", "data.val"]
+    assert closest("val", ["value", "data.val"]) == ["data.val"]
+
+
+def test_the_text_of_a_hint() -> None:
+    known = ["cifar10", "cifar100", "digits"]
+    assert did_you_mean("digit", known) == "; did you mean 'digits'?"
+    assert did_you_mean("cifar", known) == "; did you mean 'cifar10' or 'cifar100'?"
+    assert did_you_mean("cifar", known, most=1) == "; did you mean 'cifar10'?"
+    assert did_you_mean("mnist", known) == ""
+
+
+def test_patterns_that_are_suggested_fit() -> None:
+    names = ["stem.weight", "blocks.0.weight", "head.bias"]
+    assert near_pattern("block.*", names) == "; did you mean 'blocks.*'?"
+    assert near_pattern("head.bais", names) == "; did you mean 'head.bias'?"
+    assert near_pattern("qqq", names) == ""
+
+
+@pytest.mark.parametrize("name", hints._FOREIGN)
+def test_other_trainers_names_lead_to_values_that_are_valid(name: str) -> None:
+    target, form = foreign(name.replace("_", "-")) or ("", "")
+    if "." not in target:
+        assert f"--{target}" in options_of_training()
+        return
+    assert not same(name, all_keys()), "the key has that name itself"
+    override(RunConfig(), {target: form.format(VALUES.get(target, "1"))})
+
+
+@pytest.mark.parametrize("trainer", ["timm", "torchvision"])
+def test_the_documentation_maps_them_in_the_same_way(trainer: str) -> None:
+    documented: defaultdict[str, set[str]] = defaultdict(set)
+    for theirs, ours in rows_beside_ours(DOCS / "come-from" / f"{trainer}.md"):
+        for flag in re.findall(r"`--([\w-]+)", theirs):
+            documented[flag] |= set(re.findall(r"`(?:--)?([a-z_.]+)", ours))
+    ours_of = {flag: target[0] for flag in documented if (target := foreign(flag))}
+    assert len(ours_of) > 10
+    assert [flag for flag, key in ours_of.items() if key not in documented[flag]] == []
+
+
+def test_there_is_one_engine() -> None:
+    users = [path for path in PACKAGE.rglob("*.py") if "difflib" in path.read_text()]
+    assert [path.name for path in users] == ["hints.py"]
