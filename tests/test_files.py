@@ -1,14 +1,26 @@
 """Files that are complete or absent, lines that survive a kill, and where the cache is."""
 
+import errno
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from trainyard.files import JsonLines, RunDirectory, atomic_write, cache_folder, sha256, write_text
+from tests.full_disk import full_disk
+from trainyard.errors import DiskError, TrainyardError
+from trainyard.files import (
+    JsonLines,
+    RunDirectory,
+    atomic_write,
+    cache_folder,
+    disk_error,
+    sha256,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -157,3 +169,65 @@ def test_the_files_of_a_run_are_as_promised() -> None:
         "runs/x/quarantine.jsonl",
     ]
     assert str(run.checkpoints) == "runs/x/checkpoints"
+
+
+# --- a full disk ---
+
+FREE = r"\d[\d,.]* (MB|bytes) free"
+
+
+def test_a_full_disk_is_told_of_with_the_bytes_needed_and_free(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_text(path, "old")
+    with full_disk(1000), pytest.raises(DiskError) as caught:
+        write_text(path, "n" * 5000)
+    said = f"{path}: File too large: 5,000 bytes needed, {FREE}; free some space and give the"
+    assert re.match(said, str(caught.value))
+    assert isinstance(caught.value, TrainyardError | OSError)
+    assert (caught.value.exit_code, caught.value.errno) == (1, errno.EFBIG)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_of_a_file_of_unknown_size_it_is_told_how_much_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    said = "more than 1,000 bytes needed"
+    with full_disk(1000), pytest.raises(DiskError, match=said), atomic_write(path) as file:
+        file.write(bytes(5000))
+    assert names(tmp_path) == []
+
+
+def test_a_line_for_which_there_is_no_room_leaves_none(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "lines")
+    lines.append({"step": 1})
+    with full_disk(20), pytest.raises(DiskError, match=r"lines: File too large: 3\d bytes needed"):
+        lines.append({"step": 2, "message": "no room"})
+    assert (tmp_path / "lines").read_text() == '{"step": 1}\n'
+    lines.append({"step": 2})
+    assert (tmp_path / "lines").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_device_that_is_full(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "lines")
+    (tmp_path / "lines").symlink_to("/dev/full")
+    with pytest.raises(DiskError, match="lines: No space left on device: 12 bytes needed"):
+        lines.append({"step": 1})
+
+
+def test_a_read_only_disk(tmp_path: Path) -> None:
+    error = OSError(errno.EROFS, os.strerror(errno.EROFS), str(tmp_path / "part"))
+    assert str(disk_error(error, tmp_path / "a")) == f"{tmp_path}/a: Read-only file system"
+
+
+def test_other_errors_are_not_those_of_a_disk(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    hidden = RuntimeError("unexpected pos 1")
+    hidden.__context__ = full
+    rust = ValueError("I/O error: No space left on device (os error 28)")
+    assert all(disk_error(error, tmp_path) for error in (full, hidden, rust))
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    assert disk_error(denied, tmp_path) is None
+    assert disk_error(ValueError("(os error 13)"), tmp_path) is None
+    with pytest.raises(PermissionError) as caught, atomic_write(tmp_path / "file"):
+        raise denied
+    assert caught.value is denied

@@ -46,6 +46,6 @@ def test_it_runs_and_shows_what_it_says(tmp_path: Path, monkeypatch: pytest.Monk
     (last,) = re.findall(r"loss (?:\S+) at first, (\S+) at the end", printed)
     assert float(last) < 1
     (error,) = [out.traceback for out in outputs if out.output_type == "error"]
-    assert error == ["RecipeError: unknown recipe key 'data.sise'; did you mean 'data.stage'?"]
+    assert error == ["RecipeError: unknown recipe key 'data.sise'; did you mean 'batch.size'?"]
     top1 = trainyard.history(run).val[-1]["top1"]
     assert re.search(rf"^top-1 {top1:.2%} ", printed, re.MULTILINE)

@@ -1,5 +1,6 @@
 """A rank dies: the others notice, name it, save what they have done, and a restart goes on."""
 
+import errno
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file
@@ -19,13 +21,16 @@ from torch import distributed as dist
 
 from tests.command_line import newest, run
 from tests.spawn import launch
+from tests.web import Talk
 from trainyard.__main__ import end
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.errors import LoaderError, PeerError
-from trainyard.rendezvous import member, sleeper
+from trainyard.errors import DiskError, LoaderError, PeerError
+from trainyard.rendezvous import Watch, member, sleeper
+from trainyard.survivors.estate import Estate, _Survivor
+from trainyard.survivors.meeting import Meeting
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.update import Update, Updated
-from trainyard.world import World, is_lost_peer
+from trainyard.world import World, is_lost_peer, opening
 
 SIZE, NUM_STEPS = 4, 8
 AT = 4  # the step, counted from 0, in which a rank is lost
@@ -41,6 +46,27 @@ OPTIONS = {
 }
 
 
+# --- no room to meet ---
+
+
+def test_no_room_to_meet() -> None:
+    """Survivors tell each other by files of the run directory, which is full."""
+
+    def is_full(*_: object, **__: object) -> None:
+        raise DiskError(errno.ENOSPC, "No space left on device", "00001.json")
+
+    state, quarantine = SimpleNamespace(step=3), SimpleNamespace(noted=[])
+    survivor = _Survivor(
+        cast(Estate, SimpleNamespace(state=state, quarantine=quarantine)),
+        World(rank=1, size=2),
+        cast(Watch, SimpleNamespace(hung=[], reason="rank 0 is gone")),
+        cast(Meeting, SimpleNamespace(decide=is_full)),
+        keep=1,
+    )
+    said = "rank 0 is gone; nothing was saved (00001.json: No space left on device; free some "
+    assert str(survivor.divide()).startswith(said)
+
+
 # --- noticing ---
 
 
@@ -49,7 +75,8 @@ def _wait_for_each_other(world: World) -> None:
     with member(world) as watch:
         survivors = range(world.size - 1)
         pairs = [[rank, (rank + 1) % len(survivors)] for rank in survivors]
-        groups: list[Any] = [dist.new_group(pair) for pair in pairs]
+        with opening():
+            groups: list[Any] = [dist.new_group(pair) for pair in pairs]
         if world.rank == world.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
@@ -65,6 +92,27 @@ def _wait_for_each_other(world: World) -> None:
 
 def test_those_who_wait_for_each_other_notice_too() -> None:
     assert launch(_wait_for_each_other, SIZE) == [0, 0, 0, -signal.SIGKILL]
+
+
+def _talk_to_others(world: World) -> None:
+    """A database, say, before the ranks meet, and a tracker, after that."""
+    database = Talk()
+    with member(world) as watch:
+        tracker = Talk()
+        dist.barrier()
+        if world.rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.all_reduce(torch.zeros(1))
+        except RuntimeError:
+            watch.alarm()
+            assert database.works() and tracker.works()
+        else:
+            raise AssertionError("it came")
+
+
+def test_a_caller_s_own_connections_outlive_a_rank() -> None:
+    assert launch(_talk_to_others, 2) == [0, -signal.SIGKILL]
 
 
 def _leave(world: World) -> None:

@@ -1,10 +1,35 @@
-"""Decisions that all ranks share."""
+"""Decisions that all ranks share, the groups in which they talk, and whose device is whose."""
 
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
 import torch
+from torch import distributed as dist
 
+from tests.gpus import pretend
 from tests.spawn import spawn
-from trainyard.errors import DataError, PeerError
-from trainyard.world import World, gather, in_turns, together, total
+from tests.web import Talk
+from trainyard import world as world_module
+from trainyard.averaging.nodes import counterparts
+from trainyard.errors import DataError, InputError, PeerError
+from trainyard.training.stop import StopSignal
+from trainyard.world import (
+    World,
+    check_devices,
+    cut_connections,
+    gather,
+    in_turns,
+    new_group,
+    opening,
+    own_device,
+    pick_device,
+    together,
+    total,
+)
+
+LIMIT = timedelta(days=1)
 
 
 def _talk(world: World) -> tuple[list[int], float, float, list[str]]:
@@ -41,3 +66,107 @@ def test_a_failure_of_one_rank_is_a_failure_of_all() -> None:
     first, second = spawn(_fail_on_one, 2)
     assert second == ("the disk of rank 1 is gone", 2, True)
     assert first == ("rank 1: the disk of rank 1 is gone", 2, True)
+
+
+# --- devices ---
+
+
+@pytest.mark.parametrize(("local_rank", "num_gpus", "index"), [(0, 1, 0), (3, 8, 3), (3, 1, 0)])
+def test_a_rank_takes_the_gpu_of_its_number_of_those_it_sees(
+    local_rank: int, num_gpus: int, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, num_gpus)
+    world = World(rank=13, size=16, local_rank=local_rank, local_size=4, node=3, num_nodes=4)
+    assert own_device(world) == pick_device(world) == torch.device("cuda", index)
+    assert torch.cuda.current_device() == index
+
+
+def test_without_a_gpu_it_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, 0)
+    assert own_device(World(rank=1, size=2, local_rank=1, local_size=2)).type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        ([("a", None), ("a", None), ("b", None)], None),
+        ([("a", "1"), ("a", "2"), ("b", "3")], None),
+        (
+            [("a", "1"), ("b", "2"), ("b", "2")],
+            "rank 1 on b and rank 2 on b have one GPU between them: start no more ranks on a host "
+            "than it has GPUs, or hide the GPUs from all ranks (CUDA_VISIBLE_DEVICES=) to train on "
+            "the CPU",
+        ),
+        ([("a", "1"), ("b", None), ("b", None)], "rank 1 on b sees no GPU, and rank 0 on a does: "),
+        ([("a", None), ("b", "1"), ("b", "1")], "rank 0 on a sees no GPU, and rank 1 on b does: "),
+    ],
+)
+def test_each_rank_has_a_gpu_of_its_own_or_none_has_one(
+    found: list[tuple[str, str | None]], wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(world_module, "gather", lambda world, mine: found)
+    world = World(size=len(found))
+    if wanted is None:
+        check_devices(world, torch.device("cpu"))
+        return
+    with pytest.raises(InputError) as error:
+        check_devices(world, torch.device("cpu"))
+    assert str(error.value).startswith(wanted)
+    assert error.value.is_shared
+
+
+# --- groups ---
+
+
+@pytest.fixture
+def everyone() -> Iterator[dist.ProcessGroup]:
+    """A group of all ranks, of which there is one, with the limit that ranks of a run have."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.set_timeout(LIMIT)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.group.WORLD.bound_device_id = None
+    dist.destroy_process_group()
+
+
+def limit_of(group: Any) -> timedelta:
+    limit: timedelta = group._get_backend(torch.device("cpu")).options._timeout
+    return limit
+
+
+def test_all_groups_have_the_limit_of_the_group_of_all_ranks(everyone: dist.ProcessGroup) -> None:
+    assert limit_of(everyone) == LIMIT
+    assert limit_of(counterparts(World(), everyone)) == LIMIT
+    with StopSignal(World(size=2)) as stop:
+        assert limit_of(stop._group) == LIMIT
+
+
+def test_a_group_of_some_is_bound_to_the_ranks_gpu_and_no_other_rank_takes_part(
+    everyone: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A split of NCCL's communicator of all ranks would wait for every rank."""
+    device, made = torch.device("cuda", 5), []
+
+    def note(ranks: Any, **options: Any) -> dist.ProcessGroup:
+        made.append((ranks, options["device_id"], everyone.bound_device_id))
+        return everyone
+
+    everyone.bound_device_id = device
+    monkeypatch.setattr(dist, "new_group", note)
+    new_group([0])
+    assert made == [([0], device, None)]
+    assert everyone.bound_device_id == device
+
+
+# --- connections ---
+
+
+def test_only_connections_to_other_ranks_are_cut() -> None:
+    before = Talk()
+    with opening():
+        own = Talk()
+    after = Talk()
+    cut_connections()
+    assert [talk.works() for talk in (before, own, after)] == [True, False, True]
+    for talk in (before, own, after):
+        talk.close()

@@ -8,6 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, NoReturn
 
 from trainyard.commands import (
@@ -23,11 +25,16 @@ from trainyard.commands import (
     report,
     train,
 )
-from trainyard.data.source import without_login
+from trainyard.commands.mistakes import explain_argument, explain_choice
+from trainyard.data.credentials import without_secrets
+from trainyard.early_stop import early_stops
 from trainyard.errors import InputError, Stopped, TrainyardError
+from trainyard.files import disk_error
+from trainyard.printable import printable
 from trainyard.rendezvous import discover
 from trainyard.world import World
 
+_NOT_AS_IT_SHOULD_BE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
 
 
@@ -35,17 +42,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code says how it ended (see trainyard/errors.py)."""
     # Of a rank that is lost we say more in a line than torch in pages.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    given = sys.argv[1:] if arguments is None else arguments
     try:
-        words, overrides = split_overrides(sys.argv[1:] if arguments is None else arguments)
+        words, overrides = split_overrides(given)
         options, unknown = _parser().parse_known_args(words)
         if unknown:
-            raise InputError(_unknown(unknown[0], options.command))
+            raise InputError(explain_argument(unknown[0], given, options))
         if overrides and not options.takes_overrides:
             raise InputError(
                 f"{options.command} takes no recipe keys such as {next(iter(overrides))}"
             )
         options.overrides = overrides
-        code: int = options.run_command(options)
+        with early_stops() if options.command in ("train", "launch") else nullcontext():
+            code: int = options.run_command(options)
         return code
     except TrainyardError as error:
         return say(error)
@@ -55,12 +64,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output, `head` say, has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        told = _of_the_disk(error)
+        if told is None:
+            raise
+        return say(told)
+
+
+def _of_the_disk(error: Exception) -> TrainyardError | None:
+    """What there is to say of a disk that is full, or of a file that is not as it should be."""
+    name = getattr(error, "filename", None)
+    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
+    full = disk_error(error, path or Path())
+    if full is not None and path is None:
+        return TrainyardError(f"{os.strerror(full.errno or 0)}: free some space")
+    if path is not None and isinstance(error, _NOT_AS_IT_SHOULD_BE):
+        return TrainyardError(f"{path}: {error.strerror}")
+    return full
 
 
 def say(error: TrainyardError) -> int:
     """Print it, of what all ranks know as the first one; its exit code."""
     if not error.is_shared or _world().is_first:
-        print(f"trainyard: {without_login(str(error))}", file=sys.stderr)
+        print(f"trainyard: {printable(without_secrets(str(error)))}", file=sys.stderr)
     return error.exit_code
 
 
@@ -82,23 +108,19 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return rest, overrides
 
 
-def _unknown(word: str, command: str) -> str:
-    from trainyard.config import all_keys
-
-    name = word.partition("=")[0].lstrip("-").replace("-", "_")
-    keys = [f"--{key}" for key in all_keys() if key.rpartition(".")[2] == name]
-    meant = f"did you mean {' or '.join(keys)}?" if keys else f"see trainyard {command} --help"
-    return f"unknown argument {word!r}; {meant}"
-
-
 class _Parser(argparse.ArgumentParser):
     """argparse with its errors in one line, like all others."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
+        self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message}; see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise InputError(explain_choice(action, value))
 
 
 def _parser() -> argparse.ArgumentParser:

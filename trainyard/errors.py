@@ -5,12 +5,15 @@ TrainyardError          1
 │   ├── RecipeError         a recipe, a key or a value
 │   ├── DataError           a data set: missing, empty, mismatched, too many bad samples
 │   └── CheckpointError     a checkpoint or a run directory
+├── DiskError           1   a disk is full or read-only; the same command goes on later
 ├── LoaderError         1   the loader process failed or died
 ├── DivergedError       3   gradients stay infinite or NaN, and going back did not help
 ├── PeerError           1   another rank failed and says why; this one stops with it
 └── Stopped           130   stopped by Ctrl-C or SIGTERM, checkpoint saved
     └── Requeued       75   stopped by SIGUSR1 or SIGUSR2, to be started again
 """
+
+import errno
 
 
 class TrainyardError(Exception):
@@ -39,6 +42,14 @@ class DataError(InputError):
 
 class CheckpointError(InputError):
     pass
+
+
+class DiskError(TrainyardError, OSError):
+    """A disk is full or read-only. `errno`, `strerror` and `filename` as any OSError has them."""
+
+    def __str__(self) -> str:
+        more = "" if self.errno == errno.EROFS else "; free some space and give the command again"
+        return f"{self.filename}: {self.strerror}{more}"
 
 
 class LoaderError(TrainyardError):

@@ -33,7 +33,7 @@ from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.evaluate import evaluate
 from trainyard.training.precision import AUTOCASTS, use_precision
 from trainyard.training.predictions import Predictions, calibration_error, reassessed_top1, summary
-from trainyard.world import World, pick_device, together
+from trainyard.world import World, check_devices, pick_device, together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,7 @@ def evaluate_checkpoint(
     """
     with member(world):
         device = pick_device(world)
+        check_devices(world, device)
         use_precision(config.batch.precision)
         with together(world):
             if world.is_first:

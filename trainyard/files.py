@@ -1,34 +1,119 @@
 """Files that appear complete or not at all, checksums, and the layout of a run directory."""
 
+import errno
 import glob
 import hashlib
 import json
 import math
 import os
+import re
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainyard.errors import CheckpointError
+from trainyard.errors import CheckpointError, DiskError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_UNWRITABLE = (*_FULL, errno.EROFS)
+Needed = int | Callable[[], int] | None
+"""Bytes that a file or folder needs, if they are known."""
+_RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """A file to write in binary; it takes the place of `path` only once complete and on disk."""
+def atomic_write(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
+    """A file to write in binary; it takes the place of `path` only once complete and on disk.
+
+    `size`: its bytes, if known. DiskError if the disk is full or read-only.
+    """
     part = part_of(path)
     try:
-        with open(part, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
+        with writing(path, size, part):
+            with open(part, "xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+@contextmanager
+def writing(path: Path, needed: Needed = None, part: Path | None = None) -> Iterator[None]:
+    """Inside, the error of a full or read-only disk becomes a DiskError that names `path`.
+
+    `needed` and `part` as `disk_error` has them.
+    """
+    try:
+        yield
+    except Exception as error:
+        found = disk_error(error, path, needed, part)
+        if found is None or found is error:
+            raise
+        raise found from error
+
+
+def disk_error(
+    error: BaseException, path: Path, needed: Needed = None, part: Path | None = None
+) -> DiskError | None:
+    """The DiskError that an exception amounts to; None if no full or read-only disk is its cause.
+
+    It tells the bytes that `path` needs, if known, and those that are free. `part` is what has
+    been written of it, a file or a folder, and is about to be removed.
+    """
+    if isinstance(error, DiskError):
+        return error
+    number = _errno_of(error)
+    if number is None:
+        return None
+    reason = os.strerror(number)
+    if number in _FULL:
+        size, written = needed() if callable(needed) else needed, _bytes_in(part) if part else 0
+        least = f"more than {in_words(written)}" if part else "more"
+        wanted = least if size is None else in_words(size)
+        reason += f": {wanted} needed, {in_words(_free_bytes(path) + written)} free"
+    return DiskError(number, reason, str(path))
+
+
+def why_unwritable(
+    error: OSError, path: Path, needed: Needed = None, part: Path | None = None
+) -> str:
+    """Why `path` cannot be written, without its name; of a full disk as `disk_error` tells it."""
+    found = disk_error(error, path, needed, part) or error
+    return found.strerror or str(found)
+
+
+def _errno_of(error: BaseException | None) -> int | None:
+    """The errno of a disk that an exception, or one that it was raised for, tells of."""
+    while error is not None:
+        told = _RUST_ERROR.search(str(error))  # safetensors says it in its message alone
+        number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+        if number in _UNWRITABLE:
+            return number
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
+
+
+def in_words(size: int) -> str:
+    """Bytes as a person has them."""
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
+
+
+def _free_bytes(path: Path) -> int:
+    there = next(each for each in (path, *path.absolute().parents) if os.path.exists(each))
+    return shutil.disk_usage(there).free
+
+
+def _bytes_in(path: Path) -> int:
+    """Of a file, or of all files in a folder."""
+    paths = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in paths if file.is_file())
 
 
 def part_of(path: Path) -> Path:
@@ -50,9 +135,11 @@ def is_at(path: Path, fd: int) -> bool:
         return False
 
 
-def write_text(path: Path, text: str) -> None:
-    with atomic_write(path) as file:
-        file.write(text.encode())
+def write_text(path: Path, text: str, errors: str = "strict") -> None:
+    """As `atomic_write`; `errors` as str.encode has it."""
+    content = text.encode(errors=errors)
+    with atomic_write(path, len(content)) as file:
+        file.write(content)
 
 
 def fsync_folder(path: Path) -> None:
@@ -86,8 +173,22 @@ class JsonLines:
             _drop_partial_line(path)
 
     def append(self, line: dict[str, Any]) -> None:
-        with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({key: _finite(value) for key, value in line.items()}) + "\n")
+        """DiskError if there is no room for it; the file is then as it was."""
+        text = json.dumps({key: _finite(value) for key, value in line.items()}) + "\n"
+        with writing(self._path, len(text)), _cut_back(self._path), open(self._path, "ab") as file:
+            file.write(text.encode())
+
+
+@contextmanager
+def _cut_back(path: Path) -> Iterator[None]:
+    """Inside, an error leaves a file as long as it was."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
 
 
 def _finite(value: Any) -> Any:

@@ -46,18 +46,10 @@ from trainyard.training.update import (
 )
 from trainyard.world import World
 
-
-def _sharded(config: AverageConfig, world: World) -> Averager:
-    from trainyard.averaging.sharded import Sharded  # torch takes long to import FSDP
-
-    return Sharded(config, world)
-
-
 AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
     "allreduce": AllReduce,
     "gossip": Gossip,
     "periodic": Periodic,
-    "sharded": _sharded,
 }
 
 
@@ -71,9 +63,14 @@ def data_of(config: RunConfig, world: World, console: Console, pulse: Pulse) -> 
     return data
 
 
-def averager_of(config: RunConfig, world: World) -> Averager:
+def averager_of(config: RunConfig, world: World, device: torch.device) -> Averager:
     """How the replicas of a run agree."""
-    return AVERAGERS[_averager_name(config, world)](config.average, world)
+    name = _averager_name(config, world)
+    if name == "sharded":
+        from trainyard.averaging.sharded import Sharded  # torch takes long to import FSDP
+
+        return Sharded(config.average, world, device)
+    return AVERAGERS[name](config.average, world)
 
 
 def _averager_name(config: RunConfig, world: World) -> str:

@@ -1,5 +1,6 @@
 """To begin or to go on: is this run directory ours, and from which checkpoint."""
 
+import errno
 import fcntl
 import json
 import os
@@ -7,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,8 +16,9 @@ from trainyard.compare import PRACTICAL, differences
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
 from trainyard.data._native import is_built
+from trainyard.data.credentials import without_secrets
 from trainyard.errors import CheckpointError, DataError, DivergedError
-from trainyard.files import RunDirectory, write_text
+from trainyard.files import RunDirectory, disk_error, write_text, writing
 from trainyard.monitor.environment import describe_environment, versions
 from trainyard.parent import LAUNCHER
 from trainyard.training import checkpoint, keeping
@@ -42,19 +44,37 @@ def facts_of(config: RunConfig) -> dict[str, str]:
     return {name: f"{number}" for name, number in versions().items()} | extension | of_recipe
 
 
-def claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
-    """Make the directory this run's, or make sure that it is: same recipe, same data.
+@contextmanager
+def claimed(
+    folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], world: World
+) -> Iterator[None]:
+    """Inside, the directory is this run's alone: its lock is held, and its recipe is this one.
 
-    One in which a run has nothing to show yet takes another recipe, and other data.
+    CheckpointError or DataError, on all ranks, where another process trains in it or it holds a
+    run of another recipe or other data; one in which a run has nothing to show yet takes those
+    given. The lock ends with the process that holds it.
     """
-    _check_writable(folder)
-    if folder.recipe.exists():
-        if _has_begun(folder):
-            _check_same_recipe(folder, config)
-            _check_same_data(folder, fingerprints)
-            return
-        os.close(_lock(folder))  # nor has one just begun
+    lock = None
+    try:
+        with together(world):
+            if world.is_first:
+                _check_writable(folder)
+                lock = _lock(folder)
+                _claim(folder, config, fingerprints)
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
+    keeping.check_folder(folder.checkpoints)
+    if folder.recipe.exists() and _has_begun(folder):
+        _check_same_recipe(folder, config)
+        _check_same_data(folder, fingerprints)
+        return
     environment = describe_environment() | {"fingerprints": fingerprints}
+    environment["command"] = [without_secrets(word) for word in environment["command"]]
     write_text(folder.environment, json.dumps(environment, indent=2) + "\n")
     # Last: a directory with a recipe is a directory that is complete.
     write_text(folder.recipe, to_toml(config))
@@ -68,25 +88,17 @@ def _check_writable(folder: RunDirectory) -> None:
         reason = "it is not writable"
     except OSError as error:
         reason = str(error.strerror)
+        full = disk_error(error, folder.path)
+        if full is not None and full.errno != errno.EROFS:
+            raise full from error
     raise CheckpointError(
         f"{folder.path} cannot be a run directory ({reason}): choose another with --run"
     )
 
 
-@contextmanager
-def exclusive(folder: RunDirectory, world: World) -> Iterator[None]:
-    """Keep other runs out of a directory; the lock ends with the process that holds it."""
-    with together(world):
-        lock = _lock(folder) if world.is_first else None
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
 def _lock(folder: RunDirectory) -> int:
-    lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with writing(folder.lock):
+        lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     patience_s = _PATIENCE_S if LAUNCHER in os.environ else 0
     try:
         if not _has_locked(lock) and not _has_locked_within(patience_s, lock, folder):
@@ -97,8 +109,9 @@ def _lock(folder: RunDirectory) -> int:
             )
     except OSError:  # a file system without locks
         return lock
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"{socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
+    with suppress(OSError):  # a disk without room for the name of the holder
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
     return lock
 
 
@@ -129,9 +142,10 @@ def _has_locked(lock: int) -> bool:
 
 def _has_begun(folder: RunDirectory) -> bool:
     """Whether a run has a checkpoint or figures on record, which are of its recipe alone."""
-    if any(folder.checkpoints.glob("step-*")) or folder.quarantine.exists():
+    if keeping.has_any(folder.checkpoints) or folder.quarantine.exists():
         return True
-    lines = folder.metrics.read_text().splitlines() if folder.metrics.exists() else []
+    there = folder.metrics.exists()
+    lines = folder.metrics.read_text(errors="replace").splitlines() if there else []
     return not all(line.startswith('{"kind": "event"') for line in lines)
 
 
@@ -146,7 +160,7 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
 
 def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None:
     try:
-        before = json.loads(folder.environment.read_text())["fingerprints"]
+        before = dict(json.loads(folder.environment.read_text())["fingerprints"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{folder.environment} cannot be read ({error!r}), and it alone says which data the "
@@ -163,7 +177,7 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
 def begins_anew(asked: str, folder: RunDirectory, world: World) -> bool:
     """Whether no checkpoint will be gone on from, so that initial weights are wanted."""
     with together(world):
-        is_new = asked in ("auto", "never") and not any(folder.checkpoints.glob("step-*"))
+        is_new = asked in ("auto", "never") and not keeping.has_any(folder.checkpoints)
     return gather(world, is_new)[0]
 
 

@@ -52,8 +52,7 @@ from trainyard.rendezvous import Pulse, Watch, member
 from trainyard.resume import (
     Seekable,
     begins_anew,
-    claim,
-    exclusive,
+    claimed,
     facts_of,
     resume,
     roll_back,
@@ -74,6 +73,7 @@ from trainyard.training.stop import StopSignal
 from trainyard.watching import check_trackers, profiled, watched
 from trainyard.world import World, check_devices, pick_device, together
 
+_OF_CHECKPOINTS = ("save", "roll back")  # what waits for the run directory's disk
 _LAG = 8  # steps by which replicas that do not wait for each other may drift apart
 
 
@@ -94,6 +94,7 @@ class _Run:
     config: RunConfig
     folder: RunDirectory
     world: World
+    device: torch.device
     averager: Averager
     data: Datasets
     order: Order
@@ -107,9 +108,10 @@ def _train(
     config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watch: Watch
 ) -> Outcome:
     watch.begin(config.run.max_silence)
+    watch.pulse.limits_of |= dict.fromkeys(_OF_CHECKPOINTS, config.run.max_save)
     run, put = _built(config, folder, world, console=console, watch=watch)
-    with (
-        exclusive(folder, world),
+    with (  # only now: a recipe that cannot be built leaves no directory behind
+        claimed(folder, config, run.data.fingerprints, world),
         watched(config, folder, run.course, world=world, console=console) as sinks,
     ):
         watch.write_to(folder.stacks)
@@ -125,7 +127,7 @@ def _built(
     device = pick_device(world)
     use_precision(config.batch.precision)
     check_devices(world, device)
-    averager = averager_of(config, world)
+    averager = averager_of(config, world, device)
     data = data_of(config, world, console, watch.pulse)
     is_new = begins_anew(config.run.resume, folder, world)
     with together(world):
@@ -142,12 +144,11 @@ def _built(
         model = model_of(config, len(classes))
         put = put_initial_weights(config.model, model, classes) if is_new else []
         loss = loss_of(config, classes=classes, course=course, device=device)
-        if world.is_first:  # only now: a recipe that cannot be built leaves no directory behind
-            claim(folder, config, data.fingerprints)
     run = _Run(
         config=config,
         folder=folder,
         world=world,
+        device=device,
         averager=averager,
         data=data,
         order=order,
@@ -162,7 +163,7 @@ def _built(
 def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
     """Train in a run directory that is this run's alone."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
-    device = next(run.model.parameters()).device
+    device = run.device
     ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
     averager, ema = run.averager, ema_of(config, run.model)
     wrapped = averager.wrap(run.model.train())
@@ -204,8 +205,8 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
                 quarantine=quarantine,
                 report=report,
                 evaluate=partial(_evaluate, run, feeds, state, on_batch=on_batch),
-                save=partial(_save, world, folder.checkpoints, state, keep=config.run.keep),
-                roll_back=partial(_roll_back, run, state, feed, report),
+                save=partial(_save, run, state, watch.pulse),
+                roll_back=partial(_roll_back, run, state, feed, report, pulse=watch.pulse),
                 stop=stop,
                 log_every=course.every(config.run.log_every),
                 eval_every=course.every(config.run.eval_every),
@@ -250,14 +251,13 @@ def _step(
 
 
 def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
-    device = next(run.model.parameters()).device
     return TrainState(
         model=run.model,
         ema=ema.module if ema else None,
         optimizer=build_optimizer(run.model, run.config.optim),
         averager=averager,
-        scale=loss_scale_of(run.config, device),
-        guard=Guard(device, run.config.run.max_skipped, averager.highest),
+        scale=loss_scale_of(run.config, run.device),
+        guard=Guard(run.device, run.config.run.max_skipped, averager.highest),
         clock=Clock(),
         classes=list(run.data.train.classes),
     )
@@ -278,7 +278,10 @@ def _evaluate(
     return found
 
 
-def _roll_back(run: _Run, state: TrainState, feed: Seekable, report: Reporter) -> None:
+def _roll_back(
+    run: _Run, state: TrainState, feed: Seekable, report: Reporter, *, pulse: Pulse
+) -> None:
+    pulse.mark("roll back", state.step)
     roll_back(
         run.folder,
         state,
@@ -288,11 +291,13 @@ def _roll_back(run: _Run, state: TrainState, feed: Seekable, report: Reporter) -
         world=run.world,
         report=report,
     )
+    pulse.mark("step", state.step + 1)
 
 
-def _save(world: World, folder: Path, state: TrainState, *, keep: int) -> None:
+def _save(run: _Run, state: TrainState, pulse: Pulse) -> None:
+    folder, keep, world = run.folder.checkpoints, run.config.run.keep, run.world
     state.guard.settle()
-    keeping.save_checkpoint(state, folder, keep=keep, world=world)
+    keeping.save_checkpoint(state, folder, keep=keep, world=world, progress=pulse.again)
     with together(world):
         if world.is_first:
             keeping.point_best(folder, state)

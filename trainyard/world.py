@@ -5,17 +5,24 @@ return at once, without torch.distributed, in a world of one.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import socket
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from trainyard.errors import InputError, PeerError, TrainyardError
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
+
+NO_LIMIT = timedelta(days=1)
+"""How long a message may take, in every group: hangs are the watch's business."""
 
 # torch raises plain RuntimeErrors; these are its words for a peer that has ended.
 _LOST_PEER = (
@@ -46,27 +53,59 @@ def cores_per_rank(world: World) -> int:
     return max(1, len(os.sched_getaffinity(0)) // world.local_size)
 
 
-def pick_device(world: World) -> "torch.device":
-    """This rank's GPU; without one the CPU, whose cores the ranks of a machine share."""
+def own_device(world: World) -> "torch.device":
+    """This rank's GPU, made the current one; the CPU where this process sees no GPU.
+
+    Of the GPUs that it sees, a rank takes the one of its number on its host. Where each rank sees
+    a single GPU, as a scheduler may have it, it takes that one.
+    """
     import torch
 
-    if torch.cuda.is_available():
-        device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-        return device
-    torch.set_num_threads(cores_per_rank(world))
-    return torch.device("cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def gpu_of(device: "torch.device") -> str | None:
+    """What tells a GPU from all others; None for the CPU."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def pick_device(world: World) -> "torch.device":
+    """As `own_device`; without a GPU the ranks of a machine share its cores."""
+    device = own_device(world)
+    if device.type == "cpu":
+        import torch
+
+        torch.set_num_threads(cores_per_rank(world))
+    return device
 
 
 def check_devices(world: World, device: "torch.device") -> None:
-    """InputError, on all ranks, if two of them have the same GPU, with which NCCL does not work."""
-    if device.type == "cpu" or world.size == 1:
-        return
-    import torch
+    """InputError, on all ranks, unless each has a GPU of its own, or none has one.
 
-    gpus = gather(world, str(torch.cuda.get_device_properties(device).uuid))
-    if len(set(gpus)) < world.size:
-        error = InputError("several ranks share one GPU: start as many ranks as there are GPUs")
+    NCCL works with nothing else, and a CPU among GPUs holds all of them up.
+    """
+    found = gather(world, (socket.gethostname(), gpu_of(device)))
+    names = [f"rank {rank} on {host}" for rank, (host, _) in enumerate(found)]
+    gpus = [gpu for _, gpu in found]
+    first = {gpu: rank for rank, gpu in reversed([*enumerate(gpus)])}
+    problem = ""
+    if None in first and len(first) > 1:
+        other = min(rank for gpu, rank in first.items() if gpu is not None)
+        problem = f"{names[first[None]]} sees no GPU, and {names[other]} does"
+    elif None not in first and len(first) < world.size:
+        second = next(rank for rank, gpu in enumerate(gpus) if first[gpu] != rank)
+        problem = f"{names[first[gpus[second]]]} and {names[second]} have one GPU between them"
+    if problem:
+        error = InputError(
+            f"{problem}: start no more ranks on a host than it has GPUs, or hide the GPUs from all "
+            "ranks (CUDA_VISIBLE_DEVICES=) to train on the CPU"
+        )
         error.is_shared = True
         raise error
 
@@ -130,3 +169,73 @@ def in_turns(world: World, work: Callable[[], T]) -> T:
             if turn == my_turn:
                 results.append(work())
     return results[0]
+
+
+# --- groups, and their connections ---
+
+
+_own: set[int] = set()  # the numbers of connections to other ranks
+
+
+@contextmanager
+def opening() -> Iterator[None]:
+    """The connections that are opened inside are those to other ranks: see `cut_connections`.
+
+    A connection that another thread opens at that moment is taken for one of them.
+    """
+    before = _connections()
+    try:
+        yield
+    finally:
+        _own.update(_connections().keys() - before.keys())
+
+
+def cut_connections() -> None:
+    """Break the connections to other ranks; whoever waits for a message gets an error instead.
+
+    Other connections of this process, to a database or a tracker say, stay as they are.
+    """
+    for number, fd in _connections().items():
+        if number in _own:
+            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6):
+                    connection.getpeername()  # fails where one listens, which gloo does not outlive
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> dict[int, int]:
+    """The file descriptors of sockets, by a number that the kernel gives to one socket alone."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found[status.st_ino] = int(name)
+    return found
+
+
+def new_group(ranks: Iterable[int] | None = None, backend: str | None = None) -> "ProcessGroup":
+    """A group of some ranks, made by its members alone, all of them in one order; or of all ranks.
+
+    Its messages have the limits of the group of all ranks, and its NCCL has this rank's device.
+    """
+    import torch.distributed as dist
+
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    # Where the group of all ranks is bound to a device, torch splits NCCL's communicator of that
+    # group, for which every rank would have to call: a group of some ranks is connected anew.
+    device, everyone.bound_device_id = everyone.bound_device_id, None
+    try:
+        with opening():
+            group = dist.new_group(
+                None if ranks is None else [*ranks],
+                timeout=NO_LIMIT,
+                backend=backend,
+                use_local_synchronization=ranks is not None,
+                device_id=device if backend is None else None,
+            )
+    finally:
+        everyone.bound_device_id = device
+    assert isinstance(group, dist.ProcessGroup)
+    return group

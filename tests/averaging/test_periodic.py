@@ -1,6 +1,8 @@
 """Periodic averaging beside a calculation in one process."""
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -10,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.averaging.test_quantize import plain_mean
 from tests.spawn import spawn
@@ -363,3 +367,60 @@ def spoil(world: World) -> dict[str, bool]:
 def test_weights_that_are_not_finite_are_so_for_all() -> None:
     """Then all skip their updates, and the run goes back."""
     assert spawn(spoil, 2) == [dict.fromkeys(("plain", "bf16", "int8", "overlap"), False)] * 2
+
+
+# --- on a GPU, which is not there ---
+
+
+class Stream:
+    """Notes who waits for whom."""
+
+    def __init__(self, name: str, waits: list[tuple[str, str]]) -> None:
+        self.name, self._waits = name, waits
+
+    def wait_stream(self, other: "Stream") -> None:
+        self._waits.append((self.name, other.name))
+
+
+class Gpu:
+    """As much of a GPU as can be seen without one: streams, and who sends on which."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waits: list[tuple[str, str]] = []
+        self.sent: list[tuple[str, str]] = []  # thread and stream
+        self._current = Stream("main", self.waits)
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("side", self.waits))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self._current)
+        monkeypatch.setattr(torch.cuda, "stream", self._on)
+        monkeypatch.setattr(dist, "all_reduce", self._note)
+        monkeypatch.setattr(dist, "broadcast", lambda tensor, source: None)
+
+    @contextmanager
+    def _on(self, stream: Stream) -> Iterator[None]:
+        before, self._current = self._current, stream
+        yield
+        self._current = before
+
+    def _note(self, tensor: Tensor, group: dist.ProcessGroup) -> None:
+        self.sent.append((threading.current_thread().name, self._current.name))
+
+
+def test_on_a_gpu_the_thread_that_trains_sends_beside_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages of all groups are then begun in one order, which NCCL asks for."""
+    gpu = Gpu(monkeypatch)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        averager = Periodic(config_of(overlap=True), World(size=2))
+        with FakeTensorMode():
+            model = nn.Linear(4, 4, device="cuda:1")
+            averager.wrap(model)
+            for step in range(2 * EVERY):
+                averager.after_update(step)
+                assert len(gpu.sent) == (step + 1) // EVERY
+    finally:
+        dist.destroy_process_group()
+    assert gpu.sent == [(threading.main_thread().name, "side")] * 2
+    # A message waits for what is sent; only what uses it waits for the message.
+    assert gpu.waits == [("side", "main"), ("main", "side"), ("side", "main")]

@@ -1,6 +1,7 @@
 """A model of which each rank keeps a part takes the steps that all-reduce takes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,9 +10,15 @@ import timm
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
 from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.gpus import pretend
 from tests.spawn import spawn
+from trainyard.averaging import sharded
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig, Averager
 from trainyard.averaging.sharded import Sharded, blocks
@@ -36,6 +43,7 @@ from trainyard.training.update import (
 from trainyard.world import World
 
 CPU = torch.device("cpu")
+SHARDED = partial(Sharded, device=CPU)
 NUM_STEPS, NUM_RANKS = 3, 3
 
 
@@ -141,7 +149,7 @@ def train(world: World, case: Case, kind: Callable[[AverageConfig, World], Avera
 def train_all(world: World) -> dict[str, tuple[Trained, Trained]]:
     torch.set_num_threads(1)
     return {
-        name: (train(world, case, AllReduce), train(world, case, Sharded))
+        name: (train(world, case, AllReduce), train(world, case, SHARDED))
         for name, case in CASES.items()
     }
 
@@ -211,7 +219,7 @@ def furthest(world: World) -> dict[str, float]:
     )
     found = {}
     for name in OPTIMIZERS:
-        theirs, ours = (update_twice(world, kind, name) for kind in (AllReduce, Sharded))
+        theirs, ours = (update_twice(world, kind, name) for kind in (AllReduce, SHARDED))
         found[name] = max(float((ours[key] - value).abs().max()) for key, value in theirs.items())
     return found
 
@@ -243,7 +251,7 @@ def judge(world: World) -> tuple[list[Any], int, list[Any], bool]:
     """One image for the ranks to evaluate and four for statistics: some have none, or one."""
     torch.set_num_threads(1)
     model = model_of("test_resnet")
-    averager = Sharded(AverageConfig(), world)
+    averager = SHARDED(AverageConfig(), world)
     averager.wrap(model)
     with averager.consensus():
         images = estimate_statistics([model], [share(world, 12), share(world, 4)], world=world)
@@ -289,7 +297,7 @@ class OutOfMemory(nn.Module):
 def run_out(world: World) -> tuple[str, str]:
     torch.set_num_threads(1)
     model = OutOfMemory()
-    averager = Sharded(AverageConfig(), world)
+    averager = SHARDED(AverageConfig(), world)
     ema = Ema(model, 0.5, warmup=False, cpu=False)
     step = step_of(model, averager, ema, Case(), world)
     with pytest.raises(RecipeError) as error:
@@ -304,6 +312,29 @@ def test_out_of_memory_names_the_key() -> None:
         assert "out of memory with 5 samples at a time" in message
         assert "a smaller batch.micro" in message
         assert "its part of the model" in gone
+
+
+# --- devices ---
+
+
+def test_weights_go_to_the_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the one that torch's FSDP takes for the mesh that it is given."""
+    pretend(monkeypatch, 2)
+    torch.cuda.set_device(torch.device("cuda", 1))
+    taken = []
+
+    def shard(module: nn.Module, *, mesh: DeviceMesh) -> None:
+        taken.append((module, _get_device_from_mesh(mesh), mesh.get_group()))
+
+    monkeypatch.setattr(sharded, "fully_shard", shard)
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2))
+        Sharded(AverageConfig(), World(rank=1, size=2), torch.device("cuda", 1)).wrap(model)
+        device, everyone = torch.device("cuda", 1), dist.group.WORLD
+        assert taken == [(module, device, everyone) for module in (model[1], model[0], model)]
+    finally:
+        dist.destroy_process_group()
 
 
 # --- which parts ---

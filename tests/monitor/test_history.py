@@ -50,3 +50,9 @@ def test_a_line_of_another_kind_is_named(tmp_path: Path, line: str) -> None:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="No such file"):
         read_history(tmp_path / "metrics.jsonl")
+
+
+def test_a_line_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl, line 1: is no report"):
+        read_history(tmp_path / "metrics.jsonl")

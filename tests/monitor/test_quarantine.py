@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.spawn import spawn
-from trainyard.errors import DataError
+from trainyard.errors import DataError, InputError
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.world import World
 
@@ -81,6 +81,14 @@ def test_a_restart_after_a_kill_in_the_middle_of_a_line(tmp_path: Path) -> None:
     second.note("train", [bad(2)])
     second.exchange()
     assert ids(path) == [("train", 1), ("train", 2)]
+
+
+@pytest.mark.parametrize("line", ["[]", "nonsense", '{"id": 3}', '{"split": "test", "id": 3}'])
+def test_a_line_that_is_none_of_ours_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "quarantine.jsonl"
+    path.write_text('{"split": "train", "id": 1}\n' + line + "\n")
+    with pytest.raises(InputError, match=r"quarantine\.jsonl, line 2: names no bad sample"):
+        quarantine(path)
 
 
 @pytest.mark.parametrize(("split", "allowed"), [("train", 5), ("val", 0)])

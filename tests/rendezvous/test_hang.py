@@ -23,12 +23,13 @@ from trainyard.monitor.quarantine import Quarantine
 from trainyard.rendezvous import hang, pulse, watch
 from trainyard.rendezvous.hang import hanging
 from trainyard.rendezvous.pulse import Sighting
-from trainyard.training import stop
+from trainyard.training import keeping, stop
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
 SIZE, VICTIM = 3, 1
+SAVES = 2  # ranks, of which the first saves
 AT = 4  # the step, counted from 0, in which a rank hangs
 LIMIT_S, ANSWER_S = 5, 3
 BEGINNING = 20  # times the limit: on a busy machine imports take long
@@ -65,6 +66,33 @@ def test_who_hangs(
     assert hanging(dict(enumerate(sightings)), set(missing)) == expected
 
 
+@pytest.mark.parametrize("doing", ["save", "roll back"])
+def test_what_waits_for_a_disk_has_a_limit_of_its_own(
+    doing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    beat = pulse.Pulse()
+    beat.limit_s, beat.limits_of = 60, {"save": 600, "roll back": 600}
+    for step in (1, 2):
+        beat.mark("data", step)
+    beat.mark(doing, 2)
+    now += 599
+    assert not beat.look().is_overdue
+    beat.again()  # progress
+    now += 599
+    assert not beat.look().is_overdue
+    now += 2
+    assert beat.look().is_overdue
+    beat.mark("step", 3)
+    now += 61
+    assert beat.look().is_overdue
+    beat.limit_s = 0  # nothing is watched
+    beat.mark(doing, 3)
+    now += 601
+    assert not beat.look().is_overdue
+
+
 # --- in training ---
 
 
@@ -80,6 +108,10 @@ def hold_the_lock() -> None:
 
 def sleep_a_while() -> None:
     time.sleep(LIMIT_S * 0.6)
+
+
+def sleep_long() -> None:
+    time.sleep(LIMIT_S * 3)
 
 
 def before(kind: Any, name: str, deed: Callable[[], None]) -> None:
@@ -118,6 +150,18 @@ def train(
     if where and world.rank == min(VICTIM, world.size - 1):
         before(*PLACES[where], do)
     end(run(*words))
+
+
+def save_after(world: World, folder: Path, words: list[str], deed: Callable[[], None]) -> None:
+    """`trainyard train`, in which the first rank does something before each part of a save."""
+
+    def slow(*arguments: Any) -> Any:
+        if world.is_first:
+            deed()
+        return write(*arguments)
+
+    write, vars(keeping)["write_common"] = vars(keeping)["write_common"], slow
+    train(world, folder, words)
 
 
 PLACES = {"step": (TrainStep, "__call__"), "data": (TrainingFeed, "__next__")}
@@ -186,6 +230,24 @@ def test_gossip_whose_ranks_do_not_wait_in_every_step(digits: Path, tmp_path: Pa
     rest = check_hang(folder, r"in step 5: it is at \S+ in sleep_for_ever", size=4)
     assert "the others have saved step" in rest
     check_mean(newest(folder))
+
+
+def test_a_slow_save_is_no_hang(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = [*words_with_limit(digits, folder), "--run.save_every", "0 steps"]
+    assert launch(save_after, SAVES, folder, words, sleep_long) == [0] * SAVES
+    assert [line for rank in range(SAVES) for line in said(folder, rank)] == []
+    assert find_problem(newest(folder)) is None
+
+
+def test_a_save_has_a_limit_of_its_own(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = [*words_with_limit(digits, folder), "--run.save_every", "0 steps"]
+    words += ["--run.max_save", f"{2 * LIMIT_S}"]
+    assert launch(save_after, SAVES, folder, words, sleep_for_ever) == [1] * SAVES
+    (message,) = [line for rank in range(SAVES) for line in said(folder, rank)]
+    found = re.search(r"has made no progress for (\d+) s in step 8 \(save\): it is at ", message)
+    assert found and int(found[1]) >= 2 * LIMIT_S
 
 
 def test_a_slow_rank_is_not_accused(digits: Path, tmp_path: Path) -> None:

@@ -7,14 +7,16 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from tests.full_disk import full_disk
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
-from trainyard.errors import CheckpointError
+from trainyard.errors import CheckpointError, DiskError
 from trainyard.files import sha256
 from trainyard.monitor.clock import Clock
 from trainyard.optim.groups import set_group_rates
@@ -112,6 +114,13 @@ def test_everything_comes_back(ema: bool, tmp_path: Path) -> None:
         loaded.optimizer.state.values(), saved.optimizer.state.values(), strict=True
     ):
         assert torch.equal(ours["momentum_buffer"], theirs["momentum_buffer"])
+
+
+def test_each_part_that_is_written_is_told(tmp_path: Path) -> None:
+    told = []
+    save_checkpoint(state_at(1), tmp_path, keep=1, progress=lambda: told.append(names(tmp_path)))
+    (first,) = told[0]
+    assert first.startswith(".step-00000001.") and len(told) == 2  # before it is complete
 
 
 def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
@@ -225,6 +234,109 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
     save(tmp_path, 1)
     assert newest_good(tmp_path) == ("step-00000001", [])
     assert names(tmp_path) == ["latest", "step-00000001"]
+
+
+@pytest.mark.parametrize("size", [0, 300, 900, 2000, 3000])  # model, training.pt, progress.json
+def test_a_full_disk(size: int, tmp_path: Path) -> None:
+    """One line with path and bytes, and nothing half-written; there is room again afterwards."""
+    save(tmp_path, 1)
+    state = state_at(2)
+    with full_disk(size), pytest.raises(DiskError) as caught:
+        save_checkpoint(state, tmp_path, keep=5)
+    needed = checkpoint.num_bytes(state)
+    said = f"{tmp_path / 'step-00000002'}: File too large: {needed:,} bytes needed, "
+    assert str(caught.value).startswith(said)
+    assert names(tmp_path) == ["latest", "step-00000001"]
+    assert newest_good(tmp_path) == ("step-00000001", [])
+    save_checkpoint(state, tmp_path, keep=5)
+    assert newest_good(tmp_path) == ("step-00000002", [])
+
+
+# --- what is not ours ---
+
+
+def is_file(path: Path) -> None:
+    path.write_text("")
+
+
+def is_dangling(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def is_link(path: Path) -> None:
+    elsewhere = path.parent.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("")
+    path.symlink_to(elsewhere)
+
+
+@pytest.mark.parametrize("entry", [is_file, is_dangling, is_link])
+@pytest.mark.parametrize("step", [1, 4, 9])
+def test_what_has_the_name_of_a_checkpoint_and_is_none(
+    entry: Callable[[Path], None], step: int, tmp_path: Path
+) -> None:
+    """Saves go on, also at that very step; what a link leads to stays."""
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    entry(folder / f"step-{step:08d}")
+    save(folder, 3, 4, 5, keep=2)
+    assert {"step-00000004", "step-00000005"} <= set(names(folder))
+    found, said = newest_good(folder)
+    assert found == "step-00000005"
+    if entry is is_link:  # of a folder that is no checkpoint either: it is dropped as one is
+        assert names(tmp_path / "elsewhere") == ["kept"]
+        assert said == []
+    else:
+        assert said == [f"{folder / 'step-00000009'}: is no folder"] * (step == 9)
+
+
+def test_a_link_to_a_checkpoint_is_one(tmp_path: Path) -> None:
+    """As where a disk was full, and it was put elsewhere."""
+    moved = save(tmp_path / "checkpoints", 1).rename(tmp_path / "moved")
+    (tmp_path / "checkpoints" / "step-00000001").symlink_to(moved)
+    assert newest_good(tmp_path / "checkpoints") == ("step-00000001", [])
+    save(tmp_path / "checkpoints", 2, keep=1)
+    assert names(tmp_path / "checkpoints") == ["latest", "step-00000002"]
+    assert checkpoint.find_problem(moved) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda progress: [progress], "is no JSON object"),
+        (lambda progress: None, "is no JSON object"),
+        (lambda progress: {"step": 1}, "has version None"),
+        *(
+            (lambda progress, key=key: {**progress, key: None}, f"has no {key!r}")
+            for key in ("step", "skipped", "roll_backs", "guard", "clock", "classes", "best")
+        ),
+    ],
+)
+def test_a_progress_that_is_not_ours(
+    change: Callable[[Any], Any], said: str, tmp_path: Path
+) -> None:
+    """Passed over at each save, and told of in one line where it is wanted."""
+    path = save(tmp_path, 1)
+    progress = json.loads((path / "progress.json").read_text())
+    (path / "progress.json").write_text(json.dumps(change(progress)))
+    save(tmp_path, 2, keep=1)
+    assert names(tmp_path) == ["latest", "step-00000002"]
+    damaged = save(tmp_path, 3)
+    (damaged / "progress.json").write_text(json.dumps(change(progress)))
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(state_at(0), damaged)
+
+
+def test_what_is_in_the_way_of_checkpoints(tmp_path: Path) -> None:
+    keeping.check_folder(tmp_path / "checkpoints")
+    save(tmp_path / "checkpoints", 1)
+    keeping.check_folder(tmp_path / "checkpoints")
+    copied = Path(shutil.copytree(tmp_path / "checkpoints", tmp_path / "copied"))
+    with pytest.raises(CheckpointError, match="copied/latest: is a folder and no link"):
+        keeping.check_folder(copied)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file: is no folder"):
+        keeping.check_folder(tmp_path / "file")
 
 
 # --- damage ---

@@ -1,8 +1,10 @@
 """A run that was cut off and goes on ends where an uninterrupted one does, bit for bit."""
 
+import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -16,14 +18,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from tests.command_line import newest, run
+from tests.full_disk import full_disk
 from tests.spawn import _CONTEXT, spawn, train_joined
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.plan import ShuffledPlan
 from trainyard.errors import CheckpointError, DataError, Requeued, Stopped
-from trainyard.files import RunDirectory
-from trainyard.resume import claim, exclusive
+from trainyard.files import RunDirectory, write_text
+from trainyard.resume import claimed
+from trainyard.run import train
+from trainyard.training import keeping
 from trainyard.training.step import Batch, StepStats, TrainStep
 from trainyard.world import World
 
@@ -266,14 +272,20 @@ def test_from_a_checkpoint_of_another_run(
     assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
 
 
+def claim(folder: RunDirectory, config: RunConfig, train: str) -> None:
+    """Make the directory a run's, and leave it."""
+    with claimed(folder, config, {"train": train, "val": "b"}, World()):
+        pass
+
+
 def test_a_run_that_has_nothing_to_show_takes_another_recipe(digits: Path, tmp_path: Path) -> None:
     """Without a checkpoint and without a figure; what happened to it stays on record."""
     folder = RunDirectory(tmp_path)
     config = recipe(digits)
-    claim(folder, config, {"train": "a", "val": "b"})
+    claim(folder, config, "a")
     folder.metrics.write_text('{"kind": "event", "event": "smaller micro-batch", "step": 0}\n')
     other = load_recipe(str(folder.recipe), {"optim.lr": "0.5"})
-    claim(folder, other, {"train": "c", "val": "b"})
+    claim(folder, other, "c")
     assert load_recipe(str(folder.recipe)) == other
     assert json.loads(folder.environment.read_text())["fingerprints"]["train"] == "c"
     assert "smaller micro-batch" in folder.metrics.read_text()
@@ -283,7 +295,7 @@ def test_a_run_that_has_nothing_to_show_takes_another_recipe(digits: Path, tmp_p
 def test_a_run_that_has_something_to_show_insists(what: str, digits: Path, tmp_path: Path) -> None:
     folder = RunDirectory(tmp_path)
     config = recipe(digits)
-    claim(folder, config, {"train": "a", "val": "b"})
+    claim(folder, config, "a")
     if what == "a checkpoint":
         (folder.checkpoints / "step-00000001").mkdir(parents=True)
     elif what == "a figure":
@@ -292,38 +304,155 @@ def test_a_run_that_has_something_to_show_insists(what: str, digits: Path, tmp_p
         folder.quarantine.write_text('{"split": "train", "id": 3}\n')
     other = load_recipe(str(folder.recipe), {"optim.lr": "0.5"})
     with pytest.raises(CheckpointError, match=r"another recipe \(optim.lr"):
-        claim(folder, other, {"train": "a", "val": "b"})
+        claim(folder, other, "a")
     with pytest.raises(DataError, match="the train data is not what"):
-        claim(folder, config, {"train": "c", "val": "b"})
-    claim(folder, config, {"train": "a", "val": "b"})
+        claim(folder, config, "c")
+    claim(folder, config, "a")
 
 
-def test_a_run_that_has_only_just_begun_elsewhere_is_left_alone(
-    digits: Path, tmp_path: Path
+def test_a_second_run_is_refused_from_the_moment_that_the_first_has_its_recipe(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = RunDirectory(tmp_path)
-    config = recipe(digits)
-    claim(folder, config, {"train": "a", "val": "b"})
-    before = folder.recipe.read_text()
-    other = load_recipe(str(folder.recipe), {"optim.lr": "0.5"})
-    with exclusive(folder, World()), pytest.raises(CheckpointError, match="another process"):
-        claim(folder, other, {"train": "a", "val": "b"})
-    assert folder.recipe.read_text() == before
+    """The second starts when the first has written its recipe, and nothing else yet."""
+    folder = RunDirectory(tmp_path / "run")
+    short = recipe(digits, **{"run.length": "2 steps"})
+    other = recipe(digits, **{"run.length": "2 steps", "optim.lr": "0.5"})
+    console = Console(quiet=True)
+
+    def write_and_be_followed(path: Path, text: str) -> None:
+        write_text(path, text)
+        if path == folder.recipe:
+            monkeypatch.undo()
+            with pytest.raises(CheckpointError, match="another process trains in it"):
+                train(other, folder.path, world=World(), console=console)
+
+    monkeypatch.setattr("trainyard.resume.write_text", write_and_be_followed)
+    train(short, folder.path, world=World(), console=console)
+    assert load_recipe(str(folder.recipe)) == short
 
 
 def test_ranks_of_a_launcher_wait_for_those_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("TRAINYARD_LAUNCHER", "1")
-    folder = RunDirectory(tmp_path)
+    folder, config = RunDirectory(tmp_path), recipe(digits)
+    fingerprints = {"train": "a", "val": "b"}
     held = ExitStack()
-    held.enter_context(exclusive(folder, World()))
+    held.enter_context(claimed(folder, config, fingerprints, World()))
     monkeypatch.setattr("time.sleep", lambda _: held.close())
-    with exclusive(folder, World()):
+    with claimed(folder, config, fingerprints, World()):
         assert "another process trains in it" in capsys.readouterr().err
         monkeypatch.setattr("trainyard.resume._PATIENCE_S", 0)
-        with pytest.raises(CheckpointError, match="another process"), exclusive(folder, World()):
-            pass
+        with pytest.raises(CheckpointError, match="another process"):
+            claim(folder, config, "a")
+
+
+# --- a full disk ---
+
+
+def test_a_full_disk_ends_the_run_and_it_goes_on_later(
+    uninterrupted: dict[str, Path],
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, begin = tmp_path / "run", keeping.begin
+    arguments = words(digits, folder, MODELS["batch norm"])
+
+    def begin_with_little_room(final: Path) -> Path:
+        if final.name == "step-00000010":
+            full.enter_context(full_disk(20_000))
+        return begin(final)
+
+    with ExitStack() as full, monkeypatch.context() as patch:
+        patch.setattr(keeping, "begin", begin_with_little_room)
+        assert run(*arguments) == 1
+    said = capsys.readouterr().err
+    assert re.fullmatch(
+        r"trainyard: .*/run/checkpoints/step-00000010: File too large: [\d.]+ MB needed, .* free; "
+        r"free some space and give the command again\n",
+        said,
+    )
+    assert newest(folder).name == "step-00000008"
+    assert exit_code(arguments) == 0
+    assert_same_end(folder, uninterrupted["batch norm"])
+
+
+@pytest.mark.parametrize("name", ["environment.json", "recipe.toml"])
+def test_a_disk_that_is_full_when_the_run_starts(
+    name: str,
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def full(descriptor: int) -> None:
+        if name in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert run(*words(digits, tmp_path / "run")) == 1
+    said = capsys.readouterr().err
+    pattern = rf"trainyard: .*/run/{name}: No space left on device: [\d,]+ bytes needed, .* free;.*"
+    assert re.fullmatch(pattern + "\n", said)
+    assert not (tmp_path / "run" / name).exists()
+
+
+# --- what is not ours ---
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"fingerprints": ["a"]}', "nonsense"])
+def test_an_environment_that_is_not_ours(content: str, digits: Path, tmp_path: Path) -> None:
+    folder, config = RunDirectory(tmp_path), recipe(digits)
+    claim(folder, config, "a")
+    (folder.checkpoints / "step-00000001").mkdir(parents=True)
+    folder.environment.write_text(content)
+    with pytest.raises(CheckpointError, match=r"environment\.json cannot be read"):
+        claim(folder, config, "a")
+
+
+@pytest.mark.parametrize(
+    ("name", "is_folder", "said"),
+    [("metrics.jsonl", True, "Is a directory"), ("stacks", False, "File exists")],
+)
+def test_what_is_in_the_way_of_a_run_is_named(
+    name: str,
+    is_folder: bool,
+    said: str,
+    digits: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    claim(RunDirectory(tmp_path), recipe(digits), "a")
+    (tmp_path / name).mkdir() if is_folder else (tmp_path / name).touch()
+    assert run(*words(digits, tmp_path)) == 1
+    assert capsys.readouterr().err == f"trainyard: {tmp_path / name}: {said}\n"
+
+
+def test_a_run_goes_on_beside_what_is_no_checkpoint(
+    uninterrupted: dict[str, Path],
+    digits: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A remark names it, once; the run saves as if it were not there."""
+    folder = tmp_path / "run"
+    arguments = words(digits, folder, MODELS["batch norm"])
+    assert exit_code(arguments, stop_at=12, number=signal.SIGTERM) == Stopped.exit_code
+    (folder / "checkpoints" / "step-00000099").write_text("")
+    damaged = folder / "checkpoints" / "step-00000010" / "progress.json"
+    damaged.write_text("[]")
+    assert exit_code(arguments) == 0
+    events = [line for line in read(folder / "metrics.jsonl") if line.get("event")]
+    remarks = [line["message"] for line in events if line["event"] == "bad checkpoint"]
+    assert len(remarks) == 1
+    assert remarks[0].endswith("step-00000099: is no folder; taking the one before it")
+    (folder / "checkpoints" / "step-00000099").unlink()
+    assert_same_end(folder, uninterrupted["batch norm"])
 
 
 # --- metrics.jsonl ---
@@ -365,9 +494,9 @@ def train_on(
     return seen
 
 
-def recipe(digits: Path) -> RunConfig:
+def recipe(digits: Path, **changes: str) -> RunConfig:
     data = {"data.train": str(digits / "train"), "data.val": str(digits / "val")}
-    return load_recipe("debug", OPTIONS | data)
+    return load_recipe("debug", OPTIONS | data | changes)
 
 
 def interleaved(ranks: list[list[tuple[int, list[int]]]]) -> dict[int, list[int]]:

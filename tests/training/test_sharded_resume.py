@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.distributed import checkpoint as dcp
 
 from tests.command_line import newest, run
+from tests.full_disk import full_disk
 from tests.spawn import spawn, train_joined
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.averaging.sharded import Sharded
 from trainyard.config import RunConfig, load_recipe
-from trainyard.errors import CheckpointError
+from trainyard.errors import CheckpointError, TrainyardError
 from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
 from trainyard.optim.optimizers import OptimConfig, build_optimizer
@@ -152,7 +153,11 @@ def state_of(world: World, optimizer: str) -> TrainState:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=3)
-    averager = (Sharded if world.size > 1 else AllReduce)(AverageConfig(), world)
+    averager = (
+        Sharded(AverageConfig(), world, torch.device("cpu"))
+        if world.size > 1
+        else AllReduce(AverageConfig(), world)
+    )
     ema = Ema(model, 0.5, warmup=False, cpu=False)
     averager.wrap(model)
     averager.follow(ema.module)
@@ -228,6 +233,26 @@ def test_the_state_is_the_same_on_any_number_of_ranks(optimizer: str, tmp_path: 
     assert_same({name: torch.from_numpy(array) for name, array in alone.items()}, sharded)
     spawn(hand_on, 3, tmp_path / "1" / "step-00000002", tmp_path / "3", optimizer)
     assert_same(saved(tmp_path / "3" / "step-00000002"), expected)
+
+
+def save_on_a_full_disk(world: World, folder: Path, rank: int) -> tuple[str, int, bool]:
+    """What a rank is told, and with which exit code, when the disk of one of them is full."""
+    state = state_of(world, "adamw")
+    update(state, 0, world.rank)
+    with state.averager.consensus(), full_disk(5000 if world.rank == rank else 1 << 40):
+        try:
+            save_checkpoint(state, folder, keep=1, world=world)
+        except TrainyardError as error:
+            return str(error), error.exit_code, error.is_shared
+    raise AssertionError("it was saved")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_full_disk(rank: int, tmp_path: Path) -> None:
+    for said, code, is_shared in spawn(save_on_a_full_disk, 2, tmp_path, rank):
+        assert "step-00000000: File too large: " in said and " MB needed, " in said
+        assert (code, is_shared) == (1, True)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- damage ---

@@ -270,6 +270,18 @@ def test_the_loss_scale_is_that_of_torch_s_scaler(name: str) -> None:
         assert_same(state_of(model, optimizer), state_of(plain, reference))
 
 
+def test_the_loss_scale_ends_growing_where_torch_s_does() -> None:
+    largest = 2.0**127
+    scale = DynamicLossScale(CPU, initial=largest / 2, interval=1)
+    theirs, good = torch.tensor(largest / 2), torch.tensor(0, dtype=torch.int32)
+    for finite in (True, True, True, False, True):
+        scale.adjust(torch.tensor(finite))
+        # All that torch.amp.GradScaler does in an update.
+        torch._amp_update_scale_(theirs, good, torch.tensor(float(not finite)), 2.0, 0.5, 1)
+        assert float(scale.value) == float(theirs)
+    assert float(scale.value) == largest
+
+
 def test_the_loss_scale_goes_on_from_its_state() -> None:
     one = DynamicLossScale(CPU, initial=64.0, interval=4)
     finite = [True, True, False, True, True, True, False, True, True, True]

@@ -12,10 +12,10 @@ from torch import nn
 from trainyard.averaging.base import DEFAULT_TOPOLOGY, AverageConfig
 from trainyard.averaging.consensus import stretches
 from trainyard.averaging.differing import Differing
-from trainyard.averaging.nodes import Slices, group_of
+from trainyard.averaging.nodes import Slices
 from trainyard.averaging.topology import Group, Round, lifted, rounds
 from trainyard.errors import RecipeError
-from trainyard.world import World, gather, together
+from trainyard.world import World, gather, new_group, together
 
 _BUCKET_BYTES = 25 * 2**20
 _FIRST_BYTES = 2**20  # for the network to rest as short as may be
@@ -237,7 +237,7 @@ def _meet(found: list[Round], world: World) -> dict[Group, _Peers]:
         known |= new
         mine = next((group for group in new if world.rank in group), alone)
         if new:
-            made.setdefault(mine, _Peers(group_of(mine), len(mine)))
+            made.setdefault(mine, _Peers(new_group(mine), len(mine)))
     return made
 
 

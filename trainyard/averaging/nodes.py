@@ -1,14 +1,13 @@
 """Nodes as replicas: gradients are all-reduced among a node's ranks, which share its messages."""
 
 from collections import Counter
-from collections.abc import Iterable
 
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional as F
 
 from trainyard.errors import RecipeError
-from trainyard.world import World, gather, together
+from trainyard.world import World, gather, new_group, together
 
 
 def node_group(world: World) -> dist.ProcessGroup:
@@ -22,19 +21,12 @@ def node_group(world: World) -> dist.ProcessGroup:
                 "average.hierarchical = true needs nodes with equally many ranks, that are counted "
                 f"node by node; here the nodes have {', '.join(map(str, sizes.values()))} ranks"
             )
-    return group_of(range(world.node * sizes[0], (world.node + 1) * sizes[0]))
+    return new_group(range(world.node * sizes[0], (world.node + 1) * sizes[0]))
 
 
 def counterparts(world: World, node: dist.ProcessGroup) -> dist.ProcessGroup:
     """This rank and those of its number on the other nodes, given the ranks of its own."""
-    return group_of(range(world.local_rank, world.size, node.size()))
-
-
-def group_of(ranks: Iterable[int]) -> dist.ProcessGroup:
-    """A new group, made by its members alone: all of them make theirs in one order."""
-    group = dist.new_group([*ranks], use_local_synchronization=True)
-    assert isinstance(group, dist.ProcessGroup)
-    return group
+    return new_group(range(world.local_rank, world.size, node.size()))
 
 
 class Slices:

@@ -12,9 +12,9 @@ from torch import distributed as dist
 from trainyard.averaging.base import DEFAULT_EVERY, AverageConfig
 from trainyard.averaging.differing import Differing
 from trainyard.averaging.flat import flatten, unflatten_into
-from trainyard.averaging.nodes import Slices, counterparts, group_of
+from trainyard.averaging.nodes import Slices, counterparts
 from trainyard.averaging.quantize import CODINGS, mean_by
-from trainyard.world import World
+from trainyard.world import World, new_group
 
 _MESSAGE_BYTES = 25 * 2**20  # of weights; compressed, the message has fewer
 
@@ -49,11 +49,11 @@ class Periodic(Differing):
         self._coding = CODINGS[config.compress] if config.compress else None
         # Groups of their own: others' messages are sent while theirs are under way.
         if self._node is None:
-            self._peers = group_of(range(world.size))
+            self._peers = new_group(range(world.size))
             self._slices = Slices()
         else:
             self._peers = counterparts(world, self._node)
-            self._slices = Slices(group_of(dist.get_process_group_ranks(self._node)))
+            self._slices = Slices(new_group(dist.get_process_group_ranks(self._node)))
         self._thread = ThreadPoolExecutor(1, "averaging")
         self._under_way: Callable[[], Tensor] | None = None  # the mean of the period before
         self._anchors_agree = True
@@ -109,20 +109,26 @@ class Periodic(Differing):
         return mean[: len(moved)]
 
     def _send(self, moved: Tensor) -> Callable[[], Tensor]:
-        """The mean, to be asked for later: a thread takes it, for which no step waits."""
-        if not moved.is_cuda:
-            return self._thread.submit(self._mean, moved).result
-        is_there = torch.cuda.current_stream(moved.device).record_event()
-        return self._thread.submit(self._mean_beside, moved, is_there).result
+        """The mean, to be asked for later; no step waits for it."""
+        if moved.is_cuda:
+            return self._send_beside(moved)
+        return self._thread.submit(self._mean, moved).result  # gloo keeps its caller waiting
 
-    @torch.no_grad()
-    def _mean_beside(self, moved: Tensor, is_there: torch.cuda.Event) -> Tensor:
-        """On a stream of its own, which this thread waits for, so that the result can be used."""
+    def _send_beside(self, moved: Tensor) -> Callable[[], Tensor]:
+        """On a stream of its own. NCCL keeps nobody waiting, so this thread begins the messages.
+
+        Those of all groups thus begin in one order, the same on all ranks: in another order on
+        another rank, two messages of NCCL may wait for each other for ever.
+        """
+        self._stream.wait_stream(torch.cuda.current_stream(moved.device))
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(is_there)
             mean = self._mean(moved)
-        self._stream.synchronize()
-        return mean
+
+        def arrived() -> Tensor:
+            torch.cuda.current_stream(moved.device).wait_stream(self._stream)
+            return mean
+
+        return arrived
 
     def _settle(self) -> None:
         if self._under_way is not None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from trainyard.averaging.allreduce import mean_weight
@@ -25,8 +27,8 @@ class Sharded:
 
     parts = None
 
-    def __init__(self, config: AverageConfig, world: World) -> None:
-        self._world = world
+    def __init__(self, config: AverageConfig, world: World, device: torch.device) -> None:
+        self._world, self._device = world, device
         self._modules: list[nn.Module] = []  # the model, and what follows it
         self._statistics = Statistics(world)
 
@@ -38,7 +40,7 @@ class Sharded:
     def follow(self, module: nn.Module) -> None:
         self._modules.append(module)
         self._statistics.add(module)
-        _shard(module)
+        _shard(module, self._device)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of ranks, whose mean FSDP takes."""
@@ -84,11 +86,14 @@ class Sharded:
         self._statistics.forget()
 
 
-def _shard(model: nn.Module) -> None:
+def _shard(model: nn.Module, device: torch.device) -> None:
     model.to(memory_format=torch.contiguous_format)  # FSDP takes no other
+    everyone = dist.group.WORLD
+    assert everyone is not None
+    mesh = DeviceMesh.from_group(everyone, device.type)  # by itself FSDP looks for any GPU
     for block in reversed(blocks(model)):  # inner ones first
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

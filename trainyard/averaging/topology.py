@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from operator import index
 
 from trainyard.errors import RecipeError
+from trainyard.hints import did_you_mean
 
 Group = tuple[int, ...]
 Round = list[Group]
@@ -52,7 +53,7 @@ def _own_function(topology: str) -> Callable[[int, int], Iterable[Iterable[Itera
         names = ", ".join(BUILT_IN)
         raise RecipeError(
             f"average.topology = {topology!r} is neither one of {names} nor a function of your "
-            'own, "module:function"'
+            f'own, "module:function"{did_you_mean(topology, BUILT_IN)}'
         )
     try:
         found = getattr(importlib.import_module(module), name)

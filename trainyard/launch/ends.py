@@ -20,6 +20,7 @@ _LAST = (
     *(0, InputError.exit_code, DivergedError.exit_code, Stopped.exit_code, Requeued.exit_code),
     *(-signal.SIGTERM, -signal.SIGINT),
 )
+_ASKED = (Requeued.exit_code, Stopped.exit_code)
 # Those of ranks that end because another did: by its loss, and by a launcher's signal.
 _FOLLOW = (PeerError.exit_code, -signal.SIGTERM)
 
@@ -32,9 +33,16 @@ def is_last(code: int) -> bool:
 def first_cause(ends: dict[int, int]) -> tuple[int, int]:
     """The rank that ended it for all, and how: its exit code, or minus the signal that killed it.
 
-    Those that failed because another did, or that were ended for it, come last.
+    A stop comes after a failure: it may be a launcher's, for ranks that were left. Ranks that
+    failed because another did come last.
     """
-    rank = min(ends, key=lambda rank: (ends[rank] in (0, *_FOLLOW), ends[rank] in _FOLLOW, rank))
+    order = (*_ASKED, 0, *_FOLLOW)
+
+    def place(rank: int) -> tuple[int, int]:
+        code = ends[rank]
+        return order.index(code) if code in order else -1, rank
+
+    rank = min(ends, key=place)
     return rank, ends[rank]
 
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trainyard.children import has_ended, kill_group
 from trainyard.errors import InputError
 from trainyard.launch.events import Events, Gone, event_of
 from trainyard.launch.hosts import GivenHost
@@ -81,6 +82,7 @@ class Remote:
         except OSError as error:
             raise InputError(f"{login.ssh[0]} cannot be run here: {error.strerror}") from None
         self._lock = threading.Lock()  # one order at a time
+        self._ending = threading.Lock()  # killed or reaped, not both at once
         self._threads = [threading.Thread(target=each) for each in (self._listen, self._note)]
         for thread in reversed(self._threads):  # the first waits for the other
             thread.start()
@@ -117,8 +119,7 @@ class Remote:
         assert self._process.stdin and self._process.stdout and self._process.stderr
         with self._lock, suppress(OSError):
             self._process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_CLOSE_S)
+        has_ended(self._process, _CLOSE_S)
         self._kill()
         for thread in self._threads:
             thread.join()
@@ -128,9 +129,8 @@ class Remote:
 
     def _kill(self) -> None:
         """What ssh has started, a ProxyCommand say, too: it may hold our end of its output."""
-        if any(thread.is_alive() for thread in self._threads):  # else its number may be another's
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        with self._ending:
+            kill_group(self._process)
 
     def _listen(self) -> None:
         assert self._process.stdout
@@ -138,8 +138,10 @@ class Remote:
             self._heard = time.monotonic()
             with suppress(ValueError):  # what a login shell greets with
                 self._hear(json.loads(line))
-        code = self._process.wait()
-        self._kill()
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # its number stays its own
+        with self._ending:
+            kill_group(self._process)
+            code = self._process.wait()
         if self._is_closed:
             return
         self._threads[1].join()  # all that ssh has said

@@ -13,7 +13,9 @@ from rich.text import Text
 
 from trainyard.course import Course
 from trainyard.monitor.display import Display
+from trainyard.monitor.escaping import EscapingConsole
 from trainyard.monitor.figures import as_markup, duration, epochs_in_all, figures
+from trainyard.printable import printable
 from trainyard.world import World
 
 Report = dict[str, Any]
@@ -33,9 +35,11 @@ def console_of(
     """
     if all_ranks and not is_quiet:
         prefix = f"[rank {world.rank} {platform.node()}] "
-        return Console(file=cast(TextIO, _Prefixed(sys.stdout, prefix)), force_terminal=False)
+        return EscapingConsole(
+            file=cast(TextIO, _Prefixed(sys.stdout, prefix)), force_terminal=False
+        )
     is_mute = is_quiet or not world.is_first
-    return Console(quiet=is_mute, force_terminal=False if is_plain else None)
+    return EscapingConsole(quiet=is_mute, force_terminal=False if is_plain else None)
 
 
 class _Prefixed(TextIOBase):
@@ -114,7 +118,7 @@ class ConsoleSink:
     def _on_event(self, report: Report) -> None:
         style = {"warning": "yellow"}.get(report.get("level", ""), "cyan")
         # As a text with its style: one given to print() would be that of the live lines too.
-        self._console.print(Text(report["message"], style), soft_wrap=True)
+        self._console.print(Text(printable(report["message"]), style), soft_wrap=True)
 
 
 def _time_left(report: Report) -> str:

@@ -31,7 +31,8 @@ def read_history(metrics: Path) -> History:
     A last line that is being written is left out.
     """
     try:
-        lines = metrics.read_text(encoding="utf-8").splitlines(keepends=True)
+        text = metrics.read_text(encoding="utf-8", errors="replace")
+        lines = text.splitlines(keepends=True)
     except OSError as error:
         raise InputError(f"{metrics}: cannot be read ({error.strerror})") from None
     history = History([], [], [])

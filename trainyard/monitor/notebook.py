@@ -1,4 +1,5 @@
 """A console in a notebook that looks as in a terminal: redrawn in its place, in one output.
+from trainyard.monitor.escaping import EscapingConsole
 
 Rich's own way needs ipywidgets for anything that is redrawn, and puts a frame around each line.
 """
@@ -12,6 +13,8 @@ from collections.abc import Callable
 from typing import IO, Any, cast
 
 from rich.console import Console
+
+from trainyard.monitor.escaping import EscapingConsole
 
 _REDRAW_S = 0.25
 _WIDTH, _HEIGHT = 100, 40  # characters; about what a cell shows without scrolling
@@ -27,7 +30,7 @@ def notebook_console() -> Console | None:
         return None
     # A library of ours would like to draw widgets, and says so when it is loaded; we draw none.
     warnings.filterwarnings("ignore", "IProgress not found")
-    return Console(
+    return EscapingConsole(
         file=cast(IO[str], Screen(_show())),
         force_terminal=True,
         force_jupyter=False,

@@ -8,6 +8,8 @@ from datetime import timedelta
 from rich.console import Console
 from rich.markup import escape
 
+from trainyard.printable import printable
+
 _PATIENCE_S = 2  # what takes less is done in silence
 _REDRAW_S = 0.2
 _AT_ONCE_S = 1  # a count that is there so soon is what an earlier attempt has done
@@ -31,7 +33,7 @@ def counter(
             drawn = now
             status.start()
             seconds_each = (now - started) / max(count - before, 1)
-            status.update(escape(_text(what, count, total, seconds_each)))
+            status.update(escape(printable(_text(what, count, total, seconds_each))))
 
     try:
         yield show

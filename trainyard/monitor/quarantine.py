@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from trainyard.errors import DataError
+from trainyard.errors import DataError, InputError
 from trainyard.files import JsonLines
 from trainyard.world import World, gather
 
@@ -31,9 +31,15 @@ class Quarantine:
         self.noted: list[Bad] = []  # of this rank, since the last exchange
         self._seen: dict[str, set[int]] = {split: set() for split in num_samples}
         self._lines = JsonLines(path)
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            known = json.loads(line)
-            self._seen[known["split"]].add(known["id"])
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                known = json.loads(line)
+                self._seen[known["split"]].add(known["id"])
+            except (ValueError, KeyError, TypeError):
+                raise InputError(
+                    f"{path}, line {number}: names no bad sample of this run: remove the line"
+                ) from None
 
     def note(self, split: str, bad: Iterable[tuple[int, str, int, str]]) -> None:
         """Remember what this rank met (id, file, offset, reason), until `exchange`."""

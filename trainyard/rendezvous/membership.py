@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from trainyard.errors import PeerError
 from trainyard.rendezvous.discovery import meeting_point
@@ -16,10 +17,12 @@ from trainyard.rendezvous.place import Place
 from trainyard.rendezvous.roll_call import call_roll
 from trainyard.rendezvous.store import open_store, start_limit
 from trainyard.rendezvous.watch import Watch
-from trainyard.world import World, is_lost_peer
+from trainyard.world import NO_LIMIT, World, gpu_of, is_lost_peer, opening, own_device
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
 
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
-_NO_LIMIT = timedelta(days=1)  # for a message: hangs are the watch's business
 _LEAVE_S = 5
 OWN_FILES = 512
 """Open at a time: shards, logs, libraries, a checkpoint."""
@@ -73,7 +76,7 @@ def _leave_group(*, in_peace: bool) -> None:
 
 @contextmanager
 def _killed_by_interrupt() -> Iterator[None]:
-    """Inside, Ctrl-C kills, as SIGTERM does, until training takes the signals.
+    """Inside, Ctrl-C kills until training takes the signals.
 
     Python's own handler would wait for torch to come back from a rendezvous that the other ranks
     have already left. Only a process's first thread may say so: others are left as they are.
@@ -96,28 +99,46 @@ def _lost(watch: Watch) -> PeerError:
 
 
 def _join(world: World, facts: Mapping[str, str]) -> Watch:
-    import torch
-    from torch import distributed as dist
-
     point, limit_s = meeting_point(world), start_limit()
     _allow_files(OWN_FILES + FILES_PER_RANK * world.size)
-    store = open_store(point, world, limit_s)
-    roll = call_roll(store, world, facts, point=point, limit_s=limit_s)
-    use_interface_to(roll.address)
-    watch = Watch(roll.lines, world)
-    try:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
-            store=dist.PrefixStore(f"group/{roll.number}", store),
-            rank=world.rank,
-            world_size=world.size,
-            timeout=timedelta(seconds=limit_s),
-        )
-    except RuntimeError as error:
-        raise _disconnected(error, watch, world) from error
-    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
-    set_timeout(_NO_LIMIT, dist.group.WORLD)
+    with opening():
+        store = open_store(point, world, limit_s)
+        roll = call_roll(store, world, facts, point=point, limit_s=limit_s)
+        use_interface_to(roll.address)
+        watch = Watch(roll.lines, world)
+        try:
+            _make_group(store, f"group/{roll.number}", world, limit_s)
+        except RuntimeError as error:
+            raise _disconnected(error, watch, world) from error
     return watch
+
+
+def _make_group(store: "Store", prefix: str, world: World, limit_s: float) -> None:
+    """The group of all ranks: with NCCL where each has a GPU of its own, to which it is bound."""
+    from torch import distributed as dist
+
+    device, own_store = own_device(world), dist.PrefixStore(prefix, store)
+    has_nccl = _has_each_a_gpu(own_store, world, gpu_of(device))
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
+        store=own_store,
+        rank=world.rank,
+        world_size=world.size,
+        timeout=timedelta(seconds=limit_s),
+        # Else torch guesses, by LOCAL_RANK or by the rank among those of all hosts.
+        device_id=device if has_nccl else None,
+    )
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_timeout(NO_LIMIT, dist.group.WORLD)
+
+
+def _has_each_a_gpu(store: "Store", world: World, gpu: str | None) -> bool:
+    """Whether each rank has a GPU of its own: NCCL works with nothing else."""
+    store.set(f"gpu/{world.rank}", gpu or "")
+    if world.is_first:
+        gpus = {store.get(f"gpu/{rank}") for rank in range(world.size)}
+        store.set("each has a GPU", f"{len(gpus - {b''}) == world.size}")
+    return store.get("each has a GPU") == b"True"
 
 
 def _disconnected(error: RuntimeError, watch: Watch, world: World) -> PeerError:

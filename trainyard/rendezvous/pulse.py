@@ -49,14 +49,22 @@ class Pulse:
 
     def __init__(self) -> None:
         self.limit_s = 0.0
+        self.limits_of: dict[str, float] = {}
+        """Seconds for what has a limit of its own, by what it is called in a mark; 0: for ever."""
         self._thread = threading.get_ident()
-        self._step, self._doing, self._since = 0, "start", time.monotonic()
+        # The step, what is done and since when, in one: another thread may read it at any time.
+        self._marked = 0, "start", time.monotonic()
         self._first_step = 0  # whose data this process has asked for
 
     def mark(self, doing: str, step: int = 0) -> None:
         """`step`: the one under way; of what comes after a step, that step."""
         self._first_step = self._first_step or step * (doing == "data")
-        self._step, self._doing, self._since = step, doing, time.monotonic()
+        self._marked = step, doing, time.monotonic()
+
+    def again(self) -> None:
+        """Progress in what was marked last."""
+        step, doing, _ = self._marked
+        self.mark(doing, step)
 
     def counted(self, doing: str, show: Callable[[int], None]) -> Callable[[int], None]:
         """`show`, to which a count goes: each is a mark of progress."""
@@ -69,7 +77,8 @@ class Pulse:
 
     def forgive(self) -> None:
         """It could make no progress: the whole process was stopped."""
-        self._since = time.monotonic()
+        step, doing, _ = self._marked
+        self._marked = step, doing, time.monotonic()
 
     def busy_s(self) -> float:
         """Processor time that the thread has taken."""
@@ -82,12 +91,14 @@ class Pulse:
 
     def look(self) -> Sighting:
         frame = sys._current_frames().get(self._thread)
-        has_begun = self._step > self._first_step > 0
+        step, doing, since = self._marked
+        has_begun = step > self._first_step > 0
+        usual_s = self.limit_s * (1 if has_begun else BEGINNING)
         return Sighting(
-            self._step,
-            self._doing,
-            time.monotonic() - self._since,
-            self.limit_s * (1 if has_begun else BEGINNING),
+            step,
+            doing,
+            time.monotonic() - since,
+            self.limits_of.get(doing, usual_s) if usual_s else 0,
             "" if frame is None else _place_of(frame),
             frame is not None and _waits(frame),
         )

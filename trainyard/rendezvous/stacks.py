@@ -10,6 +10,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
+from trainyard.files import writing
+
 _SOON_S, _WRITE_S = 0.01, 0.5
 
 
@@ -18,8 +20,9 @@ class Stacks:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.path = folder / f"rank-{rank:05d}.txt"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = self.path.open("w")
+        with writing(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: TextIO = self.path.open("w")
         self._on_pause: Any = None
         if threading.current_thread() is threading.main_thread():
             self._on_pause = signal.signal(signal.SIGTSTP, self._pause)

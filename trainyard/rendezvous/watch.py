@@ -1,13 +1,10 @@
 """When a rank is lost or hangs, all others hear of it, whatever they wait for."""
 
-import os
 import selectors
 import socket
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from trainyard.rendezvous.place import Place
 from trainyard.rendezvous.pulse import Pulse, Sighting
 from trainyard.rendezvous.sleeper import Sleeper, end_process
 from trainyard.rendezvous.stacks import Stacks
-from trainyard.world import World
+from trainyard.world import World, cut_connections
 
 _ALONE = World()
 _ROUND_S = 30  # the most between two questions after progress
@@ -88,7 +85,7 @@ class Watch:
         while not self.has_alarm and time.monotonic() < deadline:
             time.sleep(_LOOK_S)  # a lost peer is noticed here before its watch has said who it is
         self.has_alarm = True
-        _cut_connections()
+        cut_connections()
 
     def close(self, *, in_peace: bool) -> None:
         """Stop listening. The others take it for a loss, unless it is `in_peace`."""
@@ -167,7 +164,7 @@ class Watch:
         if verdict and self._stacks is not None:
             self._stacks.write()  # before main threads hear of it, and go elsewhere
         self.has_alarm = True
-        _cut_connections()
+        cut_connections()
         if verdict:
             self._end_hanging()
         if self._stacks is not None:
@@ -240,15 +237,3 @@ class Watch:
         for rank in self.hung:
             if rank in self._places:
                 self._places[rank].kill_if_stopped(self._places[self._world.rank])
-
-
-def _cut_connections() -> None:
-    """Every TCP connection of this process: torch does not say which are its own."""
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    connection.getpeername()  # of one that listens, which gloo does not outlive
-                    connection.shutdown(socket.SHUT_RDWR)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainyard.compare import PRACTICAL
-from trainyard.data.source import without_login
+from trainyard.data.credentials import without_secrets
 from trainyard.report.groups import Group, differences
 from trainyard.report.markup import Child, Html, join, table, tag
 from trainyard.report.runs import Run, counted, number
@@ -24,7 +24,7 @@ def events_section(runs: Sequence[Run]) -> Html:
                 f"{event['step']:,}",
                 "" if seconds is None else clock(seconds),
                 _kind(event),
-                without_login(str(event.get("message", ""))),
+                without_secrets(str(event.get("message", ""))),
             ]
             rows.append(row if len(runs) == 1 else [*row[:3], run.name, row[3]])
     skipped = sum(number(report, "skipped") or 0 for run in runs for report in run.history.train)
@@ -56,7 +56,7 @@ def quarantine_section(runs: Sequence[Run]) -> Html:
     rows: list[list[Child]] = []
     for run in runs:
         for bad in run.quarantine:
-            file, offset = without_login(str(bad.get("file", ""))), bad.get("offset", "")
+            file, offset = without_secrets(str(bad.get("file", ""))), bad.get("offset", "")
             text = f"{offset:,}" if isinstance(offset, int) else str(offset)
             row: list[Child] = [file, text, str(bad.get("reason", "")), str(bad.get("split", ""))]
             rows.append(row if len(runs) == 1 else [*row, run.name])
@@ -88,7 +88,7 @@ def _environment(run: Run) -> dict[str, str]:
             f"{key} {of}" for key, of in (tree.get("versions") or {}).items() if of
         ),
         "Commit": _commit(tree.get("git")),
-        "Command": without_login(" ".join(map(str, tree.get("command") or []))),
+        "Command": without_secrets(" ".join(map(str, tree.get("command") or []))),
         **{
             f"Fingerprint of {split}": str(of)[:16]
             for split, of in (tree.get("fingerprints") or {}).items()
@@ -107,7 +107,7 @@ def recipe_section(groups: Sequence[Group]) -> Html:
     """The whole recipe of each group's first run."""
     parts: list[Html | None] = []
     for group in groups:
-        text = without_login(group.runs[0].recipe_text)
+        text = without_secrets(group.runs[0].recipe_text)
         name = f"Recipe of {group.name}"
         body = tag("pre", text, tabindex=0, role="region", aria_label=name)
         summary = tag("summary", "recipe.toml" if len(groups) == 1 else name)
@@ -121,7 +121,7 @@ def differences_section(runs: Sequence[Run]) -> Html:
     if not found:
         return tag("p", "The recipes are the same.", class_="about")
     rows: list[list[Child]] = [
-        [tag("code", key), *(without_login(_text(value)) for value in values)]
+        [tag("code", key), *(without_secrets(_text(value)) for value in values)]
         for key, values in found
     ]
     return table(["Key", *(run.name for run in runs)], rows, caption="Keys that differ")

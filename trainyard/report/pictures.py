@@ -10,10 +10,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from trainyard.data.credentials import without_secrets
 from trainyard.data.decode import BadImageError, whole_image
 from trainyard.data.index import Index
 from trainyard.data.read import Reader
-from trainyard.data.source import without_login
 from trainyard.errors import InputError
 from trainyard.report.runs import Run
 
@@ -79,7 +79,7 @@ def _open(run: Run) -> Album:
         index = open_split(config.data.val, "data.val", World(), lambda _: None, known=known)
     except (InputError, OSError) as error:
         return Album(
-            why_none=f"The validation images are not at hand here ({without_login(str(error))})."
+            why_none=f"The validation images are not at hand here ({without_secrets(str(error))})."
         )
     fingerprint = run.environment.get("fingerprints", {}).get("val")
     if fingerprint not in (None, index.fingerprint):
@@ -95,7 +95,7 @@ def _uri(reader: Reader, sample: int) -> tuple[str | None, str]:
     try:
         image = whole_image(reader.read(sample))
     except (InputError, OSError, BadImageError) as error:
-        return None, without_login(str(error))
+        return None, without_secrets(str(error))
     buffer = io.BytesIO()
     if max(image.size) <= _SMALL:
         image.save(buffer, "PNG", optimize=True)

@@ -2,14 +2,14 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from trainyard.errors import PeerError
+from trainyard.errors import DiskError, PeerError
 from trainyard.files import RunDirectory
 from trainyard.monitor.quarantine import Bad, Quarantine
 from trainyard.monitor.reporter import Reporter
@@ -65,7 +65,8 @@ def outlived(estate: Estate, world: World, watch: Watch, *, keep: int) -> Iterat
         if getattr(error, "is_shared", False):
             raise
         if not watch.has_alarm and not is_lost_peer(error):
-            meeting.take_leave()
+            with suppress(OSError):  # a full disk may be the very error
+                meeting.take_leave()
             raise
         watch.alarm()
         raise survivor.divide() from error
@@ -83,6 +84,12 @@ class _Survivor:
 
     def divide(self) -> PeerError:
         """Save together; the error to end with, which one survivor prints for all."""
+        try:
+            return self._divide()
+        except DiskError as error:  # in the run directory there is no room to meet
+            return PeerError(f"{self.watch.reason}; nothing was saved ({error})")
+
+    def _divide(self) -> PeerError:
         noted = self.estate.quarantine.noted
         decision = self.meeting.decide(self.estate.state.step, self.watch.hung, noted=noted)
         if self.world.rank in decision.steps:
@@ -166,7 +173,8 @@ class _Survivor:
 
     def _write_own(self) -> None:
         rank, path = self.world.rank, self.meeting.path
-        torch.save([module.state_dict() for module in self._modules()], path / f"{rank:05d}.pt")
+        states = [module.state_dict() for module in self._modules()]
+        checkpoint.write_tensors(states, path / f"{rank:05d}.pt")
         self.meeting.tell(".written", checkpoint.write_replica(self.estate.state, path))
 
     def _put_mean(self, decision: Decision) -> Manifest:

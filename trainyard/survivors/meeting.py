@@ -17,7 +17,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from trainyard.files import RunDirectory, part_of, write_text
+from trainyard.files import RunDirectory, part_of, write_text, writing
 from trainyard.rendezvous import Place
 from trainyard.world import World, gather, together
 
@@ -49,7 +49,7 @@ class Meeting:
         """Every rank calls it; what earlier starts have left is removed."""
         with together(world):
             for old in folder.path.glob(".survivors-*") if world.is_first else ():
-                shutil.rmtree(old)
+                shutil.rmtree(old, ignore_errors=True)
         self.path = gather(world, folder.path / f".survivors-{token_hex(4)}")[0]
         self._world = world
         self._places = gather(world, Place.mine())
@@ -104,7 +104,8 @@ class Meeting:
         self.write(f"{self._world.rank:05d}{what}.json", value)
 
     def write(self, name: str, value: Any) -> None:
-        self.path.mkdir(exist_ok=True)
+        with writing(self.path):
+            self.path.mkdir(exist_ok=True)
         write_text(self.path / name, json.dumps(value))
 
     def wait_for(self, name: str, seconds: float) -> Any:
@@ -120,7 +121,10 @@ class Meeting:
 def _write_once(path: Path, value: Any) -> None:
     """A file that appears whole and that nobody replaces."""
     part = part_of(path)
-    part.write_text(json.dumps(value))
-    with suppress(FileExistsError):
-        os.link(part, path)
-    part.unlink()
+    try:
+        with writing(path):
+            part.write_text(json.dumps(value))
+        with suppress(FileExistsError):
+            os.link(part, path)
+    finally:
+        part.unlink(missing_ok=True)

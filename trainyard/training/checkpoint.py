@@ -56,6 +56,17 @@ _MODEL, _EMA, _TRAINING, _PROGRESS, _MANIFEST = (
     "manifest.json",
 )
 _REPLICAS = "replicas"
+_KINDS = {
+    "step": int,
+    "skipped": int,
+    "roll_backs": int,
+    "guard": dict,
+    "clock": dict,
+    "classes": list,
+    "last": dict,
+    "best": dict,
+}
+"""What there is in progress.json."""
 
 
 @dataclass
@@ -158,15 +169,20 @@ def _load(file: Path) -> dict[str, Any]:
 def read_progress(path: Path) -> dict[str, Any]:
     """Step, best evaluation, class names and the like of a checkpoint."""
     try:
-        progress: dict[str, Any] = json.loads((path / _PROGRESS).read_text())
+        progress: Any = json.loads((path / _PROGRESS).read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    if progress["version"] != VERSION:
+    if not isinstance(progress, dict):
+        raise CheckpointError(f"{path}: {_PROGRESS} is no JSON object")
+    if progress.get("version") != VERSION:
         raise CheckpointError(
-            f"{path}: has version {progress['version']}, this Trainyard reads {VERSION}; "
+            f"{path}: has version {progress.get('version')}, this Trainyard reads {VERSION}; "
             "use the Trainyard that wrote it"
         )
-    return progress
+    for name, kind in _KINDS.items():
+        if not isinstance(progress.get(name), kind):
+            raise CheckpointError(f"{path}: {_PROGRESS} has no {name!r}, or not of its kind")
+    return dict(progress)
 
 
 def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
@@ -183,7 +199,7 @@ def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) 
 def find_problem(path: Path) -> str | None:
     """What is wrong with a checkpoint, or None if every file is there, unaltered."""
     if not path.is_dir():
-        return "no such checkpoint"
+        return "is no folder" if os.path.lexists(path) else "no such checkpoint"
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         there = {_MODEL, _TRAINING, _PROGRESS} | ({_EMA} if has_ema(path) else set())
@@ -210,6 +226,27 @@ Manifest = dict[str, str]
 """The SHA-256 of each file, by its path in the checkpoint."""
 
 
+def num_bytes(state: TrainState) -> int:
+    """Bytes of weights, moving average and moments: nearly all of a checkpoint."""
+    modules = [module for module in (state.model, state.ema) if module is not None]
+    weights = [tensor for module in modules for tensor in module.state_dict().values()]
+    moments = [m for own in state.optimizer.state.values() for m in own.values()]
+    is_twice = is_sharded(state.model) or has_own_weights(state.optimizer)  # those in training too
+    replica = state.averager.replica
+    copies = replica.total if replica.differs else 1
+    return (1 + is_twice) * sum(map(_bytes_of, weights)) + copies * sum(map(_bytes_of, moments))
+
+
+def _bytes_of(value: Any) -> int:
+    return value.nbytes if isinstance(value, torch.Tensor) else 0
+
+
+def write_tensors(content: Any, path: Path) -> None:
+    """As torch.save, which by itself would not tell why a file cannot be written."""
+    with open(path, "wb") as file:
+        torch.save(content, file)
+
+
 def write_common(state: TrainState, folder: Path, world: World) -> Manifest:
     """What the first rank writes for all, inside consensus, to a new checkpoint's folder.
 
@@ -226,7 +263,8 @@ def _write_progress(state: TrainState, folder: Path) -> Manifest:
     own = _own(state, by_each=False)
     is_apart = has_own_weights(state.optimizer) and not is_sharded(state.model)
     weights = state.model.state_dict() if is_apart else None
-    torch.save({"scale": state.scale.state_dict(), "weights": weights, **own}, folder / _TRAINING)
+    training = {"scale": state.scale.state_dict(), "weights": weights, **own}
+    write_tensors(training, folder / _TRAINING)
     progress = {
         "version": VERSION,
         "step": state.step,
@@ -256,7 +294,7 @@ def write_replica(state: TrainState, folder: Path) -> Manifest:
         return {}
     name = f"{_REPLICAS}/{replica.number:05d}.pt"
     (folder / _REPLICAS).mkdir(exist_ok=True)
-    torch.save(_own(state, by_each=True), folder / name)
+    write_tensors(_own(state, by_each=True), folder / name)
     return _down_to_the_disk(folder, [name])
 
 

@@ -7,14 +7,16 @@ checkpoints/latest -> step-00001234        checkpoints/best -> step-00001000
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trainyard.errors import CheckpointError
-from trainyard.files import fsync_folder, part_of
+from trainyard.files import fsync_folder, part_of, writing
 from trainyard.training.checkpoint import (
     Manifest,
     TrainState,
     find_problem,
+    num_bytes,
     read_progress,
     write_common,
     write_manifest,
@@ -25,24 +27,35 @@ from trainyard.world import World, gather, together
 _ALONE = World()
 
 
-def save_checkpoint(state: TrainState, folder: Path, *, keep: int, world: World = _ALONE) -> Path:
+def save_checkpoint(
+    state: TrainState,
+    folder: Path,
+    *,
+    keep: int,
+    world: World = _ALONE,
+    progress: Callable[[], None] = lambda: None,
+) -> Path:
     """Write `state` to folder/step-…, then move `latest` to it and drop all but `keep` old ones.
 
     Every rank calls it, in the consensus of the averager; the checkpoint is complete or absent.
+    `progress` is called when a part of it is written.
+    DiskError, on all ranks, if the disk is full or read-only.
     """
     final = path_of(folder, state.step)
     part = None
     try:
-        with together(world):
+        with _written(state, final, None, world):
             part = begin(final) if world.is_first else None
         shared = gather(world, part)[0]
         assert shared is not None
-        with together(world):
+        with _written(state, final, shared, world):
             manifest = write_replica(state, shared)
-        with together(world):
+        progress()
+        with _written(state, final, shared, world):
             manifest |= write_common(state, shared, world)
+        progress()
         manifests = gather(world, manifest)
-        with together(world):
+        with _written(state, final, shared, world):
             if world.is_first:
                 whole = {k: v for each in manifests for k, v in each.items()}
                 finish(shared, final, whole, keep=keep)
@@ -51,6 +64,13 @@ def save_checkpoint(state: TrainState, folder: Path, *, keep: int, world: World 
             shutil.rmtree(part, ignore_errors=True)
         raise
     return final
+
+
+@contextmanager
+def _written(state: TrainState, final: Path, part: Path | None, world: World) -> Iterator[None]:
+    """Inside, a piece of a checkpoint is written: on all ranks, or none goes on."""
+    with together(world), writing(final, lambda: num_bytes(state), part):
+        yield
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -76,16 +96,16 @@ def finish(part: Path, final: Path, manifest: Manifest, *, keep: int) -> None:
 
 def _put(part: Path, final: Path) -> None:
     """One of this step is there if it was damaged, or if its evaluation is being made up for."""
-    old = _hide(final) if final.exists() else None
+    old = _hide(final) if os.path.lexists(final) else None
     os.replace(part, final)
     fsync_folder(final.parent)
     if old is not None:
-        shutil.rmtree(old)
+        _remove(old)
 
 
 def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
     """The newest checkpoint without a problem; `report` is told of each that is passed over."""
-    for path in reversed(_checkpoints(folder)):
+    for path in reversed(_named(folder)):
         problem = find_problem(path)
         if problem is None:
             return path
@@ -104,7 +124,7 @@ def drop_after(folder: Path, path: Path) -> None:
     point(folder / "latest", path)
     paths = _checkpoints(folder)
     for later in paths[paths.index(path) + 1 :]:
-        shutil.rmtree(_hide(later))
+        _remove(_hide(later))
 
 
 def point_best(folder: Path, state: TrainState) -> None:
@@ -129,7 +149,7 @@ def _prune(folder: Path, keep: int) -> None:
     kept |= {*clean, *(path_of(folder, step).resolve() for step in best_then)}
     for path in _checkpoints(folder):
         if path.resolve() not in kept:
-            shutil.rmtree(_hide(path))
+            _remove(_hide(path))
 
 
 def _is_finite(path: Path) -> bool:
@@ -139,9 +159,31 @@ def _is_finite(path: Path) -> bool:
         return False
 
 
+def check_folder(folder: Path) -> None:
+    """CheckpointError if the checkpoints of a run cannot be saved there, for what is in the way."""
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise CheckpointError(f"{folder}: is no folder: move it away, or choose another with --run")
+    for link in (folder / "latest", folder / "best"):
+        if link.is_dir() and not link.is_symlink():
+            raise CheckpointError(
+                f"{link}: is a folder and no link, as in a copy that has followed links: remove it "
+                "if its step-… lies beside it, or else rename it to that"
+            )
+
+
+def has_any(folder: Path) -> bool:
+    """Whether there is a checkpoint in the folder of a run, or something of the name of one."""
+    return bool(_named(folder))
+
+
 def _checkpoints(folder: Path) -> list[Path]:
-    """Those of a run, oldest first; a copy that someone set aside, step-00000100.bak, is none."""
-    paths = [path for path in folder.glob("step-*") if path.name[5:].isdigit()]
+    """Those of a run, oldest first, and links to such. A plain file is none."""
+    return [path for path in _named(folder) if path.is_dir()]
+
+
+def _named(folder: Path) -> list[Path]:
+    """What has a checkpoint's name: not a copy that someone set aside, step-00000100.bak."""
+    paths = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
     return sorted(paths, key=lambda path: int(path.name[5:]))
 
 
@@ -155,7 +197,12 @@ def _hide(path: Path) -> Path:
 def _remove_leftovers(folder: Path) -> None:
     """What a killed run left half-written."""
     for part in folder.glob(".*.part"):
-        if part.is_symlink():
-            part.unlink()
-        else:
-            shutil.rmtree(part, ignore_errors=True)
+        _remove(part)
+
+
+def _remove(path: Path) -> None:
+    """A folder, or a file; of a link the link alone."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

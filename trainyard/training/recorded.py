@@ -1,5 +1,6 @@
 """What the best weights of a run say of each validation sample, kept in its directory."""
 
+import io
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -30,10 +31,12 @@ def record(
     """
     weights = max(said, key=lambda name: (said[name].evaluation().top1, name))
     columns = asdict(said[weights])
-    with atomic_write(path) as file:
-        np.savez_compressed(
-            file, step=np.int64(step), weights=np.str_(weights), labels=labels, **columns
-        )
+    packed = io.BytesIO()
+    np.savez_compressed(
+        packed, step=np.int64(step), weights=np.str_(weights), labels=labels, **columns
+    )
+    with atomic_write(path, packed.tell()) as file:
+        file.write(packed.getbuffer())
 
 
 def load_recorded(path: Path) -> Recorded | None:

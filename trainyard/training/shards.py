@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from trainyard.errors import CheckpointError
+from trainyard.files import disk_error
 from trainyard.training.sharding import SHARDS
 
 _MODEL, _EMA, _OPTIMIZER = "model.", "ema.", "optimizer."
@@ -61,9 +62,11 @@ def write_shards(
             if isinstance(value, DTensor):
                 tensors[f"{_OPTIMIZER}{name}.{key}"] = value
     try:
-        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder / SHARDS))
+        dcp.save(tensors, storage_writer=_Writer(folder / SHARDS))
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
+        if isinstance(reason, OSError):
+            raise reason from None
         raise CheckpointError(f"{folder}: rank {rank}: {reason}") from None
     rank = dist.get_rank()
     names = [path.name for path in (folder / SHARDS).glob(f"__{rank}_*")]
@@ -75,6 +78,19 @@ def _weights(model: nn.Module, ema: nn.Module | None) -> dict[str, Tensor]:
     if ema is not None:
         tensors |= {_EMA + name: tensor for name, tensor in ema.state_dict().items()}
     return tensors
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Raises an OSError for a full disk, which all ranks get; torch's own error hides it."""
+
+    def write_data(self, plan: Any, planner: Any) -> Any:
+        try:
+            return super().write_data(plan, planner)
+        except Exception as error:
+            full = disk_error(error, Path(self.path))
+            if full is None:
+                raise
+            raise OSError(full.errno, full.strerror) from None
 
 
 # --- reading ---

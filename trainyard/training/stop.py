@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+from trainyard.early_stop import asked
 from trainyard.errors import PeerError, Requeued, Stopped
-from trainyard.world import World
+from trainyard.world import World, new_group
 
 # What each signal asks for; where ranks differ, the higher number wins.
 _REQUEUE, _STOP = 1, 2
@@ -48,14 +49,15 @@ class StopSignal:
         self._pending: deque[tuple[Any, Any]] = deque()  # messages under way and their tensors
 
     def __enter__(self) -> "StopSignal":
+        early = asked()
+        if early is not None:
+            self._wanted = _REQUEUE if early is Requeued else _STOP
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 self._previous[number] = signal.signal(number, self._note)
         if self._world.size > 1:
-            import torch.distributed as dist
-
             # A group of its own, so that its messages never mix with those of the gradients.
-            self._group = dist.new_group(backend="gloo")
+            self._group = new_group(backend="gloo")
         return self
 
     def __exit__(

@@ -115,8 +115,8 @@ class LossScale:
 class DynamicLossScale(LossScale):
     """For fp16: halved when a gradient overflows, doubled after many that do not.
 
-    As torch.amp.GradScaler, without its wait for the device; all ranks skip the same updates,
-    so the scale is the same on all.
+    As torch.amp.GradScaler, without its wait for the device: it too grows no further than to the
+    largest finite number. All ranks skip the same updates, so the scale is the same on all.
     """
 
     def __init__(self, device: torch.device, initial: float = 2.0**16, interval: int = 2000):
@@ -130,7 +130,9 @@ class DynamicLossScale(LossScale):
     def adjust(self, finite: Tensor) -> None:
         self._good = torch.where(finite, self._good + 1, 0)
         grows = self._good >= self._interval
-        self.value = torch.where(finite, self.value * (1 + grows), self.value / 2)
+        grown = self.value * (1 + grows)
+        grown = torch.where(grown.isfinite(), grown, self.value)
+        self.value = torch.where(finite, grown, self.value / 2)
         self._good = torch.where(grows, 0, self._good)
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.command_line import SHORT, Capture, complaint, run
+from tests.full_disk import full_disk
 from tests.monitor.trackers.test_read_back import environment
 from trainyard.monitor.history import read_history
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
@@ -118,6 +120,26 @@ def test_one_that_fails_is_off_and_that_is_said_once(tmp_path: Path) -> None:
     assert said == ["watch.trackio", "watch.wandb"]
     for event in history.events:
         assert event["message"] in done.stdout
+
+
+def test_the_thread_of_tensorboard_prints_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its error comes up where the next report is written: on a full disk, say."""
+    hooked: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", hooked.append)
+    hook = threading.excepthook
+    place = {"epoch": 0.0, "samples": 0, "time": 0.0}
+    tracker = TensorboardTracker(tmp_path)
+    report = {"kind": "train", "step": 1, "loss": 1.0} | place
+    with full_disk(0):
+        tracker.write(report)
+        tracker._files._async_writer._worker.join(timeout=60)
+    with pytest.raises(OSError, match="File too large"):
+        tracker.write(report)
+    tracker.close()
+    assert hooked == []
+    assert threading.excepthook == hook
 
 
 def test_a_memory_that_is_none_of_ours(digits: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -1,5 +1,6 @@
 """TensorBoard: event files in the run directory."""
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ class TensorboardTracker:
         self._event, self._session, self._summary = Event, SessionLog, Summary
         self._tensor, self._text = make_tensor_proto, metadata.create_summary_metadata
         self._files = EventFileWriter(str(folder), flush_secs=_FLUSH_S)
+        # Its thread keeps the error that ends it, for the next `write` to raise, and prints it too.
+        self._thread = type(self._files).__module__
+        self._hook, threading.excepthook = threading.excepthook, self._take
         self._step: int | None = None  # of the newest report; None before the first
 
     def write(self, report: Report) -> None:
@@ -44,7 +48,14 @@ class TensorboardTracker:
         pass
 
     def close(self) -> None:
-        self._files.close()
+        try:
+            self._files.close()
+        finally:
+            threading.excepthook = self._hook
+
+    def _take(self, error: threading.ExceptHookArgs) -> None:
+        if type(error.thread).__module__ != self._thread:
+            self._hook(error)
 
     def _purge(self, step: int) -> None:
         mark = self._session(status=self._session.START)

@@ -1,0 +1,123 @@
+"""Signals that come while a command does not train: it ends with the exit code of a stop.
+
+Within the loop they are `training.stop`'s, which saves a checkpoint first. Before and after it,
+while torch is imported, data indexed, ranks awaited or a report written, there is nothing to save.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from trainyard.errors import Requeued, Stopped
+
+REASONS: dict[signal.Signals, type[Stopped]] = {
+    signal.SIGUSR1: Requeued,
+    signal.SIGUSR2: Requeued,
+    signal.SIGTERM: Stopped,
+}
+"""Ctrl-C is not among them: Python's own KeyboardInterrupt ends a command with 130."""
+PATIENCE_S = 5
+"""After a signal, for the main thread to end by itself; a call into a library may hold it."""
+
+_asked: type[Stopped] | None = None
+_is_open = False  # whether the block of early_stops is under way
+_lock = threading.Lock()
+
+
+def asked() -> type[Stopped] | None:
+    """The stop that a signal asked for before the loop, where some `except` has swallowed it."""
+    return _asked
+
+
+@contextmanager
+def early_stops() -> Iterator[None]:
+    """Inside, SIGTERM raises Stopped (130), SIGUSR1 and SIGUSR2 Requeued (75).
+
+    What was raised may be lost, in an import of torch say, or late: so the signal is sent again
+    every second, to whoever handles it by then, and after 5 s the process ends with the same code.
+    Does nothing outside of the main thread; a signal that is ignored stays so.
+    """
+    global _asked, _is_open
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _is_open = True
+    before = {
+        number: signal.signal(number, _raise)
+        for number in REASONS
+        if signal.getsignal(number) != signal.SIG_IGN
+    }
+    left = threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    threading.Thread(target=_insist, args=(reader, left), daemon=True).start()
+    try:
+        yield
+    finally:
+        with _lock:
+            _asked, _is_open = None, False
+            left.set()
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(writer)  # which ends the thread
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    global _asked
+    if _is_open:
+        error = _error(signal.Signals(number))
+        _asked = type(error)
+        raise error
+
+
+def _error(number: signal.Signals) -> Stopped:
+    return REASONS[number](f"stopped by {number.name} while not training: nothing to save")
+
+
+def _insist(reader: int, left: threading.Event) -> None:
+    """Send a signal again until the block is left, or another handler has got it."""
+    while numbers := os.read(reader, 1):
+        number = signal.Signals(numbers[0])
+        if number in REASONS and _is_deaf(number, left):
+            error = _error(number)
+            sys.stderr.write(f"trainyard: {error}\n")
+            sys.stderr.flush()
+            os._exit(error.exit_code)
+    os.close(reader)
+
+
+def _is_deaf(number: signal.Signals, left: threading.Event) -> bool:
+    """Whether the main thread has not ended, or passed the handling on, for all that was sent."""
+    global _asked
+    for _ in range(PATIENCE_S):
+        left.wait(1)
+        with _lock:
+            if left.is_set():
+                return False
+            is_ours = signal.getsignal(number) is _raise
+            if is_ours or _asked is not None:
+                os.kill(os.getpid(), number)
+            if not is_ours:
+                _asked = None
+                return False
+    return True
+
+
+def _forget() -> None:
+    """A forked child has its parent's handlers and pipe, and is to have neither."""
+    global _is_open
+    if _is_open:
+        _is_open = False
+        signal.set_wakeup_fd(-1)
+        for number in REASONS:
+            if signal.getsignal(number) is _raise:
+                signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_forget)
