@@ -55,7 +55,8 @@ def early_stops() -> Iterator[None]:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    threading.Thread(target=_insist, args=(reader, left), daemon=True).start()
+    thread = threading.Thread(target=_insist, args=(reader, left), daemon=True)
+    thread.start()
     try:
         yield
     finally:
@@ -66,6 +67,7 @@ def early_stops() -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(writer)  # which ends the thread
+        thread.join(timeout=1)
 
 
 def _raise(number: int, frame: FrameType | None) -> None:
