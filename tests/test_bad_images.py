@@ -144,13 +144,13 @@ def test_a_checkpoint_comes_after_what_was_bad_before_it(
 ) -> None:
     """Who goes on from it does not meet those again in this epoch."""
     folder = tmp_path / "run"
-    save, known = keeping.save_checkpoint, []
+    write, known = keeping.write_checkpoint, []
 
     def watched(*arguments: Any, **options: Any) -> Path:
         known.append(len(quarantined(folder)))
-        return save(*arguments, **options)
+        return write(*arguments, **options)
 
-    monkeypatch.setattr(keeping, "save_checkpoint", watched)
+    monkeypatch.setattr(keeping, "write_checkpoint", watched)
     where = ("--data", mixed, "--run", folder)
     shown(capsys, "train", *DEBUG, *where, "--data.max_bad", "0.05", "--run.log_every", "0 steps")
     assert known == [3, 3]  # after the first epoch and after the second

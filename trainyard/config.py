@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trainyard.averaging.base import AverageConfig
-from trainyard.course import Duration, Length
+from trainyard.course import Duration, Interval, Length
 from trainyard.data.augment import AugmentConfig
 from trainyard.data.loader import DataConfig, Locations
 from trainyard.errors import RecipeError
@@ -49,8 +49,9 @@ class LengthConfig(Section):
     """Of the order, the crops and the initial weights."""
     eval_every: Duration = "1 epoch"
     """How often to evaluate; the last step always is. "0 steps" for the last alone."""
-    save_every: Duration = "1 epoch"
-    """How often to save a checkpoint, besides each best one and the last."""
+    save_every: Interval = "10 minutes"
+    """How often to save a checkpoint, besides each best one and the last: what a run loses at most
+    when it is killed. A time, or a stretch of training; "0 steps" for never."""
     bn_samples: int = Field(0, ge=0)
     """Training images of which to estimate batch norm statistics anew before each evaluation; for
     schedule-free optimizers, whose weights to evaluate are not those that are trained."""

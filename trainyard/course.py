@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from pydantic import AfterValidator
 
 from trainyard.errors import RecipeError
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|epochs?|samples?|%)")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(seconds?|minutes?|hours?)")
+_SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 _STAGE = re.compile(rf"({_DURATION.pattern})\s*:\s*([1-9]\d*)")
 
 
@@ -30,6 +32,26 @@ def _checked(text: str) -> str:
 
 Duration = Annotated[str, AfterValidator(_checked)]
 """A stretch of training in steps, epochs, samples or percent of the run."""
+
+
+def _checked_interval(text: str) -> str:
+    if not _DURATION.fullmatch(text.strip()) and not _TIME.fullmatch(text.strip()):
+        raise ValueError(
+            'write a number and a unit: "10 minutes", "2 hours", "1 epoch", "300 steps", "5%"'
+        )
+    if seconds_of(text) == 0:
+        raise ValueError('write a time above 0, or "0 steps" for never')
+    return text
+
+
+Interval = Annotated[str, AfterValidator(_checked_interval)]
+"""A duration, or a time in seconds, minutes or hours."""
+
+
+def seconds_of(interval: str) -> float | None:
+    """The seconds of an interval that is a time; None if it is a stretch of training."""
+    match = _TIME.fullmatch(interval.strip())
+    return float(match[1]) * _SECONDS[match[2].rstrip("s")] if match else None
 
 
 def _checked_length(text: str) -> str:
@@ -63,6 +85,10 @@ class Phase:
     first_sample: int  # samples seen before `start`
     batch: int  # global
     image_size: int  # pixels
+
+
+class Due(Protocol):
+    def due(self, step: int) -> bool: ...
 
 
 @dataclass(frozen=True)

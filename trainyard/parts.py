@@ -13,7 +13,7 @@ from trainyard.averaging.base import AverageConfig, Averager
 from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.periodic import Periodic
 from trainyard.config import RunConfig
-from trainyard.course import Course, build_course
+from trainyard.course import Course, build_course, seconds_of
 from trainyard.data.datasets import Datasets, open_datasets
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
@@ -227,10 +227,12 @@ def step_of(
     report: Callable[[str], None],
 ) -> TrainStep:
     """`wrapped`: the model as the averager wrapped it; `report` hears of smaller micro-batches."""
-    logs, saves = course.every(config.run.log_every), course.every(config.run.save_every)
+    by_time = seconds_of(config.run.save_every) is not None
+    reported = [config.run.log_every, *([] if by_time else [config.run.save_every])]
+    every = [course.every(duration) for duration in reported]
 
     def is_reported(step: int) -> bool:
-        return logs.due(step + 1) or saves.due(step + 1) or step + 1 == course.num_steps
+        return any(each.due(step + 1) for each in every) or step + 1 == course.num_steps
 
     compile_in_place(state.model, config.model.compile)
     return TrainStep(

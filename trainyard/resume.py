@@ -203,7 +203,7 @@ def resume(
             if path.parent.resolve() != folder.checkpoints.resolve():
                 state.last, state.best = {}, {}  # of another run, whose checkpoints are not here
             if world.is_first:
-                keeping.point_best(folder.checkpoints, state)
+                keeping.point_best(folder.checkpoints, state.best.get("step", 0))
         replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"
         message = f"going on from {path} at step {state.step:,} with {replicas}"
         place = {"world_size": world.size, "host": socket.gethostname()}
@@ -245,7 +245,7 @@ def roll_back(
     with together(world):
         checkpoint.load_checkpoint(state, path)
         if world.is_first:
-            keeping.point_best(folder.checkpoints, state)
+            keeping.point_best(folder.checkpoints, state.best.get("step", 0))
             keeping.drop_after(folder.checkpoints, path)
     state.roll_backs = roll_backs
     state.clock.load_state_dict(clock)

@@ -12,7 +12,7 @@ from torch import nn
 
 from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
-from trainyard.course import Course
+from trainyard.course import Course, seconds_of
 from trainyard.data.datasets import Datasets
 from trainyard.data.feed import Batch
 from trainyard.data.feeds import Feeds
@@ -59,7 +59,6 @@ from trainyard.resume import (
 )
 from trainyard.survivors import Estate, outlived
 from trainyard.teacher import loss_of
-from trainyard.training import keeping
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
 from trainyard.training.loop import Report, Training, save
@@ -68,6 +67,7 @@ from trainyard.training.optimizer_state import evaluation_weights
 from trainyard.training.precision import use_precision
 from trainyard.training.predictions import summary
 from trainyard.training.recorded import record
+from trainyard.training.saving import Saver
 from trainyard.training.step import Loss, TrainStep
 from trainyard.training.stop import StopSignal
 from trainyard.watching import check_trackers, profiled, watched
@@ -185,8 +185,10 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
         sinks.show_evaluation(count, len(run.data.val))
         stop.check()
 
+    save_s = seconds_of(config.run.save_every)
     with (
-        StopSignal(world, _LAG if averager.replica.differs else 1) as stop,
+        Saver(folder.checkpoints, keep=config.run.keep, world=world, every_s=save_s) as saver,
+        StopSignal(world, _LAG if averager.replica.differs else 1, saver) as stop,
         feeds.training(
             run.data.train, run.order, course, place=state.stream, report=report
         ) as feed,
@@ -205,25 +207,37 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
                 quarantine=quarantine,
                 report=report,
                 evaluate=partial(_evaluate, run, feeds, state, on_batch=on_batch),
-                save=partial(_save, run, state, watch.pulse),
-                roll_back=partial(_roll_back, run, state, feed, report, pulse=watch.pulse),
+                save=partial(_save, state, saver, stop, watch.pulse),
+                roll_back=partial(
+                    _roll_back, run, state, saver, feed=feed, report=report, pulse=watch.pulse
+                ),
                 stop=stop,
                 log_every=course.every(config.run.log_every),
                 eval_every=course.every(config.run.eval_every),
-                save_every=feed.saving(course.every(config.run.save_every)),
+                save_every=feed.saving(
+                    stop if save_s is not None else course.every(config.run.save_every)
+                ),
                 phase=partial(_phase, state, watch.pulse, stop),
-            )
+            ),
+            saver,
+            watch.pulse,
         )
     return Outcome(str(folder.path), state.step, state.clock.total, state.last, state.best, stopped)
 
 
-def _trained(training: Training) -> type[Stopped] | None:
-    """Why it stopped, if it did; an evaluation that was cut off is made up for on resuming."""
+def _trained(training: Training, saver: Saver, pulse: Pulse) -> type[Stopped] | None:
+    """Why it stopped, if it did; an evaluation that was cut off is made up for on resuming.
+
+    The last checkpoint is there then.
+    """
     try:
-        return train_loop(training)
+        stopped = train_loop(training)
     except Stopped as reason:
         save(training)
-        return type(reason)
+        stopped = type(reason)
+    with training.phase("save"):
+        _wait(saver, pulse)
+    return stopped
 
 
 @contextmanager
@@ -279,9 +293,10 @@ def _evaluate(
 
 
 def _roll_back(
-    run: _Run, state: TrainState, feed: Seekable, report: Reporter, *, pulse: Pulse
+    run: _Run, state: TrainState, saver: Saver, *, feed: Seekable, report: Reporter, pulse: Pulse
 ) -> None:
     pulse.mark("roll back", state.step)
+    _wait(saver, pulse)
     roll_back(
         run.folder,
         state,
@@ -294,10 +309,14 @@ def _roll_back(
     pulse.mark("step", state.step + 1)
 
 
-def _save(run: _Run, state: TrainState, pulse: Pulse) -> None:
-    folder, keep, world = run.folder.checkpoints, run.config.run.keep, run.world
+def _save(state: TrainState, saver: Saver, stop: StopSignal, pulse: Pulse) -> None:
     state.guard.settle()
-    keeping.save_checkpoint(state, folder, keep=keep, world=world, progress=pulse.again)
-    with together(world):
-        if world.is_first:
-            keeping.point_best(folder, state)
+    _wait(saver, pulse)
+    saver.save(state)
+    stop.saved()
+
+
+def _wait(saver: Saver, pulse: Pulse) -> None:
+    """Wait for the checkpoint under way; a part of it that is written is progress."""
+    with pulse.following(saver.thread):
+        saver.wait(pulse.again)

@@ -42,6 +42,8 @@ class World:
     local_size: int = 1
     node: int = 0
     num_nodes: int = 1
+    group: "ProcessGroup | None" = None
+    """By which these ranks decide together; none for the group of all ranks."""
 
     @property
     def is_first(self) -> bool:
@@ -122,7 +124,7 @@ def gather(world: World, value: T) -> list[T]:
     import torch.distributed as dist
 
     values: list[T | None] = [None] * world.size
-    dist.all_gather_object(values, value)
+    dist.all_gather_object(values, value, group=world.group)
     return values  # type: ignore[return-value]
 
 

@@ -243,7 +243,7 @@ def test_a_full_disk(size: int, tmp_path: Path) -> None:
     state = state_at(2)
     with full_disk(size), pytest.raises(DiskError) as caught:
         save_checkpoint(state, tmp_path, keep=5)
-    needed = checkpoint.num_bytes(state)
+    needed = checkpoint.snapshot(state, World()).num_bytes
     said = f"{tmp_path / 'step-00000002'}: File too large: {needed:,} bytes needed, "
     assert str(caught.value).startswith(said)
     assert names(tmp_path) == ["latest", "step-00000001"]

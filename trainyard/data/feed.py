@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from trainyard.course import Course, Every, Phase
+from trainyard.course import Course, Due, Phase
 from trainyard.data.device.copies import Arriving, Carrier
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.loading.client import BadSample, HostBatch
@@ -153,7 +153,7 @@ class TrainingFeed:
         """Whether the run is over after `step` steps of it."""
         return step >= self._course.num_steps
 
-    def saving(self, every: Every) -> Every:
+    def saving(self, every: Due) -> Due:
         """When to save: at any step alike."""
         return every
 

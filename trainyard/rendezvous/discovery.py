@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
@@ -121,7 +122,8 @@ def _world(told: Told, env: Mapping[str, str]) -> World:
     local_size = places.setdefault("local_size", 1)
     num_nodes = places.setdefault("num_nodes", -(-size // local_size))
     places.setdefault("node", min(rank // local_size, num_nodes - 1))
-    return World(**places)
+    named: dict[str, Any] = {**places}
+    return World(**named)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,6 +7,7 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -52,6 +53,7 @@ class Pulse:
         self.limits_of: dict[str, float] = {}
         """Seconds for what has a limit of its own, by what it is called in a mark; 0: for ever."""
         self._thread = threading.get_ident()
+        self._worker: int | None = None  # a thread for which this one waits
         # The step, what is done and since when, in one: another thread may read it at any time.
         self._marked = 0, "start", time.monotonic()
         self._first_step = 0  # whose data this process has asked for
@@ -89,8 +91,18 @@ class Pulse:
         codes = {function.__code__ for function in functions}
         return any(f.f_code in codes for f in _from(sys._current_frames().get(self._thread)))
 
+    @contextmanager
+    def following(self, thread: int | None) -> Iterator[None]:
+        """Inside, the thread that trains waits for another: where that one stands counts."""
+        self._worker = thread
+        try:
+            yield
+        finally:
+            self._worker = None
+
     def look(self) -> Sighting:
-        frame = sys._current_frames().get(self._thread)
+        frames = sys._current_frames()
+        frame = frames.get(self._worker or self._thread, frames.get(self._thread))
         step, doing, since = self._marked
         has_begun = step > self._first_step > 0
         usual_s = self.limit_s * (1 if has_begun else BEGINNING)

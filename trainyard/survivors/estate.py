@@ -168,14 +168,15 @@ class _Survivor:
         final = self._final(decision)
         part = keeping.begin(final)
         os.replace(self.meeting.path / "replicas", part / "replicas")
-        manifest |= checkpoint.write_common(state, part, World())
+        manifest |= checkpoint.write_common(_common_of(state), part)
         keeping.finish(part, final, manifest, keep=self.keep)
 
     def _write_own(self) -> None:
         rank, path = self.world.rank, self.meeting.path
         states = [module.state_dict() for module in self._modules()]
         checkpoint.write_tensors(states, path / f"{rank:05d}.pt")
-        self.meeting.tell(".written", checkpoint.write_replica(self.estate.state, path))
+        taken = checkpoint.snapshot(self.estate.state, self.world)
+        self.meeting.tell(".written", checkpoint.write_own(taken, path, self.world))
 
     def _put_mean(self, decision: Decision) -> Manifest:
         """Give the modules the mean of what the survivors have written; what else they have."""
@@ -202,3 +203,9 @@ class _Survivor:
         write = JsonLinesSink(self.estate.folder.metrics).write
         event = "rank hangs" if self.watch.verdict else "rank gone"
         replace(self.estate.reporter, write=write).warn(event, message)
+
+
+def _common_of(state: TrainState) -> checkpoint.Common:
+    common = checkpoint.snapshot(state, World()).common
+    assert common is not None
+    return common

@@ -18,7 +18,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -30,6 +30,7 @@ from trainyard.errors import CheckpointError
 from trainyard.files import fsync_folder, sha256
 from trainyard.monitor.clock import Clock
 from trainyard.training.guard import Guard
+from trainyard.training.host_memory import HostCopies
 from trainyard.training.optimizer_state import (
     evaluation_weights,
     has_own_weights,
@@ -45,7 +46,7 @@ from trainyard.training.sharding import (
     without_shards,
 )
 from trainyard.training.update import LossScale
-from trainyard.world import World, together
+from trainyard.world import World
 
 VERSION = 2
 _MODEL, _EMA, _TRAINING, _PROGRESS, _MANIFEST = (
@@ -226,8 +227,106 @@ Manifest = dict[str, str]
 """The SHA-256 of each file, by its path in the checkpoint."""
 
 
-def num_bytes(state: TrainState) -> int:
-    """Bytes of weights, moving average and moments: nearly all of a checkpoint."""
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a rank writes of a checkpoint, as of one step: later steps do not change it."""
+
+    step: int
+    best_step: int
+    """Of the best evaluation; 0 if there was none."""
+    num_bytes: int
+    """Bytes of weights, moving average and moments on all ranks: nearly all of the checkpoint."""
+    common: "Common | None"
+    """What the first rank writes for all."""
+    replica: tuple[str, dict[str, Any]] | None
+    """What this rank alone has, where replicas differ: its file, and the content."""
+    shards: dict[str, torch.Tensor] | None
+    """This rank's parts of what is sharded, by name."""
+
+
+class Common(NamedTuple):
+    """What the first rank writes for all."""
+
+    weights: dict[str, torch.Tensor]
+    ema: dict[str, torch.Tensor] | None
+    training: dict[str, Any]
+    progress: str
+
+
+def snapshot(state: TrainState, world: World, copies: HostCopies | None = None) -> Snapshot:
+    """Copy what this rank has to write, inside the consensus of the averager.
+
+    Every rank calls it: the parts of what is sharded come together. The copies are in the memory of
+    `copies`, if given, which those before them lose.
+    """
+    copies = HostCopies() if copies is None else copies
+    copies.begin()
+    with evaluation_weights(state.optimizer):
+        weights = whole_weights(state.model, copies, keep=world.is_first)
+    ema = whole_weights(state.ema, copies, keep=world.is_first) if state.ema else None
+    shards = None
+    if is_sharded(state.model):
+        from trainyard.training.shards import sharded_tensors
+
+        shards = sharded_tensors(state.model, state.ema, state.optimizer)
+    taken = Snapshot(
+        step=state.step,
+        best_step=state.best.get("step", 0),
+        num_bytes=_num_bytes(state),
+        common=_common(state, weights, ema, copies) if world.is_first else None,
+        replica=_replica(state, copies) if shards is None else None,
+        shards=shards,
+    )
+    copies.settle()
+    return taken
+
+
+def _common(
+    state: TrainState,
+    weights: dict[str, torch.Tensor],
+    ema: dict[str, torch.Tensor] | None,
+    copies: HostCopies,
+) -> Common:
+    is_apart = has_own_weights(state.optimizer) and not is_sharded(state.model)
+    training = {
+        "scale": state.scale.state_dict(),
+        "weights": state.model.state_dict() if is_apart else None,
+        **_own(state, by_each=False),
+    }
+    progress = {
+        "version": VERSION,
+        "step": state.step,
+        "skipped": state.skipped,
+        "stream": state.stream,
+        "roll_backs": state.roll_backs,
+        "guard": state.guard.state_dict(),
+        "clock": state.clock.state_dict(),
+        "classes": state.classes,
+        "last": state.last,
+        "best": state.best,
+    }
+    return Common(weights, ema, copies(training), json.dumps(progress, indent=2) + "\n")
+
+
+def _replica(state: TrainState, copies: HostCopies) -> tuple[str, dict[str, Any]] | None:
+    replica = state.averager.replica
+    if replica.total == 1:
+        return None
+    return f"{_REPLICAS}/{replica.number:05d}.pt", copies(_own(state, by_each=True))
+
+
+def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
+    """What each replica saves by itself, or one for all."""
+    replica = state.averager.replica
+    own: dict[str, Any] = {}
+    if replica.differs == by_each:
+        own["optimizer"] = without_shards(save_optimizer(state.optimizer))
+    if (replica.total > 1) == by_each:
+        own["averager"] = state.averager.state_dict()
+    return own
+
+
+def _num_bytes(state: TrainState) -> int:
     modules = [module for module in (state.model, state.ema) if module is not None]
     weights = [tensor for module in modules for tensor in module.state_dict().values()]
     moments = [m for own in state.optimizer.state.values() for m in own.values()]
@@ -247,66 +346,34 @@ def write_tensors(content: Any, path: Path) -> None:
         torch.save(content, file)
 
 
-def write_common(state: TrainState, folder: Path, world: World) -> Manifest:
-    """What the first rank writes for all, inside consensus, to a new checkpoint's folder.
-
-    Every rank calls it: the parts of what is sharded come together.
-    """
-    with evaluation_weights(state.optimizer):
-        _write_weights(state.model, folder / _MODEL, world)
-    if state.ema is not None:
-        _write_weights(state.ema, folder / _EMA, world)
-    return _write_progress(state, folder) if world.is_first else {}
-
-
-def _write_progress(state: TrainState, folder: Path) -> Manifest:
-    own = _own(state, by_each=False)
-    is_apart = has_own_weights(state.optimizer) and not is_sharded(state.model)
-    weights = state.model.state_dict() if is_apart else None
-    training = {"scale": state.scale.state_dict(), "weights": weights, **own}
-    write_tensors(training, folder / _TRAINING)
-    progress = {
-        "version": VERSION,
-        "step": state.step,
-        "skipped": state.skipped,
-        "stream": state.stream,
-        "roll_backs": state.roll_backs,
-        "guard": state.guard.state_dict(),
-        "clock": state.clock.state_dict(),
-        "classes": state.classes,
-        "last": state.last,
-        "best": state.best,
-    }
-    (folder / _PROGRESS).write_text(json.dumps(progress, indent=2) + "\n")
+def write_common(common: Common, folder: Path) -> Manifest:
+    """Write what the first rank writes for all to a new checkpoint's folder."""
+    save_file(_contiguous(common.weights), folder / _MODEL)
+    if common.ema is not None:
+        save_file(_contiguous(common.ema), folder / _EMA)
+    write_tensors(common.training, folder / _TRAINING)
+    (folder / _PROGRESS).write_text(common.progress)
     names = (_MODEL, _EMA, _TRAINING, _PROGRESS)
     return _down_to_the_disk(folder, [name for name in names if (folder / name).exists()])
 
 
-def write_replica(state: TrainState, folder: Path) -> Manifest:
-    """What this rank alone has, inside consensus."""
-    if is_sharded(state.model):
+def write_own(taken: Snapshot, folder: Path, world: World) -> Manifest:
+    """Write what this rank alone has; every rank calls it."""
+    if taken.shards is not None:
         from trainyard.training.shards import write_shards
 
-        names = write_shards(folder, state.model, state.ema, state.optimizer)
-        return _down_to_the_disk(folder, names)
-    replica = state.averager.replica
-    if replica.total == 1:
+        return _down_to_the_disk(folder, write_shards(folder, taken.shards, world))
+    if taken.replica is None:
         return {}
-    name = f"{_REPLICAS}/{replica.number:05d}.pt"
+    name, content = taken.replica
     (folder / _REPLICAS).mkdir(exist_ok=True)
-    write_tensors(_own(state, by_each=True), folder / name)
+    write_tensors(content, folder / name)
     return _down_to_the_disk(folder, [name])
 
 
-def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
-    """What each replica saves by itself, or one for all."""
-    replica = state.averager.replica
-    own: dict[str, Any] = {}
-    if replica.differs == by_each:
-        own["optimizer"] = without_shards(save_optimizer(state.optimizer))
-    if (replica.total > 1) == by_each:
-        own["averager"] = state.averager.state_dict()
-    return own
+def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """As safetensors takes them."""
+    return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -324,11 +391,3 @@ def _down_to_the_disk(folder: Path, names: list[str]) -> Manifest:
         with open(folder / name, "rb") as file:
             os.fsync(file.fileno())
     return manifest
-
-
-def _write_weights(model: nn.Module, path: Path, world: World) -> None:
-    # Copies on the CPU: safetensors takes neither strided nor shared storage.
-    weights = whole_weights(model, keep=world.is_first)
-    with together(world):  # or others go on to gather more
-        if world.is_first:
-            save_file(weights, path)

@@ -14,13 +14,14 @@ from trainyard.errors import CheckpointError
 from trainyard.files import fsync_folder, part_of, writing
 from trainyard.training.checkpoint import (
     Manifest,
+    Snapshot,
     TrainState,
     find_problem,
-    num_bytes,
     read_progress,
+    snapshot,
     write_common,
     write_manifest,
-    write_replica,
+    write_own,
 )
 from trainyard.world import World, gather, together
 
@@ -35,30 +36,44 @@ def save_checkpoint(
     world: World = _ALONE,
     progress: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Write `state` to folder/step-…, then move `latest` to it and drop all but `keep` old ones.
+    """Write `state` as it is; see write_checkpoint. Nothing else goes on meanwhile."""
+    with together(world):
+        taken = snapshot(state, world)
+    return write_checkpoint(taken, folder, keep=keep, world=world, progress=progress)
 
-    Every rank calls it, in the consensus of the averager; the checkpoint is complete or absent.
-    `progress` is called when a part of it is written.
-    DiskError, on all ranks, if the disk is full or read-only.
+
+def write_checkpoint(
+    taken: Snapshot,
+    folder: Path,
+    *,
+    keep: int,
+    world: World = _ALONE,
+    progress: Callable[[], None] = lambda: None,
+) -> Path:
+    """Write folder/step-…, move `latest` and `best` as it says, and drop all but `keep` old ones.
+
+    Every rank calls it; the checkpoint is complete or absent. `progress` is called when a part of
+    it is written. DiskError, on all ranks, if the disk is full or read-only.
     """
-    final = path_of(folder, state.step)
+    final = path_of(folder, taken.step)
     part = None
     try:
-        with _written(state, final, None, world):
+        with _written(taken, final, None, world):
             part = begin(final) if world.is_first else None
         shared = gather(world, part)[0]
         assert shared is not None
-        with _written(state, final, shared, world):
-            manifest = write_replica(state, shared)
+        with _written(taken, final, shared, world):
+            manifest = write_own(taken, shared, world)
         progress()
-        with _written(state, final, shared, world):
-            manifest |= write_common(state, shared, world)
+        with _written(taken, final, shared, world):
+            manifest |= write_common(taken.common, shared) if taken.common else {}
         progress()
         manifests = gather(world, manifest)
-        with _written(state, final, shared, world):
+        with _written(taken, final, shared, world):
             if world.is_first:
                 whole = {k: v for each in manifests for k, v in each.items()}
                 finish(shared, final, whole, keep=keep)
+                point_best(folder, taken.best_step)
     except BaseException:
         if part is not None:
             shutil.rmtree(part, ignore_errors=True)
@@ -67,9 +82,9 @@ def save_checkpoint(
 
 
 @contextmanager
-def _written(state: TrainState, final: Path, part: Path | None, world: World) -> Iterator[None]:
+def _written(taken: Snapshot, final: Path, part: Path | None, world: World) -> Iterator[None]:
     """Inside, a piece of a checkpoint is written: on all ranks, or none goes on."""
-    with together(world), writing(final, lambda: num_bytes(state), part):
+    with together(world), writing(final, lambda: taken.num_bytes, part):
         yield
 
 
@@ -127,9 +142,9 @@ def drop_after(folder: Path, path: Path) -> None:
         _remove(_hide(later))
 
 
-def point_best(folder: Path, state: TrainState) -> None:
-    """Make `best` what `state` knows to be the best; a kill may have come between the two."""
-    best = path_of(folder, state.best.get("step", 0))
+def point_best(folder: Path, step: int) -> None:
+    """Make `best` the checkpoint of the best evaluation's step, if it is there."""
+    best = path_of(folder, step)
     if best.is_dir() and (folder / "best").resolve() != best.resolve():
         point(folder / "best", best)
 
@@ -147,6 +162,8 @@ def _prune(folder: Path, keep: int) -> None:
     clean = [path.resolve() for path in _checkpoints(folder) if _is_finite(path)][-keep:]
     best_then = [read_progress(path)["best"].get("step", 0) for path in clean[-1:]]
     kept |= {*clean, *(path_of(folder, step).resolve() for step in best_then)}
+    # From the end of a pass over data without an index another number of ranks can go on.
+    kept |= {path.resolve() for path in [*filter(_ends_pass, _checkpoints(folder))][-1:]}
     for path in _checkpoints(folder):
         if path.resolve() not in kept:
             _remove(_hide(path))
@@ -157,6 +174,15 @@ def _is_finite(path: Path) -> bool:
         return not read_progress(path)["guard"]["running"]
     except CheckpointError:
         return False
+
+
+def _ends_pass(path: Path) -> bool:
+    try:
+        progress = read_progress(path)
+    except CheckpointError:
+        return False
+    ends = progress.get("stream", {}).get("ends", [])
+    return bool(ends) and ends[-1] == progress["step"]
 
 
 def check_folder(folder: Path) -> None:

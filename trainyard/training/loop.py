@@ -5,16 +5,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trainyard.course import Due
 from trainyard.errors import Stopped
 from trainyard.monitor.history import score
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.step import Batch, StepStats
 
 Report = dict[str, Any]
-
-
-class Due(Protocol):
-    def due(self, step: int) -> bool: ...
 
 
 class Rates(Protocol):

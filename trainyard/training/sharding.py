@@ -1,5 +1,6 @@
 """Weights and moments of which each rank keeps a part (FSDP2's DTensors)."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,14 @@ def part_like(tensor: Tensor, like: Tensor | None) -> Tensor:
     )
 
 
-def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
-    """Copies of a module's weights on the CPU, for a rank that is to `keep` them.
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor.to("cpu", copy=True)
+
+
+def whole_weights(
+    module: nn.Module, copy_of: Callable[[Tensor], Tensor] = _to_host, *, keep: bool
+) -> dict[str, Tensor]:
+    """Copies of a module's weights, for a rank that is to `keep` them.
 
     Sharded ones are gathered one after another, so that no device holds them all; every rank calls.
     """
@@ -44,7 +51,7 @@ def whole_weights(module: nn.Module, *, keep: bool) -> dict[str, Tensor]:
     for name, tensor in module.state_dict().items():
         gathered = whole(tensor.detach())
         if keep:
-            weights[name] = gathered.to("cpu", copy=True).contiguous()
+            weights[name] = copy_of(gathered)
     return weights
 
 

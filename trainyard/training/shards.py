@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from trainyard.errors import CheckpointError
 from trainyard.files import disk_error
 from trainyard.training.sharding import SHARDS
+from trainyard.world import World
 
 _MODEL, _EMA, _OPTIMIZER = "model.", "ema.", "optimizer."
 _UNREADABLE = (
@@ -51,24 +52,30 @@ _KNOWN = {
 }
 
 
-def write_shards(
-    folder: Path, model: nn.Module, ema: nn.Module | None, optimizer: Optimizer
-) -> list[str]:
-    """Write sharded/ of a new checkpoint, all ranks together; the files that this rank wrote."""
+def sharded_tensors(
+    model: nn.Module, ema: nn.Module | None, optimizer: Optimizer
+) -> dict[str, Tensor]:
+    """Copies on the host of this rank's parts: parameters, moving average, moments."""
     tensors = _weights(model, ema)
     state = optimizer.state_dict()["state"]
     for number, name in _numbered(model, optimizer):
         for key, value in state.get(number, {}).items():
             if isinstance(value, DTensor):
                 tensors[f"{_OPTIMIZER}{name}.{key}"] = value
+    return dict(BlockingAsyncStager().stage(tensors))
+
+
+def write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> list[str]:
+    """Write sharded/ of a new checkpoint, all ranks together; the files that this rank wrote."""
+    writer = _Writer(folder / SHARDS)
     try:
-        dcp.save(tensors, storage_writer=_Writer(folder / SHARDS))
+        dcp.save(tensors, storage_writer=writer, process_group=world.group)
     except CheckpointException as error:
         rank, (reason, _) = next(iter(error.failures.items()))
         if isinstance(reason, OSError):
             raise reason from None
         raise CheckpointError(f"{folder}: rank {rank}: {reason}") from None
-    rank = dist.get_rank()
+    rank = world.rank
     names = [path.name for path in (folder / SHARDS).glob(f"__{rank}_*")]
     return [f"{SHARDS}/{name}" for name in [*names, *([".metadata"] if rank == 0 else [])]]
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from trainyard.early_stop import asked
 from trainyard.errors import PeerError, Requeued, Stopped
@@ -27,18 +27,32 @@ _DATA_S = 10.0  # how long a stop waits for data that does not come
 _REASONS: dict[int, type[Stopped]] = {_REQUEUE: Requeued, _STOP: Stopped}
 
 
+class Saving(Protocol):
+    """What writes checkpoints beside the loop."""
+
+    @property
+    def has_failed(self) -> bool: ...
+    @property
+    def is_overdue(self) -> bool: ...
+    def wait(self) -> None: ...
+
+
 class StopSignal:
     """While entered, signals no longer kill: they are noted, and `poll` tells all ranks alike.
 
     But a second Ctrl-C raises KeyboardInterrupt: no checkpoint, no waiting.
     """
 
-    def __init__(self, world: World, lag: int = 1) -> None:
+    def __init__(self, world: World, lag: int = 1, saver: Saving | None = None) -> None:
         """What a rank was told is decided on `lag` steps later; by so many may ranks drift apart.
 
-        That holds up no one in a run whose replicas do not wait for each other in every step.
+        That holds up no one in a run whose replicas do not wait for each other in every step. What
+        becomes of the checkpoints of `saver` is decided in the same way.
         """
         self._world, self._lag = world, lag
+        self._saver = saver
+        self._save_is_due = False
+        self._num_polls = 0  # since the last save
         self._wanted = 0
         self._interrupted: float | None = None  # when Ctrl-C first came
         self._waits_for_data = False
@@ -77,22 +91,44 @@ class StopSignal:
     def poll(self) -> type[Stopped] | None:
         """How to stop now, the same on every rank, which all call it equally often.
 
-        What a rank was told reaches the others while they compute.
+        What a rank was told reaches the others while they compute. Raises, on all ranks, what a
+        checkpoint could not be written for.
         """
+        wanted, has_failed, is_overdue = self._exchanged()
+        self._num_polls += 1
+        # A wish that was sent before the last save has been granted by it.
+        self._save_is_due = bool(is_overdue) and self._num_polls > self._lag
+        if has_failed and self._saver is not None:
+            self._saver.wait()
+        return _REASONS.get(wanted)
+
+    def due(self, step: int) -> bool:
+        """Whether the time to save had come at the last poll, the same on every rank."""
+        return self._save_is_due
+
+    def saved(self) -> None:
+        """A checkpoint was begun, on all ranks."""
+        self._num_polls = 0
+
+    def _exchanged(self) -> list[int]:
+        """How to stop, whether a checkpoint has failed, and whether one is overdue, on any rank."""
+        own = [self._wanted, 0, 0]
+        if self._saver is not None:
+            own[1:] = [self._saver.has_failed, self._saver.is_overdue]
         if self._world.size == 1:
-            return _REASONS.get(self._wanted)
+            return own
         import torch
         import torch.distributed as dist
 
-        decided = 0
+        decided = [0, 0, 0]
         if len(self._pending) == self._lag:
-            work, flag = self._pending.popleft()
+            work, flags = self._pending.popleft()
             work.wait()
-            decided = int(flag)
-        flag = torch.tensor(self._wanted)
-        work = dist.all_reduce(flag, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        self._pending.append((work, flag))
-        return _REASONS.get(decided)
+            decided = flags.tolist()
+        flags = torch.tensor(own)
+        work = dist.all_reduce(flags, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending.append((work, flags))
+        return decided
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:

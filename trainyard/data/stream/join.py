@@ -8,14 +8,14 @@ whether more are to come, so all know alike where a pass ends, and the next one 
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import distributed as dist
 
-from trainyard.course import Course
+from trainyard.course import Course, Due
 from trainyard.data.feed import Batch, Feed, HostBatches
 from trainyard.data.loading.client import HostBatch
 from trainyard.data.stream.loader import StreamLoader
@@ -29,10 +29,6 @@ NO_SAMPLE = -1
 """The id of what fills up a batch."""
 _FEWEST = 2  # samples of a batch, for batch norm to normalise
 Number = TypeVar("Number", bound=np.generic)
-
-
-class Due(Protocol):
-    def due(self, step: int) -> bool: ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,329 @@
+"""Checkpoints are written beside training: as of their step, one at a time, and never half."""
+
+import errno
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.command_line import newest
+from tests.spawn import _CONTEXT, spawn
+from tests.training.test_checkpoint import backward, state_at
+from tests.training.test_resume import assert_same_end, command, exit_code, read, words
+from trainyard.config import load_recipe
+from trainyard.errors import DiskError, PeerError, RecipeError
+from trainyard.files import sha256
+from trainyard.training import checkpoint, keeping
+from trainyard.training.checkpoint import Snapshot, find_problem, load_checkpoint, read_progress
+from trainyard.training.host_memory import HostCopies
+from trainyard.training.saving import Saver
+from trainyard.training.stop import StopSignal
+from trainyard.world import World
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """No checkpoint is written before it is set."""
+    opened, begin = threading.Event(), keeping.begin
+
+    def wait_and_begin(final: Path) -> Path:
+        assert opened.wait(60)
+        return begin(final)
+
+    monkeypatch.setattr(keeping, "begin", wait_and_begin)
+    return opened
+
+
+def saver_of(folder: Path, **options: Any) -> Saver:
+    return Saver(folder, keep=9, world=World(), **options)
+
+
+def files(path: Path) -> dict[str, str]:
+    """The checksums of all but the clock's."""
+    timed = ("progress.json", "manifest.json")
+    return {file.name: sha256(file) for file in path.iterdir() if file.name not in timed}
+
+
+# --- what is written ---
+
+
+def test_a_checkpoint_is_of_the_step_at_which_it_was_asked_for(
+    tmp_path: Path, gate: threading.Event
+) -> None:
+    """Though weights, moments and average are others by the time they are written."""
+    gate.set()
+    at_once = keeping.save_checkpoint(state_at(1, ema=True), tmp_path / "at once", keep=9)
+    gate.clear()
+    state = state_at(1, ema=True)
+    assert state.ema is not None
+    with saver_of(tmp_path / "beside") as saver:
+        saver.save(state)
+        backward(state.model)
+        state.optimizer.step()
+        for tensor in state.ema.state_dict().values():
+            tensor.zero_()
+        state.step, state.last = 2, {"step": 2, "top1": 0.5}
+        assert not (tmp_path / "beside").exists()
+        gate.set()
+        saver.wait()
+    assert files(tmp_path / "beside" / at_once.name) == files(at_once)
+    progress = read_progress(tmp_path / "beside" / at_once.name)
+    assert (progress["step"], progress["last"]) == (1, {})
+    assert (tmp_path / "beside" / "latest").resolve().name == at_once.name
+
+
+def test_memory_is_used_again_and_layouts_stay(tmp_path: Path) -> None:
+    state = state_at(1)
+    with saver_of(tmp_path) as saver:
+        saver.save(state)
+        saver.wait()
+        buffers = [tensor.data_ptr() for tensor in saver._copies._buffers]
+        state.step = 2
+        saver.save(state)
+        saver.wait()
+        assert [tensor.data_ptr() for tensor in saver._copies._buffers] == buffers
+    loaded = state_at(5, seed=1)
+    load_checkpoint(loaded, tmp_path / "step-00000002")
+    moments = [own["momentum_buffer"] for own in loaded.optimizer.state.values()]
+    ours = [own["momentum_buffer"] for own in state.optimizer.state.values()]
+    assert [m.stride() for m in moments] == [m.stride() for m in ours]
+    assert all(map(torch.equal, moments, ours))
+
+
+def test_copies_share_nothing_with_what_they_are_of() -> None:
+    tensor = torch.arange(6.0).view(2, 3)
+    given = {"a": [tensor, (tensor.t(), 7)], "b": torch.tensor(3.5), "c": "text"}
+    copies = HostCopies()
+    made = copies(given)
+    tensor.zero_()
+    assert torch.equal(made["a"][0], torch.arange(6.0).view(2, 3))
+    assert torch.equal(made["a"][1][0], torch.arange(6.0).view(2, 3).t())
+    assert (made["a"][1][1], float(made["b"]), made["c"]) == (7, 3.5, "text")
+
+
+def test_other_shapes_get_other_memory() -> None:
+    copies = HostCopies()
+    first = copies([torch.ones(2), torch.ones(3)])
+    copies.begin()
+    second = copies([torch.ones(2), torch.ones(4), torch.ones(5)])
+    assert second[0].data_ptr() == first[0].data_ptr()
+    assert [len(tensor) for tensor in second] == [2, 4, 5]
+    copies.begin()
+    copies([torch.ones(2)])
+    copies.begin()
+    assert len(copies._buffers) == 1
+
+
+# --- one at a time ---
+
+
+def test_the_next_save_waits_for_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way, most, finish = [0], [0], keeping.finish
+
+    def slow(*arguments: Any, **options: Any) -> None:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        time.sleep(0.2)
+        finish(*arguments, **options)
+        under_way[0] -= 1
+
+    monkeypatch.setattr(keeping, "finish", slow)
+    with saver_of(tmp_path) as saver:
+        for step in (1, 2, 3):
+            saver.save(state_at(step))
+    assert most == [1]
+    assert find_problem(tmp_path / "step-00000003") is None  # leaving waits as well
+
+
+def test_progress_is_told_while_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, write = keeping.finish, checkpoint.write_common
+
+    def after_a_while(function: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*arguments: Any, **options: Any) -> Any:
+            time.sleep(1.5)
+            return function(*arguments, **options)
+
+        return slow
+
+    monkeypatch.setattr(keeping, "write_common", after_a_while(write))
+    monkeypatch.setattr(keeping, "finish", after_a_while(finish))
+    told: list[int] = []
+    with saver_of(tmp_path) as saver:
+        saver.save(state_at(1))
+        saver.wait(lambda: told.append(1))
+    assert told
+
+
+# --- failures ---
+
+
+def test_a_failure_is_told_at_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "write_common", no_room)
+    with saver_of(tmp_path) as saver, StopSignal(World(), saver=saver) as stop:
+        assert stop.poll() is None
+        saver.save(state_at(1))
+        assert saver._thread is not None
+        saver._thread.join()
+        with pytest.raises(DiskError, match="No space left"):
+            stop.poll()
+        assert stop.poll() is None
+    assert list(tmp_path.glob("*")) == []
+
+
+def no_room(*arguments: Any) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _save_without_room(world: World, folder: Path) -> tuple[str, int]:
+    """What ranks hear of a checkpoint that the first one cannot write, and when."""
+    if world.is_first:
+        vars(keeping)["write_common"] = no_room
+    saver = Saver(folder, keep=1, world=world)
+    polls = 0
+    with saver as saver, StopSignal(world, saver=saver) as stop:
+        saver.save(state_at(1))
+        try:
+            while polls < 1000:
+                polls += 1
+                stop.poll()
+                time.sleep(0.005 * world.rank)
+        except (DiskError, PeerError) as error:
+            return f"{type(error).__name__}: {error}", polls
+    return "", polls
+
+
+def test_all_ranks_hear_of_a_failure_after_the_same_step(tmp_path: Path) -> None:
+    said = spawn(_save_without_room, 3, tmp_path / "checkpoints")
+    assert {polls for _, polls in said} == {said[0][1]}
+    assert [text.partition(":")[0] for text, _ in said] == ["DiskError", "PeerError", "PeerError"]
+    assert all("No space left" in text for text, _ in said)
+    assert list((tmp_path / "checkpoints").glob("*")) == []
+
+
+# --- by the time ---
+
+
+def test_a_checkpoint_is_due_by_the_first_rank_s_clock(tmp_path: Path) -> None:
+    saver, by_steps = saver_of(tmp_path, every_s=0.3), saver_of(tmp_path)
+    other = Saver(tmp_path, keep=1, world=World(rank=1, size=2), every_s=0.001)
+    overdue = [saver.is_overdue]
+    time.sleep(0.3)
+    overdue.append(saver.is_overdue)
+    with saver:
+        saver.save(state_at(1))
+        overdue.append(saver.is_overdue)
+    assert overdue == [False, True, False]
+    assert not other.is_overdue
+    assert not by_steps.is_overdue
+
+
+def _saves(world: World, lag: int, folder: Path) -> list[int]:
+    """The steps, 10 ms each, at which ranks with clocks of their own save every 100 ms."""
+    saver, saved = Saver(folder, keep=1, world=world, every_s=0.1), []
+    with saver, StopSignal(world, lag, saver) as stop:
+        for step in range(100):
+            time.sleep(0.01)
+            stop.poll()
+            if stop.due(step):
+                saver._begun = time.monotonic()
+                stop.saved()
+                saved.append(step)
+    return saved
+
+
+@pytest.mark.parametrize("lag", [1, 8])
+def test_all_ranks_save_after_the_same_step(lag: int, tmp_path: Path) -> None:
+    first, second = spawn(_saves, 2, lag, tmp_path)
+    assert first == second
+    assert 4 <= len(first) <= 12
+    assert min(b - a for a, b in pairwise(first)) > lag
+
+
+# --- whole runs ---
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(digits: Path, tmp_path: Path) -> None:
+    """The first one is not written before step 7 is made, and is of step 5."""
+    folder = tmp_path / "run"
+    assert run_with(_wait_for_step_7, words(digits, folder)) == 0
+    notes = json.loads((folder / "notes.json").read_text())
+    assert notes == {"written": 5, "during": True}
+    assert find_problem(folder / "checkpoints" / "step-00000024") is None
+
+
+def _wait_for_step_7(arguments: list[str]) -> None:
+    folder, write = Path(arguments[arguments.index("--run") + 1]), keeping.write_checkpoint
+
+    def late(taken: Snapshot, *others: Any, **options: Any) -> Path:
+        if taken.step == 5:
+            deadline = time.monotonic() + 60
+            while time.monotonic() < deadline and not has_step_7(folder):
+                time.sleep(0.01)
+            notes = {"written": taken.step, "during": has_step_7(folder)}
+            (folder / "notes.json").write_text(json.dumps(notes))
+        return write(taken, *others, **options)
+
+    vars(keeping)["write_checkpoint"] = late
+    command(arguments)
+
+
+def has_step_7(folder: Path) -> bool:
+    return '"step": 7,' in (folder / "metrics.jsonl").read_text()
+
+
+def run_with(target: Callable[[list[str]], None], arguments: list[str]) -> int:
+    process = _CONTEXT.Process(target=target, args=(arguments,))
+    process.start()
+    process.join(120)
+    assert process.exitcode is not None
+    return int(process.exitcode)
+
+
+def _write_slowly_and_stop(arguments: list[str]) -> None:
+    write = checkpoint.write_common
+
+    def slow(*others: Any) -> Any:
+        time.sleep(3)
+        return write(*others)
+
+    vars(keeping)["write_common"] = slow
+    command(arguments, stop_at=7, number=signal.SIGTERM)
+
+
+def test_a_stop_waits_for_the_checkpoint(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    assert run_with(_write_slowly_and_stop, words(digits, folder)) == 130
+    assert newest(folder).name == "step-00000007"
+    assert find_problem(newest(folder)) is None
+    assert list((folder / "checkpoints").glob(".*")) == []
+
+
+def test_a_run_that_saves_by_the_time_ends_as_one_by_steps(digits: Path, tmp_path: Path) -> None:
+    by_time = {"run.save_every": "0.2 seconds", "run.eval_every": "8 steps"}
+    assert exit_code(words(digits, tmp_path / "steps")) == 0
+    folder = tmp_path / "time"
+    arguments = words(digits, folder, by_time)
+    assert exit_code(arguments, stop_at=17, number=signal.SIGKILL) == -signal.SIGKILL
+    assert exit_code(arguments) == 0
+    (resumed,) = [line for line in read(folder / "metrics.jsonl") if line.get("event") == "resumed"]
+    assert 0 < resumed["step"] < 17
+    assert_same_end(folder, tmp_path / "steps")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("10 moons", '"10 minutes"'), ("0 minutes", "0 steps"), ("minutes", '"10 minutes"')],
+)
+def test_intervals_that_make_no_sense(text: str, says: str, digits: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=says):
+        load_recipe("digits", {"run.save_every": text})

@@ -1,0 +1,53 @@
+"""Copies on the host of what a checkpoint holds, in memory that the next checkpoint uses again."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class HostCopies:
+    """Copies nested states; those of a GPU go to page-locked memory without waiting for each.
+
+    One copy of all that was given is kept: begin the next one only when the last is done with.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+        self._used = 0
+
+    def begin(self) -> None:
+        """Use the memory of the last copy again."""
+        del self._buffers[self._used :]
+        self._used = 0
+
+    def __call__(self, value: Any) -> Any:
+        """A copy of tensors in dicts, lists and tuples; all else is shared."""
+        if isinstance(value, Tensor):
+            return self._buffer(value).copy_(value.detach(), non_blocking=True)
+        if isinstance(value, dict):
+            return {key: self(each) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(map(self, value))
+        return value
+
+    def settle(self) -> None:
+        """Wait for the GPU to have made the copies."""
+        if any(buffer.is_pinned() for buffer in self._buffers[:1]):
+            torch.cuda.current_stream().synchronize()
+
+    def _buffer(self, like: Tensor) -> Tensor:
+        """Of the same shape, type and strides, in order: a state has its tensors in one order."""
+        number, self._used = self._used, self._used + 1
+        if number < len(self._buffers):
+            found = self._buffers[number]
+            if (found.shape, found.dtype, found.stride()) == (
+                like.shape,
+                like.dtype,
+                torch.empty_like(like, device="meta").stride(),
+            ):
+                return found
+            del self._buffers[number:]
+        buffer = torch.empty_like(like.detach(), device="cpu", pin_memory=like.is_cuda)
+        self._buffers.append(buffer)
+        return buffer

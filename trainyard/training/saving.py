@@ -1,0 +1,111 @@
+"""Checkpoints that are written by a thread while training goes on."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from trainyard.errors import PeerError
+from trainyard.training import keeping
+from trainyard.training.checkpoint import Snapshot, TrainState, snapshot
+from trainyard.training.host_memory import HostCopies
+from trainyard.world import World, new_group, together
+
+_LOOK_S = 0.5
+_LEAVE_S = 300  # for the checkpoint under way, where the run ends by an error: as launchers wait
+_LOST_S = 5  # the same where a rank is lost, without which none is completed
+
+
+class Saver:
+    """Writes the checkpoints of a run, one at a time.
+
+    `save` copies the state to the host and returns; a thread writes the copy, and the checkpoint is
+    there, as a whole, when it is done. `wait` returns then. All ranks call both alike.
+    """
+
+    def __init__(
+        self, folder: Path, *, keep: int, world: World, every_s: float | None = None
+    ) -> None:
+        """`every_s`: the seconds after which a checkpoint is due, if that depends on the time."""
+        self._folder, self._keep, self._world, self._every_s = folder, keep, world, every_s
+        self._copies = HostCopies()
+        self._written = threading.Event()
+        self._written.set()
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._num_parts = 0
+        self._begun = time.monotonic()
+
+    def __enter__(self) -> "Saver":
+        if self._world.size > 1:
+            # Of its own, so that its messages never mix with those of training.
+            self._world = replace(self._world, group=new_group(backend="gloo"))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._thread is not None and (error is None or isinstance(error, Exception)):
+            is_lost = isinstance(error, PeerError) and self._world.size > 1
+            self._thread.join(_LOST_S if is_lost else _LEAVE_S)
+
+    @property
+    def thread(self) -> int | None:
+        """Which thread writes a checkpoint, if one is under way."""
+        return None if self._thread is None or self._written.is_set() else self._thread.ident
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a checkpoint could not be written; `wait` raises why."""
+        return self._error is not None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether so much time has passed since the last save, by the first rank's clock."""
+        if self._every_s is None or not self._world.is_first:
+            return False
+        return time.monotonic() - self._begun >= self._every_s
+
+    def save(self, state: TrainState) -> None:
+        """Begin to save, inside the consensus of the averager, once the last save is done."""
+        self.wait()
+        with together(self._world):
+            taken = snapshot(state, self._world, self._copies)
+        self._begun = time.monotonic()
+        self._written.clear()
+        self._thread = threading.Thread(
+            target=self._write, args=(taken,), name="checkpoint", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self, progress: Callable[[], None] = lambda: None) -> None:
+        """Wait for the checkpoint under way, if any; `progress` is called as its parts are written.
+
+        Raises what it could not be written for, on all ranks.
+        """
+        seen = self._num_parts
+        while not self._written.wait(_LOOK_S):
+            if seen != self._num_parts:
+                seen = self._num_parts
+                progress()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _write(self, taken: Snapshot) -> None:
+        try:
+            keeping.write_checkpoint(
+                taken, self._folder, keep=self._keep, world=self._world, progress=self._count
+            )
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._written.set()
+
+    def _count(self) -> None:
+        self._num_parts += 1
