@@ -67,7 +67,7 @@ def steps(options: argparse.Namespace, state: TrainState, way: str, folder: Path
     shape = (options.batch, 3, options.size, options.size)
     images, labels = torch.randn(shape).to(options.device), torch.arange(options.batch)
     labels = labels.to(options.device)
-    with Saver(folder, keep=1, world=World()) as saver:
+    with Saver(folder, World(), keep=1) as saver:
         wait(options)
         begun = time.perf_counter()
         for step in range(STEPS):

@@ -26,7 +26,7 @@ ENDINGS = [
 ]
 LONG = (  # a run that reports at once and would never end
     *("--run.length", "1000000 steps", "--run.log_every", "1 steps"),
-    *("--run.eval_every", "0 steps", "--run.save_every", "0 steps", "--data.threads", "1"),
+    *("--run.eval_every", "0 steps", "--run.save_every", "1 second", "--data.threads", "1"),
 )
 
 
@@ -39,6 +39,10 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60) 
 
 def has_begun(folder: Path) -> bool:
     return (folder / "metrics.jsonl").exists()
+
+
+def has_saved(folder: Path) -> bool:
+    return (folder / "checkpoints" / "latest").exists()
 
 
 def check_stopped_run(folder: Path) -> None:

@@ -35,7 +35,6 @@ LEVELS = [
         "parts",
         "resume",
         "run",
-        "survivors",
         "teacher",
         "watching",
     },
@@ -53,7 +52,6 @@ SIBLINGS = {
     ("api", "run"),  # what a program of one's own calls
     ("api", "evaluation"),
     ("run", "resume"),  # run is the root; resume is the part of it about run directories
-    ("run", "survivors"),  # and survivors that about ranks that are gone
     ("run", "parts"),  # and parts what it is built of
     ("run", "evaluation"),
     ("run", "initial"),

@@ -9,7 +9,7 @@ README = (ROOT / "README.md").read_text()
 
 IN_A_LINE = {
     *("commands", "formats", "remote", "stage", "prepare", "pack", "verify", "randaugment"),
-    *("stream", "survivors", "estimate", "doctor", "export", "report", "trackers", "loading"),
+    *("stream", "estimate", "doctor", "export", "report", "trackers", "loading"),
     *("transforms", "device"),
 }
 

@@ -21,7 +21,6 @@ SLOW = {
     ),
     "ranks that are lost, hang, start late or differ": (
         "tests/rendezvous",
-        "tests/test_survivors.py",
         "tests/test_cli_signals.py",
     ),
     "kills, bit flips and damaged images at random": (

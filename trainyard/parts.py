@@ -215,6 +215,13 @@ def schedule_of(config: RunConfig, course: Course) -> Schedule:
     )
 
 
+def _is_reported(config: RunConfig, course: Course, step: int) -> bool:
+    """Whether a report is known to follow a step; one before a save by the time is not."""
+    by_time = seconds_of(config.run.save_every) is not None
+    durations = [config.run.log_every, *([] if by_time else [config.run.save_every])]
+    return step + 1 == course.num_steps or any(course.every(d).due(step + 1) for d in durations)
+
+
 def step_of(
     config: RunConfig,
     state: TrainState,
@@ -227,13 +234,6 @@ def step_of(
     report: Callable[[str], None],
 ) -> TrainStep:
     """`wrapped`: the model as the averager wrapped it; `report` hears of smaller micro-batches."""
-    by_time = seconds_of(config.run.save_every) is not None
-    reported = [config.run.log_every, *([] if by_time else [config.run.save_every])]
-    every = [course.every(duration) for duration in reported]
-
-    def is_reported(step: int) -> bool:
-        return any(each.due(step + 1) for each in every) or step + 1 == course.num_steps
-
     compile_in_place(state.model, config.model.compile)
     return TrainStep(
         model=wrapped,
@@ -250,7 +250,7 @@ def step_of(
             state.optimizer,
             state.scale,
             clip=_clip_of(config, state.model),
-            measure=is_reported,
+            measure=partial(_is_reported, config, course),
             # Replicas that share a loss scale skip together, others each by itself.
             highest=state.averager.highest if config.batch.precision == "fp16" else _as_it_is,
         ),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +12,12 @@ from torch import nn
 
 from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
-from trainyard.course import Course, seconds_of
+from trainyard.course import Course, Due, seconds_of
 from trainyard.data.datasets import Datasets
 from trainyard.data.feed import Batch
 from trainyard.data.feeds import Feeds
 from trainyard.data.order import Order, training_order
-from trainyard.errors import Stopped
+from trainyard.errors import PeerError, Stopped
 from trainyard.evaluation import predict
 from trainyard.files import RunDirectory
 from trainyard.initial import put_initial_weights
@@ -30,7 +30,7 @@ from trainyard.monitor.history import score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.reporter import Reporter
-from trainyard.monitor.sinks import Sinks
+from trainyard.monitor.sinks import JsonLinesSink, Sinks
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Schedule
 from trainyard.parts import (
@@ -57,7 +57,6 @@ from trainyard.resume import (
     resume,
     roll_back,
 )
-from trainyard.survivors import Estate, outlived
 from trainyard.teacher import loss_of
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
@@ -68,10 +67,11 @@ from trainyard.training.precision import use_precision
 from trainyard.training.predictions import summary
 from trainyard.training.recorded import record
 from trainyard.training.saving import Saver
+from trainyard.training.sharding import is_sharded
 from trainyard.training.step import Loss, TrainStep
 from trainyard.training.stop import StopSignal
 from trainyard.watching import check_trackers, profiled, watched
-from trainyard.world import World, check_devices, pick_device, together
+from trainyard.world import World, check_devices, is_lost_peer, pick_device, together
 
 _OF_CHECKPOINTS = ("save", "roll back")  # what waits for the run directory's disk
 _LAG = 8  # steps by which replicas that do not wait for each other may drift apart
@@ -164,8 +164,8 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
     """Train in a run directory that is this run's alone."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
     device = run.device
-    ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
     averager, ema = run.averager, ema_of(config, run.model)
+    ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
     wrapped = averager.wrap(run.model.train())
     if ema is not None:
         averager.follow(ema.module)
@@ -176,7 +176,6 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
     resume(config.run.resume, folder, state, world=world, report=report)
     feeds = feeds_of(config, world, device)
     step = _step(run, state, wrapped, ema=ema, report=report)
-    estate = Estate(folder, state, quarantine, report, step)
     step_and_look = observed(step, config, course, state.clock, world=world, report=report)
 
     def on_batch(batch: Batch, count: int) -> None:
@@ -185,14 +184,13 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
         sinks.show_evaluation(count, len(run.data.val))
         stop.check()
 
-    save_s = seconds_of(config.run.save_every)
     with (
-        Saver(folder.checkpoints, keep=config.run.keep, world=world, every_s=save_s) as saver,
+        _losses_told(folder, world, watch, report),
+        _saver(run) as saver,
         StopSignal(world, _LAG if averager.replica.differs else 1, saver) as stop,
         feeds.training(
             run.data.train, run.order, course, place=state.stream, report=report
         ) as feed,
-        outlived(estate, world, watch, keep=config.run.keep),
         profiled(config.watch, folder, report, world=world) as in_profile,
     ):
         feed.seek(state.step, state.skipped)
@@ -214,9 +212,7 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
                 stop=stop,
                 log_every=course.every(config.run.log_every),
                 eval_every=course.every(config.run.eval_every),
-                save_every=feed.saving(
-                    stop if save_s is not None else course.every(config.run.save_every)
-                ),
+                save_every=feed.saving(_save_every(run, saver, stop)),
                 phase=partial(_phase, state, watch.pulse, stop),
             ),
             saver,
@@ -247,6 +243,48 @@ def _phase(state: TrainState, pulse: Pulse, stop: StopSignal, name: str) -> Iter
     with state.clock.phase(name), stop.waiting_for_data() if name == "data" else nullcontext():
         yield
     pulse.mark("step", state.step + 1)
+
+
+@contextmanager
+def _losses_told(
+    folder: RunDirectory, world: World, watch: Watch, report: Reporter
+) -> Iterator[None]:
+    """Inside, the loss of a rank is a PeerError that names it and where the run goes on.
+
+    One of the ranks that are left prints it, and adds it to metrics.jsonl.
+    """
+    try:
+        yield
+    except Exception as error:
+        is_loss = watch.has_alarm or is_lost_peer(error)
+        if getattr(error, "is_shared", False) or not is_loss:
+            raise
+        watch.alarm()
+        latest = folder.checkpoints / "latest"
+        place = f"goes on from {latest.resolve().name}" if latest.exists() else "begins anew"
+        lost = PeerError(f"{watch.reason}; the same command {place}")
+        lost.is_shared = world.rank != watch.speaker
+        if not lost.is_shared:
+            # The first rank, which else writes for all, may be the one that is gone.
+            write = JsonLinesSink(folder.metrics).write
+            event = "rank hangs" if watch.verdict else "rank gone"
+            replace(report, write=write).warn(event, f"{lost}")
+        raise lost from error
+
+
+def _save_every(run: _Run, saver: Saver, stop: StopSignal) -> Due:
+    """When to save: by the time, the ranks decide it together, as they do stops."""
+    return stop if saver.by_time else run.course.every(run.config.run.save_every)
+
+
+def _saver(run: _Run) -> Saver:
+    return Saver(
+        run.folder.checkpoints,
+        run.world,
+        keep=run.config.run.keep,
+        all_write=run.averager.replica.total > 1 or is_sharded(run.model),
+        every_s=seconds_of(run.config.run.save_every),
+    )
 
 
 def _step(

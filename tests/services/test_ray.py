@@ -10,7 +10,7 @@ import pytest
 from tests.command_line import Capture, complaint
 from tests.services.losses import SAME, Losses, has_gone_on, losses_of
 from tests.services.ray_cluster import RayNodes, ray_nodes
-from tests.test_cli_signals import LONG, check_stopped_run, has_begun, started, wait_for
+from tests.test_cli_signals import LONG, check_stopped_run, has_saved, started, wait_for
 
 pytest.importorskip("ray", reason="needs Ray: make .venv/.dev, or pip install 'trainyard[ray]'")
 PATIENCE_S = 150
@@ -69,7 +69,7 @@ def test_the_run_goes_on_without_a_node_that_dies(
     folder = tmp_path / "run"
     words = ("--nodes", 2, "--ranks", 1, "--min-nodes", 1, "--data", digits, "--run", folder)
     with started(tmp_path, "launch", "ray", "debug", *words, *LONG) as command:
-        wait_for(lambda: has_begun(folder), "the first report", PATIENCE_S)
+        wait_for(lambda: has_saved(folder), "the first checkpoint", PATIENCE_S)
         cluster.kill(second)
         wait_for(lambda: has_gone_on(folder), "the run to go on", PATIENCE_S)
         command.process.send_signal(signal.SIGINT)
@@ -77,7 +77,7 @@ def test_the_run_goes_on_without_a_node_that_dies(
         assert (command.process.returncode, command.members()) == (130, [])
     check_stopped_run(folder)
     assert f"trainyard: host {second} is gone: " in err and "going on with " in err
-    assert len(re.findall(r"is gone; the others have saved step", err)) == 1
+    assert len(re.findall(r"is gone; .*the same command goes on from step-", err)) == 1
     wait_for(lambda: not cluster.ours(), "the actors to end", PATIENCE_S)
 
 
@@ -88,7 +88,7 @@ def test_the_run_goes_on_with_another_node(
     folder = tmp_path / "run"
     words = ("--nodes", 2, "--ranks", 1, "--restarts", 1, "--data", digits, "--run", folder)
     with started(tmp_path, "launch", "ray", "debug", *words, *LONG) as command:
-        wait_for(lambda: has_begun(folder), "the first report", PATIENCE_S)
+        wait_for(lambda: has_saved(folder), "the first checkpoint", PATIENCE_S)
         cluster.kill(second)
         cluster.add(3)
         wait_for(lambda: has_gone_on(folder), "the run to go on", PATIENCE_S)

@@ -14,7 +14,7 @@ import pytest
 from tests.command_line import newest
 from tests.services.losses import losses_of, reports
 from tests.services.ssh_hosts import SshHosts, needs_ssh, ssh_hosts
-from tests.test_cli_signals import LONG, check_stopped_run, has_begun, wait_for
+from tests.test_cli_signals import LONG, check_stopped_run, has_begun, has_saved, wait_for
 from trainyard.training.checkpoint import find_problem
 
 pytestmark = needs_ssh
@@ -95,25 +95,25 @@ def test_losses_are_those_of_local(
 
 def test_a_host_that_is_killed_is_waited_for(hosts: SshHosts, digits: Path, tmp_path: Path) -> None:
     words = ["debug", "--data", digits, *QUICK, "--run.length", "60 steps", "--run", "run"]
-    words += ["--hosts", "a,b", "--ranks", 1, "--restarts", 1, "--run.save_every", "0 steps"]
+    words += ["--hosts", "a,b", "--ranks", 1, "--restarts", 1, "--run.save_every", "2 steps"]
     with launched(hosts, tmp_path, *words) as run:
-        wait_for(lambda: has_begun(tmp_path / "run"), "the first report", timeout_s=150)
+        wait_for(lambda: has_saved(tmp_path / "run"), "the first checkpoint", timeout_s=150)
         hosts.kill("b")
         wait_for(lambda: "host b is gone" in run.said(), "the name of the host", timeout_s=30)
         wait_for(lambda: "starting again (1 of 1)" in run.said(), "the other to save")
         hosts.start("b")
         assert run.end() == 0, run.said()
     check_whole(tmp_path / "run", 60)
-    assert "the others have saved step" in run.said()
+    assert "the same command goes on from step-" in run.said()
 
 
 def test_a_run_goes_on_without_a_host_whose_cable_is_cut(
     hosts: SshHosts, digits: Path, tmp_path: Path
 ) -> None:
     words = ["debug", "--data", digits, *QUICK, "--run.length", "60 steps", "--run", "run"]
-    words += ["--hosts", "a,b", "--ranks", 1, "--min-hosts", 1, "--run.save_every", "0 steps"]
+    words += ["--hosts", "a,b", "--ranks", 1, "--min-hosts", 1, "--run.save_every", "2 steps"]
     with launched(hosts, tmp_path, *words) as run:
-        wait_for(lambda: has_begun(tmp_path / "run"), "the first report", timeout_s=150)
+        wait_for(lambda: has_saved(tmp_path / "run"), "the first checkpoint", timeout_s=150)
         hosts.cut("b")
         try:
             wait_for(lambda: "host b is gone" in run.said(), "the name of the host", timeout_s=30)

@@ -43,7 +43,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
 
 def saver_of(folder: Path, **options: Any) -> Saver:
-    return Saver(folder, keep=9, world=World(), **options)
+    return Saver(folder, World(), keep=9, **options)
 
 
 def files(path: Path) -> dict[str, str]:
@@ -188,7 +188,7 @@ def _save_without_room(world: World, folder: Path) -> tuple[str, int]:
     """What ranks hear of a checkpoint that the first one cannot write, and when."""
     if world.is_first:
         vars(keeping)["write_common"] = no_room
-    saver = Saver(folder, keep=1, world=world)
+    saver = Saver(folder, world, keep=1)
     polls = 0
     with saver as saver, StopSignal(world, saver=saver) as stop:
         saver.save(state_at(1))
@@ -215,7 +215,7 @@ def test_all_ranks_hear_of_a_failure_after_the_same_step(tmp_path: Path) -> None
 
 def test_a_checkpoint_is_due_by_the_first_rank_s_clock(tmp_path: Path) -> None:
     saver, by_steps = saver_of(tmp_path, every_s=0.3), saver_of(tmp_path)
-    other = Saver(tmp_path, keep=1, world=World(rank=1, size=2), every_s=0.001)
+    other = Saver(tmp_path, World(rank=1, size=2), keep=1, every_s=0.001)
     overdue = [saver.is_overdue]
     time.sleep(0.3)
     overdue.append(saver.is_overdue)
@@ -229,7 +229,7 @@ def test_a_checkpoint_is_due_by_the_first_rank_s_clock(tmp_path: Path) -> None:
 
 def _saves(world: World, lag: int, folder: Path) -> list[int]:
     """The steps, 10 ms each, at which ranks with clocks of their own save every 100 ms."""
-    saver, saved = Saver(folder, keep=1, world=world, every_s=0.1), []
+    saver, saved = Saver(folder, world, keep=1, every_s=0.1), []
     with saver, StopSignal(world, lag, saver) as stop:
         for step in range(100):
             time.sleep(0.01)

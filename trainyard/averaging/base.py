@@ -136,12 +136,6 @@ class Averager(Protocol):
         Nothing is under way inside; the last thing that a run does is to save, inside.
         """
 
-    def alone(self) -> AbstractContextManager[None]:
-        """consensus() where a rank is gone: inside, what there is to save is this replica's own.
-
-        It asks nothing of others, and drops what is under way.
-        """
-
     def highest(self, value: "Tensor") -> "Tensor":
         """The highest of the replicas' values, where each has its own."""
 

@@ -35,20 +35,12 @@ class Consensus:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """The modules hold the mean; then, bit by bit, what they had."""
-        with self.alone():
-            try:
-                self._measure()
-                yield
-            finally:
-                self.put_own(self._own)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """As inside, without the others: the modules keep what they have."""
         self._own = [_copy(module) for module in self._modules]
         try:
+            self._measure()
             yield
         finally:
+            self.put_own(self._own)
             self._own = []
 
     def _measure(self) -> None:

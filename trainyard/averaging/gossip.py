@@ -1,7 +1,6 @@
 """Gossip: weights are mixed with those of a few peers in every step, while it is computed."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -113,10 +112,6 @@ class Gossip(Differing):
         assert peers is not None
         for bucket in self._buckets if peers.size > 1 else ():
             bucket.mix(peers.size, self._mixing)
-
-    def alone(self) -> AbstractContextManager[None]:
-        self._under_way = None
-        return self._consensus.alone()
 
     def _settle(self) -> None:
         if self._failure is not None:

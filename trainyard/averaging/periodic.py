@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -56,7 +55,6 @@ class Periodic(Differing):
             self._slices = Slices(new_group(dist.get_process_group_ranks(self._node)))
         self._thread = ThreadPoolExecutor(1, "averaging")
         self._under_way: Callable[[], Tensor] | None = None  # the mean of the period before
-        self._anchors_agree = True
 
     def _prepare(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -136,14 +134,7 @@ class Periodic(Differing):
 
     # --- what others see ---
 
-    def alone(self) -> AbstractContextManager[None]:
-        # Some have moved their anchor by now and others not: all are to go on from the mean.
-        self._under_way, self._anchors_agree = None, False
-        return self._consensus.alone()
-
     def state_dict(self) -> dict[str, Any]:
-        if not self._anchors_agree:
-            return {"own": self._consensus.own()}
         state: dict[str, Any] = {"own": self._consensus.own(), "anchor": self._anchor}
         if self._config.outer_momentum:
             state["momentum"] = self._outer.state[self._anchor].get("momentum_buffer")

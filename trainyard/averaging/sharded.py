@@ -13,7 +13,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from trainyard.averaging.allreduce import mean_weight
 from trainyard.averaging.base import AverageConfig, Replica
 from trainyard.averaging.statistics import Statistics
-from trainyard.errors import PeerError
 from trainyard.world import World
 
 
@@ -66,12 +65,6 @@ class Sharded:
             for module in self._modules:
                 assert isinstance(module, FSDPModule)
                 module.reshard()  # what belongs to no block is whole after a forward pass
-
-    def alone(self) -> AbstractContextManager[None]:
-        raise PeerError(
-            "a rank is gone, and with it its part of the model: nothing was saved, go on from the "
-            "last checkpoint"
-        )
 
     def highest(self, value: Tensor) -> Tensor:
         return value

@@ -28,7 +28,7 @@ class Quarantine:
     ) -> None:
         self._path, self._world = path, world
         self._max_bad, self._num_samples = max_bad, num_samples
-        self.noted: list[Bad] = []  # of this rank, since the last exchange
+        self._noted: list[Bad] = []  # of this rank, since the last exchange
         self._seen: dict[str, set[int]] = {split: set() for split in num_samples}
         self._lines = JsonLines(path)
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
@@ -43,13 +43,17 @@ class Quarantine:
 
     def note(self, split: str, bad: Iterable[tuple[int, str, int, str]]) -> None:
         """Remember what this rank met (id, file, offset, reason), until `exchange`."""
-        self.noted.extend(Bad(split, *sample) for sample in bad)
+        self._noted.extend(Bad(split, *sample) for sample in bad)
 
     def exchange(self) -> None:
         """Tell all ranks; DataError, on all of them, once a split has more than `max_bad`."""
-        found = (bad for noted in gather(self._world, self.noted) for bad in noted)
-        self.add(found, writes=self._world.is_first)
-        self.noted = []
+        found = (bad for noted in gather(self._world, self._noted) for bad in noted)
+        for bad in sorted(set(found)):
+            if bad.id not in self._seen[bad.split]:
+                self._seen[bad.split].add(bad.id)
+                if self._world.is_first:
+                    self._lines.append(bad._asdict())
+        self._noted = []
         for split, size in self._num_samples.items():
             if self.count(split) > self._max_bad * size:
                 error = DataError(
@@ -58,14 +62,6 @@ class Quarantine:
                 )
                 error.is_shared = True
                 raise error
-
-    def add(self, found: Iterable[Bad], *, writes: bool) -> None:
-        """Count each that is new; one rank writes them down."""
-        for bad in sorted(set(found)):
-            if bad.id not in self._seen[bad.split]:
-                self._seen[bad.split].add(bad.id)
-                if writes:
-                    self._lines.append(bad._asdict())
 
     def count(self, split: str) -> int:
         return len(self._seen[split])

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 BEGINNING = 4
 """So many times as long a rank may be silent before its first step is made: it reads indexes,
@@ -85,11 +85,6 @@ class Pulse:
     def busy_s(self) -> float:
         """Processor time that the thread has taken."""
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread))
-
-    def is_inside(self, *functions: Callable[..., Any]) -> bool:
-        """Whether the thread is in the midst of one of them."""
-        codes = {function.__code__ for function in functions}
-        return any(f.f_code in codes for f in _from(sys._current_frames().get(self._thread)))
 
     @contextmanager
     def following(self, thread: int | None) -> Iterator[None]:

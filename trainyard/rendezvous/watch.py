@@ -4,7 +4,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,12 @@ class Watch:
         lost = ", ".join(self.lost) or "another rank"
         return self.verdict or f"{lost} is gone; its own output says why"
 
+    @property
+    def speaker(self) -> int:
+        """The rank that tells of an alarm for all: the first one that is left."""
+        lost = {int(name.split()[1]) for name in self.lost}  # "rank 3 (…)"
+        return min(set(range(self._world.size)) - {*self.hung, *lost}, default=0)
+
     def begin(self, limit_s: float) -> None:
         """From now on no rank may be without progress for longer than so many seconds (0: may)."""
         self.pulse.limit_s, self._heard = limit_s, time.monotonic()
@@ -73,10 +79,6 @@ class Watch:
         if self.pulse.limit_s:
             self._stacks = Stacks(folder, self._world.rank)
             self._wake.send(b".")
-
-    def entrust(self, deputy: Callable[[], str | None]) -> None:
-        """With what to do after an alarm if the main thread is stuck; see Sleeper.deputy."""
-        self._sleeper.deputy = deputy
 
     def alarm(self) -> None:
         """The main thread says: all that is still to be said between ranks is lost."""
@@ -110,9 +112,7 @@ class Watch:
         except Exception as error:  # else nobody would notice that nothing is watched any more
             me = f"rank {self._world.rank} ({self._places[self._world.rank]})"
             self._lose([me], f"the watch of {me} failed: {error!r}", [])
-        lost = {int(name.split()[1]) for name in self.lost}  # "rank 3 (…)"
-        left = set(range(self._world.size)) - {*self.hung, *lost}
-        self._sleeper.wait(self.reason, speaks=self._world.rank == min(left))
+        self._sleeper.wait(self.reason, speaks=self._world.rank == self.speaker)
 
     def _listen(self) -> None:
         with selectors.DefaultSelector() as selector:

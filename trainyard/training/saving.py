@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from trainyard.errors import PeerError
 from trainyard.training import keeping
 from trainyard.training.checkpoint import Snapshot, TrainState, snapshot
 from trainyard.training.host_memory import HostCopies
-from trainyard.world import World, new_group, together
+from trainyard.world import World, is_lost_peer, new_group, together
 
 _LOOK_S = 0.5
 _LEAVE_S = 300  # for the checkpoint under way, where the run ends by an error: as launchers wait
-_LOST_S = 5  # the same where a rank is lost, without which none is completed
+_LOST_S = 5  # the same where ranks write together, and one is lost
 
 
 class Saver:
@@ -26,22 +25,35 @@ class Saver:
     """
 
     def __init__(
-        self, folder: Path, *, keep: int, world: World, every_s: float | None = None
+        self,
+        folder: Path,
+        world: World,
+        *,
+        keep: int,
+        all_write: bool = False,
+        every_s: float | None = None,
     ) -> None:
-        """`every_s`: the seconds after which a checkpoint is due, if that depends on the time."""
-        self._folder, self._keep, self._world, self._every_s = folder, keep, world, every_s
+        """`all_write`: each rank has something of its own to write; else the first one writes all.
+
+        `every_s`: the seconds after which a checkpoint is due, if that depends on the time.
+        """
+        self._folder, self._keep, self._every_s = folder, keep, every_s
+        self._world = self._writers = world
+        self._all_write = all_write
         self._copies = HostCopies()
+        self._thread: threading.Thread | None = None
         self._written = threading.Event()
         self._written.set()
-        self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._num_parts = 0
         self._begun = time.monotonic()
 
     def __enter__(self) -> "Saver":
-        if self._world.size > 1:
-            # Of its own, so that its messages never mix with those of training.
-            self._world = replace(self._world, group=new_group(backend="gloo"))
+        if not self._all_write:
+            self._writers = World()
+        elif self._world.size > 1:
+            # A group of its own, so that its messages never mix with those of training.
+            self._writers = replace(self._world, group=new_group(backend="gloo"))
         return self
 
     def __exit__(
@@ -51,7 +63,7 @@ class Saver:
         trace: TracebackType | None,
     ) -> None:
         if self._thread is not None and (error is None or isinstance(error, Exception)):
-            is_lost = isinstance(error, PeerError) and self._world.size > 1
+            is_lost = error is not None and is_lost_peer(error) and self._writers.size > 1
             self._thread.join(_LOST_S if is_lost else _LEAVE_S)
 
     @property
@@ -63,6 +75,11 @@ class Saver:
     def has_failed(self) -> bool:
         """Whether a checkpoint could not be written; `wait` raises why."""
         return self._error is not None
+
+    @property
+    def by_time(self) -> bool:
+        """Whether a checkpoint is due by the time, not by the step."""
+        return self._every_s is not None
 
     @property
     def is_overdue(self) -> bool:
@@ -77,30 +94,32 @@ class Saver:
         with together(self._world):
             taken = snapshot(state, self._world, self._copies)
         self._begun = time.monotonic()
-        self._written.clear()
-        self._thread = threading.Thread(
-            target=self._write, args=(taken,), name="checkpoint", daemon=True
-        )
-        self._thread.start()
+        if self._all_write or self._world.is_first:
+            self._written.clear()
+            self._thread = threading.Thread(
+                target=self._write, args=(taken,), name="checkpoint", daemon=True
+            )
+            self._thread.start()
 
     def wait(self, progress: Callable[[], None] = lambda: None) -> None:
         """Wait for the checkpoint under way, if any; `progress` is called as its parts are written.
 
-        Raises what it could not be written for, on all ranks.
+        Raises, on all ranks, why it could not be written.
         """
-        seen = self._num_parts
-        while not self._written.wait(_LOOK_S):
-            if seen != self._num_parts:
-                seen = self._num_parts
-                progress()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        with together(self._world):
+            seen = self._num_parts
+            while not self._written.wait(_LOOK_S):
+                if seen != self._num_parts:
+                    seen = self._num_parts
+                    progress()
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
 
     def _write(self, taken: Snapshot) -> None:
         try:
             keeping.write_checkpoint(
-                taken, self._folder, keep=self._keep, world=self._world, progress=self._count
+                taken, self._folder, keep=self._keep, world=self._writers, progress=self._count
             )
         except BaseException as error:
             self._error = error

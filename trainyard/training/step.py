@@ -17,7 +17,7 @@ from trainyard.training.buffers import Buffers
 from trainyard.training.micro import MicroBatchSize, is_out_of_memory, reserved
 from trainyard.training.precision import autocast
 from trainyard.training.update import Update
-from trainyard.world import World, is_lost_peer
+from trainyard.world import World
 
 
 class Samples(Protocol):
@@ -110,34 +110,18 @@ class TrainStep:
         self.set_rates(rates)
         count = batch.weights.sum()
         self.buffers.remember()
-        try:
-            sums = self._gradient(batch, step, self.averager.divisor(count))
-            if parts is None:
-                self.averager.before_update(step)
-            with updating:
-                updated = self.update(step, parts)
-        except RuntimeError:
-            self.undo()  # a step is made or is not: see survivors/
-            raise
+        sums = self._gradient(batch, step, self.averager.divisor(count))
+        if parts is None:
+            self.averager.before_update(step)
+        with updating:
+            updated = self.update(step, parts)
         # Of a rank without a sample, in a stream that has run dry, only placeholders were seen.
         self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
         if parts is None:
-            self._after_update(step)
+            self.averager.after_update(step)
         with updating:
             self.follow(step)
         return StepStats(sums[0], sums[1], count, *updated)
-
-    def can_undo(self, is_inside: Callable[..., bool]) -> bool:
-        """Whether a thread that is in the midst of a step has changed nothing but what `undo` can.
-
-        `is_inside`: whether it is inside one of some functions.
-        """
-        waiting = [TrainStep._gradient, self.averager.before_update, self.averager.parts]
-        return is_inside(*filter(None, waiting))
-
-    def undo(self) -> None:
-        """What a step has done that is not going to be made."""
-        self.buffers.restore()
 
     def trial(self, batch: Batch, step: int) -> float | None:
         """Seconds that forward and backward take this rank alone; None if memory is short.
@@ -165,14 +149,6 @@ class TrainStep:
             self.update.forget()
             self.buffers.restore()
         return watch.seconds / count
-
-    def _after_update(self, step: int) -> None:
-        """The step is made, though a peer be lost: whatever else is asked of it will say so."""
-        try:
-            self.averager.after_update(step)
-        except RuntimeError as error:
-            if not is_lost_peer(error):
-                raise
 
     def _gradient(self, batch: Batch, step: int, divisor: Divisor) -> Tensor:
         """Leave the gradient of the whole batch in the parameters; see _forward_backward.
