@@ -13,12 +13,13 @@ import pytest
 
 from tests.command_line import run
 from tests.spawn import _launched, _ranks
-from tests.training.test_resume import NUM_STEPS, assert_same_end, read, words
+from tests.training.test_resume import NUM_STEPS, OPTIONS, assert_same_end, read, words
 from tests.trials.counts import SEED, count_of
 from trainyard.data.plan import ShuffledPlan
 from trainyard.training.step import StepStats, TrainStep
 from trainyard.world import World
 
+SAVE_EVERY = int(OPTIONS["run.save_every"].split()[0])
 ENDS_S = 120  # within which the other rank has to end as well
 
 
@@ -64,6 +65,13 @@ def wait_for_a_moment(rng: random.Random, notes: Path, process: Any) -> None:
     time.sleep(rng.uniform(0, 0.1))
 
 
+def last_step(folder: Path) -> int:
+    """The step, counted from 0, that the first rank was making when it ended; 0 before any."""
+    notes = folder / "ids-0.jsonl"
+    lines = notes.read_text().splitlines() if notes.exists() else []
+    return int(json.loads(lines[-1])[0]) if lines else 0
+
+
 def assert_every_sample_once(folder: Path, size: int) -> None:
     """Each step has the samples of the plan, however often it was made."""
     plan = ShuffledPlan(1433, 64, seed=0)
@@ -92,7 +100,7 @@ def undisturbed(size: int, digits: Path, tmp_path_factory: pytest.TempPathFactor
 @pytest.mark.timeout(0)
 def test_killed_at_any_moment(size: int, undisturbed: Path, digits: Path, tmp_path: Path) -> None:
     wanted = count_of("KILLS", 2) if size == 1 else count_of("RANK_KILLS", 1)
-    rng, came_of_it = random.Random(f"{SEED} {size}"), Counter[str]()
+    rng, came_of_it, lost = random.Random(f"{SEED} {size}"), Counter[str](), Counter[int]()
     number = 0
     while came_of_it.total() < wanted:
         folder, number = tmp_path / str(number), number + 1
@@ -100,10 +108,15 @@ def test_killed_at_any_moment(size: int, undisturbed: Path, digits: Path, tmp_pa
         codes = ends(arguments, folder, size, rng)
         if -signal.SIGKILL not in codes:  # it was over before
             continue
+        reached = last_step(folder)
         assert ends(arguments, folder, size) == [0] * size, f"see {folder}"
         assert_same_end(folder / "run", undisturbed)
         assert_every_sample_once(folder, size)
         lines = read(folder / "run" / "metrics.jsonl")
         steps = [line["step"] for line in lines if line.get("event") == "resumed"]
         came_of_it[f"resumed at {steps[0]}" if steps else "from the beginning"] += 1
+        lost[reached - (steps[0] if steps else 0)] += 1
+        # The save before the last one was complete when the last one began.
+        assert max(lost) <= 2 * SAVE_EVERY
     print(f"\n{wanted} kills with {size} ranks, all ended alike: {dict(came_of_it)}")
+    print(f"steps that were made again: {dict(sorted(lost.items()))}")
