@@ -30,6 +30,8 @@ SLOW = {
         "tests/data/test_stage.py",
         "tests/test_phases.py::test_a_run_that_was_cut_off",
         "tests/training/test_resume.py::test_a_run_goes_on_beside",
+        "tests/training/test_saving.py::test_a_run_that_saves_by_the_time",
+        "tests/training/test_saving.py::test_all_ranks_save_after",
         "tests/training/test_resume.py::test_killed_at_random_steps",
         "tests/training/test_resume.py::test_stopped_by_a_signal",
         "tests/data/test_imagenet.py::test_killed",
