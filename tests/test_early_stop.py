@@ -14,7 +14,7 @@ import pytest
 
 from tests.test_cli_signals import Started, is_listening, started, under_way, wait_for
 from trainyard.early_stop import PATIENCE_S, asked, early_stops
-from trainyard.errors import Requeued, Stopped
+from trainyard.errors import PeerError, Requeued, Stopped
 from trainyard.training.stop import StopSignal
 from trainyard.world import World
 
@@ -115,6 +115,24 @@ def test_another_handler_has_it_then() -> None:
         wait_for(lambda: came, "the signal")
         time.sleep(2.5)  # in which it would come again
     assert came == [signal.SIGTERM]
+
+
+def test_what_the_loop_has_got_is_not_raised_after_it() -> None:
+    with early_stops():
+        with StopSignal(World()) as stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.poll() is Stopped
+        time.sleep(2.5)
+
+
+def test_a_rank_that_ends_after_a_loss_is_deaf_to_its_launcher() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with suppress(PeerError), early_stops(), StopSignal(World()):
+            raise PeerError("rank 1 is gone")
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_handlers_are_put_back() -> None:

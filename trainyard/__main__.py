@@ -7,6 +7,7 @@ import argparse
 import os
 import re
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -157,11 +158,13 @@ def _world() -> World:
 
 
 def end(code: int) -> NoReturn:
-    """End this process; at once if it has failed as one of several.
+    """End this process; at once if it has failed as one of several, or while it writes.
 
-    What torch has under way with a rank that is gone can keep the interpreter from ending.
+    What torch has under way with a rank that is gone can keep the interpreter from ending, and a
+    thread that is inside torch when it ends aborts the process.
     """
-    if code and _world().size > 1:
+    is_writing = any(thread.name == "checkpoint" for thread in threading.enumerate())
+    if code and (is_writing or _world().size > 1):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -65,7 +65,8 @@ def early_stops() -> Iterator[None]:
             left.set()
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is _raise:  # a rank that is ending after a loss has another
+                signal.signal(number, handler)
         os.close(writer)  # which ends the thread
         thread.join(timeout=1)
 
@@ -97,6 +98,8 @@ def _insist(reader: int, left: threading.Event) -> None:
 def _is_deaf(number: signal.Signals, left: threading.Event) -> bool:
     """Whether the main thread has not ended, or passed the handling on, for all that was sent."""
     global _asked
+    if signal.getsignal(number) is not _raise and _asked is None:
+        return False  # whoever handles it has got it
     for _ in range(PATIENCE_S):
         left.wait(1)
         with _lock:

@@ -186,12 +186,13 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
 
     with (
         _losses_told(folder, world, watch, report),
-        _saver(run) as saver,
+        _saver(run, watch) as saver,
         StopSignal(world, _LAG if averager.replica.differs else 1, saver) as stop,
         feeds.training(
             run.data.train, run.order, course, place=state.stream, report=report
         ) as feed,
         profiled(config.watch, folder, report, world=world) as in_profile,
+        _losses_heard(world, watch),
     ):
         feed.seek(state.step, state.skipped)
         stopped = _trained(
@@ -246,23 +247,34 @@ def _phase(state: TrainState, pulse: Pulse, stop: StopSignal, name: str) -> Iter
 
 
 @contextmanager
+def _losses_heard(world: World, watch: Watch) -> Iterator[None]:
+    """Inside, the loss of a rank is a PeerError, and the other ranks hear of it at once."""
+    try:
+        yield
+    except Exception as error:
+        is_loss = world.size > 1 and (watch.has_alarm or is_lost_peer(error))
+        if not is_loss or getattr(error, "is_shared", False):
+            raise
+        watch.alarm()
+        raise PeerError(watch.reason) from error
+
+
+@contextmanager
 def _losses_told(
     folder: RunDirectory, world: World, watch: Watch, report: Reporter
 ) -> Iterator[None]:
-    """Inside, the loss of a rank is a PeerError that names it and where the run goes on.
+    """Around what `_losses_heard` raises, and the writer's end: adds where the run goes on.
 
     One of the ranks that are left prints it, and adds it to metrics.jsonl.
     """
     try:
         yield
-    except Exception as error:
-        is_loss = watch.has_alarm or is_lost_peer(error)
-        if getattr(error, "is_shared", False) or not is_loss:
+    except PeerError as error:
+        if error.is_shared:
             raise
-        watch.alarm()
         latest = folder.checkpoints / "latest"
         place = f"goes on from {latest.resolve().name}" if latest.exists() else "begins anew"
-        lost = PeerError(f"{watch.reason}; the same command {place}")
+        lost = PeerError(f"{error}; the same command {place}")
         lost.is_shared = world.rank != watch.speaker
         if not lost.is_shared:
             # The first rank, which else writes for all, may be the one that is gone.
@@ -277,14 +289,16 @@ def _save_every(run: _Run, saver: Saver, stop: StopSignal) -> Due:
     return stop if saver.by_time else run.course.every(run.config.run.save_every)
 
 
-def _saver(run: _Run) -> Saver:
-    return Saver(
+def _saver(run: _Run, watch: Watch) -> Saver:
+    saver = Saver(
         run.folder.checkpoints,
         run.world,
         keep=run.config.run.keep,
         all_write=run.averager.replica.total > 1 or is_sharded(run.model),
         every_s=seconds_of(run.config.run.save_every),
     )
+    watch.before_end(saver.join, uses_gpu=run.device.type == "cuda")
+    return saver
 
 
 def _step(

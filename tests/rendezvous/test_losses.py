@@ -25,7 +25,9 @@ from tests.web import Talk
 from trainyard.__main__ import end
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.errors import LoaderError, PeerError
-from trainyard.rendezvous import member
+from trainyard.rendezvous import Watch, member
+from trainyard.run import _losses_heard
+from trainyard.training import checkpoint, keeping
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.update import Update, Updated
 from trainyard.world import World, is_lost_peer, opening
@@ -156,9 +158,32 @@ def train(
 
     if how == "in the midst of a message":
         _cut_short(world, victim)
+    elif how == "while a checkpoint is written":
+        _write_slowly(world, folder, victim)
     else:
         Update.__call__ = update_or_end  # type: ignore[method-assign]
     end(run(*words))
+
+
+def _write_slowly(world: World, folder: Path, victim: int | None) -> None:
+    """The first rank's checkpoint takes seconds: another rank is lost, a launcher sends SIGTERM."""
+    write, update = checkpoint.write_common, Update.__call__
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(3)
+        return write(*arguments)
+
+    def update_or_end(self: Update, step: int, parts: Any = None) -> Updated:
+        if step == AT and world.rank == victim:
+            while not [*folder.glob("checkpoints/.step-*")]:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return update(self, step, parts)
+
+    vars(keeping)["write_common"] = slow
+    Update.__call__ = update_or_end  # type: ignore[method-assign]
 
 
 def are_all_there(folder: Path) -> bool:
@@ -259,6 +284,22 @@ def test_replicas_that_differ_and_parts_go_on(
     average: dict[str, str], digits: Path, tmp_path: Path
 ) -> None:
     check_going_on(digits, tmp_path, 1, "killed", **average)
+
+
+def test_a_checkpoint_under_way_is_written_to_its_end(digits: Path, tmp_path: Path) -> None:
+    """Of equal replicas the first one writes, and needs nobody else for it."""
+    folder = tmp_path / "run"
+    how = "while a checkpoint is written"
+    assert lose(folder, words_of(digits, folder), victim=2, how=how) == GOES_ON
+    assert newest(folder).name == "step-00000003"
+    assert find_problem(newest(folder)) is None
+
+
+def test_a_lost_connection_of_one_process_is_no_loss() -> None:
+    error = RuntimeError("Broken pipe")
+    with pytest.raises(RuntimeError) as raised, _losses_heard(World(), Watch()):
+        raise error
+    assert raised.value is error
 
 
 def test_a_message_that_is_cut_short_keeps_nobody(digits: Path, tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -247,6 +249,40 @@ def test_all_ranks_save_after_the_same_step(lag: int, tmp_path: Path) -> None:
     assert first == second
     assert 4 <= len(first) <= 12
     assert min(b - a for a, b in pairwise(first)) > lag
+
+
+# --- ends ---
+
+SECOND_INTERRUPT = """
+import io, threading, time, torch
+from trainyard.__main__ import end
+from trainyard.training.saving import WRITER
+
+class Slow(io.BytesIO):
+    def write(self, content):
+        time.sleep(0.05)
+        return super().write(content)
+
+state = {f"{number}": torch.ones(1000) for number in range(1000)}
+threading.Thread(target=torch.save, args=(state, Slow()), name=WRITER, daemon=True).start()
+time.sleep(0.5)
+end(130)
+"""
+
+
+def test_a_second_interrupt_while_a_checkpoint_is_written_ends_with_its_code() -> None:
+    """The interpreter must not be taken down under a thread that is inside torch."""
+    ended = subprocess.run([sys.executable, "-c", SECOND_INTERRUPT], timeout=60, check=False)
+    assert ended.returncode == 130
+
+
+def test_the_newest_end_of_a_pass_is_kept(tmp_path: Path) -> None:
+    """Though the steps of the run and those of its stream differ after going back."""
+    for step, seen in ((3, 0), (4, 64), (5, 128), (6, 192)):
+        state = state_at(step)
+        state.stream = {"ends": [2], "seen": seen}
+        keeping.save_checkpoint(state, tmp_path, keep=1)
+    assert {path.name[-1] for path in tmp_path.glob("step-*")} == {"3", "6"}
 
 
 # --- whole runs ---

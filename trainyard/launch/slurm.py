@@ -139,7 +139,7 @@ requeue() {{
 trap : TERM  # a preempted job's ranks save first
 say "start $((${{SLURM_RESTART_COUNT:-0}} + 1)) on $SLURM_JOB_NODELIST"
 while true; do
-    # When a rank is lost the others save by themselves: they are given the time.
+    # When a rank is lost, the first one may be writing a checkpoint: it is given the time.
     {srun}
     code=$?
     case $code in

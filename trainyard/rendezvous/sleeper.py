@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
 from trainyard.rendezvous.pulse import Pulse
@@ -24,6 +25,9 @@ class Sleeper:
     def __init__(self, pulse: Pulse) -> None:
         self._pulse = pulse
         self._is_awake = threading.Event()
+        self.before_end: Callable[[], None] = lambda: None
+        """What this process is to finish even then; it has a limit of its own."""
+        self.uses_gpu = False
 
     def wake(self) -> None:
         """It has heard."""
@@ -37,8 +41,9 @@ class Sleeper:
             now, seen = time.monotonic(), self._pulse.look()
             if self._pulse.busy_s() > busy_s + _IDLE_S or not seen.waits:
                 busy_s, since = self._pulse.busy_s(), now
-            is_stuck = now > since + _STUCK_S
+            is_stuck = now > since + _STUCK_S and not self.uses_gpu
             if is_stuck or (now > begun + _WAKE_S and (seen.waits or seen.is_overdue)):
+                self.before_end()
                 end_process(reason if speaks else "")
 
 

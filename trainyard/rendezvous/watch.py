@@ -4,7 +4,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,13 @@ class Watch:
         if self.pulse.limit_s:
             self._stacks = Stacks(folder, self._world.rank)
             self._wake.send(b".")
+
+    def before_end(self, finish: Callable[[], None], *, uses_gpu: bool = False) -> None:
+        """What to finish before this process is ended though its main thread is stuck.
+
+        A thread that waits for its GPU is given 30 s to come back, any other one 3 s.
+        """
+        self._sleeper.before_end, self._sleeper.uses_gpu = finish, uses_gpu
 
     def alarm(self) -> None:
         """The main thread says: all that is still to be said between ranks is lost."""
@@ -168,7 +175,7 @@ class Watch:
         if verdict:
             self._end_hanging()
         if self._stacks is not None:
-            self._stacks.disarm()  # it may take the main thread long to save
+            self._stacks.disarm()  # the main thread may wait long for a checkpoint to be written
 
     # --- those that hang ---
 

@@ -15,6 +15,7 @@ class HostCopies:
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
         self._used = 0
+        self._has_gpu = False
 
     def begin(self) -> None:
         """Use the memory of the last copy again."""
@@ -33,12 +34,13 @@ class HostCopies:
 
     def settle(self) -> None:
         """Wait for the GPU to have made the copies."""
-        if any(buffer.is_pinned() for buffer in self._buffers[:1]):
+        if self._has_gpu:
             torch.cuda.current_stream().synchronize()
 
     def _buffer(self, like: Tensor) -> Tensor:
         """Of the same shape, type and strides, in order: a state has its tensors in one order."""
         number, self._used = self._used, self._used + 1
+        self._has_gpu = self._has_gpu or like.is_cuda
         if number < len(self._buffers):
             found = self._buffers[number]
             if (found.shape, found.dtype, found.stride()) == (

@@ -181,8 +181,8 @@ def _ends_pass(path: Path) -> bool:
         progress = read_progress(path)
     except CheckpointError:
         return False
-    ends = progress.get("stream", {}).get("ends", [])
-    return bool(ends) and ends[-1] == progress["step"]
+    stream = progress.get("stream", {})
+    return bool(stream.get("ends")) and not stream.get("seen", 1)
 
 
 def check_folder(folder: Path) -> None:

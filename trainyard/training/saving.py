@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from trainyard.errors import PeerError
 from trainyard.training import keeping
 from trainyard.training.checkpoint import Snapshot, TrainState, snapshot
 from trainyard.training.host_memory import HostCopies
-from trainyard.world import World, is_lost_peer, new_group, together
+from trainyard.world import World, new_group, together
 
+WRITER = "checkpoint"
+"""The name of the thread."""
 _LOOK_S = 0.5
 _LEAVE_S = 300  # for the checkpoint under way, where the run ends by an error: as launchers wait
 _LOST_S = 5  # the same where ranks write together, and one is lost
@@ -62,9 +65,13 @@ class Saver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._thread is not None and (error is None or isinstance(error, Exception)):
-            is_lost = error is not None and is_lost_peer(error) and self._writers.size > 1
-            self._thread.join(_LOST_S if is_lost else _LEAVE_S)
+        if error is None or isinstance(error, Exception):  # no second Ctrl-C
+            self.join(is_lost=isinstance(error, PeerError))
+
+    def join(self, *, is_lost: bool = True) -> None:
+        """Let the checkpoint under way be written, within 300 s; `is_lost`: a rank is gone."""
+        if self._thread is not None:
+            self._thread.join(_LOST_S if is_lost and self._writers.size > 1 else _LEAVE_S)
 
     @property
     def thread(self) -> int | None:
@@ -97,7 +104,7 @@ class Saver:
         if self._all_write or self._world.is_first:
             self._written.clear()
             self._thread = threading.Thread(
-                target=self._write, args=(taken,), name="checkpoint", daemon=True
+                target=self._write, args=(taken,), name=WRITER, daemon=True
             )
             self._thread.start()
 

@@ -67,7 +67,8 @@ def sharded_tensors(
 
 def write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> list[str]:
     """Write sharded/ of a new checkpoint, all ranks together; the files that this rank wrote."""
-    writer = _Writer(folder / SHARDS)
+    # The tensors are on the host: without a way through the first GPU, which the thread would take.
+    writer = _Writer(folder / SHARDS, per_thread_copy_ahead=0)
     try:
         dcp.save(tensors, storage_writer=writer, process_group=world.group)
     except CheckpointException as error:

@@ -181,7 +181,7 @@ class JoinFeed:
     def __next__(self) -> Batch:
         batch = next(self._batches)
         if self._work is not None:
-            self._work.wait()  # for what is saved of the step, though a rank may die in it
+            self._work.wait()  # what is saved of the step has its counts
             self._work = None
         return batch
 
