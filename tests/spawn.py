@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import queue
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from trainyard.config import RunConfig
 from trainyard.files import RunDirectory
 from trainyard.monitor.outcome import Outcome
 from trainyard.rendezvous import Watch, member
+from trainyard.training.saving import WRITER
 from trainyard.world import World
 
 # The heavy imports are done once, in the fork server, not once per rank.
@@ -46,6 +48,14 @@ def launch(function: Callable[..., None], size: int, *args: Any) -> list[int]:
         for process in ranks:
             process.join(timeout=100)
         return [process.exitcode for process in ranks]
+
+
+def end_by(number: int) -> None:
+    """A signal to this process once the checkpoint under way is written, so that it has one."""
+    for thread in threading.enumerate():
+        if thread.name == WRITER:
+            thread.join()
+    os.kill(os.getpid(), number)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from torch import nn
 
 from tests.command_line import Capture, complaint, newest, shown
 from tests.data.streams import PlainServer, ids_of, write_shards
-from tests.spawn import spawn, train_joined
+from tests.spawn import end_by, spawn, train_joined
 from tests.training.test_equivalence import make_step
 from tests.training.test_resume import assert_same_end, curve
 from trainyard.averaging.allreduce import AllReduce
@@ -102,7 +102,7 @@ def train_on(
 
     def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
         if step == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_by(signal.SIGKILL)
         columns = (batch.images_BCHW, batch.labels, batch.weights)
         seen.append(Seen(step, batch.ids.tolist(), *(c.clone().numpy() for c in columns)))
         return update(self, batch, step, rates)

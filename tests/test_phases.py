@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tests.command_line import newest, run
-from tests.spawn import spawn, train_joined
+from tests.spawn import end_by, spawn, train_joined
 from tests.training.test_resume import NUM_STEPS, OPTIONS, assert_same_end, curve, exit_code
 from trainyard import parts
 from trainyard.config import RunConfig, load_recipe
@@ -133,7 +133,7 @@ def watch(world: World, config: RunConfig, folder: Path, die_at: int | None) -> 
 
     def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
         if step == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_by(signal.SIGKILL)
         seen.append((step, batch.ids.tolist(), batch.images_BCHW.shape[-1]))
         folder.with_name(f"rows-{world.rank}.json").write_text(json.dumps(seen))
         return update(self, batch, step, rates)

@@ -307,7 +307,7 @@ def test_training_begins_while_staging_goes_on_and_uses_what_appears(
         copies = Copies(index, tmp_path)
         assert copies.missing()  # the first batch did not wait for the copies
         assert is_true_soon(lambda: is_complete(copies))
-        for _ in range(4):  # begun before the last copy was there
+        for _ in range(12):  # begun before the last copy was there
             next(loader)
         server.requests.clear()
         for _ in range(40):

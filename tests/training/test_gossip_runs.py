@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from tests.command_line import Capture, newest, shown
-from tests.spawn import spawn, train_joined
+from tests.spawn import end_by, spawn, train_joined
 from tests.training.test_resume import assert_equal, curve, read
 from trainyard import run as trainyard_run
 from trainyard.config import RunConfig, load_recipe
@@ -66,7 +66,7 @@ def nothing(world: World, batch: Any, step: int) -> None:
 
 def kill_in_step_6(world: World, batch: Any, step: int) -> None:
     if step == 6:
-        os.kill(os.getpid(), signal.SIGKILL)
+        end_by(signal.SIGKILL)
 
 
 def stop_one_in_step_5(world: World, batch: Any, step: int) -> None:

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from tests.command_line import newest, run
 from tests.full_disk import full_disk
-from tests.spawn import _CONTEXT, spawn, train_joined
+from tests.spawn import _CONTEXT, end_by, spawn, train_joined
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.plan import ShuffledPlan
 from trainyard.errors import CheckpointError, DataError, Requeued, Stopped
@@ -70,7 +70,7 @@ def command(arguments: list[str], stop_at: int | None = None, number: int = 0) -
     def update_and_signal(self: TrainStep, batch: Batch, step: int, rates: Any) -> StepStats:
         stats = update(self, batch, step, rates)
         if step + 1 == stop_at:
-            os.kill(os.getpid(), number)
+            end_by(number)
         return stats
 
     TrainStep.__call__ = update_and_signal  # type: ignore[method-assign]
@@ -483,7 +483,7 @@ def train_on(
 
     def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
         if step == die_at:
-            os.kill(os.getpid(), signal.SIGKILL)
+            end_by(signal.SIGKILL)
         seen.append((step, batch.ids.tolist()))
         with open(notes, "a") as file:
             file.write(json.dumps(seen[-1]) + "\n")
