@@ -67,9 +67,32 @@ def test_a_folder_inside_the_other_split(tmp_path: Path) -> None:
         opened(str(tmp_path), str(tmp_path / "cat" / "val"))
 
 
-def test_folders_beside_each_other_are_taken_without_a_look_at_their_names(
+@pytest.mark.parametrize("few", [0, 100])
+def test_a_class_that_links_to_one_of_the_other_split(
+    few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainyard.data.overlap._FEW", few)
+    images(tmp_path, "train/cat/1.jpg", "train/dog/deep/2.jpg", "val/cat/3.jpg")
+    (tmp_path / "val/dog").symlink_to("../train/dog")
+    with pytest.raises(DataError, match=r"^1 of 2 validation images .*/val/dog/deep/2\.jpg at"):
+        opened(str(tmp_path / "train"), str(tmp_path / "val"))
+
+
+def test_an_image_that_links_to_one_of_the_other_split(tmp_path: Path) -> None:
+    images(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg")
+    (tmp_path / "val/cat/3.jpg").symlink_to("../../train/cat/1.jpg")
+    with pytest.raises(DataError, match=r"^1 of 2 validation images .*/val/cat/3\.jpg at"):
+        opened(str(tmp_path / "train"), str(tmp_path / "val"))
+
+
+def test_many_images_in_folders_apart_are_taken_without_a_look_at_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    images(tmp_path, "train/cat/1.jpg", "train-more/cat/1.jpg")
+    """Also where one split watches the other for a class that it has no image of."""
+    images(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg", "more/cat/4.jpg")
+    (tmp_path / "val/dog").mkdir()
+    monkeypatch.setattr("trainyard.data.overlap._FEW", 0)
     monkeypatch.setattr("trainyard.data.overlap.same_places", None)
-    opened(str(tmp_path / "train"), str(tmp_path / "train-more"))
+    val = str(tmp_path / "val")
+    opened(str(tmp_path / "train"), val)
+    opened((str(tmp_path / "train"), str(tmp_path / "more")), val)

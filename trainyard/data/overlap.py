@@ -22,15 +22,16 @@ _FEW = 100_000  # files, each of which costs a system call
 def check_apart(train: Index | Stream, val: Index) -> None:
     """DataError that names the first validation image that is a training image too.
 
-    Symbolic links of single images are not followed, which would take minutes on a file server;
-    `trainyard data verify` follows them.
+    Symbolic links of folders are followed. Those of single images are only in small data sets,
+    for it would take minutes on a file server; `trainyard data verify` follows them all.
     """
+    few = not isinstance(train, Stream) and max(map(_count, (train, val))) <= _FEW
     if isinstance(train, Stream):
         shared = _rows_in_files(val, train.shards)
-    elif _lie_apart(train, val):
+    elif not few and _lie_apart(train, val):
         return
     else:
-        shared = same_places(train, val, follow=max(map(_count, (train, val))) <= _FEW)
+        shared = same_places(train, val, follow=few)
     if len(shared):
         file, offset, _ = val.locate(int(shared[0]))
         raise DataError(
@@ -66,11 +67,20 @@ def _count(index: Index) -> int:
 
 
 def _lie_apart(train: Index, val: Index) -> bool:
-    """Whether two folders of images, neither inside the other, show it without a look at names."""
-    if {train.format, val.format} != {"folder"} or not (train.root and val.root):
+    """Whether data sets of image folders have no folder in common, without a look at file names.
+
+    Links are followed, so a class that is a link to one of the other split is in common.
+    """
+    if {train.format, val.format} != {"folder"}:
         return False
-    ours, theirs = (os.path.join(os.path.realpath(index.root), "") for index in (train, val))
-    return not (ours.startswith(theirs) or theirs.startswith(ours))
+    return not _real_folders(train) & _real_folders(val)
+
+
+def _real_folders(index: Index) -> set[str]:
+    """All folders that images can lie in, which are those that the index watches."""
+    # By .. are named folders of other splits, which are watched for their classes.
+    names = (name for name in index.stamps if ".." not in name.split(os.sep))
+    return {os.path.realpath(os.path.join(index.root, name)) for name in names}
 
 
 def _rows_in_files(val: Index, files: Iterable[str]) -> NDArray[np.int64]:
@@ -84,8 +94,8 @@ def _real_paths(index: Index, follow: bool) -> Iterator[str]:
         path = os.path.join(index.root, index.file_names[row])
         if is_remote(path):
             yield path
-        elif follow:
-            yield _real_file(path)
+        elif follow and os.path.islink(path):
+            yield os.path.realpath(path)
         else:
             folder, name = os.path.split(path)
             yield os.path.join(real_folder(folder), name)
