@@ -34,10 +34,19 @@ def touch(folder: Path, *names: str) -> None:
         ("{000003..000003}", ["000003"]),
         ("{0..1}/{5..6}", ["0/5", "0/6", "1/5", "1/6"]),
         ("a{x}b{..}", ["a{x}b{..}"]),
+        ("{{0..1}..3}", ["{0..3}", "{1..3}"]),  # which were not counted
     ],
 )
 def test_expand_braces(text: str, names: list[str]) -> None:
     assert expand_braces(text) == names
+
+
+def test_an_empty_range_leaves_no_names_and_nothing_is_expanded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trainyard.data.location._expanded", None)
+
+    assert expand_braces("{0..3}{1..0}.tar") == []
 
 
 def test_expand_braces_of_a_large_data_set() -> None:

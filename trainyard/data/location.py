@@ -7,6 +7,7 @@ import glob
 import os
 import re
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from pathlib import Path
 
@@ -100,7 +101,8 @@ def split_of(location: str) -> tuple[str, str | None]:
 def expand_braces(text: str) -> list[str]:
     """`a{08..10}` as `a08`, `a09`, `a10`; the width of the first number is kept.
 
-    DataError for a list of more names than any data set has.
+    No names if a range is empty, as `{3..1}` is. DataError for a list of more names than any data
+    set has.
     """
     ranges = [(int(first), int(last)) for first, last in _BRACES.findall(text)]
     count = prod(max(0, last - first + 1) for first, last in ranges)
@@ -108,19 +110,16 @@ def expand_braces(text: str) -> list[str]:
         raise DataError(
             f"{without_secrets(text)}: a brace list of {count:,} names; {_MAX_NAMES:,} are the most"
         )
-    return _expanded(text)
+    return _expanded(text) if count else []  # an empty range does not bound the others
 
 
 def _expanded(text: str) -> list[str]:
-    match = _BRACES.search(text)
-    if match is None:
-        return [text]
-    first, last = match.groups()
-    names = [
-        f"{text[: match.start()]}{number:0{len(first)}d}{text[match.end() :]}"
-        for number in range(int(first), int(last) + 1)
+    before, *parts = _BRACES.split(text)
+    choices = [
+        [f"{number:0{len(first)}d}{after}" for number in range(int(first), int(last) + 1)]
+        for first, last, after in zip(parts[::3], parts[1::3], parts[2::3], strict=True)
     ]
-    return [full for name in names for full in _expanded(name)]
+    return ["".join(words) for words in product([before], *choices)]
 
 
 def _list_files(location: str) -> list[str]:
