@@ -196,6 +196,13 @@ def test_data_sets_that_are_written_name_their_source_without_secrets(
         ("https://host:80/x@y/a.tar", "https://host:80/x@y/a.tar"),
         ("https://host/a.h5?X-Amz-Signature=pw&x=1#val", "https://host/a.h5#val"),
         ("https://host/folder/?sig=pw", "https://host/folder/"),
+        ("https://host/a.tar?sig=pw.", "https://host/a.tar"),
+        ("https://host/a.tar?x=(pw)#val", "https://host/a.tar#val"),
+        ("http://host?sig=pw@x/y", "http://host"),
+        ("http://[::1]:8000/data/v1@2024/train.tar", "http://[::1]:8000/data/v1@2024/train.tar"),
+        ("http://me:pw@[::1]:8000/a.tar", "http://[::1]:8000/a.tar"),
+        ("http://host/my data/<a>.tar", "http://host/my data/<a>.tar"),
+        ("s3://bucket/my data/a@b.tar", "s3://bucket/my data/a@b.tar"),
         ("s3://bucket/a.tar", "s3://bucket/a.tar"),
         ("pipe:curl http://me:pw@host/a.tar", "pipe:curl http://host/a.tar"),
         ("pipe:curl 'http://host/a?n={0..3}&sig=pw'", "pipe:curl 'http://host/a?n={0..3}&'"),
@@ -244,6 +251,16 @@ def test_a_newer_signature_takes_the_place_of_an_older_one() -> None:
         ("gs://bucket/a.tar?X-Goog-Signature=pw", "gs://bucket/a.tar: gs:// takes no login"),
         ("http://me:pw/1@host/a.tar", "http://host/a.tar: in a password, write / as %2F"),
         ("http://host/get?pw={0..9}", "http://host/get: a brace list belongs into the path"),
+        (
+            "http://me:pw x@host/a.tar",
+            "http://…: a URL with a login or a query, which",
+        ),
+        ("http://me:pw/1 x@host/a.tar", "http://…: a URL with a login or a query"),
+        ('http://me:1"pw@host/a.tar', "http://…: a URL with a login or a query"),
+        ("http://me:<pw>@host/a.tar", "http://…: a URL with a login or a query"),
+        ("https://host/a.tar?sig=1 pw", "https://…: a URL with a login or a query"),
+        ("s3://key:1 pw@bucket/a.tar", "s3://…: a URL with a login or a query"),
+        ("http://[me:pw@host/a.tar", "http://host/a.tar: not a valid URL"),
     ],
 )
 def test_secrets_that_cannot_be_taken_are_not_told(
@@ -264,6 +281,7 @@ def test_secrets_that_cannot_be_taken_are_not_told(
         ("val = 'http://h/a?sig=pw', and", "val = 'http://h/a', and"),
         ("http://me:pw/1@host/x", "http://host/x"),
         ("http://host:80/a@b is no login", "http://host:80/a@b is no login"),
+        ("http://[::1]:80/a@b is no login", "http://[::1]:80/a@b is no login"),
     ],
 )
 def test_a_text_as_people_may_see_it(text: str, seen: str) -> None:
@@ -280,6 +298,8 @@ def test_images_to_predict_keep_what_tells_them_apart(tmp_path: Path) -> None:
     assert found.names == [f"{server.url}/get?id={number}" for number in (1, 2, 3)]
     assert found.index.size.tolist() == [len(png(1))] * 2 + [0]
     assert SIGNATURE not in str(found)
+    with pytest.raises(DataError, match=r"^http://…: a URL with a login or a query"):
+        open_images([f"http://host/get?sig=no {SIGNATURE}"], tmp_path, lambda _: None)
 
 
 # --- who else writes ---
@@ -293,6 +313,9 @@ def test_launchers_that_write_commands_refuse_secrets(launcher: str, capsys: Cap
     words = ("launch", launcher, "debug", *extra, "--dry-run", "--data")
     said = complaint(capsys, *words, "http://me:pw@host/data")
     assert "http://host/data: holds a login or a signature, and would be written into the" in said
+    assert "pw" not in said
+    said = complaint(capsys, *words, "http://me:1 pw@host/data")
+    assert "http://…: a URL with a login or a query" in said
     assert "pw" not in said
     assert run(*words, "http://host/data") == 0
 

@@ -12,7 +12,8 @@ from trainyard.commands.train import (
     config_of,
     run_folder,
 )
-from trainyard.data.credentials import without_secrets
+from trainyard.data.credentials import check_url, without_secrets
+from trainyard.data.source import is_remote
 from trainyard.errors import InputError
 from trainyard.launch.job import Job
 from trainyard.printable import printable
@@ -91,6 +92,8 @@ def check_writable(job: Job, file: str) -> None:
     The message names the word without it.
     """
     for word in job.arguments:
+        if is_remote(word) and not word.startswith("--"):
+            check_url(word)
         if without_secrets(word) != word:
             raise InputError(
                 f"{without_secrets(word)}: holds a login or a signature, and would be written into "

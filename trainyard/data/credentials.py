@@ -13,10 +13,15 @@ from trainyard.errors import DataError
 
 PIPE = "pipe:"  # before a shell command
 
-# With a / too, which is wrong in a password but no less secret; `host:80/a@b` is none.
-_LOGIN = re.compile(r"://(?:[^/\s\"<>]*|[^/\s\"<>:@]+:(?!\d+/)[^\s\"<>@]*)@")
+# In a text. With a / too, which is wrong in a password but no less secret; `host:80/a@b` is none.
+_ADDRESS = r"\[[\da-fA-F:.]+\](?::\d+)?/"  # of IPv6
+_LOGIN = re.compile(rf"://(?:[^/\s\"<>]*|(?!{_ADDRESS})[^/\s\"<>:@]+:(?!\d+/)[^\s\"<>@]*)@")
 _END = r"[:;,.)'\]]*(?:[\s\"<>#]|$)"  # of a URL in a sentence
 _QUERY = re.compile(rf"(?<=://)([^\s\"<>?#]*)\?(?!{_END})[^\s\"<>#]*?(?={_END})")
+# In a text that is one URL.
+_LOGIN_OF_URL = re.compile(rf"://(?:[^/?#]*|(?!{_ADDRESS})[^/?#:@]+:(?!\d+/)[^@]*)@")
+_QUERY_OF_URL = re.compile(r"\?[^#]*")
+_ENDS_URL = re.compile(r"[\s\"'<>]")  # where it stands in a text
 # Parameters of signatures: of S3, Google, Azure, CloudFront, and by their usual names.
 _SIGNING = (
     r"(?:x-(?:amz|goog|oss|ms|cos)-[\w-]+|s[a-z]{1,2}|sk[a-z]{1,3}|spr|hdn\w+|exp|expires|policy"
@@ -62,21 +67,35 @@ def without_signature(text: str) -> str:
 
 def public_name(location: str) -> str:
     """The name of a URL, or of a `pipe:` command, of whose queries other parameters stay."""
-    is_command = location.startswith(PIPE)
-    return without_signature(location) if is_command else without_secrets(location)
+    if location.startswith(PIPE):
+        return without_signature(location)
+    return _QUERY_OF_URL.sub("", _LOGIN_OF_URL.sub("://", location, count=1))
+
+
+def check_url(url: str) -> None:
+    """DataError for a secret with a space in it, say: in a text one would not see where it ends."""
+    if not url.startswith(PIPE) and public_name(url) != url and _ENDS_URL.search(url):
+        raise DataError(
+            f"{url.partition('://')[0]}://…: a URL with a login or a query, which holds a space, a "
+            "quote, < or >: write a space as %20, ' as %27, \" as %22, < as %3C and > as %3E"
+        )
 
 
 def keep(name: str, given: str) -> None:
     """Remember what a URL or a command was given with.
 
-    DataError if two URLs with one path have queries that name different things.
+    DataError if two URLs with one path have queries that name different things, and for what is no
+    URL.
     """
     if name.startswith(PIPE):
         _known.commands[name] = given
         return
-    parts = urlsplit(given)
+    try:
+        parts = urlsplit(given)
+    except ValueError:  # which may quote the password
+        raise DataError(f"{name}: not a valid URL") from None
     login, mark, _ = parts.netloc.rpartition("@")
-    if not mark and _LOGIN.search(given):
+    if not mark and _LOGIN_OF_URL.search(given):
         raise DataError(f"{name}: in a password, write / as %2F, ? as %3F and # as %23")
     name = name.rstrip("/")
     if login:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.data import formats
-from trainyard.data.credentials import without_secrets, without_signature
+from trainyard.data.credentials import check_url, without_secrets, without_signature
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidden
 from trainyard.data.index import Index
 from trainyard.data.indexing import Progress, index_scan, open_index
@@ -67,8 +67,11 @@ def open_images(wanted: Sequence[str], folder: Path, progress: Progress) -> list
 
 def _expanded(word: str) -> list[str]:
     """The paths and URLs of a glob or a brace list, or what has no such characters."""
-    if is_remote(word) or os.path.exists(split_of(word)[0]):
-        return expand_braces(word) if is_remote(word) else [word]
+    if is_remote(word):
+        check_url(word)
+        return expand_braces(word)
+    if os.path.exists(split_of(word)[0]):
+        return [word]
     if not word:
         raise DataError("an empty name: name an image, a folder of images or a URL")
     names = [name for text in expand_braces(word) for name in _matches(text)]

@@ -11,7 +11,7 @@ from itertools import product
 from math import prod
 from pathlib import Path
 
-from trainyard.data.credentials import PIPE, keep, public_name, without_secrets
+from trainyard.data.credentials import PIPE, check_url, keep, public_name, without_secrets
 from trainyard.data.source import is_remote
 from trainyard.errors import DataError
 
@@ -55,6 +55,7 @@ def take_secrets(location: str) -> str:
     """
     if not is_remote(location):
         return location
+    check_url(location)
     name = public_name(location)
     scheme = location.partition("://")[0].lower()
     if scheme in ("s3", "gs") and without_secrets(name) != location:

@@ -16,7 +16,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from trainyard.data.credentials import with_secrets, without_secrets
+from trainyard.data.credentials import public_name, with_secrets, without_secrets
 from trainyard.data.remote.deadline import TooSlow, bounded
 from trainyard.data.remote.patience import Transient
 from trainyard.errors import DataError
@@ -32,7 +32,7 @@ class Resource:
 
     def __init__(self, url: str) -> None:
         parts = _split(with_secrets(url))
-        self.name = without_secrets(url)
+        self.name = public_name(url)
         self._url = f"{self.name}?{parts.query}" if parts.query else self.name
         self.server = parts.netloc.rpartition("@")[2]
         self._headers = _headers(parts)
