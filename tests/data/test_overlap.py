@@ -1,12 +1,17 @@
 """An image to validate on that is trained on is found before a run begins, and by `data verify`."""
 
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.data.streams import write_shards
 from trainyard.data.datasets import Datasets, open_datasets
+from trainyard.data.formats import FORMATS
+from trainyard.data.indexing import open_index
 from trainyard.data.loader import DataConfig
+from trainyard.data.overlap import _KIND, hash_names, same_places
 from trainyard.errors import DataError
 from trainyard.world import World
 
@@ -96,3 +101,23 @@ def test_many_images_in_folders_apart_are_taken_without_a_look_at_their_names(
     val = str(tmp_path / "val")
     opened(str(tmp_path / "train"), val)
     opened((str(tmp_path / "train"), str(tmp_path / "more")), val)
+
+
+def test_files_of_two_kinds_are_apart_without_a_look_at_their_names(
+    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _KIND.keys() == FORMATS.keys() | {"images"}
+    images(tmp_path / "val", "000/1.jpg", "001/2.jpg")
+    monkeypatch.setattr("trainyard.data.overlap.hash_names", None)
+    found = [open_index(str(place)) for place in (shards, tmp_path / "val")]
+    assert len(same_places(*found)) == 0
+
+
+def test_hashes_of_names_take_no_objects() -> None:
+    assert hash_names(["cat", "dog"]).tolist() == [3429664268601861939, 11501171807684625465]
+    tracemalloc.start()
+    hashes = hash_names(map(str, range(20_000)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(np.unique(hashes)) == 20_000
+    assert peak < 4 * hashes.nbytes

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
 
@@ -16,6 +17,16 @@ from trainyard.errors import DataError
 
 Hashes = NDArray[np.uint64]
 
+# What files of a format are: none of one kind can be read as another.
+_KIND = {
+    "folder": "image",
+    "images": "image",
+    "webdataset": "tar",
+    "tar": "tar",
+    "tfrecord": "tfrecord",
+    "hdf5": "hdf5",
+    "packed": "packed",
+}
 _FEW = 100_000  # files, each of which costs a system call
 
 
@@ -46,6 +57,8 @@ def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.
 
     `follow`: links of files are followed; those of folders are in any case.
     """
+    if not _kinds(train) & _kinds(val):
+        return np.empty(0, np.int64)
     ours, theirs = (hash_names(_real_paths(index, follow)) for index in (train, val))
     in_train = np.flatnonzero(np.isin(ours, theirs)[train.file])
     in_val = np.flatnonzero(np.isin(theirs, ours)[val.file])
@@ -57,9 +70,14 @@ def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.
 
 def hash_names(texts: Iterable[str]) -> Hashes:
     """64 bits of each text, so that fourteen million names take no objects."""
-    encoded = (os.fsencode(text) for text in texts)
-    digests = b"".join(hashlib.blake2b(text, digest_size=8).digest() for text in encoded)
-    return np.frombuffer(digests, np.uint64)
+    digests = (hashlib.blake2b(os.fsencode(text), digest_size=8).digest() for text in texts)
+    numbers = (int.from_bytes(digest, sys.byteorder) for digest in digests)
+    return np.fromiter(numbers, np.uint64)
+
+
+def _kinds(index: Index) -> set[str]:
+    """The kinds of files of an index, of which a merged one has several."""
+    return {_KIND.get(name, name) for name in index.format.split(" and ")}
 
 
 def _count(index: Index) -> int:
