@@ -1,4 +1,4 @@
-"""Whose end is told of when ranks end in different ways."""
+"""The end that is told of when ranks end in different ways."""
 
 import pytest
 

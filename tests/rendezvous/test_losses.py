@@ -287,7 +287,7 @@ def test_replicas_that_differ_and_parts_go_on(
 
 
 def test_a_checkpoint_under_way_is_written_to_its_end(digits: Path, tmp_path: Path) -> None:
-    """Of equal replicas the first one writes, and needs nobody else for it."""
+    """The first of equal replicas writes, and needs nobody else for it."""
     folder = tmp_path / "run"
     how = "while a checkpoint is written"
     assert lose(folder, words_of(digits, folder), victim=2, how=how) == GOES_ON

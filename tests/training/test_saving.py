@@ -187,7 +187,7 @@ def no_room(*arguments: Any) -> Any:
 
 
 def _save_without_room(world: World, folder: Path) -> tuple[str, int]:
-    """What ranks hear of a checkpoint that the first one cannot write, and when."""
+    """The error that a rank hears of a checkpoint that the first one cannot write, and when."""
     if world.is_first:
         vars(keeping)["write_common"] = no_room
     saver = Saver(folder, world, keep=1)

@@ -1,4 +1,4 @@
-"""What becomes of the thread that trains if it does not hear of an alarm: its process ends."""
+"""Ends the process of a training thread that does not hear of an alarm."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ class Sleeper:
         self._pulse = pulse
         self._is_awake = threading.Event()
         self.before_end: Callable[[], None] = lambda: None
-        """What this process is to finish even then; it has a limit of its own."""
+        """Finishes work that must not be lost with the process; it has a limit of its own."""
         self.uses_gpu = False
 
     def wake(self) -> None:

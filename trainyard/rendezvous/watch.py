@@ -81,7 +81,7 @@ class Watch:
             self._wake.send(b".")
 
     def before_end(self, finish: Callable[[], None], *, uses_gpu: bool = False) -> None:
-        """What to finish before this process is ended though its main thread is stuck.
+        """Call `finish` before this process is ended because its main thread is stuck.
 
         A thread that waits for its GPU is given 30 s to come back, any other one 3 s.
         """

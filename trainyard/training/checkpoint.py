@@ -229,23 +229,23 @@ Manifest = dict[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What a rank writes of a checkpoint, as of one step: later steps do not change it."""
+    """A rank's copy of its part of a checkpoint, as of one step: later steps do not change it."""
 
     step: int
     best_step: int
-    """Of the best evaluation; 0 if there was none."""
+    """The step of the best evaluation; 0 if there was none."""
     num_bytes: int
     """Bytes of weights, moving average and moments on all ranks: nearly all of the checkpoint."""
     common: "Common | None"
-    """What the first rank writes for all."""
+    """The part that is the same on all ranks; None but on the first one, which writes it."""
     replica: tuple[str, dict[str, Any]] | None
-    """What this rank alone has, where replicas differ: its file, and the content."""
+    """The file of this replica and its content, where replicas differ."""
     shards: dict[str, torch.Tensor] | None
     """This rank's parts of what is sharded, by name."""
 
 
 class Common(NamedTuple):
-    """What the first rank writes for all."""
+    """The part of a checkpoint that the first rank writes for all."""
 
     weights: dict[str, torch.Tensor]
     ema: dict[str, torch.Tensor] | None
@@ -347,7 +347,7 @@ def write_tensors(content: Any, path: Path) -> None:
 
 
 def write_common(common: Common, folder: Path) -> Manifest:
-    """Write what the first rank writes for all to a new checkpoint's folder."""
+    """Write the part of the first rank to a new checkpoint's folder."""
     save_file(_contiguous(common.weights), folder / _MODEL)
     if common.ema is not None:
         save_file(_contiguous(common.ema), folder / _EMA)
@@ -358,7 +358,7 @@ def write_common(common: Common, folder: Path) -> Manifest:
 
 
 def write_own(taken: Snapshot, folder: Path, world: World) -> Manifest:
-    """Write what this rank alone has; every rank calls it."""
+    """Write the part of this rank alone; every rank calls it."""
     if taken.shards is not None:
         from trainyard.training.shards import write_shards
 

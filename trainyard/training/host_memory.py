@@ -38,7 +38,7 @@ class HostCopies:
             torch.cuda.current_stream().synchronize()
 
     def _buffer(self, like: Tensor) -> Tensor:
-        """Of the same shape, type and strides, in order: a state has its tensors in one order."""
+        """Memory of the same shape, type and strides: a state has its tensors in one order."""
         number, self._used = self._used, self._used + 1
         self._has_gpu = self._has_gpu or like.is_cuda
         if number < len(self._buffers):

@@ -28,7 +28,7 @@ _REASONS: dict[int, type[Stopped]] = {_REQUEUE: Requeued, _STOP: Stopped}
 
 
 class Saving(Protocol):
-    """What writes checkpoints beside the loop."""
+    """A writer of checkpoints beside the loop."""
 
     @property
     def has_failed(self) -> bool: ...
