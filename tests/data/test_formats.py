@@ -104,17 +104,6 @@ def test_a_class_of_the_other_split_keeps_its_number(tmp_path: Path) -> None:
         assert open_index(f"{tmp_path}/{split}").classes == ("a", "b", "c", "d")
 
 
-@pytest.mark.parametrize("name", ["test", "photos"])
-def test_a_class_of_a_folder_beside_it_keeps_its_number(name: str, tmp_path: Path) -> None:
-    write_files(tmp_path, "train/a/1.jpg", "train/b/2.jpg", "train/c/3.jpg", f"{name}/a/4.jpg")
-    write_files(tmp_path, f"{name}/c/5.jpg", "other/d/6.jpg")
-    for empty in ("b", "d"):  # d is of another data set
-        (tmp_path / name / empty).mkdir()
-
-    assert formats.scan(find_place(f"{tmp_path}/{name}")).classes == ["a", "b", "c"]
-    assert formats.scan(find_place(f"{tmp_path}/train")).classes == ["a", "b", "c"]
-
-
 def test_a_class_that_the_manifest_lists_keeps_its_number(tmp_path: Path) -> None:
     write_files(tmp_path, "train/a/1.jpg")
     (tmp_path / "train/b").mkdir()

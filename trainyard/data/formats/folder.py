@@ -3,8 +3,7 @@
 Classes are the sorted names of the sub-folders and samples come in ImageFolder's order, so class
 numbers and ids agree with every tool that reads this layout. Left out, with a remark: hidden files
 and folders, `__MACOSX`, links to a folder that holds them, and folders without an image. A folder
-without an image stays a class if `dataset.json`, the other split or another folder beside it that
-has classes in common has that class.
+without an image stays a class if `dataset.json` or the other split has that class.
 """
 
 import os
@@ -58,8 +57,7 @@ def scan(place: Place) -> Scan:
         trees = list(pool.map(lambda name: _tree(place.root, name, left_out), names))
     folders = dict(zip(names, trees, strict=True))
     empty = [name for name, tree in folders.items() if tree.folders and not tree.has_image]
-    full = [name for name in names if folders[name].has_image]
-    elsewhere, telling = _elsewhere(place.root, empty, full)
+    elsewhere, telling = _elsewhere(place.root, empty)
     left_out.empty += [name for name in empty if name not in elsewhere]
     classes = [name for name in names if folders[name].has_image or name in elsewhere]
     # What is left out may gain images, in the other split too.
@@ -103,44 +101,27 @@ def _tree(location: str, class_name: str, left_out: _LeftOut) -> _Tree:
     return _Tree(sorted(found), has_image)
 
 
-def _elsewhere(
-    location: str, names: Sequence[str], classes: Sequence[str]
-) -> tuple[set[str], list[str]]:
-    """The classes among `names` that dataset.json or a folder beside this one has.
+def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]]:
+    """The classes among `names` that dataset.json or another split has, and the folders that tell.
 
-    And the folders that tell, relative to the location. A folder beside it is a split by its name,
-    or has one of our `classes` too.
+    These are relative to the location.
     """
     path = os.path.abspath(location)
     above, own = os.path.split(path)
-    if not names:
+    if not names or not splits_named(own):
         return set(), []
-    is_split = bool(splits_named(own))
-    manifest = read_manifest(above) if is_split else None
+    manifest = read_manifest(above)
     listed = {*(manifest.classes or ())} if manifest and manifest.format == "folder" else set()
     found, watched = listed.intersection(names), []
-    for other in _beside(above, own):
-        is_other = is_split and bool(splits_named(other))
-        for name in names:
+    for other in _folders_in(above):
+        for name in names if other != own and splits_named(other) else ():
             folder = os.path.join("..", other, name)
-            is_there = os.path.isdir(os.path.join(path, folder))
-            if is_other or (is_there and _has_one_of(os.path.join(above, other), classes)):
-                watched.append(folder)
-                tree = _tree(path, folder, _LeftOut()) if is_there else _Tree([], has_image=False)
+            watched.append(folder)
+            if os.path.isdir(os.path.join(path, folder)):
+                tree = _tree(path, folder, _LeftOut())
                 watched += tree.folders
                 found |= {name} if tree.has_image else set()
     return found, watched
-
-
-def _beside(above: str, own: str) -> list[str]:
-    try:
-        return [name for name in _folders_in(above) if name != own]
-    except OSError:  # which may be no business of ours
-        return []
-
-
-def _has_one_of(folder: str, names: Sequence[str]) -> bool:
-    return any(os.path.isdir(os.path.join(folder, name)) for name in names)
 
 
 def _rows(location: str, trees: list[list[str]], left_out: _LeftOut) -> Iterator[FileRows]:
