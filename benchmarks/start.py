@@ -13,23 +13,31 @@ import argparse
 import multiprocessing
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
-from contextlib import closing, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+
+from torch.distributed import Store
 
 from benchmarks.saving import RESULTS, save
 from trainyard.data.prepare.digits import prepare_digits
-from trainyard.rendezvous.discovery import discover, hosts_of_ranks, meeting_point
-from trainyard.rendezvous.entrance import Entrance
-from trainyard.rendezvous.interfaces import server
-from trainyard.rendezvous.lines import Line
-from trainyard.rendezvous.place import Place
+from trainyard.distributed.launcher_variables import (
+    MeetingPoint,
+    discover,
+    hosts_of_ranks,
+    meeting_point,
+)
+from trainyard.distributed.startup_check import check_start
+from trainyard.distributed.store import open_stores
+from trainyard.launch.meeting_point import free_port
 from trainyard.world import World
 
 SIZES = (256, 1024, 4096)
+CHECKED = (64, 256)
+CHECK_S = 300
 PER_NODE = 8
 STEPS = 2
 
@@ -65,39 +73,43 @@ def discovery_seconds(size: int) -> tuple[float, float]:
     return between - started, ended - between
 
 
-def others(port: int, number: str, size: int) -> None:
-    allow_files(size)
-    lines = {}
-    for rank in range(1, size):
-        line = Line(socket.create_connection(("127.0.0.1", port)))
-        line.send({"number": number, "rank": rank, "place": Place.mine(), "differs": []})
-        lines[rank] = line
-    for rank, line in lines.items():
-        assert line.wait(60) == {"welcome": rank}
-        line.close()
+def point_of(port: int) -> MeetingPoint:
+    return MeetingPoint("127.0.0.1", port)
 
 
-def roll_call_seconds(size: int) -> float:
-    allow_files(size)
-    context = multiprocessing.get_context("spawn")
-    with closing(Entrance(server("127.0.0.1", 0, for_others=False), size)) as entrance:
-        process = context.Process(target=others, args=(entrance.port, entrance.number, size))
-        process.start()
-        entrance.look(60)
-        started = time.perf_counter()
-        while entrance.missing:
-            entrance.look(1)
-        took = time.perf_counter() - started
-        process.join()
-        for line in entrance.lines.values():
-            line.close()
+def other_ranks(port: int, size: int) -> None:
+    """All but rank 0, by threads, which connect before the clock starts."""
+    allow_files()
+    worlds = [World(rank, size) for rank in range(1, size)]
+    with ThreadPoolExecutor(size) as pool:
+        stores = [*pool.map(lambda world: open_stores(point_of(port), world, CHECK_S)[0], worlds)]
+        stores[0].set("ready", "")
+        list(pool.map(lambda store, world: check(store, world, port), stores, worlds))
+
+
+def check(store: Store, world: World, port: int) -> None:
+    check_start(store, world, {}, point=point_of(port), limit_s=CHECK_S)
+
+
+def check_seconds(size: int) -> float:
+    """The startup check of so many ranks, on the cores of this machine alone."""
+    allow_files()
+    port, world = free_port(), World(0, size)
+    process = multiprocessing.get_context("spawn").Process(target=other_ranks, args=(port, size))
+    process.start()
+    store, _ = open_stores(point_of(port), world, CHECK_S)
+    store.get("ready")
+    started = time.perf_counter()
+    check(store, world, port)
+    took = time.perf_counter() - started
+    process.join()
     assert process.exitcode == 0
     return took
 
 
-def allow_files(number: int) -> None:
+def allow_files() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(number + 512, hard), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def start_seconds(folder: Path, ranks: int) -> tuple[float, float]:
@@ -120,18 +132,23 @@ def start_seconds(folder: Path, ranks: int) -> tuple[float, float]:
 
 
 def discovery(found: list[dict[str, float]]) -> str:
-    text = (
-        "| ranks | discovery, all | a rank's share | hosts, rank 0 | roll call |\n"
-        "|---|---|---|---|---|\n"
-    )
+    text = "| ranks | discovery, all | a rank's share | hosts, rank 0 |\n|---|---|---|---|\n"
     for size in SIZES:
         everyone, hosts = discovery_seconds(size)
-        roll = roll_call_seconds(size)
-        found.append({"ranks": size, "all_s": everyone, "hosts_s": hosts, "roll_call_s": roll})
+        found.append({"ranks": size, "all_s": everyone, "hosts_s": hosts})
         text += (
             f"| {size:,} | {everyone * 1e3:.0f} ms | {everyone / size * 1e6:.0f} us "
-            f"| {hosts * 1e3:.1f} ms | {roll * 1e3:.0f} ms |\n"
+            f"| {hosts * 1e3:.1f} ms |\n"
         )
+    return text
+
+
+def startup_checks(found: list[dict[str, float]]) -> str:
+    text = "| ranks | startup check |\n|---|---|\n"
+    for size in CHECKED:
+        check_s = check_seconds(size)
+        found.append({"ranks": size, "check_s": check_s})
+        text += f"| {size:,} | {check_s:.2f} s |\n"
     return text
 
 
@@ -158,8 +175,9 @@ def main() -> None:
     parser.add_argument("--hardware", help="save results/DATE-HARDWARE-start.json and .md")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {"discovery": [], "start": []}
+    found: dict[str, list[dict[str, float]]] = {"discovery": [], "check": [], "start": []}
     text = discovery(found["discovery"]) + "\n"
+    text += startup_checks(found["check"]) + "\n"
     text += start(found["start"], options.folder, options.ranks)
     print(text)
     if options.hardware:

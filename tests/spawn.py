@@ -17,9 +17,9 @@ from rich.console import Console
 from tests.web import free_port
 from trainyard import run as trainyard_run
 from trainyard.config import RunConfig
+from trainyard.distributed import Watchdog, init_distributed
 from trainyard.files import RunDirectory
 from trainyard.monitor.outcome import Outcome
-from trainyard.rendezvous import Watch, member
 from trainyard.training.saving import WRITER
 from trainyard.world import World
 
@@ -96,7 +96,7 @@ def _rank(
 ) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     try:
-        with member(world):
+        with init_distributed(world):
             results.put((world.rank, function(world, *args), None))
     except BaseException:
         results.put((world.rank, None, traceback.format_exc()))
@@ -114,10 +114,10 @@ def _launched(
 
 def train_joined(config: RunConfig, folder: Path, world: World) -> Outcome:
     """Train as one of ranks that have joined already."""
-    console, watch = Console(quiet=True), Watch(world=world)
+    console, watchdog = Console(quiet=True), Watchdog(world=world)
     try:
         return trainyard_run._train(
-            config, RunDirectory(folder), world, console=console, watch=watch
+            config, RunDirectory(folder), world, console=console, watchdog=watchdog
         )
     finally:
-        watch.close(in_peace=True)
+        watchdog.close(in_peace=True)

@@ -23,7 +23,7 @@ LEVELS = [
         "early_stop",
     },
     {"data", "model", "optim", "averaging", "monitor"},
-    {"rendezvous"},
+    {"distributed"},
     {"training"},
     {"config", "compare"},
     {

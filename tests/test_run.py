@@ -12,9 +12,9 @@ from trainyard import run as trainyard_run
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.config import load_recipe
 from trainyard.course import build_course
+from trainyard.distributed import Watchdog
 from trainyard.files import RunDirectory
 from trainyard.monitor.sinks import Sinks
-from trainyard.rendezvous import Watch
 from trainyard.world import World
 
 META = torch.device("meta")
@@ -66,7 +66,7 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(
         model=nn.Linear(2, 2),
         loss=None,  # type: ignore[arg-type]
     )
-    watch = Watch()
+    watch = Watchdog()
     with pytest.raises(Feeds) as asked:
         trainyard_run._train_in(run, Sinks(()), watch)
     watch.close(in_peace=True)

@@ -20,7 +20,7 @@ SLOW = {
         "tests/doctor/test_ranks.py",
     ),
     "ranks that are lost, hang, start late or differ": (
-        "tests/rendezvous",
+        "tests/distributed",
         "tests/test_cli_signals.py",
     ),
     "kills, bit flips and damaged images at random": (

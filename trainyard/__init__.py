@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from trainyard.data.indexing import open_index
     from trainyard.data.loader import Loader, LoaderSpec
     from trainyard.data.plan import OnePassPlan, ShuffledPlan
+    from trainyard.distributed import discover
     from trainyard.errors import TrainyardError
     from trainyard.monitor.history import History
     from trainyard.monitor.outcome import Outcome
-    from trainyard.rendezvous import discover
     from trainyard.world import World
 
 __all__ = [
@@ -70,7 +70,7 @@ _HOMES = {
     "trainyard.errors": ("TrainyardError",),
     "trainyard.monitor.history": ("History",),
     "trainyard.monitor.outcome": ("Outcome",),
-    "trainyard.rendezvous": ("discover",),
+    "trainyard.distributed": ("discover",),
     "trainyard.world": ("World",),
 }
 

@@ -28,11 +28,11 @@ from trainyard.commands import (
 )
 from trainyard.commands.mistakes import explain_argument, explain_choice
 from trainyard.data.credentials import without_secrets
+from trainyard.distributed import discover
 from trainyard.early_stop import early_stops
 from trainyard.errors import InputError, Stopped, TrainyardError
 from trainyard.files import disk_error
 from trainyard.printable import printable
-from trainyard.rendezvous import discover
 from trainyard.world import World
 
 _NOT_AS_IT_SHOULD_BE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)

@@ -46,7 +46,7 @@ def train(
     or the kernel's Interrupt, ended it early: a checkpoint is saved, and the same call goes on.
     RecipeError, DataError or CheckpointError for what cannot be right.
     """
-    from trainyard.rendezvous import discover
+    from trainyard.distributed import discover
 
     world = discover() if world is None else world
     console = _console(world) if console is None else console
@@ -77,7 +77,7 @@ def evaluate(
     "top1", "top5", "loss", "ece" (expected calibration error), and "ema_top1" … where there is a
     moving average. CheckpointError or DataError for what is missing or does not fit.
     """
-    from trainyard.rendezvous import discover
+    from trainyard.distributed import discover
 
     world = discover() if world is None else world
     console = _console(world) if console is None else console

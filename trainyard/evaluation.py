@@ -24,10 +24,10 @@ from trainyard.data.indexing import Progress
 from trainyard.data.loader import Locations
 from trainyard.data.reassessed import Labels, read_labels
 from trainyard.data.remarks import remark
+from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
 from trainyard.parts import check_decoding, feeds_of, trained_model
-from trainyard.rendezvous import member
 from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.evaluate import evaluate
@@ -110,7 +110,7 @@ def evaluate_checkpoint(
 
     Every rank of the world calls this alike, and gets the result of each data set.
     """
-    with member(world):
+    with init_distributed(world):
         device = pick_device(world)
         check_devices(world, device)
         use_precision(config.batch.precision)

@@ -18,6 +18,7 @@ from trainyard.data.datasets import Datasets, open_datasets
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.remarks import remark
+from trainyard.distributed import Heartbeat
 from trainyard.errors import RecipeError
 from trainyard.model.build import build_model
 from trainyard.model.drop_path import drop_path_setter
@@ -27,7 +28,6 @@ from trainyard.model.freeze import freeze
 from trainyard.monitor.progress import counter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
-from trainyard.rendezvous import Pulse
 from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.buffers import Buffers
@@ -53,13 +53,13 @@ AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
 }
 
 
-def data_of(config: RunConfig, world: World, console: Console, pulse: Pulse) -> Datasets:
+def data_of(config: RunConfig, world: World, console: Console, heartbeat: Heartbeat) -> Datasets:
     """The data that a run trains on and is validated on."""
     with counter(console, "indexing samples") as show:
-        data = open_datasets(config.data, world, pulse.counted("indexing", show))
+        data = open_datasets(config.data, world, heartbeat.counted("indexing", show))
     if world.is_first:
         remark(console, data.train, data.val)
-    pulse.mark("start")  # this rank may have waited long for the first one's index
+    heartbeat.mark("start")  # this rank may have waited long for the first one's index
     return data
 
 

@@ -17,6 +17,7 @@ from trainyard.data.datasets import Datasets
 from trainyard.data.feed import Batch
 from trainyard.data.feeds import Feeds
 from trainyard.data.order import Order, training_order
+from trainyard.distributed import Heartbeat, Watchdog, init_distributed
 from trainyard.errors import PeerError, Stopped
 from trainyard.evaluation import predict
 from trainyard.files import RunDirectory
@@ -48,7 +49,6 @@ from trainyard.parts import (
     schedule_of,
     step_of,
 )
-from trainyard.rendezvous import Pulse, Watch, member
 from trainyard.resume import (
     Seekable,
     begins_anew,
@@ -83,8 +83,8 @@ def train(config: RunConfig, folder: str | Path, *, world: World, console: Conso
     Every rank of the world calls this alike. Returns when the run is complete or was asked to
     stop; raises a TrainyardError, on all ranks, for anything wrong with recipe, data or folder.
     """
-    with member(world, facts_of(config)) as watch:
-        return _train(config, RunDirectory(Path(folder)), world, console=console, watch=watch)
+    with init_distributed(world, facts_of(config)) as watchdog:
+        return _train(config, RunDirectory(Path(folder)), world, console=console, watchdog=watchdog)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,30 +105,30 @@ class _Run:
 
 
 def _train(
-    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watch: Watch
+    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
 ) -> Outcome:
-    watch.begin(config.run.max_silence)
-    watch.pulse.limits_of |= dict.fromkeys(_OF_CHECKPOINTS, config.run.max_save)
-    run, put = _built(config, folder, world, console=console, watch=watch)
+    watchdog.begin(config.run.max_silence)
+    watchdog.heartbeat.limits_of |= dict.fromkeys(_OF_CHECKPOINTS, config.run.max_save)
+    run, put = _built(config, folder, world, console=console, watchdog=watchdog)
     with (  # only now: a recipe that cannot be built leaves no directory behind
         claimed(folder, config, run.data.fingerprints, world),
         watched(config, folder, run.course, world=world, console=console) as sinks,
     ):
-        watch.write_to(folder.stacks)
+        watchdog.write_to(folder.stacks)
         for message in put:
             sinks.begin("initial weights", message)
-        return sinks.concluded(_train_in(run, sinks, watch))
+        return sinks.concluded(_train_in(run, sinks, watchdog))
 
 
 def _built(
-    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watch: Watch
+    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
 ) -> tuple[_Run, list[str]]:
     """The run, and what there is to say of the weights that were put into its model."""
     device = pick_device(world)
     use_precision(config.batch.precision)
     check_devices(world, device)
     averager = averager_of(config, world, device)
-    data = data_of(config, world, console, watch.pulse)
+    data = data_of(config, world, console, watchdog.heartbeat)
     is_new = begins_anew(config.run.resume, folder, world)
     with together(world):
         classes = data.train.classes
@@ -160,7 +160,7 @@ def _built(
     return run, put
 
 
-def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
+def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     """Train in a run directory that is this run's alone."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
     device = run.device
@@ -179,20 +179,20 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
     step_and_look = observed(step, config, course, state.clock, world=world, report=report)
 
     def on_batch(batch: Batch, count: int) -> None:
-        watch.pulse.mark("eval", state.step)
+        watchdog.heartbeat.mark("eval", state.step)
         quarantine.note("val", batch.bad)
         sinks.show_evaluation(count, len(run.data.val))
         stop.check()
 
     with (
-        _losses_told(folder, world, watch, report),
-        _saver(run, watch) as saver,
+        _losses_told(folder, world, watchdog, report),
+        _saver(run, watchdog) as saver,
         StopSignal(world, _LAG if averager.replica.differs else 1, saver) as stop,
         feeds.training(
             run.data.train, run.order, course, place=state.stream, report=report
         ) as feed,
         profiled(config.watch, folder, report, world=world) as in_profile,
-        _losses_heard(world, watch),
+        _losses_heard(world, watchdog),
     ):
         feed.seek(state.step, state.skipped)
         stopped = _trained(
@@ -206,23 +206,29 @@ def _train_in(run: _Run, sinks: Sinks, watch: Watch) -> Outcome:
                 quarantine=quarantine,
                 report=report,
                 evaluate=partial(_evaluate, run, feeds, state, on_batch=on_batch),
-                save=partial(_save, state, saver, stop, watch.pulse),
+                save=partial(_save, state, saver, stop, watchdog.heartbeat),
                 roll_back=partial(
-                    _roll_back, run, state, saver, feed=feed, report=report, pulse=watch.pulse
+                    _roll_back,
+                    run,
+                    state,
+                    saver,
+                    feed=feed,
+                    report=report,
+                    heartbeat=watchdog.heartbeat,
                 ),
                 stop=stop,
                 log_every=course.every(config.run.log_every),
                 eval_every=course.every(config.run.eval_every),
                 save_every=feed.saving(_save_every(run, saver, stop)),
-                phase=partial(_phase, state, watch.pulse, stop),
+                phase=partial(_phase, state, watchdog.heartbeat, stop),
             ),
             saver,
-            watch.pulse,
+            watchdog.heartbeat,
         )
     return Outcome(str(folder.path), state.step, state.clock.total, state.last, state.best, stopped)
 
 
-def _trained(training: Training, saver: Saver, pulse: Pulse) -> type[Stopped] | None:
+def _trained(training: Training, saver: Saver, heartbeat: Heartbeat) -> type[Stopped] | None:
     """Why it stopped, if it did; an evaluation that was cut off is made up for on resuming.
 
     The last checkpoint is there then.
@@ -233,35 +239,35 @@ def _trained(training: Training, saver: Saver, pulse: Pulse) -> type[Stopped] | 
         save(training)
         stopped = type(reason)
     with training.phase("save"):
-        _wait(saver, pulse)
+        _wait(saver, heartbeat)
     return stopped
 
 
 @contextmanager
-def _phase(state: TrainState, pulse: Pulse, stop: StopSignal, name: str) -> Iterator[None]:
+def _phase(state: TrainState, heartbeat: Heartbeat, stop: StopSignal, name: str) -> Iterator[None]:
     """Data is that of the next step; what is evaluated or saved is that of the last one."""
-    pulse.mark(name, state.step + (name == "data"))
+    heartbeat.mark(name, state.step + (name == "data"))
     with state.clock.phase(name), stop.waiting_for_data() if name == "data" else nullcontext():
         yield
-    pulse.mark("step", state.step + 1)
+    heartbeat.mark("step", state.step + 1)
 
 
 @contextmanager
-def _losses_heard(world: World, watch: Watch) -> Iterator[None]:
+def _losses_heard(world: World, watchdog: Watchdog) -> Iterator[None]:
     """Inside, the loss of a rank is a PeerError, and the other ranks hear of it at once."""
     try:
         yield
     except Exception as error:
-        is_loss = world.size > 1 and (watch.has_alarm or is_lost_peer(error))
+        is_loss = world.size > 1 and (watchdog.has_alarm or is_lost_peer(error))
         if not is_loss or getattr(error, "is_shared", False):
             raise
-        watch.alarm()
-        raise PeerError(watch.reason) from error
+        watchdog.hear()
+        raise PeerError(watchdog.reason) from error
 
 
 @contextmanager
 def _losses_told(
-    folder: RunDirectory, world: World, watch: Watch, report: Reporter
+    folder: RunDirectory, world: World, watchdog: Watchdog, report: Reporter
 ) -> Iterator[None]:
     """Around what `_losses_heard` raises, and the writer's end: adds where the run goes on.
 
@@ -275,11 +281,11 @@ def _losses_told(
         latest = folder.checkpoints / "latest"
         place = f"goes on from {latest.resolve().name}" if latest.exists() else "begins anew"
         lost = PeerError(f"{error}; the same command {place}")
-        lost.is_shared = world.rank != watch.speaker
+        lost.is_shared = world.rank != watchdog.speaker
         if not lost.is_shared:
             # The first rank, which else writes for all, may be the one that is gone.
             write = JsonLinesSink(folder.metrics).write
-            event = "rank hangs" if watch.verdict else "rank gone"
+            event = "rank hangs" if watchdog.alarm.verdict else "rank gone"
             replace(report, write=write).warn(event, f"{lost}")
         raise lost from error
 
@@ -289,7 +295,7 @@ def _save_every(run: _Run, saver: Saver, stop: StopSignal) -> Due:
     return stop if saver.by_time else run.course.every(run.config.run.save_every)
 
 
-def _saver(run: _Run, watch: Watch) -> Saver:
+def _saver(run: _Run, watchdog: Watchdog) -> Saver:
     saver = Saver(
         run.folder.checkpoints,
         run.world,
@@ -297,7 +303,7 @@ def _saver(run: _Run, watch: Watch) -> Saver:
         all_write=run.averager.replica.total > 1 or is_sharded(run.model),
         every_s=seconds_of(run.config.run.save_every),
     )
-    watch.before_end(saver.join, uses_gpu=run.device.type == "cuda")
+    watchdog.before_end, watchdog.uses_gpu = saver.join, run.device.type == "cuda"
     return saver
 
 
@@ -345,10 +351,16 @@ def _evaluate(
 
 
 def _roll_back(
-    run: _Run, state: TrainState, saver: Saver, *, feed: Seekable, report: Reporter, pulse: Pulse
+    run: _Run,
+    state: TrainState,
+    saver: Saver,
+    *,
+    feed: Seekable,
+    report: Reporter,
+    heartbeat: Heartbeat,
 ) -> None:
-    pulse.mark("roll back", state.step)
-    _wait(saver, pulse)
+    heartbeat.mark("roll back", state.step)
+    _wait(saver, heartbeat)
     roll_back(
         run.folder,
         state,
@@ -358,17 +370,17 @@ def _roll_back(
         world=run.world,
         report=report,
     )
-    pulse.mark("step", state.step + 1)
+    heartbeat.mark("step", state.step + 1)
 
 
-def _save(state: TrainState, saver: Saver, stop: StopSignal, pulse: Pulse) -> None:
+def _save(state: TrainState, saver: Saver, stop: StopSignal, heartbeat: Heartbeat) -> None:
     state.guard.settle()
-    _wait(saver, pulse)
+    _wait(saver, heartbeat)
     saver.save(state)
     stop.saved()
 
 
-def _wait(saver: Saver, pulse: Pulse) -> None:
+def _wait(saver: Saver, heartbeat: Heartbeat) -> None:
     """Wait for the checkpoint under way; a part of it that is written is progress."""
-    with pulse.following(saver.thread):
-        saver.wait(pulse.again)
+    with heartbeat.following(saver.thread):
+        saver.wait(heartbeat.again)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_LIMIT = timedelta(days=1)
-"""How long a message may take, in every group: hangs are the watch's business."""
+"""How long a message may take, in every group: the watchdog finds hangs."""
 
 # torch raises plain RuntimeErrors; these are its words for a peer that has ended.
 _LOST_PEER = (
@@ -183,13 +183,31 @@ _own: set[int] = set()  # the numbers of connections to other ranks
 def opening() -> Iterator[None]:
     """The connections that are opened inside are those to other ranks: see `cut_connections`.
 
-    A connection that another thread opens at that moment is taken for one of them.
+    A connection that another thread opens at that moment is taken for one of them. The kernel
+    probes these connections, so that a thread that waits for a message from a host without power
+    gets an error after 10 s.
     """
-    before = _connections()
+    before = connections()
     try:
         yield
     finally:
-        _own.update(_connections().keys() - before.keys())
+        for number, fd in connections().items():
+            if number not in before:
+                _own.add(number)
+                keep_alive(fd)
+
+
+def keep_alive(fd: int, unsent_ms: int = 0) -> None:
+    """Have the kernel break a TCP connection to a host that is gone, after 10 s.
+
+    `unsent_ms`: so long sent data may be without a receipt, or 0 for the kernel's default.
+    """
+    options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # s, s, probes
+    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+        if connection.family in (socket.AF_INET, socket.AF_INET6):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in (options | {"TCP_USER_TIMEOUT": unsent_ms}).items():
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def cut_connections() -> None:
@@ -197,7 +215,7 @@ def cut_connections() -> None:
 
     Other connections of this process, to a database or a tracker say, stay as they are.
     """
-    for number, fd in _connections().items():
+    for number, fd in connections().items():
         if number in _own:
             with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
@@ -205,7 +223,7 @@ def cut_connections() -> None:
                     connection.shutdown(socket.SHUT_RDWR)
 
 
-def _connections() -> dict[int, int]:
+def connections() -> dict[int, int]:
     """The file descriptors of sockets, by a number that the kernel gives to one socket alone."""
     found = {}
     for name in os.listdir("/proc/self/fd"):

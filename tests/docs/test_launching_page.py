@@ -4,7 +4,7 @@ import re
 import tomllib
 
 from tests.docs.pages import DOCS, ROOT, commands
-from trainyard.rendezvous.starters import STARTERS
+from trainyard.distributed.starters import STARTERS
 
 PAGE = (DOCS / "launching.md").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()

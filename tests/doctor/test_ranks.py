@@ -20,13 +20,13 @@ from tests.spawn import spawn
 from tests.test_cli_signals import started
 from trainyard.config import RunConfig
 from trainyard.data.loader import DataConfig
+from trainyard.distributed.heartbeat import Heartbeat
 from trainyard.doctor import machine
 from trainyard.doctor.examine import Findings, examine_joined
 from trainyard.doctor.network import Speed, judge_pairs, rounds
 from trainyard.doctor.patient import Patient, Question
 from trainyard.doctor.rows import Row
 from trainyard.monitor.environment import versions
-from trainyard.rendezvous.pulse import Pulse
 from trainyard.world import World
 
 SIZE = 3
@@ -42,7 +42,7 @@ QUESTION = Question(
 def rows_of(world: World, question: Question) -> dict[str, Row]:
     """What ranks find that are each on a machine of its own, as far as they can tell."""
     apart = replace(world, node=world.rank, num_nodes=world.size, local_rank=0, local_size=1)
-    found: Findings = examine_joined(question, apart, Console(quiet=True), Pulse())
+    found: Findings = examine_joined(question, apart, Console(quiet=True), Heartbeat())
     assert found.num_machines == world.size
     return {row.what: row for row in found.rows}
 

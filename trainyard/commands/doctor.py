@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.commands.train import config_of, run_folder
+from trainyard.distributed import discover
 from trainyard.errors import InputError
 from trainyard.parent import end_with_launcher
-from trainyard.rendezvous import discover
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig

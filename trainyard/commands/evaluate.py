@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
 from trainyard.commands.numbers import positive
+from trainyard.distributed import discover
 from trainyard.errors import InputError
-from trainyard.rendezvous import discover
 
 if TYPE_CHECKING:
     from trainyard.data.loader import Locations

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.data.source import is_remote
+from trainyard.distributed import discover
 from trainyard.errors import RecipeError, TrainyardError
 from trainyard.parent import end_with_launcher
 from trainyard.printable import printable
-from trainyard.rendezvous import discover
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig

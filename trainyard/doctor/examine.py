@@ -8,6 +8,8 @@ from rich.console import Console
 
 from trainyard.data.datasets import Datasets, open_datasets
 from trainyard.data.index import Index
+from trainyard.distributed import init_distributed
+from trainyard.distributed.heartbeat import Heartbeat
 from trainyard.doctor.folders import folders, seen_by_all
 from trainyard.doctor.machine import MACHINE
 from trainyard.doctor.network import between_machines, clocks, devices, exchanges
@@ -16,8 +18,6 @@ from trainyard.doctor.reading import other_fingerprints, own_fingerprints, readi
 from trainyard.doctor.rows import FAIL, OK, WARN, Row, ask, differing
 from trainyard.errors import TrainyardError
 from trainyard.monitor.progress import counter
-from trainyard.rendezvous import member
-from trainyard.rendezvous.pulse import Pulse
 from trainyard.world import World, gather, in_turns, pick_device
 
 _ONE_RANK = (
@@ -28,7 +28,7 @@ _ONE_MACHINE = "links and clocks between machines: this is one"
 _NO_DATA = "the data: name a RECIPE that has some, or --data LOCATION"
 
 
-_SILENCE_S = 75  # for one check; the watch allows four times as long before a first step
+_SILENCE_S = 75  # for one check; the watchdog allows four times as long before a first step
 
 
 class Findings(NamedTuple):
@@ -49,21 +49,23 @@ def examine(question: Question, world: World, console: Console) -> Findings:
 
     PeerError or InputError if they do not come together at all.
     """
-    with member(world, _facts(question)) as watch:
-        watch.begin(_SILENCE_S)
-        return examine_joined(question, world, console, watch.pulse)
+    with init_distributed(world, _facts(question)) as watchdog:
+        watchdog.begin(_SILENCE_S)
+        return examine_joined(question, world, console, watchdog.heartbeat)
 
 
-def examine_joined(question: Question, world: World, console: Console, pulse: Pulse) -> Findings:
+def examine_joined(
+    question: Question, world: World, console: Console, heartbeat: Heartbeat
+) -> Findings:
     """The same of ranks that have joined."""
     with console.status("") as status:
 
         def say(what: str) -> None:
-            pulse.mark(what)
+            heartbeat.mark(what)
             status.update(what)
 
         patient = meet(question, world, pick_device(world), say)
-        rows = list(_rows(patient, console, pulse))
+        rows = list(_rows(patient, console, heartbeat))
     return Findings(rows, _left_out(patient), world.size, len(patient.leaders))
 
 
@@ -78,7 +80,7 @@ def _facts(question: Question) -> dict[str, str]:
     }
 
 
-def _rows(patient: Patient, console: Console, pulse: Pulse) -> Iterator[Row]:
+def _rows(patient: Patient, console: Console, heartbeat: Heartbeat) -> Iterator[Row]:
     for check in (*MACHINE, *folders(patient)):
         patient.say(check.what)
         yield ask(check, patient)
@@ -86,7 +88,7 @@ def _rows(patient: Patient, console: Console, pulse: Pulse) -> Iterator[Row]:
         yield seen_by_all(patient)
         yield from _network_rows(patient)
     if _has_data(patient):
-        yield from _data_rows(patient, console, pulse)
+        yield from _data_rows(patient, console, heartbeat)
 
 
 def _network_rows(patient: Patient) -> Iterator[Row]:
@@ -100,12 +102,12 @@ def _network_rows(patient: Patient) -> Iterator[Row]:
             yield between_machines(patient, device)
 
 
-def _data_rows(patient: Patient, console: Console, pulse: Pulse) -> Iterator[Row]:
+def _data_rows(patient: Patient, console: Console, heartbeat: Heartbeat) -> Iterator[Row]:
     config, world = patient.question.config.data, patient.world
     patient.say("data")
     try:
         with counter(console, "indexing samples") as show:
-            progress = pulse.counted("indexing", show)
+            progress = heartbeat.counted("indexing", show)
             own = in_turns(world, partial(own_fingerprints, config, patient.leads, progress))
             others = other_fingerprints(gather(world, own))
             if others:

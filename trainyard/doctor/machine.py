@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from trainyard.distributed.process_group import FILES_PER_RANK, OWN_FILES
 from trainyard.doctor.patient import Patient
 from trainyard.doctor.rows import FAIL, WARN, Check, Row, differing, spread
 from trainyard.monitor.environment import versions
 from trainyard.monitor.units import in_bytes, in_seconds
-from trainyard.rendezvous.membership import FILES_PER_RANK, OWN_FILES
 from trainyard.world import cores_per_rank
 
 _SLOW_IMPORT_S = 20

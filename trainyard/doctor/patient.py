@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.rendezvous import Place
+from trainyard.distributed.process_info import ProcessInfo
 from trainyard.world import World, gather, gpu_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def meet(
 ) -> Patient:
     """All ranks call it."""
     gpus = gather(world, gpu_of(device))
-    found = gather(world, (Place.mine().host, world.node))
+    found = gather(world, (ProcessInfo.current().host, world.node))
     hosts = [host for host, _ in found]
     nodes = tuple(found.index(each) for each in found)
     leaders = sorted(set(nodes))

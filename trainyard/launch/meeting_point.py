@@ -8,7 +8,7 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import Any
 
-from trainyard.rendezvous.interfaces import local_address, server_for_all
+from trainyard.distributed.interfaces import local_address, server_for_all
 
 _REACH_S = 3
 _TOKEN_BYTES = 16

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from trainyard.distributed.hostlist import hosts_in, number_at, runs_in
+from trainyard.distributed.launcher_variables import (
+    MeetingPoint,
+    discover,
+    hosts_of_ranks,
+    meeting_point,
+)
+from trainyard.distributed.store import file_system_of
 from trainyard.errors import InputError
-from trainyard.rendezvous.discovery import MeetingPoint, discover, hosts_of_ranks, meeting_point
-from trainyard.rendezvous.hostlist import hosts_in, number_at, runs_in
-from trainyard.rendezvous.store import file_system_of
 from trainyard.world import World
 
 Env = dict[str, str]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from trainyard.distributed.hostlist import number_at
 from trainyard.errors import InputError
-from trainyard.rendezvous.hostlist import number_at
 
 
 @dataclass(frozen=True)

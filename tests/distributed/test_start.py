@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint
-from tests.rendezvous.started import ranks
+from tests.distributed.started import ranks
 from tests.spawn import spawn
 from trainyard.data import datasets
 from trainyard.data.datasets import open_split

@@ -1,4 +1,4 @@
-"""To be one of several ranks: join the others, and leave them at the end."""
+"""Join the other ranks of a run, and leave them at the end."""
 
 import os
 import resource
@@ -10,13 +10,13 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from trainyard.distributed.interfaces import use_interface_to
+from trainyard.distributed.launcher_variables import meeting_point
+from trainyard.distributed.process_info import ProcessInfo, rank_name
+from trainyard.distributed.startup_check import check_start
+from trainyard.distributed.store import open_stores, start_limit
+from trainyard.distributed.watchdog import Watchdog
 from trainyard.errors import PeerError
-from trainyard.rendezvous.discovery import meeting_point
-from trainyard.rendezvous.interfaces import use_interface_to
-from trainyard.rendezvous.place import Place
-from trainyard.rendezvous.roll_call import call_roll
-from trainyard.rendezvous.store import open_store, start_limit
-from trainyard.rendezvous.watch import Watch
 from trainyard.world import NO_LIMIT, World, gpu_of, is_lost_peer, opening, own_device
 
 if TYPE_CHECKING:
@@ -25,45 +25,45 @@ if TYPE_CHECKING:
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
 _LEAVE_S = 5
 OWN_FILES = 512
-"""Open at a time: shards, logs, libraries, a checkpoint."""
+"""Files open at a time: shards, logs, libraries, a checkpoint."""
 FILES_PER_RANK = 4
 """Connections to each other rank, by gloo in several groups."""
 
 
 @contextmanager
-def member(world: World, facts: Mapping[str, str] = _NO_FACTS) -> Iterator[Watch]:
-    """Join the other ranks, and leave them at the end; inside, a lost one is heard of.
+def init_distributed(world: World, facts: Mapping[str, str] = _NO_FACTS) -> Iterator[Watchdog]:
+    """Inside, this rank is one of the process group of all ranks, and a watchdog runs.
 
     `facts`: what must be the same on every rank, by name. Within $TRAINYARD_START_S either all
     ranks are in, or an error says which are missing, or which differ in what. Until then there is
     nothing to save, and a signal ends the process at once, as it does by default.
     """
     if world.size == 1:
-        watch = Watch()
+        watchdog = Watchdog()
         try:
-            yield watch
+            yield watchdog
         finally:
-            watch.close(in_peace=True)
+            watchdog.close(in_peace=True)
         return
 
     with _killed_by_interrupt():
-        watch, in_peace = _join(world, facts), False
+        watchdog, in_peace = _join(world, facts), False
         try:
-            yield watch
+            yield watchdog
             in_peace = True
         except Exception as error:
             in_peace = getattr(error, "is_shared", False)
             if is_lost_peer(error):
-                watch.alarm()
-                raise _lost(watch) from error
+                watchdog.hear()
+                raise _lost(watchdog) from error
             raise
         finally:
-            watch.close(in_peace=in_peace)
-            _leave_group(in_peace=in_peace and not watch.has_alarm)
+            watchdog.close(in_peace=in_peace)
+            _leave_group(in_peace=in_peace and not watchdog.has_alarm)
 
 
 def _leave_group(*, in_peace: bool) -> None:
-    """Of a message that was cut short gloo waits for the rest, for ever: then in another thread."""
+    """After a loss by another thread: gloo waits for ever for the rest of a message cut short."""
     import torch.distributed as dist
 
     if in_peace:
@@ -76,10 +76,10 @@ def _leave_group(*, in_peace: bool) -> None:
 
 @contextmanager
 def _killed_by_interrupt() -> Iterator[None]:
-    """Inside, Ctrl-C kills until training takes the signals.
+    """Inside, Ctrl-C kills the process until training handles signals.
 
-    Python's own handler would wait for torch to come back from a rendezvous that the other ranks
-    have already left. Only a process's first thread may say so: others are left as they are.
+    Python's handler would wait for torch to return from a rendezvous that the other ranks have
+    left. Only the main thread can set a handler; in others nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -91,26 +91,33 @@ def _killed_by_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _lost(watch: Watch) -> PeerError:
-    """Of which all hear, so that the first one may tell for all if it is left."""
-    error = PeerError(watch.reason)
-    error.is_shared = bool(watch.lost) and not watch.lost[0].startswith("rank 0 ")
+def _lost(watchdog: Watchdog) -> PeerError:
+    """Every rank hears of the loss; rank 0 prints it if it is left."""
+    error = PeerError(watchdog.reason)
+    error.is_shared = bool(watchdog.alarm.ranks) and 0 not in watchdog.alarm.ranks
     return error
 
 
-def _join(world: World, facts: Mapping[str, str]) -> Watch:
+def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
+    from torch.distributed import PrefixStore
+
     point, limit_s = meeting_point(world), start_limit()
     _allow_files(OWN_FILES + FILES_PER_RANK * world.size)
-    with opening():
-        store = open_store(point, world, limit_s)
-        roll = call_roll(store, world, facts, point=point, limit_s=limit_s)
-        use_interface_to(roll.address)
-        watch = Watch(roll.lines, world)
-        try:
-            _make_group(store, f"group/{roll.number}", world, limit_s)
-        except RuntimeError as error:
-            raise _disconnected(error, watch, world) from error
-    return watch
+    store, watched = open_stores(point, world, limit_s)
+    start = check_start(store, world, facts, point=point, limit_s=limit_s)
+    use_interface_to(start.address)
+    watchdog = Watchdog(
+        PrefixStore(f"{start.number}/watchdog", watched),
+        world,
+        start.processes,
+        is_hosted=point.is_hosted,
+    )
+    try:
+        with opening():
+            _make_group(store, f"{start.number}/group", world, limit_s)
+    except RuntimeError as error:
+        raise _disconnected(error, watchdog, world) from error
+    return watchdog
 
 
 def _make_group(store: "Store", prefix: str, world: World, limit_s: float) -> None:
@@ -133,7 +140,7 @@ def _make_group(store: "Store", prefix: str, world: World, limit_s: float) -> No
 
 
 def _has_each_a_gpu(store: "Store", world: World, gpu: str | None) -> bool:
-    """Whether each rank has a GPU of its own: NCCL works with nothing else."""
+    """True if each rank has a GPU of its own, which NCCL needs."""
     store.set(f"gpu/{world.rank}", gpu or "")
     if world.is_first:
         gpus = {store.get(f"gpu/{rank}") for rank in range(world.size)}
@@ -141,23 +148,23 @@ def _has_each_a_gpu(store: "Store", world: World, gpu: str | None) -> bool:
     return store.get("each has a GPU") == b"True"
 
 
-def _disconnected(error: RuntimeError, watch: Watch, world: World) -> PeerError:
-    """Why there is no group, after all were there."""
+def _disconnected(error: RuntimeError, watchdog: Watchdog, world: World) -> PeerError:
+    """The reason why there is no group although all ranks were there."""
     if is_lost_peer(error):
-        watch.alarm()
+        watchdog.hear()
     first_line = f"{error}".partition("\n")[0]
-    watch.close(in_peace=False)
-    if watch.lost:
-        return _lost(watch)
+    watchdog.close(in_peace=False)
+    if watchdog.alarm.ranks not in ([], [world.rank]):
+        return _lost(watchdog)
     return PeerError(
-        f"rank {world.rank} ({Place.mine()}) cannot connect to all others by the interface "
-        f"{os.environ.get('GLOO_SOCKET_IFNAME', 'of its name')}: set GLOO_SOCKET_IFNAME to the one "
-        f"that leads to them, and open all ports between the hosts ({first_line})"
+        f"{rank_name(world.rank, ProcessInfo.current())} cannot connect to all others by the "
+        f"interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its name')}: set GLOO_SOCKET_IFNAME "
+        f"to the one that leads to them, and open all ports between the hosts ({first_line})"
     )
 
 
 def _allow_files(number: int) -> None:
-    """As far as this process may."""
+    """Raise the limit of open files, as far as this process may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < number and soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(number, hard), hard))

@@ -10,11 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainyard.distributed.interfaces import server
+from trainyard.distributed.launcher_variables import MeetingPoint
+from trainyard.distributed.process_info import ProcessInfo, rank_name
 from trainyard.errors import InputError, PeerError
-from trainyard.rendezvous.discovery import MeetingPoint
-from trainyard.rendezvous.interfaces import server
-from trainyard.rendezvous.place import Place
-from trainyard.world import World
+from trainyard.world import World, connections, keep_alive
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -24,6 +24,7 @@ START_S = 300
 _RETRY_S = 0.2
 _CONNECT_S = 5
 _STORE_S = 300  # for an answer of the store's server, once there is one
+_UNSENT_MS = 10_000  # for the receipt of a request, before the server's host is taken for gone
 _SHARED = ("nfs", "lustre", "gpfs", "ceph", "beegfs", "fuse", "cifs", "smb", "afs", "9p", "panfs")
 
 
@@ -36,21 +37,28 @@ def start_limit() -> float:
         raise InputError(f"TRAINYARD_START_S = {text!r} is no number of seconds") from None
 
 
-def open_store(point: MeetingPoint, world: World, limit_s: float) -> "Store":
-    """This rank's connection; of the first rank the server too, where no agent serves.
+def open_stores(point: MeetingPoint, world: World, limit_s: float) -> tuple["Store", "Store"]:
+    """Two connections to the store. The training thread may block one, the watchdog has the other.
 
+    Rank 0 serves the store, unless a launcher's agent does.
     PeerError if there is no server within `limit_s`, InputError if there can be none.
     """
     from torch.distributed import PrefixStore
 
+    before = connections()
     if point.file is not None:
-        store = _file_store(point.file, world)
-    elif world.is_first and not point.is_hosted:
-        store = _own_store(point, world)
+        first = second = _file_store(point.file, world)
     else:
-        store = _store_of_first(point, world, limit_s)
-    store.set_timeout(timedelta(seconds=_STORE_S))
-    return PrefixStore(f"trainyard/{point.job}", store)
+        serves = world.is_first and not point.is_hosted
+        first = _own_store(point, world) if serves else _store_of_first(point, world, limit_s)
+        second = _store_of_first(point, world, limit_s)
+    for number, fd in connections().items():
+        if number not in before:
+            keep_alive(fd, _UNSENT_MS)
+    for store in (first, second):
+        store.set_timeout(timedelta(seconds=_STORE_S))
+    prefix = f"trainyard/{point.job}"
+    return PrefixStore(prefix, first), PrefixStore(prefix, second)
 
 
 def _file_store(path: Path, world: World) -> "Store":
@@ -84,9 +92,9 @@ def _own_store(point: MeetingPoint, world: World) -> "Store":
         listening = server(point.host, point.port, for_others=world.num_nodes > 1)
     except OSError as error:
         raise InputError(
-            f"rank 0 ({Place.mine()}) cannot listen at {point} ({error.strerror}): is another run "
-            "there, or what is left of one? Set MASTER_PORT to a free port, and MASTER_ADDR to an "
-            "address of the host of rank 0"
+            f"{_me(world)} cannot listen at {point} ({error.strerror}): is another run there, or "
+            "what is left of one? Set MASTER_PORT to a free port, and MASTER_ADDR to an address of "
+            "the host of rank 0"
         ) from None
     host = str(listening.getsockname()[0])
     return TCPStore(
@@ -115,8 +123,8 @@ def _store_of_first(point: MeetingPoint, world: World, limit_s: float) -> "Store
     attempt.join(max(deadline - time.monotonic(), _CONNECT_S))
     if not opened:
         raise PeerError(
-            f"what answers rank {world.rank} ({Place.mine()}) at {point} is not rank 0: another "
-            "service has that port, or rank 0 has just ended; set MASTER_PORT to a free one"
+            f"the server that answers {_me(world)} at {point} is not rank 0: another service has "
+            "that port, or rank 0 has just ended; set MASTER_PORT to a free one"
         )
     return opened[0]
 
@@ -131,10 +139,14 @@ def _wait_for_server(point: MeetingPoint, world: World, limit_s: float) -> None:
         except OSError as error:
             if time.monotonic() > deadline:
                 raise PeerError(
-                    f"rank {world.rank} ({Place.mine()}) did not reach rank 0 at {point} within "
-                    f"{limit_s:.0f} s: {cause_of(error)}"
+                    f"{_me(world)} did not reach rank 0 at {point} within {limit_s:.0f} s: "
+                    f"{cause_of(error)}"
                 ) from None
             time.sleep(_RETRY_S)
+
+
+def _me(world: World) -> str:
+    return rank_name(world.rank, ProcessInfo.current())
 
 
 def cause_of(error: OSError) -> str:

@@ -13,8 +13,8 @@ import torch
 from tests.spawn import _CONTEXT
 from tests.web import free_port
 from trainyard.__main__ import end, main, say
+from trainyard.distributed import discover, init_distributed
 from trainyard.errors import TrainyardError
-from trainyard.rendezvous import discover, member
 from trainyard.world import World, gather
 
 Work = Callable[[World], None]
@@ -81,7 +81,7 @@ def _run(
         end(main(command))
     try:
         world = discover()
-        with member(world, facts):
+        with init_distributed(world, facts):
             work(world)
     except TrainyardError as error:
         end(say(error))

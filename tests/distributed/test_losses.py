@@ -24,8 +24,8 @@ from tests.training.test_resume import curve
 from tests.web import Talk
 from trainyard.__main__ import end
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.distributed import Watchdog, init_distributed
 from trainyard.errors import LoaderError, PeerError
-from trainyard.rendezvous import Watch, member
 from trainyard.run import _losses_heard
 from trainyard.training import checkpoint, keeping
 from trainyard.training.checkpoint import find_problem
@@ -51,7 +51,7 @@ OPTIONS = {
 
 def _wait_for_each_other(world: World) -> None:
     """The last rank dies while each of the others waits for another one than that."""
-    with member(world) as watch:
+    with init_distributed(world) as watchdog:
         survivors = range(world.size - 1)
         pairs = [[rank, (rank + 1) % len(survivors)] for rank in survivors]
         with opening():
@@ -62,9 +62,9 @@ def _wait_for_each_other(world: World) -> None:
             dist.all_reduce(torch.zeros(1), group=groups[world.rank])
         except RuntimeError as error:
             assert is_lost_peer(error)
-            watch.alarm()
-            (name,) = watch.lost
-            assert name.startswith(f"rank {world.size - 1} ({socket.gethostname()}, process ")
+            watchdog.hear()
+            name = f"rank {world.size - 1} ({socket.gethostname()}, process "
+            assert watchdog.reason.startswith(name)
         else:
             raise AssertionError("it came")
 
@@ -76,7 +76,7 @@ def test_those_who_wait_for_each_other_notice_too() -> None:
 def _talk_to_others(world: World) -> None:
     """A database, say, before the ranks meet, and a tracker, after that."""
     database = Talk()
-    with member(world) as watch:
+    with init_distributed(world) as watchdog:
         tracker = Talk()
         dist.barrier()
         if world.rank:
@@ -84,7 +84,7 @@ def _talk_to_others(world: World) -> None:
         try:
             dist.all_reduce(torch.zeros(1))
         except RuntimeError:
-            watch.alarm()
+            watchdog.hear()
             assert database.works() and tracker.works()
         else:
             raise AssertionError("it came")
@@ -95,11 +95,11 @@ def test_a_caller_s_own_connections_outlive_a_rank() -> None:
 
 
 def _leave(world: World) -> None:
-    with member(world) as watch:
+    with init_distributed(world) as watchdog:
         if world.rank:
-            watch.close(in_peace=True)
+            watchdog.close(in_peace=True)
         dist.barrier()
-        assert not watch.has_alarm
+        assert not watchdog.has_alarm
 
 
 def test_leaving_is_not_dying() -> None:
@@ -119,13 +119,13 @@ def _die_at(message: torch.Tensor) -> None:
 
 def _leave_a_message(world: World) -> None:
     message = torch.zeros(MESSAGE)
-    with suppress(PeerError), member(world) as watch:
+    with suppress(PeerError), init_distributed(world) as watchdog:
         if world.rank:
             _die_at(message)
         else:
             message += 1
         dist.broadcast(message, 0, async_op=True)
-        while not watch.has_alarm:
+        while not watchdog.has_alarm:
             time.sleep(0.01)
         raise RuntimeError("Connection closed by peer")
 
@@ -297,7 +297,7 @@ def test_a_checkpoint_under_way_is_written_to_its_end(digits: Path, tmp_path: Pa
 
 def test_a_lost_connection_of_one_process_is_no_loss() -> None:
     error = RuntimeError("Broken pipe")
-    with pytest.raises(RuntimeError) as raised, _losses_heard(World(), Watch()):
+    with pytest.raises(RuntimeError) as raised, _losses_heard(World(), Watchdog()):
         raise error
     assert raised.value is error
 

@@ -1,11 +1,9 @@
 """Ranks start: either all are in within the time stated, or one line says which are not and why."""
 
-import json
 import os
 import signal
 import socket
 import time
-from contextlib import closing
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -14,11 +12,8 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from tests.rendezvous.started import Ranks, ranks, wait_for
-from trainyard.rendezvous.entrance import Entrance
-from trainyard.rendezvous.interfaces import server
-from trainyard.rendezvous.lines import Line
-from trainyard.rendezvous.place import Place
+from tests.distributed.started import Ranks, ranks, wait_for
+from trainyard.distributed import startup_check
 from trainyard.world import World
 
 HOST = socket.gethostname()
@@ -90,17 +85,14 @@ def silent(port: int) -> socket.socket:
 
 
 def _be_told_to_end_once_in() -> None:
-    """SIGTERM comes while this rank waits for the verdict, the second message."""
-    messages: list[float] = []
-    wait = Line.wait
+    """SIGTERM comes while this rank waits for the answer of rank 0."""
+    wait = startup_check._answer
 
-    def note_and_wait(line: Line, seconds: float) -> Any:
-        messages.append(seconds)
-        if len(messages) == 2:
-            Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        return wait(line, seconds)
+    def note_and_wait(*arguments: Any) -> Any:
+        Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return wait(*arguments)
 
-    setattr(Line, "wait", note_and_wait)  # noqa: B010
+    vars(startup_check)["_answer"] = note_and_wait
 
 
 def test_a_signal_ends_one_who_waits_and_the_first_one_misses_it(tmp_path: Path) -> None:
@@ -115,13 +107,15 @@ def test_a_signal_ends_one_who_waits_and_the_first_one_misses_it(tmp_path: Path)
 
 
 def _die_once_one_is_in() -> None:
-    greet = Entrance._greet
+    look = startup_check._FirstRank._look
 
-    def greet_and_die(entrance: Entrance, guest: Line, message: Any) -> None:
-        greet(entrance, guest, message)
-        os.kill(os.getpid(), signal.SIGKILL)
+    def look_and_die(self: Any) -> None:
+        look(self)
+        if self._arrivals:
+            time.sleep(1)  # the other one waits for the answer by now
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(Entrance, "_greet", greet_and_die)  # noqa: B010
+    setattr(startup_check._FirstRank, "_look", look_and_die)  # noqa: B010
 
 
 def test_a_first_rank_that_dies_is_missed_at_once(tmp_path: Path) -> None:
@@ -245,22 +239,3 @@ def test_again_by_the_store_of_an_agent_as_fewer(tmp_path: Path) -> None:
             numbers = reversed(range(size))
             started.start(*numbers, env=hosted | {"MASTER_PORT": str(store.port)})
             assert codes(started) == [0] * size
-
-
-def test_strangers_are_turned_away() -> None:
-    with closing(Entrance(server("127.0.0.1", 0, for_others=False), 2)) as entrance:
-        address = ("127.0.0.1", entrance.port)
-        strangers = [socket.create_connection(address) for _ in range(3)]
-        strangers[0].sendall(b"GET / HTTP/1.0\r\n\r\n")
-        strangers[1].sendall(json.dumps({"number": "1", "rank": 1}).encode() + b"\n")
-        with socket.create_connection(address) as connection:
-            line = Line(connection)
-            line.send({"number": entrance.number, "rank": 1, "place": Place.mine(), "differs": []})
-            while entrance.missing:
-                entrance.look(0.1)
-            assert line.wait(5) == {"welcome": 1}
-            assert [str(each) for each in entrance.lines.values()] == [f"rank 1 ({Place.mine()})"]
-        for line in entrance.lines.values():
-            line.close()
-        for stranger in strangers:
-            stranger.close()

@@ -15,9 +15,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from zlib import crc32
 
-from trainyard.errors import InputError
-from trainyard.rendezvous.hostlist import hosts_in, runs_in
-from trainyard.rendezvous.starters import (
+from trainyard.distributed.hostlist import hosts_in, runs_in
+from trainyard.distributed.starters import (
     BY_HAND,
     STARTERS,
     TASKS_PER_NODE,
@@ -27,6 +26,7 @@ from trainyard.rendezvous.starters import (
     told_by,
     whole,
 )
+from trainyard.errors import InputError
 from trainyard.world import World
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainyard.rendezvous.interfaces import is_own, name_of, outward, server, use_interface_to
+from trainyard.distributed.interfaces import is_own, name_of, outward, server, use_interface_to
 
 ELSEWHERE = "192.0.2.1"  # an address for documentation: nobody's
 

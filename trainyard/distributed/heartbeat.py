@@ -1,4 +1,4 @@
-"""What a rank is doing, since when, and where it stands: seen from a thread beside it."""
+"""The activity of a rank, as a thread beside the training thread sees it."""
 
 import linecache
 import re
@@ -12,64 +12,65 @@ from types import FrameType
 from typing import NamedTuple
 
 BEGINNING = 4
-"""So many times as long a rank may be silent before its first step is made: it reads indexes,
-fetches weights and compiles."""
+"""Factor on the limit before the first step is done: a rank reads indexes and compiles."""
 
 _PATHS = sysconfig.get_paths()
-_TORCH = "-packages/torch/"  # of site or dist: an environment may lie in a folder named torch
-_WAITING_IN = (f"{_TORCH}distributed/", f"{_TORCH}autograd/")  # the gradient's way to the others
+_TORCH = (
+    "-packages/torch/"  # site- or dist-packages: an environment may lie in a folder named torch
+)
+_WAITING_IN = (f"{_TORCH}distributed/", f"{_TORCH}autograd/")  # autograd averages gradients
 _WAITING_LINE = re.compile(
     r"\.wait\(\)|synchronize\(|all_reduce|all_gather|gather\(|barrier\(|broadcast"
     r"|_under_way\(\)|\.item\(\)|\.tolist\(\)|\.cpu\(\)"
 )
 
 
-class Sighting(NamedTuple):
-    """A rank at some moment."""
+class Activity(NamedTuple):
+    """A rank at one moment."""
 
     step: int = 0
     doing: str = "start"
     silent_s: float = 0.0
-    """Since it made progress."""
+    """Time since the last progress."""
     limit_s: float = 0.0
-    """How long it may be silent; 0: for ever."""
+    """Largest `silent_s` that is allowed; 0: any."""
     where: str = ""
     waits: bool = False
-    """Whether it waits for others, or for its GPU, which may."""
+    """True if the rank waits for other ranks, or for its GPU, which may wait for them."""
 
     @property
     def is_overdue(self) -> bool:
         return 0 < self.limit_s < self.silent_s
 
-    def later(self, seconds: float) -> "Sighting":
+    def later(self, seconds: float) -> "Activity":
         return self._replace(silent_s=self.silent_s + seconds)
 
 
-class Pulse:
-    """Marked by the thread that trains, whenever it has made progress."""
+class Heartbeat:
+    """Progress marks of the training thread."""
 
     def __init__(self) -> None:
         self.limit_s = 0.0
         self.limits_of: dict[str, float] = {}
-        """Seconds for what has a limit of its own, by what it is called in a mark; 0: for ever."""
+        """Limits in seconds of activities that have their own, by the name in a mark; 0: none."""
         self._thread = threading.get_ident()
         self._worker: int | None = None  # a thread for which this one waits
-        # The step, what is done and since when, in one: another thread may read it at any time.
+        # Step, activity and time in one tuple, since another thread reads it at any time.
         self._marked = 0, "start", time.monotonic()
-        self._first_step = 0  # whose data this process has asked for
+        self._first_step = 0  # the first step of this process
 
     def mark(self, doing: str, step: int = 0) -> None:
-        """`step`: the one under way; of what comes after a step, that step."""
+        """`step`: the step under way, or the last one for an activity between steps."""
         self._first_step = self._first_step or step * (doing == "data")
         self._marked = step, doing, time.monotonic()
 
     def again(self) -> None:
-        """Progress in what was marked last."""
+        """Mark progress in the last activity."""
         step, doing, _ = self._marked
         self.mark(doing, step)
 
     def counted(self, doing: str, show: Callable[[int], None]) -> Callable[[int], None]:
-        """`show`, to which a count goes: each is a mark of progress."""
+        """Wrap `show`, which receives a count: each call also marks progress."""
 
         def mark_and_show(count: int) -> None:
             self.mark(doing)
@@ -78,30 +79,30 @@ class Pulse:
         return mark_and_show
 
     def forgive(self) -> None:
-        """It could make no progress: the whole process was stopped."""
+        """Restart the clock: the whole process was stopped and could make no progress."""
         step, doing, _ = self._marked
         self._marked = step, doing, time.monotonic()
 
     def busy_s(self) -> float:
-        """Processor time that the thread has taken."""
+        """Processor time of the training thread."""
         return time.clock_gettime(time.pthread_getcpuclockid(self._thread))
 
     @contextmanager
     def following(self, thread: int | None) -> Iterator[None]:
-        """Inside, the thread that trains waits for another: where that one stands counts."""
+        """Inside, the training thread waits for another thread, whose position counts instead."""
         self._worker = thread
         try:
             yield
         finally:
             self._worker = None
 
-    def look(self) -> Sighting:
+    def activity(self) -> Activity:
         frames = sys._current_frames()
         frame = frames.get(self._worker or self._thread, frames.get(self._thread))
         step, doing, since = self._marked
         has_begun = step > self._first_step > 0
         usual_s = self.limit_s * (1 if has_begun else BEGINNING)
-        return Sighting(
+        return Activity(
             step,
             doing,
             time.monotonic() - since,
@@ -112,7 +113,7 @@ class Pulse:
 
 
 def _waits(frame: FrameType) -> bool:
-    """Whether a thread is inside torch where that speaks to others, or in a line that waits."""
+    """True if a thread is in torch.distributed, in autograd, or in a line that waits."""
     for outer in _from(frame):
         file = outer.f_code.co_filename
         if any(part in file for part in _WAITING_IN):
@@ -124,7 +125,7 @@ def _waits(frame: FrameType) -> bool:
 
 
 def _place_of(frame: FrameType) -> str:
-    """The innermost line that is not Python's own library's."""
+    """The innermost line outside of Python's standard library."""
     code = next((f for f in _from(frame) if not _is_library(f.f_code.co_filename)), frame)
     return f"{code.f_code.co_filename}:{code.f_lineno} in {code.f_code.co_name}"
 

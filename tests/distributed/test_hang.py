@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from tests.command_line import newest, run
+from tests.distributed.test_losses import said, words_of
 from tests.launch.test_local import check_reports, process_of
-from tests.rendezvous.test_losses import said, words_of
 from tests.spawn import launch
 from tests.test_cli_signals import Started, has_saved, started, wait_for
 from trainyard.__main__ import end
 from trainyard.data.feed import TrainingFeed
+from trainyard.distributed import heartbeat, watchdog
+from trainyard.distributed.hang import hanging
+from trainyard.distributed.heartbeat import Activity
 from trainyard.monitor.quarantine import Quarantine
-from trainyard.rendezvous import hang, pulse, watch
-from trainyard.rendezvous.hang import hanging
-from trainyard.rendezvous.pulse import Sighting
 from trainyard.training import keeping, stop
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.step import TrainStep
@@ -31,7 +31,7 @@ from trainyard.world import World
 SIZE, VICTIM = 3, 1
 SAVES = 2  # ranks, of which the first saves
 AT = 4  # the step, counted from 0, in which a rank hangs
-LIMIT_S, ANSWER_S = 5, 3
+LIMIT_S, FRESH_S = 5, 3
 BEGINNING = 20  # times the limit: on a busy machine imports take long
 TOKEN = "TRAINYARD_TEST"
 
@@ -39,12 +39,12 @@ TOKEN = "TRAINYARD_TEST"
 # --- who hangs ---
 
 
-def seen(step: int, silent_s: float, *, waits: bool) -> Sighting:
-    return Sighting(step, "step", silent_s, 60, "user.py:12 in sleep", waits)
+def seen(step: int, silent_s: float, *, waits: bool) -> Activity:
+    return Activity(step, "step", silent_s, 60, "user.py:12 in sleep", waits)
 
 
 @pytest.mark.parametrize(
-    ("sightings", "missing", "expected"),
+    ("activities", "missing", "expected"),
     [
         ([seen(7, 59, waits=True), seen(7, 59, waits=False)], [], None),
         ([seen(7, 61, waits=True), seen(7, 61, waits=False)], [], [1]),
@@ -61,9 +61,9 @@ def seen(step: int, silent_s: float, *, waits: bool) -> Sighting:
     ],
 )
 def test_who_hangs(
-    sightings: list[Sighting], missing: list[int], expected: list[int] | None
+    activities: list[Activity], missing: list[int], expected: list[int] | None
 ) -> None:
-    assert hanging(dict(enumerate(sightings)), set(missing)) == expected
+    assert hanging(dict(enumerate(activities)), set(missing)) == expected
 
 
 @pytest.mark.parametrize("doing", ["save", "roll back"])
@@ -72,25 +72,25 @@ def test_what_waits_for_a_disk_has_a_limit_of_its_own(
 ) -> None:
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    beat = pulse.Pulse()
+    beat = heartbeat.Heartbeat()
     beat.limit_s, beat.limits_of = 60, {"save": 600, "roll back": 600}
     for step in (1, 2):
         beat.mark("data", step)
     beat.mark(doing, 2)
     now += 599
-    assert not beat.look().is_overdue
+    assert not beat.activity().is_overdue
     beat.again()  # progress
     now += 599
-    assert not beat.look().is_overdue
+    assert not beat.activity().is_overdue
     now += 2
-    assert beat.look().is_overdue
+    assert beat.activity().is_overdue
     beat.mark("step", 3)
     now += 61
-    assert beat.look().is_overdue
+    assert beat.activity().is_overdue
     beat.limit_s = 0  # nothing is watched
     beat.mark(doing, 3)
     now += 601
-    assert not beat.look().is_overdue
+    assert not beat.activity().is_overdue
 
 
 # --- in training ---
@@ -102,7 +102,7 @@ def sleep_for_ever() -> None:
 
 
 def hold_the_lock() -> None:
-    time.sleep(LIMIT_S / 2)  # for its watch to see that it has begun
+    time.sleep(LIMIT_S / 2)  # for its watchdog to see that it has begun
     ctypes.PyDLL(None).sleep(1000)
 
 
@@ -134,9 +134,8 @@ def train(
 ) -> None:
     """`trainyard train`, in which the victim does something from its step AT on."""
     os.environ[TOKEN] = str(folder)
-    for module in (hang, watch):
-        vars(module)["ANSWER_S"] = ANSWER_S
-    vars(pulse)["BEGINNING"] = BEGINNING
+    vars(watchdog)["FRESH_S"] = FRESH_S
+    vars(heartbeat)["BEGINNING"] = BEGINNING
     os.dup2(os.open(folder.with_name(f"said-{world.rank}"), os.O_WRONLY | os.O_CREAT), 2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     calls = 0

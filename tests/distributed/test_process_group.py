@@ -9,9 +9,9 @@ import torch
 from torch import distributed as dist
 
 from tests.gpus import pretend
+from trainyard.distributed import discover, process_group
+from trainyard.distributed.startup_check import Start
 from trainyard.launch.ranks import shares_of
-from trainyard.rendezvous import discover, membership
-from trainyard.rendezvous.roll_call import Roll
 from trainyard.world import World
 
 Env = Mapping[str, str]
@@ -29,20 +29,20 @@ def group_of(
     monkeypatch.setenv("MASTER_ADDR", "a")
     world, store = discover(env), dist.HashStore()
     for rank, gpu in others.items():
-        store.set(f"group/1/gpu/{rank}", gpu)
+        store.set(f"1/group/gpu/{rank}", gpu)
     if not world.is_first:  # which says it
-        store.set("group/1/each has a GPU", f"{len({*others.values()} - {''}) == len(others)}")
+        store.set("1/group/each has a GPU", f"{len({*others.values()} - {''}) == len(others)}")
 
     def init(backend: str, **options: Any) -> None:
         raise Asked({"backend": backend} | options)
 
     monkeypatch.setattr(dist, "init_process_group", init)
-    monkeypatch.setattr(membership, "open_store", lambda *_: store)
-    monkeypatch.setattr(membership, "call_roll", lambda *_, **__: Roll([], "127.0.0.1", "1"))
-    monkeypatch.setattr(membership, "use_interface_to", lambda address: None)
-    monkeypatch.setattr(membership, "Watch", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(process_group, "open_stores", lambda *_: (store, store))
+    monkeypatch.setattr(process_group, "check_start", lambda *_, **__: Start("1", "127.0.0.1", []))
+    monkeypatch.setattr(process_group, "use_interface_to", lambda address: None)
+    monkeypatch.setattr(process_group, "Watchdog", lambda *_, **__: SimpleNamespace())
     with pytest.raises(Asked) as asked:
-        membership._join(world, {})
+        process_group._join(world, {})
     found: dict[str, Any] = asked.value.args[0]
     return found
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
-from trainyard.rendezvous.discovery import is_loopback
+from trainyard.distributed.launcher_variables import is_loopback
 
 _SIOCGIFADDR = 0x8915  # see netdevice(7)
 _ANY_PORT = 9

@@ -1,0 +1,59 @@
+"""Host and process of a rank: other ranks name it, and look whether it still runs."""
+
+import os
+import signal
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+NAMED = 8
+"""Ranks that a message names; more are counted."""
+
+
+class ProcessInfo(NamedTuple):
+    host: str
+    namespace: str
+    """The PID namespace. Containers on one host have their own."""
+    pid: int
+    started: str
+    """Start time, which tells the process from a later one with the same PID."""
+
+    @classmethod
+    def current(cls) -> "ProcessInfo":
+        state = _state_of(os.getpid())
+        assert state is not None
+        return cls(socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid(), state[1])
+
+    def is_visible_from(self, other: "ProcessInfo") -> bool:
+        """True if both processes are on one host and in one PID namespace."""
+        return (self.host, self.namespace) == (other.host, other.namespace)
+
+    def has_ended(self) -> bool:
+        """True if a visible process has ended."""
+        state = _state_of(self.pid)
+        return state is None or state[0] in "ZX" or state[1] != self.started
+
+    def kill_if_stopped(self) -> None:
+        """Kill a visible process that is stopped (SIGSTOP), since it cannot end by itself."""
+        state = _state_of(self.pid)
+        if state is not None and state[0] in "Tt" and state[1] == self.started:
+            with suppress(OSError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def __str__(self) -> str:
+        return f"{self.host}, process {self.pid}"
+
+
+def rank_name(rank: int, process: ProcessInfo) -> str:
+    """rank 3 (node7, process 1234)."""
+    return f"rank {rank} ({process})"
+
+
+def _state_of(pid: int) -> tuple[str, str] | None:
+    """State and start time of a process; see proc(5), stat. None if there is no such process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], fields[19]
