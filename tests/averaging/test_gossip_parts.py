@@ -128,56 +128,6 @@ def test_what_is_updated_is_sent_at_once() -> None:
         assert told == waits + changes
 
 
-def fail_to_send(world: World) -> tuple[bool, str]:
-    """Whether all else is as if it had been sent, and what is said in the next step."""
-    torch.set_num_threads(1)
-    gossip._BUCKET_BYTES = 300
-    ends: list[Array] = []
-    for fails in (False, True):
-        trained = Trained(world, Case("complete"), adam=False)
-        for step in range(2):
-            if fails and step == 1:
-                trained.averager._buckets[1].send = fail  # type: ignore[assignment, method-assign]
-            trained.backward(step)
-            trained.update(step, trained.parts)
-        ends.append(flat(trained.model))
-    try:
-        trained.parts(2)
-    except RuntimeError as error:
-        return np.array_equal(ends[0], ends[1]), str(error)
-    return False, ""
-
-
-def fail(*words: object) -> None:
-    raise RuntimeError("Connection reset by peer")
-
-
-def test_a_step_is_made_though_it_cannot_be_sent() -> None:
-    assert spawn(fail_to_send, 2) == [(True, "Connection reset by peer")] * 2
-
-
-def fail_to_begin(world: World) -> list[str]:
-    """What is said of an exchange that could not begin, then and when it is due."""
-    torch.set_num_threads(1)
-    gossip._BUCKET_BYTES = 300
-    trained, said = Trained(world, Case("complete"), adam=False), []
-    averager = trained.averager
-    trained.backward(0)
-    averager.before_update(0)
-    trained.update(0)
-    averager._buckets[0].send = fail  # type: ignore[assignment, method-assign]
-    for go_on in (averager.after_update, averager.before_update, trained.parts):
-        try:
-            go_on(0)
-        except RuntimeError as error:
-            said.append(str(error))
-    return said
-
-
-def test_nothing_is_mixed_that_was_not_sent() -> None:
-    assert spawn(fail_to_begin, 2) == [["Connection reset by peer"] * 3] * 2
-
-
 class Updating:
     """A watch of updates."""
 

@@ -44,7 +44,6 @@ class Gossip(Differing):
         )
         self._buckets: list[_Bucket] = []
         self._under_way: _Peers | None = None
-        self._failure: RuntimeError | None = None  # of sending, in the midst of an update
 
     def _prepare(self, parameters: list[nn.Parameter]) -> None:
         # In the order in which gradients come: the model's last weights are waited for first.
@@ -74,7 +73,7 @@ class Gossip(Differing):
         return self._receive if self._overlaps and self._node is None else None
 
     def _receive(self, step: int) -> Iterator[Sequence[nn.Parameter]]:
-        """Buckets. Nobody is waited for after the first is given: a step is made or is not."""
+        """Buckets, one by one, once all of them have arrived."""
         if self._under_way is None:
             self._begin(step)
         self._settle()
@@ -87,10 +86,7 @@ class Gossip(Differing):
             if before.size > 1:
                 bucket.mix(before.size, self._mixing)
             yield bucket.parameters
-            try:
-                self._send(bucket, after)
-            except RuntimeError as error:  # of a peer that is lost: the rest is to be updated too
-                self._failure = error
+            self._send(bucket, after)
         self._under_way = after
 
     def _peers_of(self, step: int) -> "_Peers":
@@ -100,10 +96,10 @@ class Gossip(Differing):
         peers = self._peers_of(step)
         for bucket in self._buckets:
             self._send(bucket, peers)
-        self._under_way = peers  # not before: what could not be sent must not be mixed
+        self._under_way = peers
 
     def _send(self, bucket: "_Bucket", peers: "_Peers") -> None:
-        if peers.size > 1 and self._failure is None:
+        if peers.size > 1:
             bucket.send(peers)
 
     def _mix(self) -> None:
@@ -114,8 +110,6 @@ class Gossip(Differing):
             bucket.mix(peers.size, self._mixing)
 
     def _settle(self) -> None:
-        if self._failure is not None:
-            raise self._failure
         for bucket in self._buckets:
             bucket.wait()
 
