@@ -86,9 +86,7 @@ def train(world: World, case: Case) -> list[Array]:
         divisor = averager.divisor(torch.tensor(4.0))
         loss = F.cross_entropy(wrapped(images), labels, reduction="sum")
         (loss / divisor()).backward()  # type: ignore[no-untyped-call]
-        averager.before_update(step)
-        update(step)
-        averager.after_update(step)
+        update(step, averager.ready_parameters)
         found.append(flat(model))
     with averager.consensus():  # nothing stays under way
         return found
@@ -207,10 +205,9 @@ def beside_plain_averaging(world: World) -> tuple[bool, float]:
         for grad in [p.grad for p in by_gradient.parameters() if p.grad is not None]:
             dist.all_reduce(grad)
             grad /= world.size
-        averager.before_update(step)
-        for optimizer in optimizers:
-            optimizer.step()
-        averager.after_update(step)
+        for _ in averager.ready_parameters(step, False):
+            for optimizer in optimizers:
+                optimizer.step()
         backwards = [*plain.parameters()][::-1]
         sent = parameters_to_vector(backwards).detach()
         dist.all_reduce(sent)
@@ -246,9 +243,7 @@ def consensus_in_the_midst(world: World) -> dict[str, Any]:
         for step in steps:
             images, labels = samples(step, world.rank)
             F.cross_entropy(wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
-            averager.before_update(step)
-            update(step)
-            averager.after_update(step)
+            update(step, averager.ready_parameters)
             ema.update(step)
         return both()
 
@@ -415,8 +410,7 @@ def note_what_is_sent(world: World) -> tuple[list[list[int]], bool, Array]:
     dist.all_reduce = noted
     for step in range(4):
         sent.append([])
-        averager.before_update(step)
-        averager.after_update(step)
+        list(averager.ready_parameters(step, False))
     dist.all_reduce = all_reduce
     with averager.consensus():
         kept = strides == [parameter.stride() for parameter in model.parameters()]

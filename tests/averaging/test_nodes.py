@@ -73,9 +73,9 @@ def exchange(world: World) -> dict[str, tuple[list[int], Array]]:
         vector_to_parameters(weights_of(node), model.parameters())
         sent: list[int] = []
         with noting(sent):
-            averager.before_update(0)
-            if "overlap" not in way:  # it would begin the next one
-                averager.after_update(0)
+            for _ in averager.ready_parameters(0, False):
+                if "overlap" in way:  # it would send the next one
+                    break
         found[way] = sent, parameters_to_vector(model.parameters()).detach().numpy()
     return found
 

@@ -1,7 +1,7 @@
 """All-reduce: every replica takes the same step, along the mean gradient (torch's DDP)."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -26,8 +26,6 @@ _SYNC_BUFFERS = (
 class AllReduce:
     """Parameters are equal everywhere at all times; batch-norm statistics are on demand."""
 
-    parts = None
-
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._config, self._world = config, world
         self._statistics = Statistics(world)  # of the model, and of what follows it
@@ -42,10 +40,11 @@ class AllReduce:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._statistics.add(model)
+        if self._world.size > 1 and self._config.batch_norm == "sync":
+            synchronise(model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
         if self._world.size == 1:
             return model
-        if self._config.batch_norm == "sync":
-            synchronise(model)
         self._parallel = parallel(model)
         compress = self._config.compress
         if compress == "powersgd":
@@ -65,12 +64,10 @@ class AllReduce:
     def accumulating(self) -> AbstractContextManager[None]:
         return self._parallel.no_sync() if self._parallel else nullcontext()
 
-    def before_update(self, step: int) -> None:
+    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
         if self._power_sgd is not None:
             self._power_sgd.settle(step)
-
-    def after_update(self, step: int) -> None:
-        pass
+        yield self._parameters
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

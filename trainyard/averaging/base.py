@@ -115,19 +115,13 @@ class Averager(Protocol):
     def accumulating(self) -> AbstractContextManager[None]:
         """Inside, gradients stay local: for all micro-steps but the last."""
 
-    def before_update(self, step: int) -> None:
-        """After it, gradients and parameters are what the optimizer may use."""
+    def ready_parameters(self, step: int, divisible: bool) -> "Iterator[Sequence[nn.Parameter]]":
+        """Yields the trained parameters, in one group or several, each ready for its update.
 
-    def after_update(self, step: int) -> None:
-        """Mixes parameters, or begins to. `step` counts from 0, as that of before_update."""
-
-    @property
-    def parts(self) -> "Callable[[int], Iterator[Sequence[nn.Parameter]]] | None":
-        """In place of both, for an optimizer that can update some parameters before others.
-
-        Called with the step when the gradient is there. The parameters of a part are what the
-        optimizer may use from when it is given until the next is asked for: this one is then on its
-        way to others. All are to be asked for. None if nothing is gained by it.
+        The caller runs the backward pass of `step` (counted from 0) first, updates each group
+        before it asks for the next one, and exhausts the iterator. Averagers that exchange weights
+        mix a group before they yield it, and send it once it is updated. Without `divisible` there
+        is a single group, for optimizers that update all parameters at once.
         """
 
     def consensus(self) -> AbstractContextManager[None]:

@@ -1,6 +1,6 @@
 """Gossip: weights are mixed with those of a few peers in every step, while it is computed."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Gossip(Differing):
             config.topology or DEFAULT_TOPOLOGY, world, self._node, halves=self._sends_halves
         )
         self._buckets: list[_Bucket] = []
-        self._under_way: _Peers | None = None
+        self._pending: _Peers | None = None  # of the last exchange, if it overlaps
 
     def _prepare(self, parameters: list[nn.Parameter]) -> None:
         # In the order in which gradients come: the model's last weights are waited for first.
@@ -53,60 +53,31 @@ class Gossip(Differing):
             for some in stretches(parameters[::-1], _BUCKET_BYTES, _FIRST_BYTES)
         ]
 
-    def before_update(self, step: int) -> None:
+    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
+        """Bucket by bucket where `divisible`: the network is busy while the rest is updated."""
+        if self._overlaps and self._pending is None:  # first step of a process, or after a rollback
+            self._send(self._buckets, self._peers_in(step))
+        arriving, leaving = self._pending, self._peers_in(step + 1 if self._overlaps else step)
+        for buckets in [[bucket] for bucket in self._buckets] if divisible else [self._buckets]:
+            if arriving is not None:
+                self._mix(buckets, arriving)
+            yield [parameter for bucket in buckets for parameter in bucket.parameters]
+            self._send(buckets, leaving)
         if not self._overlaps:
-            return
-        if self._under_way is None:  # the first step of this process, or the first one anew
-            self._begin(step)
-        self._mix()
+            self._mix(self._buckets, leaving)
+            self._pending = None
 
-    def after_update(self, step: int) -> None:
-        if self._overlaps:
-            self._begin(step + 1)
-        else:
-            self._begin(step)
-            self._mix()
-
-    @property
-    def parts(self) -> Callable[[int], Iterator[Sequence[nn.Parameter]]] | None:
-        """Not of a node, whose ranks wait for each other to mix."""
-        return self._receive if self._overlaps and self._node is None else None
-
-    def _receive(self, step: int) -> Iterator[Sequence[nn.Parameter]]:
-        """Buckets, one by one, once all of them have arrived."""
-        if self._under_way is None:
-            self._begin(step)
-        self._settle()
-        return self._in_turn(step)
-
-    def _in_turn(self, step: int) -> Iterator[Sequence[nn.Parameter]]:
-        before, after = self._under_way, self._peers_of(step + 1)
-        assert before is not None
-        for bucket in self._buckets:
-            if before.size > 1:
-                bucket.mix(before.size, self._mixing)
-            yield bucket.parameters
-            self._send(bucket, after)
-        self._under_way = after
-
-    def _peers_of(self, step: int) -> "_Peers":
+    def _peers_in(self, step: int) -> "_Peers":
         return self._peers[step % len(self._peers)]
 
-    def _begin(self, step: int) -> None:
-        peers = self._peers_of(step)
-        for bucket in self._buckets:
-            self._send(bucket, peers)
-        self._under_way = peers
-
-    def _send(self, bucket: "_Bucket", peers: "_Peers") -> None:
-        if peers.size > 1:
+    def _send(self, buckets: Sequence["_Bucket"], peers: "_Peers") -> None:
+        self._pending = peers
+        for bucket in buckets if peers.size > 1 else ():
             bucket.send(peers)
 
-    def _mix(self) -> None:
-        self._settle()
-        peers, self._under_way = self._under_way, None
-        assert peers is not None
-        for bucket in self._buckets if peers.size > 1 else ():
+    def _mix(self, buckets: Sequence["_Bucket"], peers: "_Peers") -> None:
+        for bucket in buckets if peers.size > 1 else ():
+            bucket.wait()
             bucket.mix(peers.size, self._mixing)
 
     def _settle(self) -> None:
@@ -120,7 +91,7 @@ class Gossip(Differing):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Of periodic, whose replicas have weights of their own as well, or as good as none."""
         self._settle()
-        self._under_way = None
+        self._pending = None
         if "own" in state:
             self._consensus.put_own(state["own"])
 

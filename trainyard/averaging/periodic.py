@@ -1,6 +1,6 @@
 """Periodic averaging: replicas train by themselves, and agree every so many steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,8 +39,6 @@ class Periodic(Differing):
     their updates then, and go back to a checkpoint together.
     """
 
-    parts = None
-
     def __init__(self, config: AverageConfig, world: World) -> None:
         super().__init__(config, world)
         self._config = config
@@ -66,13 +64,13 @@ class Periodic(Differing):
         if self._anchor.is_cuda:
             self._stream = torch.cuda.Stream(self._anchor.device)  # type: ignore[no-untyped-call]
 
-    def before_update(self, step: int) -> None:
-        pass
+    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
+        yield self._parameters
+        if (step + 1) % self._every == 0:
+            self._end_period()
 
     @torch.no_grad()
-    def after_update(self, step: int) -> None:
-        if (step + 1) % self._every:
-            return
+    def _end_period(self) -> None:
         moved = self._start - flatten(self._parameters)
         if not self._config.overlap:
             self._move_anchor(self._mean(moved))

@@ -1,6 +1,6 @@
 """Sharded: all-reduce for models that do not fit, each rank keeping a part (torch's FSDP2)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -24,8 +24,6 @@ class Sharded:
 
     replica = Replica()
 
-    parts = None
-
     def __init__(self, config: AverageConfig, world: World, device: torch.device) -> None:
         self._world, self._device = world, device
         self._modules: list[nn.Module] = []  # the model, and what follows it
@@ -34,6 +32,7 @@ class Sharded:
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model itself, put on the device block by block: it was never whole there."""
         self.follow(model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
         return model
 
     def follow(self, module: nn.Module) -> None:
@@ -50,11 +49,8 @@ class Sharded:
         """Gradients are averaged in every micro-step: those that wait for it would be whole."""
         return nullcontext()
 
-    def before_update(self, step: int) -> None:
-        pass
-
-    def after_update(self, step: int) -> None:
-        pass
+    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
+        yield self._parameters
 
     @contextmanager
     def consensus(self) -> Iterator[None]:

@@ -102,24 +102,18 @@ class TrainStep:
         batch: Batch,
         step: int,
         rates: Any,
-        updating: AbstractContextManager[None] | None = None,
+        timer: AbstractContextManager[None] | None = None,
     ) -> StepStats:
-        """The same. Inside `updating`, if given, there is no waiting for others, but the update."""
-        is_timed, updating = updating is not None, updating or nullcontext()
-        parts = self.averager.parts if self.update.can_divide and not is_timed else None
+        """Like `__call__`; enters `timer` around the update, but not while waiting for others."""
+        timer = timer or nullcontext()
         self.set_rates(rates)
         count = batch.weights.sum()
         self.buffers.remember()
         sums = self._gradient(batch, step, self.averager.divisor(count))
-        if parts is None:
-            self.averager.before_update(step)
-        with updating:
-            updated = self.update(step, parts)
-        # Of a rank without a sample, in a stream that has run dry, only placeholders were seen.
+        updated = self.update(step, self.averager.ready_parameters, timer)
+        # A rank with no samples left saw only padding.
         self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
-        if parts is None:
-            self.averager.after_update(step)
-        with updating:
+        with timer:
             self.follow(step)
         return StepStats(sums[0], sums[1], count, *updated)
 

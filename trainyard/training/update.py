@@ -1,7 +1,7 @@
 """From a gradient to new weights: unscale, judge, clip, update."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +13,8 @@ from trainyard.training.sharding import whole
 
 Clip = Callable[[Sequence[nn.Parameter], Tensor], None]
 """Alters the gradients of parameters in place, given the norm of them all."""
-Parts = Callable[[int], Iterable[Sequence[nn.Parameter]]]
-"""Of a step: all parameters, to be updated in turn; see Averager.parts."""
+ReadyParameters = Callable[[int, bool], Iterable[Sequence[nn.Parameter]]]
+"""See Averager.ready_parameters."""
 
 
 class Updated(NamedTuple):
@@ -57,31 +57,37 @@ class Update:
         """Drop the gradient."""
         self._optimizer.zero_grad()
 
-    @property
-    def can_divide(self) -> bool:
-        """Whether some parameters can be updated before others.
-
-        Torch's fused optimizers know nothing of one that would change how they update another.
-        """
-        return self._can_skip
-
     @torch.no_grad()
-    def __call__(self, step: int, parts: Parts | None = None) -> Updated:
-        """`parts`, of an optimizer that can divide: asked for when the gradient is judged."""
-        grads = [p.grad for p in self._parameters if p.grad is not None]
-        self._scale.unscale(grads)
-        norm = whole(get_total_norm(grads))
+    def __call__(
+        self,
+        step: int,
+        ready: ReadyParameters | None = None,
+        timer: AbstractContextManager[object] | None = None,
+    ) -> Updated:
+        """Updates the parameters as they become `ready`; without it, all of them.
+
+        `timer` is entered around the computation and left while this rank waits for others.
+        """
+        timer = timer or nullcontext()
+        with timer:
+            grads = [p.grad for p in self._parameters if p.grad is not None]
+            self._scale.unscale(grads)
+            norm = whole(get_total_norm(grads))
         finite = self._highest(1.0 - norm.isfinite().float()) == 0
         before: dict[nn.Parameter, Tensor] = {}
-        for part in [self._parameters] if parts is None else parts(step):
-            parameters = [p for p in part if p.grad is not None]
-            self._clip(parameters, norm)
-            if self._measure(step):
-                before |= {p: p.clone() for p in parameters}
-            with nullcontext() if parts is None else _only(self._optimizer, parameters):
-                self._step(finite)
-        self._optimizer.zero_grad()
-        self._scale.adjust(finite)
+        # Fused optimizers, which can skip, update each parameter by itself.
+        for group in ready(step, self._can_skip) if ready else [self._parameters]:
+            with timer:
+                parameters = [p for p in group if p.grad is not None]
+                self._clip(parameters, norm)
+                if self._measure(step):
+                    before |= {p: p.clone() for p in parameters}
+                is_all = len(group) == len(self._parameters)
+                with nullcontext() if is_all else _only(self._optimizer, parameters):
+                    self._step(finite)
+        with timer:
+            self._optimizer.zero_grad()
+            self._scale.adjust(finite)
         return Updated(norm, (~finite).float(), _ratio(before) if before else None)
 
     def _step(self, finite: Tensor) -> None:
