@@ -12,7 +12,7 @@ from tests.averaging.test_gossip import CPU, Array, Case, flat, model_of, on_two
 from tests.spawn import spawn
 from tests.training.test_equivalence import make_step
 from trainyard.averaging import gossip
-from trainyard.averaging.consensus import stretches
+from trainyard.averaging.flat import split_into_buckets
 from trainyard.averaging.gossip import Gossip
 from trainyard.training.step import MicroBatch
 from trainyard.training.update import LossScale, Update, clip_by_norm
@@ -166,8 +166,8 @@ def test_waiting_is_no_part_of_a_timed_update() -> None:
 def test_the_first_buckets_are_small() -> None:
     """So that the network rests as short as may be while the first one is updated."""
     tensors = [torch.zeros(2) for _ in range(40)]  # of 8 bytes each
-    assert [len(some) for some in stretches(tensors, 100, 8)] == [1, 4, 12, 12, 11]
-    assert [len(some) for some in stretches(tensors, 100)] == [12, 12, 12, 4]
-    assert [len(some) for some in stretches(tensors, 100, 1000)] == [12, 12, 12, 4]
+    assert [len(some) for some in split_into_buckets(tensors, 100, 8)] == [1, 4, 12, 12, 11]
+    assert [len(some) for some in split_into_buckets(tensors, 100)] == [12, 12, 12, 4]
+    assert [len(some) for some in split_into_buckets(tensors, 100, 1000)] == [12, 12, 12, 4]
     tensors.insert(1, torch.zeros(99))
-    assert [len(some) for some in stretches(tensors, 100, 8)] == [1, 1, 12, 12, 12, 3]
+    assert [len(some) for some in split_into_buckets(tensors, 100, 8)] == [1, 1, 12, 12, 12, 3]

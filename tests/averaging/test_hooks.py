@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(size: int, tmp_path
 
 def stop_with_ddp_s_own_buckets(world: World, folder: Path) -> bool:
     torch.set_num_threads(1)
-    allreduce._settle_buckets = lambda parallel: None
+    allreduce._fix_buckets = lambda ddp: None
     return _stop_and_go_on(world, folder, None).equal
 
 

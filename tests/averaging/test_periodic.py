@@ -138,7 +138,7 @@ def train_one_way(
         trace += train(*parts, range(step, step + 1))
         if step % 4 == 0:
             with averager.consensus():
-                check_consensus(world, weights(model), trace[-1], averager.figures())
+                check_consensus(world, weights(model), trace[-1], averager.metrics())
     return torch.stack(trace).numpy()
 
 
@@ -287,7 +287,7 @@ def train_beside_statistics(world: World) -> dict[str, Any]:
     wrapped = averager.wrap(model)
     frozen = first.weight.clone()
     ema = Ema(model, 0.5, warmup=False, cpu=True)
-    averager.follow(ema.module)
+    averager.register_ema(ema.module)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
     for step in range(2 * EVERY):
         generator = torch.Generator().manual_seed(10 * step + world.rank)
