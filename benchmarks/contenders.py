@@ -153,7 +153,7 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
         graphs=False,
         set_rates=lambda rates: None,
         update=update,
-        follow=lambda step: None,
+        update_ema=lambda step: None,
         seed=0,
         world=world,
     )

@@ -229,7 +229,7 @@ def step_of(
     *,
     loss: Loss,
     world: World,
-    follow: Callable[[int], None],
+    update_ema: Callable[[int], None],
     course: Course,
     report: Callable[[str], None],
 ) -> TrainStep:
@@ -251,10 +251,12 @@ def step_of(
             state.scale,
             clip=_clip_of(config, state.model),
             measure=partial(_is_reported, config, course),
-            # Replicas that share a loss scale skip together, others each by itself.
-            highest=state.averager.highest if config.batch.precision == "fp16" else _as_it_is,
+            # Replicas with fp16 share a loss scale and skip together; others skip by themselves.
+            all_reduce_max=state.averager.all_reduce_max
+            if config.batch.precision == "fp16"
+            else _as_it_is,
         ),
-        follow=follow,
+        update_ema=update_ema,
         seed=config.run.seed,
         world=world,
     )

@@ -168,7 +168,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
     wrapped = averager.wrap(run.model.train())
     if ema is not None:
-        averager.follow(ema.module)
+        averager.register_ema(ema.module)
     state = _state(run, averager, ema)
     quarantine = quarantine_of(config, folder, run.data, world)
     eta = Eta(course, course.every(config.run.eval_every))
@@ -316,7 +316,7 @@ def _step(
         wrapped,
         loss=run.loss,
         world=run.world,
-        follow=ema.update if ema else lambda step: None,
+        update_ema=ema.update if ema else lambda step: None,
         course=run.course,
         report=partial(report.warn, "smaller micro-batch"),
     )
@@ -329,7 +329,7 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
         optimizer=build_optimizer(run.model, run.config.optim),
         averager=averager,
         scale=loss_scale_of(run.config, run.device),
-        guard=Guard(run.device, run.config.run.max_skipped, averager.highest),
+        guard=Guard(run.device, run.config.run.max_skipped, averager.all_reduce_max),
         clock=Clock(),
         classes=list(run.data.train.classes),
     )

@@ -11,9 +11,9 @@ from torch import distributed as dist
 
 from tests.spawn import spawn
 from trainyard import parts
-from trainyard.averaging.allreduce import AllReduce, parallel
+from trainyard.averaging.allreduce import AllReduce, wrap_in_ddp
 from trainyard.averaging.base import AverageConfig
-from trainyard.averaging.sync_bn import apart, synchronise
+from trainyard.averaging.sync_bn import convert_to_sync, without_sync
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.model.ema import Ema
@@ -38,7 +38,7 @@ def agree_on_buffers(world: World, follows: bool) -> tuple[list[Any], list[Any],
     ema = Ema(model, 0.5, warmup=False, cpu=True)
     averager = AllReduce(AverageConfig(), world)
     if follows:
-        averager.follow(ema.module)
+        averager.register_ema(ema.module)
     wrapped = averager.wrap(model)
     for step in range(3):
         generator = torch.Generator().manual_seed(step * world.size + world.rank)
@@ -94,7 +94,7 @@ def wrapped_for_two(world: World) -> tuple[bool, list[float], list[bool]]:
     model[0].bias.requires_grad_(False)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     groups: Any = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-    wrapped = parallel(model, groups[world.rank // 2])
+    wrapped = wrap_in_ddp(model, groups[world.rank // 2])
     is_as_it_was = wrapped.module is model and all(p.grad is None for p in model.parameters())
     for name, tensor in model.state_dict().items():
         is_as_it_was &= torch.equal(tensor, before[name])
@@ -154,7 +154,7 @@ def test_layers_are_put_in_the_place_of_others() -> None:
     average = copy.deepcopy(model)  # as a moving average is, before the model is wrapped
     own = {id(tensor) for tensor in [*model.parameters(), *model.buffers()]}
     names = list(model.state_dict())
-    synchronise(model)
+    convert_to_sync(model)
     kinds = [type(model[1]), type(model[2][1]), type(model[4])]
     assert kinds == [nn.SyncBatchNorm, SyncBatchNormAct, nn.BatchNorm2d]
     assert list(model.state_dict()) == names
@@ -180,9 +180,9 @@ def test_the_processor_has_no_such_layers() -> None:
 
 def test_apart_a_layer_asks_nobody() -> None:
     model: Any = with_batch_norms().to("meta")
-    synchronise(model)
+    convert_to_sync(model)
     layer = model[1]
-    with apart([model]):
+    with without_sync([model]):
         assert dist.get_world_size(layer.process_group) == -1  # no group of two or more
     assert layer.process_group is None
 

@@ -17,8 +17,8 @@ from tests.training.test_equivalence import Case as Stepping
 from tests.training.test_equivalence import make_step
 from trainyard.averaging import gossip
 from trainyard.averaging.base import AverageConfig
-from trainyard.averaging.gossip import Gossip, check_halves
-from trainyard.averaging.topology import lifted, rounds
+from trainyard.averaging.gossip import Gossip, check_bf16_groups
+from trainyard.averaging.topology import expand_nodes, rounds
 from trainyard.errors import PeerError, RecipeError
 from trainyard.model.ema import Ema
 from trainyard.training.losses import LossConfig, build_loss
@@ -86,9 +86,7 @@ def train(world: World, case: Case) -> list[Array]:
         divisor = averager.divisor(torch.tensor(4.0))
         loss = F.cross_entropy(wrapped(images), labels, reduction="sum")
         (loss / divisor()).backward()  # type: ignore[no-untyped-call]
-        averager.before_update(step)
-        update(step)
-        averager.after_update(step)
+        update(step, averager.ready_parameters)
         found.append(flat(model))
     with averager.consensus():  # nothing stays under way
         return found
@@ -98,7 +96,7 @@ def simulate(size: int, local_size: int, case: Case) -> list[list[Array]]:
     """The same in one process: weights[rank] after each step."""
     found = rounds(case.topology, size // local_size if case.hierarchical else size, local_size)
     if case.hierarchical:
-        found = lifted(found, local_size)
+        found = expand_nodes(found, local_size)
     model = model_of()
     weights = [flat(model)] * size
     velocities = [np.zeros_like(weights[0])] * size
@@ -207,10 +205,9 @@ def beside_plain_averaging(world: World) -> tuple[bool, float]:
         for grad in [p.grad for p in by_gradient.parameters() if p.grad is not None]:
             dist.all_reduce(grad)
             grad /= world.size
-        averager.before_update(step)
-        for optimizer in optimizers:
-            optimizer.step()
-        averager.after_update(step)
+        for _ in averager.ready_parameters(step, False):
+            for optimizer in optimizers:
+                optimizer.step()
         backwards = [*plain.parameters()][::-1]
         sent = parameters_to_vector(backwards).detach()
         dist.all_reduce(sent)
@@ -235,7 +232,7 @@ def consensus_in_the_midst(world: World) -> dict[str, Any]:
     ema = Ema(model, 0.5, warmup=False, cpu=True)
     averager = Gossip(AverageConfig(name="gossip", topology="ring", mixing=0.5), world)
     wrapped = averager.wrap(model)
-    averager.follow(ema.module)
+    averager.register_ema(ema.module)
     optimizer = sgd(model)
     update = update_of(model, optimizer)
 
@@ -246,9 +243,7 @@ def consensus_in_the_midst(world: World) -> dict[str, Any]:
         for step in steps:
             images, labels = samples(step, world.rank)
             F.cross_entropy(wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
-            averager.before_update(step)
-            update(step)
-            averager.after_update(step)
+            update(step, averager.ready_parameters)
             ema.update(step)
         return both()
 
@@ -266,7 +261,7 @@ def consensus_in_the_midst(world: World) -> dict[str, Any]:
     again = go(range(3, 6))
     averager.load_state_dict({})  # as of another number of replicas: go on from what is there
     kept = both()
-    figures = averager.figures()
+    figures = averager.metrics()
     return {
         "own": own,
         "inside": inside,
@@ -328,7 +323,7 @@ def take_steps(
             scale,
             clip=clip_by_norm(CLIP),
             measure=lambda step: False,
-            highest=averager.highest if shares_scale else as_it_is,
+            all_reduce_max=averager.all_reduce_max if shares_scale else as_it_is,
         ),
     )
     weights, skipped = [flat(model)], []
@@ -415,8 +410,7 @@ def note_what_is_sent(world: World) -> tuple[list[list[int]], bool, Array]:
     dist.all_reduce = noted
     for step in range(4):
         sent.append([])
-        averager.before_update(step)
-        averager.after_update(step)
+        list(averager.ready_parameters(step, False))
     dist.all_reduce = all_reduce
     with averager.consensus():
         kept = strides == [parameter.stride() for parameter in model.parameters()]
@@ -438,12 +432,12 @@ def test_what_is_sent() -> None:
 # --- what cannot be ---
 
 
-def test_halves_are_for_small_groups() -> None:
-    check_halves(rounds("complete", 4), halves=True)
-    check_halves(rounds("complete", 5), halves=False)
-    check_halves(rounds("one-peer-exponential", 64), halves=True)
+def test_bf16_is_for_small_groups() -> None:
+    check_bf16_groups(rounds("complete", 4), bf16=True)
+    check_bf16_groups(rounds("complete", 5), bf16=False)
+    check_bf16_groups(rounds("one-peer-exponential", 64), bf16=True)
     with pytest.raises(RecipeError, match=r"^average\.compress = 'bf16' .* up to 4; .* up to 5"):
-        check_halves(rounds("complete", 5), halves=True)
+        check_bf16_groups(rounds("complete", 5), bf16=True)
 
 
 def differs(size: int, local_size: int) -> list[list[list[int]]]:

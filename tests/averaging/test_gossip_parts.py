@@ -1,10 +1,9 @@
-"""Gossip part by part: what is updated is sent while the rest is not yet updated."""
+"""Gossip bucket by bucket: what is updated is sent while the rest is not yet updated."""
 
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import optim
 from torch.nn import functional as F
@@ -13,10 +12,10 @@ from tests.averaging.test_gossip import CPU, Array, Case, flat, model_of, on_two
 from tests.spawn import spawn
 from tests.training.test_equivalence import make_step
 from trainyard.averaging import gossip
-from trainyard.averaging.consensus import stretches
+from trainyard.averaging.flat import split_into_buckets
 from trainyard.averaging.gossip import Gossip
 from trainyard.training.step import MicroBatch
-from trainyard.training.update import LossScale, Parts, Update, clip_by_norm
+from trainyard.training.update import LossScale, Update, clip_by_norm
 from trainyard.world import World
 
 STEPS = 7
@@ -26,6 +25,8 @@ CASES = [
     Case("one-peer-exponential"),
     Case("tests.averaging.test_topology:star", mixing=0.5),  # in which some rest
     Case("complete", mixing=0.5, compress="bf16"),
+    Case("ring", overlap=False),
+    Case("one-peer-exponential", hierarchical=True),
 ]
 
 
@@ -34,7 +35,7 @@ class Trained:
 
     def __init__(self, world: World, case: Case, *, adam: bool) -> None:
         self.world, self.model = world, model_of()
-        self.averager = Gossip(case.config, world)
+        self.averager = Gossip(case.config, on_two_nodes(world))
         self.wrapped = self.averager.wrap(self.model)
         parameters = self.model.parameters()
         if adam:
@@ -53,22 +54,14 @@ class Trained:
         images, labels = samples(step, self.world.rank)
         F.cross_entropy(self.wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
 
-    @property
-    def parts(self) -> Parts:
-        assert self.averager.parts is not None
-        return self.averager.parts
-
 
 def train(world: World, case: Case, *, adam: bool, divided: bool) -> list[Array]:
     trained, found = Trained(world, case, adam=adam), []
     for step in range(STEPS):
         trained.backward(step)
-        if divided and (step % 3 or not world.is_first):  # one may go back and forth by itself
-            trained.update(step, trained.parts)
-        else:
-            trained.averager.before_update(step)
-            trained.update(step)
-            trained.averager.after_update(step)
+        # A replica may go back and forth by itself; the ranks of a node do it alike.
+        is_divided = divided and bool(step % 3 or world.rank > 1)
+        trained.update(step, lambda step, _: trained.averager.ready_parameters(step, is_divided))  # noqa: B023
         found.append(flat(trained.model))
     with trained.averager.consensus():
         return found
@@ -92,7 +85,7 @@ def test_part_by_part_is_the_same_bit_by_bit() -> None:
 
 
 def note_order(world: World) -> list[str]:
-    """What happens to buckets in a step; none of which waits for all to be updated."""
+    """What happens to buckets in a step; none waits for all to arrive or to be updated."""
     torch.set_num_threads(1)
     gossip._BUCKET_BYTES = 300
     trained = Trained(world, Case("complete"), adam=False)
@@ -111,7 +104,7 @@ def note_order(world: World) -> list[str]:
     for step in range(2):
         trained.backward(step)
         events.clear()
-        for number, _ in enumerate(trained.parts(step)):
+        for number, _ in enumerate(trained.averager.ready_parameters(step, True)):
             events.append(f"update {number}")
     told = list(events)
     with trained.averager.consensus():
@@ -119,63 +112,12 @@ def note_order(world: World) -> list[str]:
 
 
 def test_what_is_updated_is_sent_at_once() -> None:
-    """And nobody is waited for once something has changed."""
+    """And what has arrived is mixed at once, though the rest has not."""
     for told in spawn(note_order, 2):
         number = len({event.split()[1] for event in told})
         assert number > 2
-        waits = [f"wait {n}" for n in range(number)]
-        changes = [f"{what} {n}" for n in range(number) for what in ("mix", "update", "send")]
-        assert told == waits + changes
-
-
-def fail_to_send(world: World) -> tuple[bool, str]:
-    """Whether all else is as if it had been sent, and what is said in the next step."""
-    torch.set_num_threads(1)
-    gossip._BUCKET_BYTES = 300
-    ends: list[Array] = []
-    for fails in (False, True):
-        trained = Trained(world, Case("complete"), adam=False)
-        for step in range(2):
-            if fails and step == 1:
-                trained.averager._buckets[1].send = fail  # type: ignore[assignment, method-assign]
-            trained.backward(step)
-            trained.update(step, trained.parts)
-        ends.append(flat(trained.model))
-    try:
-        trained.parts(2)
-    except RuntimeError as error:
-        return np.array_equal(ends[0], ends[1]), str(error)
-    return False, ""
-
-
-def fail(*words: object) -> None:
-    raise RuntimeError("Connection reset by peer")
-
-
-def test_a_step_is_made_though_it_cannot_be_sent() -> None:
-    assert spawn(fail_to_send, 2) == [(True, "Connection reset by peer")] * 2
-
-
-def fail_to_begin(world: World) -> list[str]:
-    """What is said of an exchange that could not begin, then and when it is due."""
-    torch.set_num_threads(1)
-    gossip._BUCKET_BYTES = 300
-    trained, said = Trained(world, Case("complete"), adam=False), []
-    averager = trained.averager
-    trained.backward(0)
-    averager.before_update(0)
-    trained.update(0)
-    averager._buckets[0].send = fail  # type: ignore[assignment, method-assign]
-    for go_on in (averager.after_update, averager.before_update, trained.parts):
-        try:
-            go_on(0)
-        except RuntimeError as error:
-            said.append(str(error))
-    return said
-
-
-def test_nothing_is_mixed_that_was_not_sent() -> None:
-    assert spawn(fail_to_begin, 2) == [["Connection reset by peer"] * 3] * 2
+        turns = ("wait", "mix", "update", "send")
+        assert told == [f"{what} {n}" for n in range(number) for what in turns]
 
 
 class Updating:
@@ -216,28 +158,16 @@ def note_waiting(world: World) -> list[str]:
 
 def test_waiting_is_no_part_of_a_timed_update() -> None:
     """Else a run that its network bounds would be said to be bound by its device."""
-    expected = ["0", "waits", "1", "waits", "begins", "ends", "begins", "ends", "2", "waits"]
+    timed = ["begins", "ends"]  # the gradient's norm, a bucket's update, what is left, the average
+    expected = ["0", "waits", "1", *timed, "waits", *timed, *timed, *timed, "2", "waits"]
     assert spawn(note_waiting, 2) == [expected] * 2
-
-
-def is_all_at_once(world: World, case: Case) -> bool:
-    averager = Gossip(case.config, on_two_nodes(world))
-    averager.wrap(model_of())
-    return averager.parts is None
-
-
-@pytest.mark.parametrize(
-    "case", [Case("ring", overlap=False), Case("one-peer-exponential", hierarchical=True)]
-)
-def test_not_without_overlap_nor_of_nodes(case: Case) -> None:
-    assert spawn(is_all_at_once, 4, case) == [True] * 4
 
 
 def test_the_first_buckets_are_small() -> None:
     """So that the network rests as short as may be while the first one is updated."""
     tensors = [torch.zeros(2) for _ in range(40)]  # of 8 bytes each
-    assert [len(some) for some in stretches(tensors, 100, 8)] == [1, 4, 12, 12, 11]
-    assert [len(some) for some in stretches(tensors, 100)] == [12, 12, 12, 4]
-    assert [len(some) for some in stretches(tensors, 100, 1000)] == [12, 12, 12, 4]
+    assert [len(some) for some in split_into_buckets(tensors, 100, 8)] == [1, 4, 12, 12, 11]
+    assert [len(some) for some in split_into_buckets(tensors, 100)] == [12, 12, 12, 4]
+    assert [len(some) for some in split_into_buckets(tensors, 100, 1000)] == [12, 12, 12, 4]
     tensors.insert(1, torch.zeros(99))
-    assert [len(some) for some in stretches(tensors, 100, 8)] == [1, 1, 12, 12, 12, 3]
+    assert [len(some) for some in split_into_buckets(tensors, 100, 8)] == [1, 1, 12, 12, 12, 3]

@@ -109,7 +109,7 @@ def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(size: int, tmp_path
 
 def stop_with_ddp_s_own_buckets(world: World, folder: Path) -> bool:
     torch.set_num_threads(1)
-    allreduce._settle_buckets = lambda parallel: None
+    allreduce._fix_buckets = lambda ddp: None
     return _stop_and_go_on(world, folder, None).equal
 
 
@@ -177,7 +177,7 @@ class Sender:
 
     def send(self, *gradients: Tensor) -> list[Tensor]:
         torch.autograd.backward(self.wrapped(list(gradients)))
-        self.averager.before_update(self.step)
+        list(self.averager.ready_parameters(self.step, False))
         self.step += 1
         arrived = [weight.grad.clone() for weight in self.model.weights if weight.grad is not None]
         self.model.zero_grad()
@@ -225,8 +225,7 @@ def overflow(world: World) -> tuple[list[float], list[float], bool]:
         is_large = step == 1 and world.rank == 1
         mine = torch.full((2, 2), 60000.0 if is_large else 1.0)  # as it is, fp16 can hold it
         torch.autograd.backward(sender.wrapped([mine]), scale.value)
-        sender.averager.before_update(step)
-        skipped.append(float(update(step).skipped))
+        skipped.append(float(update(step, sender.averager.ready_parameters).skipped))
         scales.append(float(scale.value))
     weights = sender.model.weights[0]
     return skipped, scales, torch.equal(weights, torch.full_like(weights, -2.0))
@@ -305,7 +304,7 @@ def meet_trouble(world: World) -> tuple[bool, bool, bool, float]:
         torch.equal(before[key][0][0], after[key][0][0]) for key in ("left_out", "q")
     )
     sender.averager.load_state_dict({})
-    sender.averager.before_update(1)
+    list(sender.averager.ready_parameters(1, False))
     sender.send(zeros)
     slim = torch.outer(torch.arange(40.0), torch.arange(50.0))
     arrived = sender.send(slim)[0]

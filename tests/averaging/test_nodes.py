@@ -73,9 +73,9 @@ def exchange(world: World) -> dict[str, tuple[list[int], Array]]:
         vector_to_parameters(weights_of(node), model.parameters())
         sent: list[int] = []
         with noting(sent):
-            averager.before_update(0)
-            if "overlap" not in way:  # it would begin the next one
-                averager.after_update(0)
+            for _ in averager.ready_parameters(0, False):
+                if "overlap" in way:  # it would send the next one
+                    break
         found[way] = sent, parameters_to_vector(model.parameters()).detach().numpy()
     return found
 
@@ -101,7 +101,7 @@ def test_a_rank_sends_its_slice_and_a_node_holds_the_mean() -> None:
 def test_without_a_node_all_is_one_slice() -> None:
     values = torch.arange(5.0)
     slices = Slices()
-    assert slices.padded(values) is values
-    assert slices.own(values).data_ptr() == values.data_ptr()
+    assert slices.pad(values) is values
+    assert slices.local(values).data_ptr() == values.data_ptr()
     slices.gather(values)
     assert values.tolist() == [0, 1, 2, 3, 4]

@@ -73,10 +73,9 @@ def train(
     for step in steps:
         divisor = averager.divisor(torch.tensor(8.0))
         (loss_of(wrapped, step, rank) / divisor()).backward()  # type: ignore[no-untyped-call]
-        averager.before_update(step)
-        optimizer.step()
-        optimizer.zero_grad()
-        averager.after_update(step)
+        for _ in averager.ready_parameters(step, False):
+            optimizer.step()
+            optimizer.zero_grad()
         trace.append(weights(wrapped))
     return trace
 
@@ -139,7 +138,7 @@ def train_one_way(
         trace += train(*parts, range(step, step + 1))
         if step % 4 == 0:
             with averager.consensus():
-                check_consensus(world, weights(model), trace[-1], averager.figures())
+                check_consensus(world, weights(model), trace[-1], averager.metrics())
     return torch.stack(trace).numpy()
 
 
@@ -288,15 +287,14 @@ def train_beside_statistics(world: World) -> dict[str, Any]:
     wrapped = averager.wrap(model)
     frozen = first.weight.clone()
     ema = Ema(model, 0.5, warmup=False, cpu=True)
-    averager.follow(ema.module)
+    averager.register_ema(ema.module)
     optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
     for step in range(2 * EVERY):
         generator = torch.Generator().manual_seed(10 * step + world.rank)
         wrapped(torch.randn(4, 3, 8, 8, generator=generator)).square().mean().backward()
-        averager.before_update(step)
-        optimizer.step()
-        optimizer.zero_grad()
-        averager.after_update(step)
+        for _ in averager.ready_parameters(step, False):
+            optimizer.step()
+            optimizer.zero_grad()
         ema.update(step)
     before = deepcopy([model.state_dict(), ema.module.state_dict()])
     with averager.consensus():
@@ -359,7 +357,7 @@ def spoil(world: World) -> dict[str, bool]:
         if world.rank == 1:
             next(model.parameters()).data[3, 2] = torch.inf
         for step in range(2 * EVERY):
-            averager.after_update(step)
+            list(averager.ready_parameters(step, False))
         found[way] = bool(weights(model).isfinite().all())
     return found
 
@@ -417,7 +415,7 @@ def test_on_a_gpu_the_thread_that_trains_sends_beside_training(
             model = nn.Linear(4, 4, device="cuda:1")
             averager.wrap(model)
             for step in range(2 * EVERY):
-                averager.after_update(step)
+                list(averager.ready_parameters(step, False))
                 assert len(gpu.sent) == (step + 1) // EVERY
     finally:
         dist.destroy_process_group()

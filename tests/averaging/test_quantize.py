@@ -10,7 +10,7 @@ import torch
 from torch import distributed as dist
 
 from tests.spawn import spawn
-from trainyard.averaging.quantize import BLOCK, CODINGS, mean_by
+from trainyard.averaging.quantize import BLOCK, CODECS, compressed_mean
 from trainyard.world import World
 
 Array = np.ndarray[Any, np.dtype[np.float32]]
@@ -85,10 +85,10 @@ def everyone() -> dist.ProcessGroup:
 def take_means(world: World) -> dict[tuple[str, str, int], Array]:
     torch.set_num_threads(1)
     return {
-        (name, kind, length): mean_by(
+        (name, kind, length): compressed_mean(
             coding, torch.from_numpy(make(length, world.rank)), everyone()
         ).numpy()
-        for name, coding in CODINGS.items()
+        for name, coding in CODECS.items()
         for kind, make in KINDS.items()
         for length in LENGTHS
     }
@@ -105,10 +105,10 @@ def test_the_mean_is_that_of_what_arrives(size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tiny"])
-@pytest.mark.parametrize("name", CODINGS)
+@pytest.mark.parametrize("name", CODECS)
 def test_nothing_is_wrong_by_more_than_half_a_step(name: str, kind: str) -> None:
     values = KINDS[kind](30 * BLOCK, 0)
-    coding = CODINGS[name]
+    coding = CODECS[name]
     arrived = coding.decode(coding.encode(torch.from_numpy(values[None]))).numpy()[0]
     np.testing.assert_array_equal(arrived, THROUGH[name](values))
     blocks, errors = values.reshape(30, BLOCK), np.abs(arrived - values).reshape(30, BLOCK)
@@ -125,7 +125,9 @@ def spoil(world: World, bad: float) -> dict[str, Array]:
     torch.set_num_threads(1)
     values = torch.from_numpy(normal(5 * BLOCK, world.rank))
     values[2 * BLOCK + 7] = bad if world.rank == 1 else 1.0
-    return {name: mean_by(coding, values, everyone()).numpy() for name, coding in CODINGS.items()}
+    return {
+        name: compressed_mean(coding, values, everyone()).numpy() for name, coding in CODECS.items()
+    }
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -155,9 +157,9 @@ def count_bytes(world: World, length: int) -> dict[str, float]:
     dist.all_gather_into_tensor = partial(counted, gather, world.size - 1)
     ring = 2 * (world.size - 1) / world.size * 4 * length
     found = {}
-    for name, coding in CODINGS.items():
+    for name, coding in CODECS.items():
         sent.clear()
-        mean_by(coding, torch.zeros(length), everyone())
+        compressed_mean(coding, torch.zeros(length), everyone())
         found[name] = sum(sent) / ring
     return found
 

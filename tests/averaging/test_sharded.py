@@ -88,7 +88,7 @@ def model_of(name: str) -> nn.Module:
 
 def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: World) -> TrainStep:
     wrapped = averager.wrap(model)
-    averager.follow(ema.module)
+    averager.register_ema(ema.module)
     # In single precision the update of Adam-like optimizers depends on the order of sums where a
     # gradient all but vanishes.
     config = OptimConfig(name=case.optimizer, lr=0.05, eps=1e-3)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: W
             clip=no_clip if case.clip is None else clip_by_norm(case.clip),
             measure=lambda step: True,
         ),
-        follow=ema.update,
+        update_ema=ema.update,
         seed=0,
         world=world,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainyard.averaging.topology import BUILT_IN, Round, lifted, rounds
+from trainyard.averaging.topology import BUILT_IN, Round, expand_nodes, rounds
 from trainyard.errors import RecipeError
 
 SIZES = range(2, 33)
@@ -114,10 +114,10 @@ def test_one_replica_of_a_kind(topology: str) -> None:
 
 
 @pytest.mark.parametrize("local_size", [2, 3])
-def test_lifted_to_ranks_the_means_of_nodes_mix(local_size: int) -> None:
+def test_expanded_to_ranks_the_means_of_nodes_mix(local_size: int) -> None:
     """Ranks of a node are equal; each mixes with the ranks that have its place on other nodes."""
     of_nodes = rounds("one-peer-exponential", 4)
-    found = lifted(of_nodes, local_size)
+    found = expand_nodes(of_nodes, local_size)
     size = 4 * local_size
     equal_inside = np.kron(np.eye(4), np.full((local_size, local_size), 1 / local_size))
     assert np.allclose(period(found, size) @ equal_inside, 1 / size, rtol=0, atol=1e-15)

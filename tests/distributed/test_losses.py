@@ -145,7 +145,7 @@ def train(
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     update = Update.__call__
 
-    def update_or_end(self: Update, step: int, parts: Any = None) -> Updated:
+    def update_or_end(self: Update, step: int, *others: Any, **named: Any) -> Updated:
         if step == AT and victim is not None:
             folder.with_name(f"is-there-{world.rank}").touch()
             while world.rank == victim and not (are_all_there(folder) and has_saved(folder)):
@@ -154,7 +154,7 @@ def train(
                 os.kill(os.getpid(), signal.SIGKILL)
             if world.rank == victim:
                 raise LoaderError("no more data here")
-        return update(self, step, parts)
+        return update(self, step, *others, **named)
 
     if how == "in the midst of a message":
         _cut_short(world, victim)
@@ -175,12 +175,12 @@ def _write_slowly(world: World, folder: Path, victim: int | None) -> None:
         time.sleep(3)
         return write(*arguments)
 
-    def update_or_end(self: Update, step: int, parts: Any = None) -> Updated:
+    def update_or_end(self: Update, step: int, *others: Any, **named: Any) -> Updated:
         if step == AT and world.rank == victim:
             while not [*folder.glob("checkpoints/.step-*")]:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
-        return update(self, step, parts)
+        return update(self, step, *others, **named)
 
     vars(keeping)["write_common"] = slow
     Update.__call__ = update_or_end  # type: ignore[method-assign]

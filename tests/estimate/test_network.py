@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainyard.averaging.topology import lifted, rounds
+from trainyard.averaging.topology import expand_nodes, rounds
 from trainyard.errors import InputError
 from trainyard.estimate.network import (
     LINKS,
@@ -99,6 +99,6 @@ def test_a_ring_of_ranks_leaves_a_node_only_at_its_ends() -> None:
 
 
 def test_the_slices_of_a_node_share_its_way_out() -> None:
-    across = lifted(rounds("one-peer-exponential", 2), 4)[0]
+    across = expand_nodes(rounds("one-peer-exponential", 2), 4)[0]
     seconds = build_round(across, [1e6 / 4], NODES_OF_4).seconds
     assert seconds.tolist() == pytest.approx([1e6 / 1e8 + 2e-3] * 8)

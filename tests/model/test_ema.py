@@ -119,7 +119,7 @@ def follow(world: World) -> tuple[Any, Any, Any]:
     model = fresh()
     averager = AllReduce(AverageConfig(), world)
     ema = Ema(model, 0.5, warmup=False, cpu=True)
-    averager.follow(ema.module)
+    averager.register_ema(ema.module)
     averager.wrap(model)
     for step in range(4):
         train_one(model, 10 * world.rank + step)

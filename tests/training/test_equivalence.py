@@ -93,7 +93,7 @@ def make_step(
         graphs=False,
         set_rates=lambda rates: None,
         update=Update(model, optimizer, scale, clip=clip, measure=lambda step: False),
-        follow=lambda step: None,
+        update_ema=lambda step: None,
         seed=0,
         world=world,
     )

@@ -136,7 +136,7 @@ def train_with_faults(world: World, kind: str, optimizer_name: str, leave_out: b
         update=Update(
             model, optimizer, LossScale(CPU), clip=clip_by_norm(1.0), measure=lambda step: False
         ),
-        follow=lambda step: None,
+        update_ema=lambda step: None,
         seed=0,
         world=world,
     )

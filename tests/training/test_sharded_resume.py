@@ -160,7 +160,7 @@ def state_of(world: World, optimizer: str) -> TrainState:
     )
     ema = Ema(model, 0.5, warmup=False, cpu=False)
     averager.wrap(model)
-    averager.follow(ema.module)
+    averager.register_ema(ema.module)
     device = torch.device("cpu")
     return TrainState(
         model=model,

@@ -331,14 +331,13 @@ def test_part_by_part_is_the_same(name: str, clip: str) -> None:
         for model, optimizer in zip(models, optimizers, strict=True)
     ]
     whole, divided = updates
-    assert divided.can_divide
     first, last = models[1].first, models[1].last
     parts: list[list[Any]] = [[last.bias], [last.weight, first.bias], [first.weight]]
     for step in range(6):
         for model in models:
             backward(model, step, INF if step == 2 else 1.0)
         expected = whole(step)
-        found = divided(step, lambda step: iter(parts))
+        found = divided(step, lambda step, divisible: iter(parts))
         assert torch.equal(found.grad_norm, expected.grad_norm) == (step != 2)
         torch.testing.assert_close(found.update_ratio, expected.update_ratio)
         assert found.skipped == (step == 2)
@@ -355,7 +354,15 @@ def test_other_optimizers_update_all_at_once() -> None:
     """Theirs may count steps of a group, or look at all weights together."""
     model = network()
     for name, build in OPTIMIZERS.items():
-        assert make(model, build(model.parameters())).can_divide == (name in FUSED)
+        asked: list[bool] = []
+
+        def ready(step: int, divisible: bool) -> list[list[nn.Parameter]]:
+            asked.append(divisible)  # noqa: B023
+            return [[*model.parameters()]]
+
+        backward(model, 0)
+        make(model, build(model.parameters()))(0, ready)
+        assert asked == [name in FUSED]
 
 
 # --- how far the weights moved ---

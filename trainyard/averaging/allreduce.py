@@ -1,7 +1,7 @@
-"""All-reduce: every replica takes the same step, along the mean gradient (torch's DDP)."""
+"""All-reduce: every replica takes the same step along the mean gradient (torch's DDP)."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -11,9 +11,9 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.averaging.base import AverageConfig, Replica
-from trainyard.averaging.hooks import PowerSgd, send_halves
-from trainyard.averaging.statistics import Statistics
-from trainyard.averaging.sync_bn import synchronise
+from trainyard.averaging.hooks import PowerSgd, register_16_bit_hook
+from trainyard.averaging.statistics import BatchNormStatistics
+from trainyard.averaging.sync_bn import convert_to_sync
 from trainyard.world import World
 
 _PARAMETERS = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -24,14 +24,12 @@ _SYNC_BUFFERS = (
 
 
 class AllReduce:
-    """Parameters are equal everywhere at all times; batch-norm statistics are on demand."""
-
-    parts = None
+    """Parameters are always equal on all ranks; `consensus` averages batch norm statistics."""
 
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._config, self._world = config, world
-        self._statistics = Statistics(world)  # of the model, and of what follows it
-        self._parallel: DistributedDataParallel | None = None
+        self._statistics = BatchNormStatistics(world)  # of the model and its moving average
+        self._ddp: DistributedDataParallel | None = None
         self._power_sgd: PowerSgd | None = None
 
     @property
@@ -42,89 +40,90 @@ class AllReduce:
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self._statistics.add(model)
+        if self._world.size > 1 and self._config.batch_norm == "sync":
+            convert_to_sync(model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
         if self._world.size == 1:
             return model
-        if self._config.batch_norm == "sync":
-            synchronise(model)
-        self._parallel = parallel(model)
+        self._ddp = wrap_in_ddp(model)
         compress = self._config.compress
         if compress == "powersgd":
-            self._power_sgd = PowerSgd(self._parallel)
+            self._power_sgd = PowerSgd(self._ddp)
         elif compress is not None:
-            send_halves(self._parallel, compress)
-        return self._parallel
+            register_16_bit_hook(self._ddp, compress)
+        return self._ddp
 
-    def follow(self, module: nn.Module) -> None:
+    def register_ema(self, module: nn.Module) -> None:
         self._statistics.add(module)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
-        """The weight of the global batch over the number of replicas, whose mean DDP takes."""
-        self._statistics.see(weight)
+        """The weight of the global batch over the number of replicas: DDP takes their mean."""
+        self._statistics.add_weight(weight)
         return mean_weight(weight, self._world.size)
 
     def accumulating(self) -> AbstractContextManager[None]:
-        return self._parallel.no_sync() if self._parallel else nullcontext()
+        return self._ddp.no_sync() if self._ddp else nullcontext()
 
-    def before_update(self, step: int) -> None:
+    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
         if self._power_sgd is not None:
-            self._power_sgd.settle(step)
-
-    def after_update(self, step: int) -> None:
-        pass
+            self._power_sgd.commit(step)
+        yield self._parameters
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        self._statistics.put_mean()
+        self._statistics.average()
         yield
 
-    def highest(self, value: Tensor) -> Tensor:
+    def all_reduce_max(self, value: Tensor) -> Tensor:
         return value
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
         return self._power_sgd.state_dict() if self._power_sgd else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._statistics.forget()
+        self._statistics.reset_weight()
         if self._power_sgd is not None:
             self._power_sgd.load_state_dict(state)
 
 
-def parallel(model: nn.Module, group: dist.ProcessGroup | None = None) -> DistributedDataParallel:
-    """`model` with the mean of its gradients over the ranks of a group, or over all ranks.
+def wrap_in_ddp(
+    model: nn.Module, group: dist.ProcessGroup | None = None
+) -> DistributedDataParallel:
+    """Wraps `model` in DDP, which averages its gradients over a group, or over all ranks.
 
-    Buffers are not made equal: each replica keeps batch-norm statistics of its own samples. DDP's
-    static_graph is left off: it spares a search for unused parameters, of which there is none
-    here, and fails when a process begins under no_sync (pytorch pull request 187732), as the trial
-    of a step does.
+    Buffers are not synchronised: each replica keeps batch norm statistics of its own samples. DDP's
+    static_graph is off: it spares a search for unused parameters, which is off here anyway, and
+    fails when a process starts under no_sync (pytorch pull request 187732), as the trial of a step
+    does.
     """
     options: dict[str, Any] = {"gradient_as_bucket_view": True, _SYNC_BUFFERS: False}
-    wrapped = DistributedDataParallel(model, process_group=group, **options)
-    _settle_buckets(wrapped)
-    return wrapped
+    ddp = DistributedDataParallel(model, process_group=group, **options)
+    _fix_buckets(ddp)
+    return ddp
 
 
-def _settle_buckets(parallel: DistributedDataParallel) -> None:
-    """Make DDP's buckets now what they will be in every step.
+def _fix_buckets(ddp: DistributedDataParallel) -> None:
+    """Makes DDP choose its final buckets now.
 
-    It cuts them when its second forward pass begins, in the order in which the first gradients
-    came, and a sum over three ranks or more depends in its last bit on the place in a bucket: the
-    first step after a resume would differ from that of a run that was not stopped. The gradients
-    of a sum of all parameters come in reverse order, as those of nearly all models do.
+    DDP chooses them when its second forward pass starts, by the order of the first gradients. The
+    last bit of a sum over three ranks or more depends on the place in a bucket, so the first step
+    after a resume would differ from that of an uninterrupted run. The gradients of a sum of all
+    parameters come in reverse order, like those of nearly all models.
     """
-    model, parallel.module = parallel.module, _Sum(parallel.module)
-    parallel().backward()
+    model, ddp.module = ddp.module, _Sum(ddp.module)
+    ddp().backward()
     for parameter in model.parameters():
         parameter.grad = None
-    with parallel.no_sync():
-        parallel()
-    parallel.module = model
+    with ddp.no_sync():
+        ddp()
+    ddp.module = model
 
 
 class _Sum(nn.Module):
-    """The sum of the parameters that a model trains, added in its order."""
+    """The sum of the trained parameters of a model, added in its order."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -137,9 +136,9 @@ class _Sum(nn.Module):
 def mean_weight(
     weight: Tensor, size: int, group: dist.ProcessGroup | None = None
 ) -> Callable[[], Tensor]:
-    """The mean of the weights of a group's `size` ranks, or of all; known once it is asked for.
+    """The mean weight over the `size` ranks of a group, or all ranks; the function waits for it.
 
-    At least one sample's among them all, for a batch in which every sample is bad.
+    The total is at least 1, also for a batch without a good sample.
     """
     total_weight = weight.clone()
     if size == 1:

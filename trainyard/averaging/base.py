@@ -1,4 +1,4 @@
-"""The seam through which replicas agree; the loop does not know which averager it runs."""
+"""The interface of averagers. The training loop does not know which averager it runs."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -11,12 +11,12 @@ from trainyard.section import Section
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-# Of keys that are not set.
+# Defaults of keys that are not set.
 DEFAULT_EVERY = 64  # steps
 DEFAULT_TOPOLOGY = "one-peer-exponential"
 
 _Name = Literal["allreduce", "gossip", "periodic", "sharded"]
-# Which averagers a key is for.
+# The averagers that take a key.
 _KEYS_OF: dict[str, tuple[_Name, ...]] = {
     "compress": ("allreduce", "gossip", "periodic"),
     "batch_norm": ("allreduce",),
@@ -47,7 +47,7 @@ class AverageConfig(Section):
     """Batch norm normalises by a replica's own samples (local), or by those of all (sync, on GPUs).
     With local, the statistics for evaluation are averaged."""
     topology: str | None = None
-    """Who mixes with whom in gossip: complete, ring, one-peer-exponential (if not set),
+    """The groups that mix in gossip: complete, ring, one-peer-exponential (if not set),
     alternating-exponential-ring, or a function of your own as "module:function"."""
     mixing: float | None = Field(None, gt=0, le=1)
     """How far weights move towards the mean of the peers: all the way (1) if not set."""
@@ -59,10 +59,11 @@ class AverageConfig(Section):
     every: int | None = Field(None, ge=1)
     """Steps between the exchanges of periodic; 64 if not set."""
     outer_lr: float | None = Field(None, gt=0)
-    """periodic: how far to go along the mean of what the replicas have moved; 1 if not set."""
+    """periodic: learning rate of the outer SGD, along the mean of the replicas' moves; 1 if not
+    set."""
     outer_momentum: float | None = Field(None, ge=0, lt=1)
-    """periodic: Nesterov momentum of that; 0 if not set. DiLoCo takes 0.9 and an outer_lr of 0.7.
-    """
+    """periodic: Nesterov momentum of the outer SGD; 0 if not set. DiLoCo takes 0.9 and an outer_lr
+    of 0.7."""
 
     @field_validator(*_KEYS_OF)
     @classmethod
@@ -83,15 +84,15 @@ class AverageConfig(Section):
 
 
 class Replica(NamedTuple):
-    """Which of the ranks that save what they have each by itself."""
+    """The number of a rank among those that save a state of their own."""
 
     number: int = 0
-    total: int = 1  # 1 if no rank has anything of its own
+    total: int = 1  # 1 if all ranks have the same state
     weights_differ: bool = True
 
     @property
     def differs(self) -> bool:
-        """Whether ranks have weights, and their moments, of their own."""
+        """Whether weights and moments differ between ranks."""
         return self.total > 1 and self.weights_differ
 
 
@@ -100,53 +101,50 @@ class Averager(Protocol):
     def replica(self) -> Replica: ...
 
     def wrap(self, model: "nn.Module") -> "nn.Module":
-        """The module to call in training; the replicas start equal."""
+        """Returns the module to call in training. All replicas start with the same weights."""
 
-    def follow(self, module: "nn.Module") -> None:
-        """Average `module`, a moving average of the wrapped model, with it in `consensus`."""
+    def register_ema(self, module: "nn.Module") -> None:
+        """Registers the moving average of the weights: `consensus` averages it too."""
 
     def divisor(self, weight: "Tensor") -> Callable[[], "Tensor"]:
-        """What a replica's summed loss is divided by, given the `weight` of its samples.
+        """Returns the divisor of a replica's summed loss, given the total weight of its samples.
 
-        After the replicas have agreed, the gradient is then the exact mean over the samples of
-        those that agreed on it. To be asked for its value late: until then, a message travels.
+        With this divisor the averaged gradient is the exact mean over the samples of all averaged
+        ranks. The divisor comes by a message: call the returned function as late as possible.
         """
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Inside, gradients stay local: for all micro-steps but the last."""
+        """Context without gradient exchange, for all micro-steps but the last."""
 
-    def before_update(self, step: int) -> None:
-        """After it, gradients and parameters are what the optimizer may use."""
+    def ready_parameters(self, step: int, divisible: bool) -> "Iterator[Sequence[nn.Parameter]]":
+        """Yields the trained parameters, in one group or several, each ready for its update.
 
-    def after_update(self, step: int) -> None:
-        """Mixes parameters, or begins to. `step` counts from 0, as that of before_update."""
-
-    @property
-    def parts(self) -> "Callable[[int], Iterator[Sequence[nn.Parameter]]] | None":
-        """In place of both, for an optimizer that can update some parameters before others.
-
-        Called with the step when the gradient is there. The parameters of a part are what the
-        optimizer may use from when it is given until the next is asked for: this one is then on its
-        way to others. All are to be asked for. None if nothing is gained by it.
+        The caller runs the backward pass of `step` (counted from 0) first, updates each group
+        before it asks for the next one, and exhausts the iterator. Averagers that exchange weights
+        mix a group before they yield it, and send it once it is updated. Without `divisible` there
+        is a single group, for optimizers that update all parameters at once.
         """
 
     def consensus(self) -> AbstractContextManager[None]:
-        """Inside, every replica holds the mean: for evaluation, checkpoints and export.
+        """Context in which every replica holds the mean, for evaluation, checkpoints and export.
 
-        Nothing is under way inside; the last thing that a run does is to save, inside.
+        No exchange is pending inside.
         """
 
-    def highest(self, value: "Tensor") -> "Tensor":
-        """The highest of the replicas' values, where each has its own."""
+    def all_reduce_max(self, value: "Tensor") -> "Tensor":
+        """The maximum of `value` over the replicas, where replicas differ; else `value`."""
 
-    def figures(self) -> dict[str, float]:
-        """What there is to say of the replicas, measured when consensus was last entered."""
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the replicas, measured when `consensus` was last entered."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Inside consensus: all that it takes to go on exactly.
+        """The state for an exact resume; called inside `consensus`.
 
-        Where replicas differ, that includes a replica's own weights and its moving average.
+        Where replicas differ, the state includes a replica's own weights and moving average.
         """
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """After the mean was loaded into the modules; an empty state means to go on from it."""
+        """Restores a state after the mean was loaded into the modules.
+
+        With an empty state, training resumes from the mean.
+        """

@@ -1,6 +1,6 @@
-"""Gossip: weights are mixed with those of a few peers in every step, while it is computed."""
+"""Gossip: each step mixes a replica's weights with those of a few peers, during the next step."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -9,147 +9,113 @@ from torch import distributed as dist
 from torch import nn
 
 from trainyard.averaging.base import DEFAULT_TOPOLOGY, AverageConfig
-from trainyard.averaging.consensus import stretches
-from trainyard.averaging.differing import Differing
+from trainyard.averaging.flat import split_into_buckets
 from trainyard.averaging.nodes import Slices
-from trainyard.averaging.topology import Group, Round, lifted, rounds
+from trainyard.averaging.topology import Group, Round, expand_nodes, rounds
+from trainyard.averaging.weight_averager import WeightAverager
 from trainyard.errors import RecipeError
 from trainyard.world import World, gather, new_group, together
 
 _BUCKET_BYTES = 25 * 2**20
-_FIRST_BYTES = 2**20  # for the network to rest as short as may be
-_MOST_IN_HALVES = 4  # replicas: to send whole weights by all-reduce then takes as much
+_FIRST_BUCKET_BYTES = 2**20  # small, so that the first message leaves early
+_MAX_BF16_GROUP = 4  # replicas; in a larger group, all-reduce of float32 sends less
 
 
-class Gossip(Differing):
+class Gossip(WeightAverager):
     """Decentralized training with periodic mixing (Wang et al. 2024, arXiv 2410.11998).
 
-    Replica i's weights x in step t, with d the update that its optimizer makes of its own gradient
-    at x_i(t), whole: clipped, and skipped if it is not finite, as that of a single process.
+    The weights x_i of replica i change in step t by
 
         x_i(t + 1) = (1 - mixing) x_i(t) + mixing mean_j(x_j(t)) - lr d(x_i(t))
 
-    The mean is over the group of i in round t of the topology. It is begun as soon as x(t) is
-    there and awaited when the gradient is, so that the exchange has all of forward and backward.
-    Without overlap, x(t) - lr d(x(t)) is mixed at once, at the end of step t.
+    where j runs over the group of i in round t of the topology, and d is the optimizer's update of
+    the replica's own gradient at x_i(t). The gradient is clipped, and skipped if it is not finite,
+    as a whole, as in a single process.
+
+    The exchange of x(t) starts once step t - 1 has updated the weights, and has the forward and
+    backward pass of step t. Without overlap, step t mixes x(t) - lr d(x(t)) at its end.
     """
 
     def __init__(self, config: AverageConfig, world: World) -> None:
         super().__init__(config, world)
         self._mixing = 1.0 if config.mixing is None else config.mixing
         self._overlaps = config.overlap is not False
-        self._sends_halves = config.compress == "bf16"
-        self._peers = _peers(
-            config.topology or DEFAULT_TOPOLOGY, world, self._node, halves=self._sends_halves
-        )
+        self._bf16 = config.compress == "bf16"
+        topology = config.topology or DEFAULT_TOPOLOGY
+        self._peers = _peers_per_round(topology, world, self._node, bf16=self._bf16)
         self._buckets: list[_Bucket] = []
-        self._under_way: _Peers | None = None
-        self._failure: RuntimeError | None = None  # of sending, in the midst of an update
+        self._pending: _Peers | None = None  # the peers of an exchange that is not mixed yet
 
     def _prepare(self, parameters: list[nn.Parameter]) -> None:
-        # In the order in which gradients come: the model's last weights are waited for first.
-        slices, halves = Slices(self._node), self._sends_halves
+        slices = Slices(self._node)
+        # The last layers come first, as their gradients do.
         self._buckets = [
-            _Bucket(some, slices, halves=halves)
-            for some in stretches(parameters[::-1], _BUCKET_BYTES, _FIRST_BYTES)
+            _Bucket(bucket, slices, bf16=self._bf16)
+            for bucket in split_into_buckets(parameters[::-1], _BUCKET_BYTES, _FIRST_BUCKET_BYTES)
         ]
 
-    def before_update(self, step: int) -> None:
+    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
+        """One bucket at a time if `divisible`: the network is busy while others are updated."""
+        if self._overlaps and self._pending is None:  # first step of a process or after a rollback
+            self._send(self._buckets, self._peers_in(step))
+        arriving, leaving = self._pending, self._peers_in(step + 1 if self._overlaps else step)
+        for buckets in [[bucket] for bucket in self._buckets] if divisible else [self._buckets]:
+            if arriving is not None:
+                self._mix(buckets, arriving)
+            yield [parameter for bucket in buckets for parameter in bucket.parameters]
+            self._send(buckets, leaving)
         if not self._overlaps:
-            return
-        if self._under_way is None:  # the first step of this process, or the first one anew
-            self._begin(step)
-        self._mix()
+            self._mix(self._buckets, leaving)
+            self._pending = None
 
-    def after_update(self, step: int) -> None:
-        if self._overlaps:
-            self._begin(step + 1)
-        else:
-            self._begin(step)
-            self._mix()
-
-    @property
-    def parts(self) -> Callable[[int], Iterator[Sequence[nn.Parameter]]] | None:
-        """Not of a node, whose ranks wait for each other to mix."""
-        return self._receive if self._overlaps and self._node is None else None
-
-    def _receive(self, step: int) -> Iterator[Sequence[nn.Parameter]]:
-        """Buckets. Nobody is waited for after the first is given: a step is made or is not."""
-        if self._under_way is None:
-            self._begin(step)
-        self._settle()
-        return self._in_turn(step)
-
-    def _in_turn(self, step: int) -> Iterator[Sequence[nn.Parameter]]:
-        before, after = self._under_way, self._peers_of(step + 1)
-        assert before is not None
-        for bucket in self._buckets:
-            if before.size > 1:
-                bucket.mix(before.size, self._mixing)
-            yield bucket.parameters
-            try:
-                self._send(bucket, after)
-            except RuntimeError as error:  # of a peer that is lost: the rest is to be updated too
-                self._failure = error
-        self._under_way = after
-
-    def _peers_of(self, step: int) -> "_Peers":
+    def _peers_in(self, step: int) -> "_Peers":
         return self._peers[step % len(self._peers)]
 
-    def _begin(self, step: int) -> None:
-        peers = self._peers_of(step)
-        for bucket in self._buckets:
-            self._send(bucket, peers)
-        self._under_way = peers  # not before: what could not be sent must not be mixed
-
-    def _send(self, bucket: "_Bucket", peers: "_Peers") -> None:
-        if peers.size > 1 and self._failure is None:
+    def _send(self, buckets: Sequence["_Bucket"], peers: "_Peers") -> None:
+        self._pending = peers
+        for bucket in buckets if peers.size > 1 else ():
             bucket.send(peers)
 
-    def _mix(self) -> None:
-        self._settle()
-        peers, self._under_way = self._under_way, None
-        assert peers is not None
-        for bucket in self._buckets if peers.size > 1 else ():
+    def _mix(self, buckets: Sequence["_Bucket"], peers: "_Peers") -> None:
+        for bucket in buckets if peers.size > 1 else ():
+            bucket.wait()
             bucket.mix(peers.size, self._mixing)
 
-    def _settle(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _wait(self) -> None:
         for bucket in self._buckets:
             bucket.wait()
 
     def state_dict(self) -> dict[str, Any]:
-        """What is under way is not in it: it is begun anew, from the same weights."""
-        return {"own": self._consensus.own()}
+        """Without the pending exchange: a resumed run repeats it from the same weights."""
+        return {"own": self._consensus.own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Of periodic, whose replicas have weights of their own as well, or as good as none."""
-        self._settle()
-        self._under_way = None
+        """Also takes the state of periodic averaging, which has a replica's own weights too."""
+        self._wait()
+        self._pending = None
         if "own" in state:
-            self._consensus.put_own(state["own"])
+            self._consensus.load_own(state["own"])
 
 
 class _Peers(NamedTuple):
-    """With whom a replica mixes in a round: alone, it rests."""
+    """The replicas that this one mixes with in a round; alone, it rests."""
 
     group: dist.ProcessGroup | None
     size: int
 
 
 class _Bucket:
-    """Parameters of one kind of number, and room for a flat copy, of which a slice is sent."""
+    """Parameters of one dtype and a flat copy of them, of which this rank sends a slice."""
 
-    def __init__(self, parameters: list[nn.Parameter], slices: Slices, *, halves: bool) -> None:
-        """`halves`: what is sent is rounded to bfloat16."""
+    def __init__(self, parameters: list[nn.Parameter], slices: Slices, *, bf16: bool) -> None:
+        """`bf16`: messages are rounded to bfloat16."""
         self.parameters = tuple(parameters)
-        self._slices, self._halves = slices, halves
+        self._slices, self._bf16 = slices, bf16
         sizes = [parameter.numel() for parameter in parameters]
-        self._flat = slices.padded(parameters[0].new_zeros(sum(sizes)))
-        self._own = slices.own(self._flat)
+        self._flat = slices.pad(parameters[0].new_zeros(sum(sizes)))
+        self._local = slices.local(self._flat)
         parts = torch.split(self._flat[: sum(sizes)], sizes)
-        # Laid out in memory as the parameters are, channels last for instance.
+        # The views have the strides of the parameters, channels last for instance.
         self._views = [
             part.as_strided(parameter.shape, torch.empty_like(parameter).stride())
             for part, parameter in zip(parts, parameters, strict=True)
@@ -158,15 +124,16 @@ class _Bucket:
 
     @torch.no_grad()
     def send(self, peers: _Peers) -> None:
+        """Starts the exchange of the current weights."""
         torch._foreach_copy_(self._views, self.parameters)
-        if self._halves:
-            self._sent = self._own.to(torch.bfloat16)
+        if self._bf16:
+            self._sent = self._local.to(torch.bfloat16)
             self._received = self._sent.new_empty(peers.size * len(self._sent))
             self._work = dist.all_gather_into_tensor(
                 self._received, self._sent, group=peers.group, async_op=True
             )
         else:
-            self._work = dist.all_reduce(self._own, group=peers.group, async_op=True)
+            self._work = dist.all_reduce(self._local, group=peers.group, async_op=True)
 
     def wait(self) -> None:
         if self._work is not None:
@@ -174,55 +141,58 @@ class _Bucket:
 
     @torch.no_grad()
     def mix(self, size: int, mixing: float) -> None:
-        """Move towards the mean of what `size` replicas have sent, which is there."""
-        if self._halves:
-            # What rounding took from a replica's own weights stays with it: nothing is lost, and
-            # the mean of the weights is what it was.
-            received = self._received.view(size, -1).to(self._own.dtype)
-            self._own += received.mean(dim=0) - self._sent
+        """Moves the weights towards the mean of `size` replicas; call `wait` first."""
+        if self._bf16:
+            # The rounding error of a replica's weights stays with the replica, so the mean of the
+            # weights does not change.
+            received = self._received.view(size, -1).to(self._local.dtype)
+            self._local += received.mean(dim=0) - self._sent
         else:
-            self._own.div_(size)
-        self._slices.gather(self._flat)  # here, in one order with the node's other messages
+            self._local.div_(size)
+        self._slices.gather(self._flat)  # on this thread: all ranks of a node send in one order
         if mixing == 1:
             torch._foreach_copy_(self.parameters, self._views)
         else:
             torch._foreach_lerp_(self.parameters, self._views, mixing)
 
 
-def check_halves(found: list[Round], *, halves: bool) -> None:
-    """RecipeError where bf16 would send more than whole numbers do, and need room for as much."""
+# --- process groups ---
+
+
+def check_bf16_groups(found: list[Round], *, bf16: bool) -> None:
+    """RecipeError where messages in bf16 would be larger than an all-reduce of whole weights."""
     largest = max(len(group) for groups in found for group in groups)
-    if halves and largest > _MOST_IN_HALVES:
+    if bf16 and largest > _MAX_BF16_GROUP:
         raise RecipeError(
             f"average.compress = 'bf16' sends weights to each peer by itself, which is for groups "
-            f"of up to {_MOST_IN_HALVES}; this topology's have up to {largest}: leave it out, or "
+            f"of up to {_MAX_BF16_GROUP}; this topology's have up to {largest}: leave it out, or "
             "take average.topology = 'one-peer-exponential' or 'ring'"
         )
 
 
-def _peers(
-    topology: str, world: World, node: dist.ProcessGroup | None, *, halves: bool
+def _peers_per_round(
+    topology: str, world: World, node: dist.ProcessGroup | None, *, bf16: bool
 ) -> list[_Peers]:
     """This rank's peers in each round."""
     with together(world):
         if node is None:
             found = rounds(topology, world.size, world.local_size)
         else:
-            found = lifted(rounds(topology, world.size // node.size()), node.size())
-        check_halves(found, halves=halves)
+            found = expand_nodes(rounds(topology, world.size // node.size()), node.size())
+        check_bf16_groups(found, bf16=bf16)
     _check_same(topology, found, world)
-    made = _meet(found, world)
+    made = _make_groups(found, world)
     mine = (next(group for group in groups if world.rank in group) for groups in found)
     return [made[group] for group in mine]
 
 
-def _meet(found: list[Round], world: World) -> dict[Group, _Peers]:
-    """The groups that this rank is in, each made once, by its members alone.
+def _make_groups(found: list[Round], world: World) -> dict[Group, _Peers]:
+    """The process groups of this rank, each made once and by its members alone.
 
-    They are made in the order in which rounds have them, which is the same for all of their
-    members: so nobody waits in a circle. Torch names such a group by its ranks and by how many
-    groups a process has: all are to have made equally many, and who has none to make in a round
-    makes one of itself.
+    Members make their groups in the order of the rounds, so no circle of ranks waits for each
+    other. Torch names such a group by its ranks and by the number of groups that a process has
+    made, which must be equal on all members: a rank with no group to make in a round makes one of
+    itself.
     """
     alone: Group = (world.rank,)
     made = {alone: _Peers(None, 1)}

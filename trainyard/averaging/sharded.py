@@ -1,6 +1,6 @@
-"""Sharded: all-reduce for models that do not fit, each rank keeping a part (torch's FSDP2)."""
+"""Sharded: all-reduce for models that do not fit; each rank keeps a part (torch's FSDP2)."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -12,90 +12,92 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from trainyard.averaging.allreduce import mean_weight
 from trainyard.averaging.base import AverageConfig, Replica
-from trainyard.averaging.statistics import Statistics
+from trainyard.averaging.statistics import BatchNormStatistics
 from trainyard.world import World
 
 
 class Sharded:
-    """Each rank keeps, of every parameter, its gradient and its moments, a share of the rows.
+    """Each rank keeps some rows of every parameter, its gradient and its moments.
 
-    A block is whole on a device for as long as it computes (Rajbhandari et al. 2020, ZeRO stage 3).
+    A block is whole on a device only while it computes (Rajbhandari et al. 2020, ZeRO stage 3).
     """
 
     replica = Replica()
 
-    parts = None
-
     def __init__(self, config: AverageConfig, world: World, device: torch.device) -> None:
         self._world, self._device = world, device
-        self._modules: list[nn.Module] = []  # the model, and what follows it
-        self._statistics = Statistics(world)
+        self._modules: list[nn.Module] = []  # the model and its moving average
+        self._statistics = BatchNormStatistics(world)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """The model itself, put on the device block by block: it was never whole there."""
-        self.follow(model)
+        """Moves the model to the device block by block, where it is never whole; returns it."""
+        self._add(model)
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
         return model
 
-    def follow(self, module: nn.Module) -> None:
+    def register_ema(self, module: nn.Module) -> None:
+        self._add(module)
+
+    def _add(self, module: nn.Module) -> None:
         self._modules.append(module)
         self._statistics.add(module)
         _shard(module, self._device)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
-        """The weight of the global batch over the number of ranks, whose mean FSDP takes."""
-        self._statistics.see(weight)
+        """The weight of the global batch over the number of ranks: FSDP takes their mean."""
+        self._statistics.add_weight(weight)
         return mean_weight(weight, self._world.size)
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Gradients are averaged in every micro-step: those that wait for it would be whole."""
+        """Every micro-step averages gradients: unaveraged ones would be whole on each device."""
         return nullcontext()
 
-    def before_update(self, step: int) -> None:
-        pass
-
-    def after_update(self, step: int) -> None:
-        pass
+    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
+        yield self._parameters
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        self._statistics.put_mean()
+        self._statistics.average()
         try:
             yield
         finally:
             for module in self._modules:
                 assert isinstance(module, FSDPModule)
-                module.reshard()  # what belongs to no block is whole after a forward pass
+                module.reshard()  # parameters outside of blocks are whole after a forward pass
 
-    def highest(self, value: Tensor) -> Tensor:
+    def all_reduce_max(self, value: Tensor) -> Tensor:
         return value
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._statistics.forget()
+        self._statistics.reset_weight()
 
 
 def _shard(model: nn.Module, device: torch.device) -> None:
-    model.to(memory_format=torch.contiguous_format)  # FSDP takes no other
+    model.to(memory_format=torch.contiguous_format)  # all that FSDP takes
     everyone = dist.group.WORLD
     assert everyone is not None
-    mesh = DeviceMesh.from_group(everyone, device.type)  # by itself FSDP looks for any GPU
+    mesh = DeviceMesh.from_group(everyone, device.type)  # FSDP's default looks for any GPU
     for block in reversed(blocks(model)):  # inner ones first
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """What a model repeats: the members of containers in which all that have weights are alike."""
+    """The repeated blocks of a model: members of containers whose weighted members are alike."""
     found: dict[nn.Module, None] = {}
     for module in model.modules():
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            weighty = [child for child in module if next(child.parameters(), None) is not None]
-            kinds = {type(child) for child in weighty}
-            if len(kinds) == 1 and not kinds & {nn.ModuleList, nn.ModuleDict}:  # which compute
-                found |= dict.fromkeys(weighty)
+            weighted = [child for child in module if next(child.parameters(), None) is not None]
+            kinds = {type(child) for child in weighted}
+            if len(kinds) == 1 and not kinds & {
+                nn.ModuleList,
+                nn.ModuleDict,
+            }:  # only modules that compute
+                found |= dict.fromkeys(weighted)
     return list(found)

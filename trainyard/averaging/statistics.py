@@ -1,4 +1,4 @@
-"""Statistics of batch norm: each rank's own, and their mean."""
+"""Batch norm statistics: each rank's own, and their mean."""
 
 import torch
 from torch import Tensor, nn
@@ -7,47 +7,48 @@ from trainyard.averaging.flat import flatten, unflatten_into
 from trainyard.world import World, total
 
 
-def statistics(module: nn.Module) -> list[Tensor]:
-    """Buffers with fractions that are saved; others are constants, which a mean would round."""
+def batch_norm_statistics(module: nn.Module) -> list[Tensor]:
+    """The saved floating-point buffers; other buffers are constants, which a mean would round."""
     saved = module.state_dict()
     named = module.named_buffers()
     return [buffer for name, buffer in named if name in saved and buffer.is_floating_point()]
 
 
-class Statistics:
-    """Of modules of which each rank has a replica."""
+class BatchNormStatistics:
+    """Averages the batch norm statistics of modules that every rank has."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._modules: list[nn.Module] = []
-        self._seen: Tensor | None = None
+        self._weight: Tensor | None = None
 
     def add(self, module: nn.Module) -> None:
         self._modules.append(module)
 
-    def see(self, weight: Tensor) -> None:
-        """A rank counts in the next mean by the weight of its samples since the last one.
+    def add_weight(self, weight: Tensor) -> None:
+        """Adds to the weight of this rank in the next mean: its samples since the last mean.
 
-        One whose stream has run dry has statistics of long ago.
+        A rank with no samples left has outdated statistics.
         """
-        self._seen = weight if self._seen is None else self._seen + weight
+        self._weight = weight if self._weight is None else self._weight + weight
 
-    def forget(self) -> None:
-        """What was seen before other buffers were put into the modules."""
-        self._seen = None
+    def reset_weight(self) -> None:
+        """Drops the weight; called when other buffers were loaded into the modules."""
+        self._weight = None
 
-    def put_mean(self) -> None:
-        buffers = [buffer for module in self._modules for buffer in statistics(module)]
+    def average(self) -> None:
+        """Puts the weighted mean over all ranks into the modules."""
+        buffers = [buffer for module in self._modules for buffer in batch_norm_statistics(module)]
         if self._world.size > 1 and buffers:
-            self._put_mean(buffers)
-        self.forget()
+            self._average(buffers)
+        self.reset_weight()
 
-    def _put_mean(self, buffers: list[Tensor]) -> None:
-        # One message for all: there are a hundred small ones in a ResNet-50. Those of a moving
-        # average may lie on the host.
+    def _average(self, buffers: list[Tensor]) -> None:
+        # One message for all: a ResNet-50 has a hundred small buffers. Those of a moving average
+        # may lie on the host.
         device = buffers[-1].device
         flat = flatten([buffer.to(device, torch.float32) for buffer in buffers])
-        weight = torch.ones(1) if self._seen is None else self._seen.view(1).clamp(min=1e-6)
+        weight = torch.ones(1) if self._weight is None else self._weight.view(1).clamp(min=1e-6)
         weight = weight.to(device, torch.float32)
         sums = total(self._world, torch.cat([flat * weight, weight]))
         unflatten_into(buffers, sums[:-1] / sums[-1])

@@ -1,4 +1,4 @@
-"""Batch norm by the samples of all replicas together (torch's SyncBatchNorm)."""
+"""Batch norm over the samples of all replicas (torch's SyncBatchNorm)."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,10 +10,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainyard.errors import RecipeError
 
 
-def synchronise(model: nn.Module) -> None:
-    """Put such layers in the place of a model's, with their names, weights and statistics.
+def convert_to_sync(model: nn.Module) -> None:
+    """Replaces a model's batch norm layers, keeping their names, weights and statistics.
 
-    RecipeError for a model that is not on a GPU, for which alone torch has them.
+    RecipeError for a model on the CPU, where torch has no SyncBatchNorm.
     """
     from timm.layers import convert_sync_batchnorm
 
@@ -24,14 +24,14 @@ def synchronise(model: nn.Module) -> None:
         )
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):
-            # A frozen layer, which has a train() of its own, has nothing to agree on.
+            # A frozen layer has a train() of its own and no statistics to synchronise.
             if isinstance(layer, _BatchNorm) and "train" not in vars(layer):
                 setattr(module, name, convert_sync_batchnorm(layer))  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def apart(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside, each rank normalises by its own samples, and none waits for another."""
+def without_sync(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Context in which each rank normalises by its own samples and waits for no other rank."""
     modules = [module for model in models for module in model.modules()]
     layers = [module for module in modules if isinstance(module, nn.SyncBatchNorm)]
     for layer in layers:

@@ -1,4 +1,4 @@
-"""Who mixes with whom: the rounds of gossip, as plain data."""
+"""The topologies of gossip: rounds of groups that mix, as plain data."""
 
 import importlib
 from collections import Counter
@@ -10,23 +10,23 @@ from trainyard.hints import did_you_mean
 
 Group = tuple[int, ...]
 Round = list[Group]
-"""Groups in which each replica is exactly once; the members of a group mix to their mean."""
+"""Groups of replicas, each replica in exactly one; the members of a group mix to their mean."""
 
 
 def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
-    """The rounds of a topology over `size` replicas, of which each node has `local_size`.
+    """The rounds of a topology over `size` replicas, `local_size` on each node.
 
-    After the last of them the first comes again. `topology` is a name of BUILT_IN, or a function
-    "module:function" that is given `size` and `local_size`. RecipeError if it cannot be had, or
-    has a round in which a replica is not exactly once.
+    After the last round the first one follows. `topology` is a name of BUILT_IN, or a function
+    "module:function" that takes `size` and `local_size`. RecipeError if it cannot be imported, or
+    has a round without each replica exactly once.
     """
-    build = BUILT_IN.get(topology) or _own_function(topology)
+    build = BUILT_IN.get(topology) or _import_function(topology)
     try:
         proposed = build(size, local_size)
         found = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
     except RecipeError:
         raise
-    except Exception as error:  # of a function that is not ours
+    except Exception as error:  # a function of the user's may raise anything
         raise RecipeError(f"average.topology = {topology!r} failed: {error!r}") from error
     if not found:
         raise RecipeError(f"average.topology = {topology!r} gives no rounds")
@@ -35,8 +35,8 @@ def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
     return found
 
 
-def lifted(of_nodes: list[Round], local_size: int) -> list[Round]:
-    """Rounds of ranks from those of nodes: each rank mixes with its counterparts on other nodes."""
+def expand_nodes(of_nodes: list[Round], local_size: int) -> list[Round]:
+    """Rounds of ranks from rounds of nodes: ranks mix with their counterparts on other nodes."""
     return [
         [
             tuple(node * local_size + local_rank for node in group)
@@ -47,7 +47,7 @@ def lifted(of_nodes: list[Round], local_size: int) -> list[Round]:
     ]
 
 
-def _own_function(topology: str) -> Callable[[int, int], Iterable[Iterable[Iterable[int]]]]:
+def _import_function(topology: str) -> Callable[[int, int], Iterable[Iterable[Iterable[int]]]]:
     module, _, name = topology.partition(":")
     if not (module and name):
         names = ", ".join(BUILT_IN)
@@ -57,7 +57,7 @@ def _own_function(topology: str) -> Callable[[int, int], Iterable[Iterable[Itera
         )
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # of a module that is not ours
+    except Exception as error:  # a module of the user's may raise anything
         raise RecipeError(
             f"average.topology = {topology!r}: {error!r}; Python must be able to import it: set "
             "PYTHONPATH to the folder of the module"
@@ -80,15 +80,15 @@ def _check(groups: Round, size: int, where: str) -> None:
 
 
 def _complete(size: int, local_size: int) -> list[Round]:
-    """All with all: one round mixes exactly."""
+    """One group of all replicas: one round mixes exactly."""
     return [[tuple(range(size))]]
 
 
 def _ring(size: int, local_size: int) -> list[Round]:
-    """Each with its right, then with its left neighbour.
+    """Pairs with the right neighbour, then with the left one.
 
-    In an odd ring one replica rests per round, each in its turn. The ring does not mix exactly
-    but in part. What is left of a disagreement after two rounds of an even ring is at most
+    In an odd ring one replica rests per round, each in its turn. The ring mixes in part. Two rounds
+    of an even ring leave of a disagreement at most
 
         cos^2(2 pi / size)
 
@@ -113,8 +113,8 @@ def _pair(one: int, other: int, size: int) -> Group:
 def _one_peer_exponential(size: int, local_size: int) -> list[Round]:
     """Pairs at distances 1, 2, 4, ...: log2(size) rounds mix exactly.
 
-    With peers that exchange both ways, the one-peer exponential graph of Ying et al. 2021
-    (arXiv 2110.13363, section 4), in which each sends to one and hears from another.
+    This is the one-peer exponential graph of Ying et al. 2021 (arXiv 2110.13363, section 4), but
+    pairs exchange both ways; there, a replica sends to one peer and receives from another.
     """
     _check_power_of_two("one-peer-exponential", size, "replicas", least=1)
     pairs: list[Round] = [
@@ -127,8 +127,9 @@ def _one_peer_exponential(size: int, local_size: int) -> list[Round]:
 def _alternating_exponential_ring(size: int, local_size: int) -> list[Round]:
     """For each distance of nodes two rounds (Wang et al. 2024, arXiv 2410.11998).
 
-    In one, half of the pairs of nodes mix each within its two nodes, and the other half all
-    together; then the other way around. All rounds together mix exactly.
+    In the first round, half of the pairs of nodes mix inside each node, and the other half mix as
+    one group per pair; in the second round the halves change places. All rounds together mix
+    exactly.
     """
     num_nodes = size // local_size
     _check_power_of_two("alternating-exponential-ring", num_nodes, "nodes", least=2)

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainyard.averaging.base import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
 from trainyard.averaging.topology import Round as Groups
-from trainyard.averaging.topology import lifted, rounds
+from trainyard.averaging.topology import expand_nodes, rounds
 from trainyard.estimate.jitter import EVEN, Floats, Jitter
 from trainyard.estimate.job import Job
 from trainyard.estimate.network import Cluster, Round, Span, build_round, gather_seconds
@@ -93,7 +93,7 @@ def _turns(average: AverageConfig, job: Job, cluster: Cluster, ranks: int) -> li
     groups: list[Groups] = []
     if average.name in ("gossip", "periodic"):
         if average.hierarchical:  # each rank of a node sends a slice
-            groups, job = lifted(rounds(topology, nodes), local), job.scaled(1 / local)
+            groups, job = expand_nodes(rounds(topology, nodes), local), job.scaled(1 / local)
         else:
             groups = rounds(topology, ranks, local)
     messages = [bucket.num_bytes for bucket in job.buckets]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainyard.averaging.sync_bn import apart
+from trainyard.averaging.sync_bn import without_sync
 from trainyard.errors import DataError
 from trainyard.training.precision import autocast
 from trainyard.training.step import Samples
@@ -68,7 +68,7 @@ def estimate_statistics(
         layers = batch_norms(model)
         assert layers, "a model without batch norm has no statistics"
     images = 0
-    with _observed(models) as seen, apart(models):
+    with _observed(models) as seen, without_sync(models):
         for batch in batches:
             images_BCHW = batch.images_BCHW[batch.weights > 0]
             seen.counts = len(images_BCHW) > 1  # of one value a layer's variance would be zero

@@ -1,4 +1,4 @@
-"""When gradients stop being finite: counting, and going back."""
+"""Counts skipped updates in a row, to decide when a run returns to a checkpoint."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,39 +6,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_LOOK_EVERY = 10  # steps: to look is to wait for the device
+_LOOK_EVERY = 10  # steps: reading the count waits for the device
 
 
 class Guard:
-    """Counts the updates that were skipped running.
+    """Counts the updates skipped in a row.
 
-    All ranks decide alike: where replicas may skip an update each by itself, by the highest count.
+    All ranks decide alike. Where a replica may skip an update by itself, the highest count decides.
     """
 
     def __init__(
         self,
         device: torch.device,
         limit: int,
-        highest: Callable[[Tensor], Tensor] = lambda value: value,
+        all_reduce_max: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        """`limit`: updates skipped running, after which the run is to go back."""
-        self._limit, self._highest = limit, highest
+        """`limit`: the number of updates skipped in a row after which the run rolls back."""
+        self._limit, self._all_reduce_max = limit, all_reduce_max
         self._running = torch.zeros((), device=device)
 
     def add(self, skipped: Tensor) -> None:
-        """`skipped` is 1 if a step's update was, else 0."""
+        """`skipped` is 1 if a step's update was skipped, else 0."""
         self._running = (self._running + 1) * skipped
 
     def tripped(self, step: int) -> bool:
-        """Whether to go back, the same on every rank; it looks at every tenth step.
+        """True if the run is to roll back, alike on every rank; checked at every tenth step.
 
-        A run of skipped updates that is over by then needs no going back.
+        A run of skipped updates that has ended by then needs no rollback.
         """
-        return step % _LOOK_EVERY == 0 and int(self._highest(self._running)) >= self._limit
+        return step % _LOOK_EVERY == 0 and int(self._all_reduce_max(self._running)) >= self._limit
 
     def settle(self) -> None:
-        """Before it is saved: count alike."""
-        self._running = self._highest(self._running)
+        """Makes the count equal on all ranks; called before a save."""
+        self._running = self._all_reduce_max(self._running)
 
     def state_dict(self) -> dict[str, Any]:
         return {"running": int(self._running)}

@@ -1,4 +1,4 @@
-"""The training loop: it decides when, the step decides what."""
+"""The training loop: the order of steps, reports, evaluations and saves."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -34,7 +34,7 @@ class Stop(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The built parts of a run; none of them is optional, a part that is off does nothing."""
+    """The built parts of a run. None is optional: a part that is off does nothing."""
 
     state: TrainState
     is_over: Callable[[int], bool]  # after so many steps
@@ -55,16 +55,16 @@ class Training:
 
 
 def train(run: Training) -> type[Stopped] | None:
-    """Train to the last step, or until asked to stop: then the reason is returned.
+    """Trains to the last step, or until a stop request: then returns its reason.
 
-    The order of the lines is a contract. A step is counted before anything is said about it, so
-    every report and checkpoint of step N is about N whole updates. An evaluation comes before the
-    save that records it; one that a stop cut off is made up for on resuming. Nothing is fetched
-    between a step and its save, so the batch after a checkpoint is always that of its step. What
-    was bad up to a checkpoint is written down before it: going on from there, it would not be met
-    again in this epoch. Where gradients stay useless the weights go back to a checkpoint and the
-    data runs on; that is decided before a step from what a checkpoint holds, so a run that was
-    stopped or killed goes back where it would have without.
+    The order of the lines is a contract. A step is counted before it is reported or saved, so every
+    report and checkpoint of step N is about N whole updates. An evaluation comes before the save
+    that records it; a resumed run repeats an evaluation that a stop cut off. No batch is fetched
+    between a step and its checkpoint. After a resume, the first batch is therefore the batch of the
+    saved step. Bad samples are written down before a checkpoint: a run resumed from it would not
+    meet them again in this epoch. If gradients stay non-finite, the weights return to a checkpoint
+    and the data continues. That decision is made before a step and from saved state alone, so an
+    interrupted run rolls back where an uninterrupted one would.
     """
     state = run.state
     if evaluation_is_due(run):
@@ -102,10 +102,10 @@ def evaluation_is_due(run: Training) -> bool:
 
 
 def evaluate(run: Training) -> bool:
-    """Evaluate the consensus and report it; True if it is the best so far."""
+    """Evaluates the consensus and reports it; True if it is the best so far."""
     state = run.state
     with run.phase("eval"), state.averager.consensus():
-        state.last = {"step": state.step, **run.evaluate(), **state.averager.figures()}
+        state.last = {"step": state.step, **run.evaluate(), **state.averager.metrics()}
     run.quarantine.exchange()
     is_best = score(state.last) > score(state.best)
     if is_best:

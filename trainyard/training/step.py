@@ -1,4 +1,4 @@
-"""One optimizer update: what happens to a batch."""
+"""One training step: a batch becomes an optimizer update."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -41,7 +41,7 @@ class Batch(Samples, Protocol):
 
 
 class MicroBatch(NamedTuple):
-    """What a device takes at a time of its share of a global batch."""
+    """The samples of one forward and backward pass."""
 
     images_BCHW: Tensor
     labels: Tensor
@@ -51,17 +51,17 @@ class MicroBatch(NamedTuple):
 
 
 Divisor = Callable[[], Tensor]
-"""By what a loss is divided; see Averager.divisor."""
+"""Gives the divisor of a loss; see Averager.divisor."""
 Loss = Callable[[Tensor, MicroBatch], Tensor]
-"""float32 logits[B, C] and their micro-batch to losses[B]."""
+"""Gives losses[B] for float32 logits[B, C] and their micro-batch."""
 
-_TRIALS = 3  # steps whose time is taken at once
-_TRIED_S = 0.2  # and so again until this time has passed
+_TRIALS = 3  # steps that are timed together
+_TRIED_S = 0.2  # trials repeat until they have taken this long
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """Sums over a rank's samples, left on the device: to read one is to wait for the device."""
+    """Sums over a rank's samples, on the device: reading one waits for the device."""
 
     loss_sum: Tensor
     correct: Tensor
@@ -73,23 +73,24 @@ class StepStats:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainStep:
-    """Forward, backward, agree, update. Calling it waits for nothing on the host.
+    """One optimizer update: forward, backward, gradient averaging, optimizer step.
 
-    But for an update by an optimizer whose kernels cannot skip by themselves (see update.py), and
-    for the first step of a phase, which finds out how much fits into memory.
+    A call does not synchronise with the device, except where (1) the optimizer has no fused kernel
+    that can skip non-finite updates, or (2) the step is the first of a phase and searches for the
+    micro-batch size.
     """
 
     model: nn.Module  # as the averager wrapped it
     averager: Averager
     loss: Loss
     micro: MicroBatchSize
-    to_reserve: Callable[[], int]  # bytes that the update is going to allocate for good
+    to_reserve: Callable[[], int]  # bytes that the first update will allocate for good
     buffers: Buffers  # of the model
     autocast: torch.dtype | None  # None for fp32
     graphs: bool  # whether the model is replayed as CUDA graphs
-    set_rates: Callable[[Any], None]  # learning rate and the like, as the loop's schedule has them
+    set_rates: Callable[[Any], None]  # sets the learning rate and the like of the schedule
     update: Update
-    follow: Callable[[int], None]  # what the moving average of the weights does after an update
+    update_ema: Callable[[int], None]  # called with the step after each update
     seed: int
     world: World
 
@@ -102,33 +103,26 @@ class TrainStep:
         batch: Batch,
         step: int,
         rates: Any,
-        updating: AbstractContextManager[None] | None = None,
+        timer: AbstractContextManager[None] | None = None,
     ) -> StepStats:
-        """The same. Inside `updating`, if given, there is no waiting for others, but the update."""
-        is_timed, updating = updating is not None, updating or nullcontext()
-        parts = self.averager.parts if self.update.can_divide and not is_timed else None
+        """Like `__call__`; enters `timer` around the update, but not while waiting for others."""
+        timer = timer or nullcontext()
         self.set_rates(rates)
         count = batch.weights.sum()
         self.buffers.remember()
         sums = self._gradient(batch, step, self.averager.divisor(count))
-        if parts is None:
-            self.averager.before_update(step)
-        with updating:
-            updated = self.update(step, parts)
-        # Of a rank without a sample, in a stream that has run dry, only placeholders were seen.
+        updated = self.update(step, self.averager.ready_parameters, timer)
+        # A rank with no samples left saw only padding.
         self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
-        if parts is None:
-            self.averager.after_update(step)
-        with updating:
-            self.follow(step)
+        with timer:
+            self.update_ema(step)
         return StepStats(sums[0], sums[1], count, *updated)
 
     def trial(self, batch: Batch, step: int) -> float | None:
-        """Seconds that forward and backward take this rank alone; None if memory is short.
+        """Seconds of a forward and backward pass of this rank alone; None if memory is short.
 
-        To be called after the step with this batch, by any rank by itself. It leaves nothing
-        behind: no gradient, no statistics of batch norm, and random numbers where they were.
-        Not where a forward pass waits for other ranks.
+        Any rank may call it by itself after the step with this batch, unless a forward pass waits
+        for other ranks. Gradients, batch norm statistics and random numbers stay as they were.
         """
         divisor = partial(torch.clamp, batch.weights.sum(), min=1)
         self.buffers.remember()
@@ -151,10 +145,10 @@ class TrainStep:
         return watch.seconds / count
 
     def _gradient(self, batch: Batch, step: int, divisor: Divisor) -> Tensor:
-        """Leave the gradient of the whole batch in the parameters; see _forward_backward.
+        """Leaves the gradient of the whole batch in the parameters; see _forward_backward.
 
-        The first step of a phase is tried before it is done: every rank by itself finds out how
-        much fits, and what comes of it is dropped, so that whoever resumes there changes nothing.
+        The first step of a phase starts with a trial: every rank by itself finds a micro-batch size
+        that fits. The trial's results are dropped, so a run that resumes there changes nothing.
         """
         if self.micro.begins(step):
             self._fit(batch, step, divisor, is_trial=True)
@@ -164,10 +158,10 @@ class TrainStep:
         return self._fit(batch, step, divisor, is_trial=False)
 
     def _fit(self, batch: Batch, step: int, divisor: Divisor, *, is_trial: bool) -> Tensor:
-        """Take half as many samples at a time, and begin anew, until memory suffices.
+        """Halves the micro-batch and starts again until memory suffices.
 
-        A rank can do so by itself but in the backward pass in which the ranks average gradients,
-        which is that of the last micro-batch, and of none in a trial.
+        A rank can do so by itself, except in the backward pass that averages gradients with other
+        ranks: the last micro-batch's. A trial has no such pass.
         """
         is_local = is_trial or self.world.size == 1
         while True:
@@ -179,7 +173,7 @@ class TrainStep:
                 if not is_out_of_memory(error):
                     raise
                 reason = str(error).partition("\n")[0]
-            # Not before the error is gone, and with its frames what they held of the forward pass.
+            # Outside of `except`: the error's frames hold tensors of the forward pass.
             self.update.forget()
             self.buffers.restore()
             self.micro.halve(len(batch.labels), reason)
@@ -187,11 +181,11 @@ class TrainStep:
                 self.micro.tell()
 
     def _draw_anew(self, step: int) -> None:
-        """Keyed by the step, so that a resumed run drops out alike: there is no state to save."""
+        """Seeds dropout by the step, so that a resumed run is alike without a saved state."""
         torch.manual_seed(_seed_of(self.seed, self.world.rank, step))
 
     def _accumulate(self, batch: Batch, divisor: Divisor, is_local: bool) -> Tensor:
-        """`is_local`: leave out that the ranks average gradients, in the last micro-batch."""
+        """`is_local`: the last micro-batch does not average gradients either."""
         micro_batches = list(_split(batch, self.micro.size))
         if self.graphs and len(micro_batches) > 1:
             _allocate_gradients(self.model)
@@ -203,7 +197,7 @@ class TrainStep:
             return sums + self._forward_backward(micro_batches[-1], divisor, is_local=is_local)
 
     def _forward_backward(self, batch: MicroBatch, divisor: Divisor, *, is_local: bool) -> Tensor:
-        """Loss sum and number of correct samples, as one tensor of two."""
+        """The sum of losses and the number of correct samples, as one tensor of two."""
         with autocast(batch.images_BCHW.device, self.autocast):
             logits = self.model(batch.images_BCHW)
         losses = self.loss(logits.float(), batch)
@@ -216,15 +210,15 @@ class TrainStep:
     def _backward(
         self, loss_sum: Tensor, divisor: Divisor, num_samples: int, *, is_local: bool
     ) -> None:
-        # A loss that is not finite makes every gradient so, and by all-reduce every rank's; the
-        # update is skipped, by all or, where replicas differ, by this one.
+        # A loss that is not finite makes every gradient so, with all-reduce on every rank. All
+        # ranks skip the update or, where replicas differ, this one.
         seed = torch.where(loss_sum.isfinite(), self.update.loss_scale, torch.nan)
         try:
             torch.autograd.backward(loss_sum / divisor(), seed)
         except RuntimeError as error:
             if is_local or not is_out_of_memory(error):
                 raise
-            # The others wait for the rest of this gradient: by ending, this rank ends them too.
+            # The other ranks wait for the rest of this gradient; the end of this rank ends them.
             raise RecipeError(
                 f"out of memory with {num_samples} samples at a time, which had fitted before, "
                 "while the ranks were averaging gradients, which one of them cannot repeat: start "
@@ -233,10 +227,10 @@ class TrainStep:
 
 
 def _allocate_gradients(model: nn.Module) -> None:
-    """So that backward passes add to them.
+    """Allocates gradients up front so that backward passes accumulate into them.
 
-    Otherwise a parameter keeps the first gradient as it is, in memory that belongs to the graph,
-    which writes over it when it is replayed (pytorch issue 169545).
+    Otherwise a parameter keeps its first gradient in memory of the CUDA graph, which the next
+    replay overwrites (pytorch issue 169545).
     """
     for parameter in model.parameters():
         if parameter.requires_grad:
@@ -244,7 +238,7 @@ def _allocate_gradients(model: nn.Module) -> None:
 
 
 def _seed_of(*key: int) -> int:
-    """A well-mixed 64-bit seed: torch's generator on the CPU looks at its low half only."""
+    """A well-mixed 64-bit seed: torch's CPU generator uses the low half only."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 

@@ -1,7 +1,7 @@
-"""From a gradient to new weights: unscale, judge, clip, update."""
+"""Applies gradients: unscale, check for non-finite values, clip, optimizer step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +12,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from trainyard.training.sharding import whole
 
 Clip = Callable[[Sequence[nn.Parameter], Tensor], None]
-"""Alters the gradients of parameters in place, given the norm of them all."""
-Parts = Callable[[int], Iterable[Sequence[nn.Parameter]]]
-"""Of a step: all parameters, to be updated in turn; see Averager.parts."""
+"""Clips the gradients of parameters in place, given the norm of the whole gradient."""
+ReadyParameters = Callable[[int, bool], Iterable[Sequence[nn.Parameter]]]
+"""See Averager.ready_parameters."""
 
 
 class Updated(NamedTuple):
@@ -26,8 +26,7 @@ class Updated(NamedTuple):
 class Update:
     """An optimizer's update, skipped where the gradient is not finite.
 
-    Kernels that can skip by themselves (torch's fused ones) are told to, on the device; for other
-    optimizers the host waits for the gradient to be judged.
+    Torch's fused kernels skip on the device. For other optimizers the host waits for the check.
     """
 
     def __init__(
@@ -38,15 +37,15 @@ class Update:
         *,
         clip: Clip,
         measure: Callable[[int], bool],
-        highest: Callable[[Tensor], Tensor] = lambda value: value,
+        all_reduce_max: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        """`measure`: whether, at a step, to look how far the weights move; a copy of them.
+        """`measure`: whether to measure the move of the weights in a step, which copies them.
 
-        `highest` makes one decision of whether to skip out of those of replicas that differ.
+        `all_reduce_max` makes replicas that differ skip together.
         """
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer, self._scale = optimizer, scale
-        self._clip, self._measure, self._highest = clip, measure, highest
+        self._clip, self._measure, self._all_reduce_max = clip, measure, all_reduce_max
         self._can_skip = getattr(optimizer, "_step_supports_amp_scaling", False)
 
     @property
@@ -54,34 +53,40 @@ class Update:
         return self._scale.value
 
     def forget(self) -> None:
-        """Drop the gradient."""
+        """Drops the gradient."""
         self._optimizer.zero_grad()
-
-    @property
-    def can_divide(self) -> bool:
-        """Whether some parameters can be updated before others.
-
-        Torch's fused optimizers know nothing of one that would change how they update another.
-        """
-        return self._can_skip
 
     @torch.no_grad()
-    def __call__(self, step: int, parts: Parts | None = None) -> Updated:
-        """`parts`, of an optimizer that can divide: asked for when the gradient is judged."""
-        grads = [p.grad for p in self._parameters if p.grad is not None]
-        self._scale.unscale(grads)
-        norm = whole(get_total_norm(grads))
-        finite = self._highest(1.0 - norm.isfinite().float()) == 0
+    def __call__(
+        self,
+        step: int,
+        ready: ReadyParameters | None = None,
+        timer: AbstractContextManager[object] | None = None,
+    ) -> Updated:
+        """Updates the parameters as they become `ready`; without it, all of them.
+
+        `timer` is entered around the computation and left while this rank waits for others.
+        """
+        timer = timer or nullcontext()
+        with timer:
+            grads = [p.grad for p in self._parameters if p.grad is not None]
+            self._scale.unscale(grads)
+            norm = whole(get_total_norm(grads))
+        finite = self._all_reduce_max(1.0 - norm.isfinite().float()) == 0
         before: dict[nn.Parameter, Tensor] = {}
-        for part in [self._parameters] if parts is None else parts(step):
-            parameters = [p for p in part if p.grad is not None]
-            self._clip(parameters, norm)
-            if self._measure(step):
-                before |= {p: p.clone() for p in parameters}
-            with nullcontext() if parts is None else _only(self._optimizer, parameters):
-                self._step(finite)
-        self._optimizer.zero_grad()
-        self._scale.adjust(finite)
+        # Optimizers that can skip are fused; these can update the parameters in several groups.
+        for group in ready(step, self._can_skip) if ready else [self._parameters]:
+            with timer:
+                parameters = [p for p in group if p.grad is not None]
+                self._clip(parameters, norm)
+                if self._measure(step):
+                    before |= {p: p.clone() for p in parameters}
+                is_all = len(group) == len(self._parameters)
+                with nullcontext() if is_all else _only(self._optimizer, parameters):
+                    self._step(finite)
+        with timer:
+            self._optimizer.zero_grad()
+            self._scale.adjust(finite)
         return Updated(norm, (~finite).float(), _ratio(before) if before else None)
 
     def _step(self, finite: Tensor) -> None:
@@ -94,16 +99,16 @@ class Update:
 
 
 class LossScale:
-    """No scaling: fp32, tf32 and bf16 need none."""
+    """A constant loss scale of 1, for fp32, tf32 and bf16."""
 
     def __init__(self, device: torch.device, initial: float = 1.0) -> None:
         self.value = torch.full((), initial, device=device)
 
     def unscale(self, grads: list[Tensor]) -> None:
-        """Divide gradients by the scale, in place."""
+        """Divides gradients by the scale, in place."""
 
     def adjust(self, finite: Tensor) -> None:
-        """After an update, which was skipped if its gradient was not finite."""
+        """Adapts the scale after an update, which was skipped unless its gradient was finite."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -113,10 +118,10 @@ class LossScale:
 
 
 class DynamicLossScale(LossScale):
-    """For fp16: halved when a gradient overflows, doubled after many that do not.
+    """The loss scale for fp16: halves when a gradient overflows, doubles after many that do not.
 
-    As torch.amp.GradScaler, without its wait for the device: it too grows no further than to the
-    largest finite number. All ranks skip the same updates, so the scale is the same on all.
+    Like torch.amp.GradScaler, without its wait for the device: the scale stays finite. All ranks
+    skip the same updates, so the scale is equal on all.
     """
 
     def __init__(self, device: torch.device, initial: float = 2.0**16, interval: int = 2000):
@@ -151,7 +156,7 @@ def no_clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
 
 
 def clip_by_norm(largest: float) -> Clip:
-    """The whole gradient, as torch.nn.utils.clip_grad_norm_."""
+    """Clips the norm of the whole gradient, like torch.nn.utils.clip_grad_norm_."""
 
     def clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
         clip_grads_with_norm_(parameters, largest, norm)
@@ -160,7 +165,7 @@ def clip_by_norm(largest: float) -> Clip:
 
 
 def clip_adaptively(factor: float, *, exempt: Sequence[nn.Parameter]) -> Clip:
-    """Each unit's gradient to `factor` of its weights' norm (Brock et al. 2021, section 4.1)."""
+    """Clips each unit's gradient to `factor` of its weights' norm (Brock et al. 2021, 4.1)."""
     exempted = frozenset(exempt)
 
     def clip(parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
@@ -172,7 +177,7 @@ def clip_adaptively(factor: float, *, exempt: Sequence[nn.Parameter]) -> Clip:
 
 
 def _ratio(before: dict[nn.Parameter, Tensor]) -> Tensor:
-    """Norm of the change over the norm of what was changed."""
+    """The norm of the change over the norm of the weights before it."""
     moved = [now - then for now, then in before.items()]
     norm = whole(get_total_norm([*before.values()]))
     return whole(get_total_norm(moved)) / norm.clamp(min=1e-12)
@@ -180,7 +185,7 @@ def _ratio(before: dict[nn.Parameter, Tensor]) -> Tensor:
 
 @contextmanager
 def _only(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Inside, the optimizer knows of no others."""
+    """Context in which the optimizer updates these parameters alone."""
     groups, wanted = optimizer.param_groups, set(parameters)
     every = [group["params"] for group in groups]
     for group in groups:
