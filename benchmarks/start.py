@@ -1,6 +1,6 @@
 """How long it takes until ranks are under way, and what finding out who they are costs.
 
-python -m benchmarks.start FOLDER [--ranks 2 8 32] [--hardware NAME] [--out benchmarks/results]
+python -m benchmarks.start FOLDER [--ranks 2 8 32] [--beside NAME=PYTHON] [--hardware NAME]
 
 Discovery, without processes: the environments that Slurm would give all tasks of a job, eight a
 node, are read one after the other, as if each rank's share were done here. Then the roll call: one
@@ -10,15 +10,19 @@ and the runs.
 """
 
 import argparse
+import json
 import multiprocessing
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from torch.distributed import Store
 
@@ -39,7 +43,7 @@ SIZES = (256, 1024, 4096)
 CHECKED = (64, 256)
 CHECK_S = 300
 PER_NODE = 8
-STEPS = 2
+KILL_AFTER = 12  # steps, of which every fifth is saved
 
 
 def environment(rank: int, size: int) -> dict[str, str]:
@@ -112,26 +116,60 @@ def allow_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def start_seconds(folder: Path, ranks: int) -> tuple[float, float]:
-    """Of a run on so many ranks until the first step is done, and until it has ended."""
-    run = folder / f"{ranks}-ranks-{time.time_ns()}"
-    metrics = run / "metrics.jsonl"
-    command = [sys.executable, "-m", "trainyard", "launch", "local", "debug", "--ranks", ranks]
-    command += ["--data", folder / "digits", "--run", run, "--batch.size", 64]
-    command += ["--run.length", f"{STEPS} steps", "--run.log_every", "1 step", "--data.threads", 1]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    started, first = time.perf_counter(), 0.0
-    with subprocess.Popen(list(map(str, command)), env=env, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None:
-            with suppress(OSError):
-                if not first and '"train"' in metrics.read_text():
-                    first = time.perf_counter() - started
+class Run:
+    """`debug` on so many ranks of this machine, by an installed Trainyard."""
+
+    def __init__(self, python: str, folder: Path, ranks: int) -> None:
+        self._run, self._ranks = folder / f"{ranks}-ranks-{time.time_ns()}", ranks
+        words = ["launch", "local", "debug", "--ranks", ranks, "--restarts", 1, "--run", self._run]
+        words += ["--data", folder / "digits", "--data.threads", 1, "--batch.size", 64]
+        words += ["--run.length", "1000 epochs", "--run.log_every", "1 step"]
+        words += ["--run.eval_every", "0 steps", "--run.save_every", "5 steps"]
+        command = [python, "-m", "trainyard", *map(str, words)]
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, env=env, stdout=quiet, stderr=quiet, cwd=folder)
+
+    def seconds(self) -> tuple[float, float]:
+        """From the start to the first step; from the death of a rank to the first step after it."""
+        begun = time.perf_counter()
+        first = self._wait_for(lambda kinds: "train" in kinds) - begun
+        self._wait_for(lambda kinds: kinds.count("train") > KILL_AFTER)
+        os.kill(self._process_of(self._ranks - 1), signal.SIGKILL)
+        killed, seen = time.perf_counter(), len(self._kinds())
+        again = self._wait_for(lambda kinds: "resume" in kinds[seen:] and kinds[-1] == "train")
+        self._process.terminate()
+        self._process.wait()
+        return first, again - killed
+
+    def _wait_for(self, condition: Callable[[list[str]], bool]) -> float:
+        while not condition(self._kinds()):
+            assert self._process.poll() is None
             time.sleep(0.02)
-    assert process.returncode == 0
-    return first, time.perf_counter() - started
+        return time.perf_counter()
+
+    def _kinds(self) -> list[str]:
+        """Of the reports so far; that of a resumed run is called so."""
+        with suppress(OSError):
+            lines = (self._run / "metrics.jsonl").read_text().splitlines()
+            return [_kind(json.loads(line)) for line in lines]
+        return []
+
+    def _process_of(self, rank: int) -> int:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                variables = (folder / "environ").read_bytes().split(b"\0")
+                words = (folder / "cmdline").read_bytes()
+                if f"RANK={rank}".encode() in variables and str(self._run).encode() in words:
+                    return int(folder.name)
+        raise AssertionError(f"there is no rank {rank}")
 
 
-def discovery(found: list[dict[str, float]]) -> str:
+def _kind(report: dict[str, Any]) -> str:
+    return "resume" if report.get("event") == "resumed" else str(report["kind"])
+
+
+def discovery(found: list[dict[str, Any]]) -> str:
     text = "| ranks | discovery, all | a rank's share | hosts, rank 0 |\n|---|---|---|---|\n"
     for size in SIZES:
         everyone, hosts = discovery_seconds(size)
@@ -143,7 +181,7 @@ def discovery(found: list[dict[str, float]]) -> str:
     return text
 
 
-def startup_checks(found: list[dict[str, float]]) -> str:
+def startup_checks(found: list[dict[str, Any]]) -> str:
     text = "| ranks | startup check |\n|---|---|\n"
     for size in CHECKED:
         check_s = check_seconds(size)
@@ -152,33 +190,49 @@ def startup_checks(found: list[dict[str, float]]) -> str:
     return text
 
 
-def start(found: list[dict[str, float]], folder: Path, numbers: list[int]) -> str:
+def start(
+    found: list[dict[str, Any]], folder: Path, numbers: list[int], installed: dict[str, str]
+) -> str:
+    """Each number of ranks by each installed Trainyard in turn."""
     text = (
-        "| debug ranks here | first step after | 2 steps, evaluated, ended | load before |\n"
-        "|---|---|---|---|\n"
+        "| Trainyard | `debug` ranks here | first step after | first step after a death "
+        "| load before |\n|---|---|---|---|---|\n"
     )
     if not (folder / "digits").exists():
         folder.mkdir(parents=True, exist_ok=True)
         prepare_digits(folder / "digits")
     for ranks in numbers:
-        load = os.getloadavg()[0]
-        first, whole = start_seconds(folder, ranks)
-        found.append({"ranks": ranks, "first_step_s": first, "whole_s": whole, "load": load})
-        text += f"| {ranks} | {first:.1f} s | {whole:.1f} s | {load:.1f} |\n"
+        for name, python in installed.items():
+            load = os.getloadavg()[0]
+            first, again = Run(python, folder, ranks).seconds()
+            found.append(
+                {"name": name, "ranks": ranks, "first_s": first, "again_s": again, "load": load}
+            )
+            text += f"| {name} | {ranks} | {first:.1f} s | {again:.1f} s | {load:.1f} |\n"
+            print(text.splitlines()[-1], flush=True)
     return text
+
+
+def named_python(text: str) -> tuple[str, str]:
+    name, _, python = text.partition("=")
+    return name, python
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8, 32])
+    parser.add_argument(
+        "--beside", type=named_python, action="append", default=[], metavar="NAME=PYTHON"
+    )
     parser.add_argument("--hardware", help="save results/DATE-HARDWARE-start.json and .md")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {"discovery": [], "check": [], "start": []}
+    found: dict[str, list[dict[str, Any]]] = {"discovery": [], "check": [], "start": []}
     text = discovery(found["discovery"]) + "\n"
     text += startup_checks(found["check"]) + "\n"
-    text += start(found["start"], options.folder, options.ranks)
+    installed = dict(options.beside) | {"this": sys.executable}
+    text += start(found["start"], options.folder.absolute(), options.ranks, installed)
     print(text)
     if options.hardware:
         heading = f"# From nothing to the first step, {options.hardware}\n\n"

@@ -18,9 +18,8 @@ from tests.web import free_port
 from trainyard import run as trainyard_run
 from trainyard.config import RunConfig
 from trainyard.distributed import Watchdog, init_distributed
-from trainyard.files import RunDirectory
+from trainyard.files import WRITER, RunDirectory
 from trainyard.monitor.outcome import Outcome
-from trainyard.training.saving import WRITER
 from trainyard.world import World
 
 # The heavy imports are done once, in the fork server, not once per rank.

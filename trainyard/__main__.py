@@ -31,7 +31,7 @@ from trainyard.data.credentials import without_secrets
 from trainyard.distributed import discover
 from trainyard.early_stop import early_stops
 from trainyard.errors import InputError, Stopped, TrainyardError
-from trainyard.files import disk_error
+from trainyard.files import WRITER, disk_error
 from trainyard.printable import printable
 from trainyard.world import World
 
@@ -163,7 +163,7 @@ def end(code: int) -> NoReturn:
     What torch has under way with a rank that is gone can keep the interpreter from ending, and a
     thread that is inside torch when it ends aborts the process.
     """
-    is_writing = any(thread.name == "checkpoint" for thread in threading.enumerate())
+    is_writing = any(thread.name == WRITER for thread in threading.enumerate())
     if code and (is_writing or _world().size > 1):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -17,6 +17,8 @@ from typing import Any, BinaryIO
 
 from trainyard.errors import CheckpointError, DiskError
 
+WRITER = "checkpoint"
+"""Name of the thread that writes checkpoints."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNWRITABLE = (*_FULL, errno.EROFS)
 Needed = int | Callable[[], int] | None

@@ -8,13 +8,12 @@ from pathlib import Path
 from types import TracebackType
 
 from trainyard.errors import PeerError
+from trainyard.files import WRITER
 from trainyard.training import keeping
 from trainyard.training.checkpoint import Snapshot, TrainState, snapshot
 from trainyard.training.host_memory import HostCopies
 from trainyard.world import World, new_group, together
 
-WRITER = "checkpoint"
-"""The name of the thread."""
 _LOOK_S = 0.5
 _LEAVE_S = 300  # for the checkpoint under way, where the run ends by an error: as launchers wait
 _LOST_S = 5  # the same where ranks write together, and one is lost
