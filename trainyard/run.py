@@ -163,8 +163,8 @@ def _built(
 def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     """Train in a run directory that is this run's alone."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
-    device = run.device
-    averager, ema = run.averager, ema_of(config, run.model)
+    device, averager = run.device, run.averager
+    ema, heartbeat = ema_of(config, run.model), watchdog.heartbeat
     ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
     wrapped = averager.wrap(run.model.train())
     if ema is not None:
@@ -179,7 +179,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     step_and_look = observed(step, config, course, state.clock, world=world, report=report)
 
     def on_batch(batch: Batch, count: int) -> None:
-        watchdog.heartbeat.mark("eval", state.step)
+        heartbeat.mark("eval", state.step)
         quarantine.note("val", batch.bad)
         sinks.show_evaluation(count, len(run.data.val))
         stop.check()
@@ -206,24 +206,18 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
                 quarantine=quarantine,
                 report=report,
                 evaluate=partial(_evaluate, run, feeds, state, on_batch=on_batch),
-                save=partial(_save, state, saver, stop, watchdog.heartbeat),
+                save=partial(_save, state, saver, stop, heartbeat),
                 roll_back=partial(
-                    _roll_back,
-                    run,
-                    state,
-                    saver,
-                    feed=feed,
-                    report=report,
-                    heartbeat=watchdog.heartbeat,
+                    _roll_back, run, state, saver, feed=feed, report=report, heartbeat=heartbeat
                 ),
                 stop=stop,
                 log_every=course.every(config.run.log_every),
                 eval_every=course.every(config.run.eval_every),
                 save_every=feed.saving(_save_every(run, saver, stop)),
-                phase=partial(_phase, state, watchdog.heartbeat, stop),
+                phase=partial(_phase, state, heartbeat, stop),
             ),
             saver,
-            watchdog.heartbeat,
+            heartbeat,
         )
     return Outcome(str(folder.path), state.step, state.clock.total, state.last, state.best, stopped)
 
