@@ -13,8 +13,8 @@ NAMED = 8
 
 class ProcessInfo(NamedTuple):
     host: str
-    namespace: str
-    """The PID namespace. Containers on one host have their own."""
+    namespaces: str
+    """PIDs and network. Containers on one host have their own."""
     pid: int
     started: str
     """Start time, which tells the process from a later one with the same PID."""
@@ -23,11 +23,12 @@ class ProcessInfo(NamedTuple):
     def current(cls) -> "ProcessInfo":
         state = _state_of(os.getpid())
         assert state is not None
-        return cls(socket.gethostname(), os.readlink("/proc/self/ns/pid"), os.getpid(), state[1])
+        namespaces = " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))
+        return cls(socket.gethostname(), namespaces, os.getpid(), state[1])
 
     def is_visible_from(self, other: "ProcessInfo") -> bool:
-        """True if both processes are on one host and in one PID namespace."""
-        return (self.host, self.namespace) == (other.host, other.namespace)
+        """True if both processes are on one host and in the same namespaces."""
+        return (self.host, self.namespaces) == (other.host, other.namespaces)
 
     def has_ended(self) -> bool:
         """True if a visible process has ended."""

@@ -78,7 +78,8 @@ class Watchdog:
             for rank, process in enumerate(self._processes)
             if rank != world.rank and process.is_visible_from(me)
         }
-        self._posts: dict[int, _Post] = {}
+        watched = range(1, world.size) if world.is_first else (0,)
+        self._posts = {rank: _Post(b"", time.monotonic()) for rank in watched}
         self._beats, self._is_on, self._first_has_left = 0, True, False
         self._stacks: Stacks | None = None
         self._armed = 0.0
@@ -162,27 +163,26 @@ class Watchdog:
 
     def _watch(self) -> Alarm | None:
         """Returns at an alarm, or with None when it is closed."""
-        while True:
+        while not self._is_closed:
             self._arm()
-            begun = time.monotonic()
-            self._wake.wait(BEAT_S)
-            self._wake.clear()
-            if self._is_closed:
-                return None
-            self._forgive(time.monotonic() - begun - BEAT_S)
             try:
                 alarm = self._beat()
             except RuntimeError:
                 return self._without_store()
             if alarm is not None:
                 return alarm
+            begun = time.monotonic()
+            self._wake.wait(BEAT_S)
+            self._wake.clear()
+            self._forgive(time.monotonic() - begun - BEAT_S)
+        return None
 
     def _beat(self) -> Alarm | None:
         activity = self.heartbeat.activity()
         if self._store is None:
             return self._hanging({0: activity}, set())
         self._beats += 1
-        self._store.set(f"beat/{self._world.rank}", json.dumps([self._beats, *activity]))
+        self._store.set(_key(self._world.rank), json.dumps([self._beats, *activity]))
         if self._store.check(["alarm"]):
             return self._posted(self._store.get("alarm"))
         self._first_has_left = self._first_has_left or self._has_left(0)
@@ -193,15 +193,9 @@ class Watchdog:
 
     def _judge(self, store: "Store", activity: Activity) -> Alarm | None:
         """Rank 0 looks at all others; each of them looks at rank 0."""
-        others = [*range(1, self._world.size)] if self._world.is_first else [0]
-        keys = [f"beat/{rank}" for rank in others]
-        if not store.check(keys):
-            return None
+        self._look_at_posts(store)
         now = time.monotonic()
-        for rank, data in zip(others, store.multi_get(keys), strict=True):
-            if rank not in self._posts or self._posts[rank].data != data:
-                self._posts[rank] = _Post(data, now)
-        ages = {rank: now - self._posts[rank].at for rank in others}
+        ages = {rank: now - post.at for rank, post in self._posts.items()}
         stale = {rank for rank, age in ages.items() if age > FRESH_S}
         left = {rank for rank in stale if self._has_left(rank)}
         stale -= left
@@ -219,6 +213,15 @@ class Watchdog:
             for seen in [self._posts[rank].activity]
         }
         return self._hanging(activities | {self._world.rank: activity}, stale)
+
+    def _look_at_posts(self, store: "Store") -> None:
+        ranks = [*range(1, self._world.size)] if self._world.is_first else [0]
+        if not store.check([_key(rank) for rank in ranks]):
+            ranks = [rank for rank in ranks if store.check([_key(rank)])]  # others are yet to post
+        now = time.monotonic()
+        for rank, data in zip(ranks, store.multi_get([*map(_key, ranks)]), strict=True):
+            if self._posts[rank].data != data:
+                self._posts[rank] = _Post(data, now)
 
     def _hanging(self, activities: dict[int, Activity], stale: set[int]) -> Alarm | None:
         ranks = hanging(activities, stale)
@@ -312,6 +315,10 @@ class Watchdog:
             self._posts = {rank: post._replace(at=now) for rank, post in self._posts.items()}
 
 
+def _key(rank: int) -> str:
+    return f"beat/{rank}"
+
+
 class _Post(NamedTuple):
     data: bytes
     at: float
@@ -319,7 +326,7 @@ class _Post(NamedTuple):
 
     @property
     def activity(self) -> Activity:
-        _, *fields = json.loads(self.data)
+        _, *fields = json.loads(self.data or b"[0]")
         return Activity(*fields)
 
 
