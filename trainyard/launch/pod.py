@@ -167,9 +167,7 @@ def _urges(ends: dict[int, int], notice: _Notice, grace_s: float) -> list[tuple[
 
 
 def _reap() -> None:
-    """Reap orphans of the ranks: they become children of a container's first process, as this may
-    be.
-    """
+    """Reap orphans of the ranks: this process may be a container's first, their new parent."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
