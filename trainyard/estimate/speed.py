@@ -17,7 +17,7 @@ from trainyard.hardware import Accelerator
 Bound = Literal["arithmetic", "memory traffic", "kernel launches"]
 
 _LAUNCH = 5e-6  # seconds that PyTorch takes to launch a kernel
-# Traffic between matrix products that torch.compile leaves; from one published figure alone.
+# Share of the traffic between matrix products that torch.compile leaves; from one figure alone.
 _FUSED = 0.7
 
 

@@ -32,8 +32,8 @@ def is_last(code: int) -> bool:
 def first_cause(ends: dict[int, int]) -> tuple[int, int]:
     """The rank that ended the run, and its exit code, or minus the signal that killed it.
 
-    A stop ranks after a failure: the launcher may have stopped the remaining ranks. Ranks that
-    failed because another one did come last.
+    A failure takes precedence over a stop: the launcher may have stopped the remaining ranks. Ranks
+    that failed because another one did come last.
     """
     order = (*_ASKED, 0, *_FOLLOW)
 

@@ -24,7 +24,7 @@ _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], None]) -> int:
     """Run a job as `ranks` processes. Returns the exit code of the first that failed.
 
-    After a failure that a restart may help, all ranks are restarted, up to `restarts` times, with a
+    After a failure that may not recur, all ranks are restarted, up to `restarts` times, with a
     message to `say`. Signals that end a run are passed on to the ranks, which save a checkpoint
     first.
     """

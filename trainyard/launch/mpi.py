@@ -68,7 +68,7 @@ def launch_mpi(
 ) -> int:
     """Run a job. Returns mpirun's exit code, which is that of the first rank that failed.
 
-    After a failure that a restart may help, all ranks are restarted, up to `restarts` times, with a
+    After a failure that may not recur, all ranks are restarted, up to `restarts` times, with a
     message to `say`. Signals that end a run make the ranks save first.
     """
     environment = variables(options) | os.environ

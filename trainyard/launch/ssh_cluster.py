@@ -163,7 +163,7 @@ class SshCluster:
         """An address of the first host that all others reach, and a free port there."""
         first, *others = names
         is_first = first == self._options.hosts[0].name
-        wanted = self._options.master_addr if is_first else None  # not of another host
+        wanted = self._options.master_addr if is_first else None  # it is that host's
         known = [wanted] if wanted else [self.remotes[first].address, first]
         towards = [] if wanted else [self.remotes[name].address for name in others]
         order = {"do": "listen", "names": [n for n in known if n], "towards": towards}

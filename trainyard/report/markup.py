@@ -4,7 +4,7 @@ from html import escape
 
 
 class Html(str):
-    """Text that is markup already. Only `tag` and trusted files make it."""
+    """Text that is markup already, and is not escaped again."""
 
 
 Child = str | int | float | None

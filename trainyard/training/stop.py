@@ -153,7 +153,7 @@ class StopSignal:
             now = time.monotonic()
             self._interrupted = self._interrupted or now
             if now - self._interrupted > _IMPATIENT_S:
-                raise KeyboardInterrupt  # instead of a step that may wait minutes for a server
+                raise KeyboardInterrupt  # the current step may wait minutes for a server
         self._wanted = max(self._wanted, _SIGNALS[signal.Signals(number)])
         if self._world.size > 1:
             return

@@ -37,7 +37,7 @@ class TensorboardTracker:
         if is_event and self._step is None and report["event"] != "resumed":
             return  # written before the resumed step is known
         if self._step is None or step < self._step:
-            # An event at the same step keeps that step's figures; a new run keeps nothing.
+            # A resumed or rolled back run keeps the figures of its step; a new run keeps nothing.
             goes_on = is_event or self._step is not None
             self._purge(step + 1 if goes_on else 0)
         self._step = step
