@@ -9,7 +9,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def installed() -> dict[str, str]:
-    """Versions and a checksum of Trainyard's code. Does not import torch."""
+    """Versions of trainyard and torch, and a checksum of Trainyard's code; imports neither."""
     return {"trainyard": version("trainyard"), "torch": version("torch"), "code": checksum()}
 
 

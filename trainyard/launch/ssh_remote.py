@@ -114,7 +114,7 @@ class Remote:
         self.order({"do": "ping"})
 
     def close(self) -> None:
-        """End the agent and its remaining ranks; it is killed after _CLOSE_S."""
+        """End the agent and its remaining ranks; the connection is killed after _CLOSE_S."""
         self._is_closed = True
         assert self._process.stdin and self._process.stdout and self._process.stderr
         with self._lock, suppress(OSError):

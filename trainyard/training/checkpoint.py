@@ -341,7 +341,7 @@ def _bytes_of(value: Any) -> int:
 
 
 def write_tensors(content: Any, path: Path) -> None:
-    """Like torch.save, which hides the reason why a file cannot be written."""
+    """torch.save to a file opened here: torch's own error hides why a file cannot be written."""
     with open(path, "wb") as file:
         torch.save(content, file)
 
