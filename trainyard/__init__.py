@@ -4,8 +4,8 @@
     trainyard.evaluate("runs/digits")["top1"]
     trainyard.load("runs/digits").predict(["three.png"])
 
-`docs/library.md` has these, and the data path in a loop of one's own. The names are imported on
-first use, so that `import trainyard` stays light.
+`docs/library.md` describes these functions, and the data path for custom training loops. Names are
+imported on first use, so that `import trainyard` stays light.
 """
 
 import importlib
@@ -53,7 +53,7 @@ __all__ = [
     "train",
 ]
 
-# Read when torch is loaded. Threads that spin while they wait take the loader's cores, and a
+# Read when torch is loaded. Threads that spin while they wait occupy the loader's cores, and a
 # trainer on a CPU that shares its cores becomes several times slower (docs/LOG.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

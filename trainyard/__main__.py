@@ -1,6 +1,6 @@
-"""The command line: parse, call, and turn errors into exit codes.
+"""The command line: parses arguments, runs a command, and turns errors into exit codes.
 
-Nothing heavy is imported until a command needs it, so that --help answers at once.
+Heavy imports wait until a command needs them, so that --help answers at once.
 """
 
 import argparse
@@ -40,8 +40,8 @@ _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the exit code says how it ended (see trainyard/errors.py)."""
-    # Of a rank that is lost we say more in a line than torch in pages.
+    """Run a command. Returns its exit code (see trainyard/errors.py)."""
+    # Hides torch's long messages about lost ranks: Trainyard prints one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     given = sys.argv[1:] if arguments is None else arguments
     try:
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("trainyard: interrupted", file=sys.stderr)
         return Stopped.exit_code
-    except BrokenPipeError:  # the reader of our output, `head` say, has had enough
+    except BrokenPipeError:  # the reader of stdout is gone, `head` for instance
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _of_the_disk(error: Exception) -> TrainyardError | None:
-    """What there is to say of a disk that is full, or of a file that is not as it should be."""
+    """The error to print for a full disk, or for a file of the wrong kind or mode; else None."""
     name = getattr(error, "filename", None)
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
     full = disk_error(error, path or Path())
@@ -85,14 +85,14 @@ def _of_the_disk(error: Exception) -> TrainyardError | None:
 
 
 def say(error: TrainyardError) -> int:
-    """Print it, of what all ranks know as the first one; its exit code."""
+    """Print an error, on the first rank alone if all ranks know it. Returns its exit code."""
     if not error.is_shared or _world().is_first:
         print(f"trainyard: {printable(without_secrets(str(error)))}", file=sys.stderr)
     return error.exit_code
 
 
 def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Take `--section.key value` and `--section.key=value` out of the command line."""
+    """Separate `--section.key value` and `--section.key=value` from the command line."""
     rest, overrides = [], {}
     queue = list(words)
     while queue:
@@ -110,7 +110,7 @@ def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with its errors in one line, like all others."""
+    """argparse with one-line errors, like all others."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, allow_abbrev=False)
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _world() -> World:
-    """As one of whom this process was started; alone if the environment contradicts itself."""
+    """The world of this process; a world of one if the environment contradicts itself."""
     try:
         return discover()
     except InputError:
@@ -158,10 +158,10 @@ def _world() -> World:
 
 
 def end(code: int) -> NoReturn:
-    """End this process; at once if it has failed as one of several, or while it writes.
+    """End this process; immediately if it has failed as one of several ranks, or while it writes.
 
-    What torch has under way with a rank that is gone can keep the interpreter from ending, and a
-    thread that is inside torch when it ends aborts the process.
+    Pending torch work with a lost rank can keep the interpreter from ending, and a thread that is
+    inside torch at the end aborts the process.
     """
     is_writing = any(thread.name == WRITER for thread in threading.enumerate())
     if code and (is_writing or _world().size > 1):

@@ -1,4 +1,4 @@
-"""Trainyard as a library: what the commands do, for a notebook or a program of one's own.
+"""Trainyard as a library: functions of the main commands, for notebooks and programs.
 
 Every function raises a TrainyardError with one line that names the wrong key, file or value and
 says what to do. Accuracies are fractions of 1, losses mean cross-entropies in nats, times seconds.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trainyard.world import World
 
 StrPath = str | os.PathLike[str]
-EVALUATED = ("model", "data", "augment", "batch")  # sections that an evaluation can depend on
+EVALUATED = ("model", "data", "augment", "batch")  # sections of keys that can affect an evaluation
 
 
 def train(
@@ -32,19 +32,19 @@ def train(
     world: "World | None" = None,
     console: "Console | None" = None,
 ) -> "Outcome":
-    """Train a recipe in a run directory, or go on with the run that is there.
+    """Train a recipe in a run directory, or resume the run in it.
 
     `recipe` is a built-in name, the path of a TOML file, or a RunConfig. `data` is a location with
-    train and val data, or several to be merged, and comes before what the recipe says. `overrides`
-    are recipe keys such as {"optim.lr": 0.1, "run.length": "8 epochs"}; a text is read as on the
-    command line. `world` is found as for `trainyard train` (one rank, or this process's place
-    under torchrun, srun, …), and every rank of it calls this alike. `console` is where progress is
-    shown: by default the terminal or the notebook's cell; Console(quiet=True) shows none.
+    train and val data, or several to be merged; it overrides the recipe's. `overrides` are recipe
+    keys such as {"optim.lr": 0.1, "run.length": "8 epochs"}; a text is parsed as on the command
+    line. `world` defaults as in `trainyard train` (one rank, or this process's rank under torchrun,
+    srun, …); every rank of it makes the same call. `console` shows progress, by default in the
+    terminal or the notebook's cell; Console(quiet=True) shows none.
 
     The Outcome has `step`, `seconds`, and the `last` and `best` evaluations: dicts with "top1",
-    "top5", "loss", and "ema_top1" … where there is a moving average. `stopped` says whether Ctrl-C,
-    or the kernel's Interrupt, ended it early: a checkpoint is saved, and the same call goes on.
-    RecipeError, DataError or CheckpointError for what cannot be right.
+    "top5", "loss", and "ema_top1" … if there is a moving average. `stopped` is set if Ctrl-C, or
+    the kernel's Interrupt, ended the run early: a checkpoint is saved, and the same call resumes.
+    RecipeError, DataError or CheckpointError for wrong input.
     """
     from trainyard.distributed import discover
 
@@ -66,16 +66,16 @@ def evaluate(
     world: "World | None" = None,
     console: "Console | None" = None,
 ) -> dict[str, Any]:
-    """The accuracy of a run's best checkpoint, or of a checkpoint, on every validation image once.
+    """The accuracy of a checkpoint, or of a run's best one, with every validation image used once.
 
-    `data` is other validation data than the run's own, or several locations taken as one; of it
-    only classes that it has are guessed, unless `all_classes`. `overrides` are keys of the sections
-    model, data, augment and batch, {"data.eval_size": 288} say. `flip` judges the mean softmax of
+    `data` is other validation data than the run's own, or several locations taken as one; only
+    classes that it has are predicted, unless `all_classes`. `overrides` are keys of the sections
+    model, data, augment and batch, such as {"data.eval_size": 288}. `flip` uses the mean softmax of
     an image and of its mirror image. `world` and `console` are as for `train`.
 
-    Gives what `trainyard evaluate --json` prints: "samples", "bad" (images that cannot be read),
-    "top1", "top5", "loss", "ece" (expected calibration error), and "ema_top1" … where there is a
-    moving average. CheckpointError or DataError for what is missing or does not fit.
+    Returns the content of `trainyard evaluate --json`: "samples", "bad" (unreadable images),
+    "top1", "top5", "loss", "ece" (expected calibration error), and "ema_top1" … if there is a
+    moving average. CheckpointError or DataError if something is missing or does not fit.
     """
     from trainyard.distributed import discover
 
@@ -98,7 +98,7 @@ def history(run: StrPath) -> "History":
 
     Train reports have "step", "epoch", "samples", "time" (s), "loss", "top1", "lr", "grad_norm",
     "images_per_s" (of all ranks), "data_wait" (share of time); val reports "top1", "top5", "loss",
-    "ema_top1" …; events "event" and "message". After a kill the steps made again count once.
+    "ema_top1" …; events "event" and "message". Steps repeated after a kill count once.
     InputError if the run has no reports.
     """
     from trainyard.files import RunDirectory
@@ -108,11 +108,11 @@ def history(run: StrPath) -> "History":
 
 
 def predictions(run: StrPath) -> "Recorded":
-    """What the best weights of a run say of each validation sample, in the order of its index.
+    """Predictions of a run's best weights for each validation sample, in the order of its index.
 
     `.labels` is int32[samples]; `.said` has columns float32[samples]: `guess`, `confidence`,
-    `place` of the true class (1 for the best) and `loss`; `.step` says when. DataError if there
-    are none yet.
+    `place` (the rank of the true class, 1 for the best) and `loss`; `.step` is the step of the
+    weights. DataError if there are none yet.
     """
     from trainyard.errors import DataError
     from trainyard.files import RunDirectory
@@ -126,9 +126,9 @@ def predictions(run: StrPath) -> "Recorded":
 
 
 def evaluation_recipe(run: Path, overrides: Mapping[str, Any] | None = None) -> "RunConfig":
-    """The recipe of a run directory, for an evaluation that need not be where the run was.
+    """The recipe of a run directory for an evaluation, which may run on another machine.
 
-    RecipeError for a key that changes nothing about one.
+    RecipeError for a key without effect on an evaluation.
     """
     from trainyard.config import load_recipe
 
@@ -136,18 +136,18 @@ def evaluation_recipe(run: Path, overrides: Mapping[str, Any] | None = None) -> 
     config = load_recipe(str(run / "recipe.toml"), _plain(overrides))
     if "data.stage" in (overrides or {}):
         return config
-    here = config.data.model_copy(update={"stage": None})  # that was a folder of other nodes
+    here = config.data.model_copy(update={"stage": None})  # it was a folder on other nodes
     return config.model_copy(update={"data": here})
 
 
 def check_evaluated(keys: Iterable[str]) -> None:
-    """RecipeError for a key that changes nothing about an evaluation."""
+    """RecipeError for a key without effect on an evaluation."""
     from trainyard.compare import check_keys
 
     check_keys(keys, EVALUATED, "an evaluation")
 
 
-# --- arguments, as a person gives them ---
+# --- arguments in the forms that users give ---
 
 
 def _config(recipe: "StrPath | RunConfig", overrides: Mapping[str, Any]) -> "RunConfig":
@@ -181,7 +181,7 @@ def _texts(places: StrPath | Sequence[StrPath]) -> list[str]:
 
 
 def _console(world: "World") -> "Console":
-    """Of the first rank a terminal or a notebook's cell; the others are silent."""
+    """The first rank's terminal or notebook cell; muted on the others."""
     from trainyard.monitor.console import console_of
     from trainyard.monitor.notebook import notebook_console
 

@@ -1,7 +1,7 @@
-"""Processes that this one has started, each the leader of a group, ended with all of their group.
+"""Child processes, each the leader of a process group, that end with their whole group.
 
-The number of a process is its own until it is reaped. A signal to its group after that may reach
-another group, so nothing here reaps before it kills.
+A pid stays unique until its process is reaped. A later signal to its group might reach another
+group, so nothing here reaps a process before killing it.
 """
 
 import os
@@ -15,7 +15,7 @@ _LOOK_S = 0.01
 
 
 def has_ended(process: "subprocess.Popen[Any]", timeout_s: float = 0) -> bool:
-    """Whether a process ends within so many seconds. It is not reaped."""
+    """True if a process ends within `timeout_s`. It is not reaped."""
     give_up_at = time.monotonic() + timeout_s
     while process.returncode is None and not _is_zombie(process.pid):
         if time.monotonic() >= give_up_at:
@@ -27,12 +27,12 @@ def has_ended(process: "subprocess.Popen[Any]", timeout_s: float = 0) -> bool:
 def _is_zombie(pid: int) -> bool:
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    except ChildProcessError:  # this process leaves its children to the system
+    except ChildProcessError:  # this process lets the system reap its children
         return True
 
 
 def kill_group(process: "subprocess.Popen[Any]") -> None:
-    """SIGKILL to a process and all of its group, unless it has been reaped. Does not wait."""
+    """Send SIGKILL to a process and its group, unless it has been reaped. Does not wait."""
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

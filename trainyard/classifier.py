@@ -1,6 +1,6 @@
-"""A trained classifier: the model of a run or checkpoint, and what it says of images.
+"""A trained classifier: the model of a run or checkpoint, and its predictions for images.
 
-What is done to an image is what an evaluation does, so that both say the same of it.
+Images are processed as in an evaluation, so that the results are equal.
 """
 
 import io
@@ -31,25 +31,25 @@ from trainyard.training import checkpoint
 from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device
 
-_BATCH = 256  # images at a time, at most
+_BATCH = 256  # images per batch, at most
 
 Picture = str | Path | bytes | Image.Image
-"""An image: a path, an http(s) URL, the bytes of an image file, or Pillow's."""
+"""An image: a path, an http(s) URL, the bytes of an image file, or a Pillow image."""
 
 
 class Guess(NamedTuple):
     name: str
-    """Of the class."""
+    """Name of the class."""
     probability: float
 
 
 class Guesses(NamedTuple):
-    """Of n images the k likeliest classes, the likeliest first."""
+    """The k likeliest classes of each of n images, the likeliest first."""
 
-    classes: NDArray[np.int64]  # [n, k] numbers; -1 for a bad image
+    classes: NDArray[np.int64]  # [n, k] class numbers; -1 for a bad image
     probabilities: NDArray[np.float32]  # [n, k]; 0 for a bad image
     bad: dict[int, str]
-    """Why images have no guesses, by their numbers."""
+    """Reasons why images have no guesses, by image number."""
 
 
 def load(
@@ -59,11 +59,11 @@ def load(
     ema: bool | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> "Classifier":
-    """The classifier of a run's best checkpoint, or of a checkpoint.
+    """The classifier of a checkpoint, or of a run's best one.
 
-    `device`: a GPU if there is one, if not given. `ema`: whether to take the moving average of the
-    weights; if not given, where it scored no worse than they did. `overrides` of recipe keys:
-    {"data.eval_size": "288"}. CheckpointError for what cannot be loaded.
+    `device`: by default a GPU if there is one. `ema`: True for the moving average of the weights;
+    by default it is used if it scored no worse than the weights. `overrides` of recipe keys:
+    {"data.eval_size": "288"}. CheckpointError if it cannot be loaded.
     """
     folder, found = find_checkpoint(Path(path))
     config = _to_predict(load_recipe(str(folder / "recipe.toml"), overrides))
@@ -87,7 +87,7 @@ def load(
 
 
 def _to_predict(config: RunConfig) -> RunConfig:
-    """Without what only training needs; images are decoded on the CPU, staged nowhere."""
+    """The recipe without settings for training alone; images decode on the CPU, without staging."""
     model = {"grad_checkpointing": False, "freeze": ()}
     data = {"stage": None, "decode": "cpu"}
     return config.model_copy(
@@ -103,26 +103,26 @@ class Classifier:
     """A model that is ready to use; see `load`."""
 
     model: nn.Module
-    """In eval mode; takes what `preprocess` gives, gives float[B, classes] logits."""
+    """In eval mode; maps the output of `preprocess` to float[B, classes] logits."""
     classes: tuple[str, ...]
-    """Their names by number."""
+    """Names by class number."""
     config: RunConfig
     checkpoint: Path
     step: int
-    """How many steps its weights were trained."""
+    """Number of steps that the weights were trained."""
     uses_ema: bool
-    """Whether its weights are the moving average."""
+    """True if the weights are the moving average."""
     device: torch.device
 
     @property
     def image_size(self) -> int:
-        """Side in pixels of the images that the model is given."""
+        """Side in pixels of the model's input images."""
         return self.config.data.eval_size or self.config.data.image_size
 
     def predict(self, images: Sequence[Picture], top: int = 5) -> list[list[Guess]]:
         """The `top` likeliest classes of each image, with their probabilities.
 
-        DataError that names the first image that cannot be read.
+        DataError, which names the first unreadable image.
         """
         found = []
         for start in range(0, len(images), _BATCH):
@@ -131,9 +131,9 @@ class Classifier:
         return found
 
     def preprocess(self, images: Sequence[Picture]) -> Tensor:
-        """Images as the model takes them: central crops, normalised; [B, 3, size, size].
+        """Input of the model: central crops, normalised; [B, 3, size, size].
 
-        DataError that names the first image that cannot be read.
+        DataError, which names the first unreadable image.
         """
         contents = [_content(image, number) for number, image in enumerate(images)]
         data, size = self.config.data, self.image_size
@@ -147,9 +147,9 @@ class Classifier:
     def predict_index(
         self, index: Index, top: int = 5, *, on_batch: Callable[[int], None] = lambda _: None
     ) -> Guesses:
-        """What the model says of a whole index, through the loader; its labels do not matter.
+        """Predictions for a whole index, through the loader; its labels are ignored.
 
-        `on_batch` is told how many images have been begun.
+        `on_batch` receives the number of images started so far.
         """
         top, count = min(top, len(self.classes)), len(index)
         classes, probabilities = np.full((count, top), -1), np.zeros((count, top), np.float32)
@@ -170,21 +170,21 @@ class Classifier:
         return Guesses(classes, probabilities, dict(sorted(bad.items())))
 
     def logits(self, images_BCHW: Tensor) -> Tensor:
-        """float32[B, classes], computed as precisely as the recipe says; no gradients."""
+        """float32[B, classes] at the recipe's precision, without gradients."""
         precision = self.config.batch.precision
         with _arithmetic(precision), autocast(self.device, AUTOCASTS[precision]), torch.no_grad():
             logits_BC: Tensor = self.model(images_BCHW)
         return logits_BC.float()
 
     def named(self, classes: NDArray[np.int64], probabilities: NDArray[np.float32]) -> list[Guess]:
-        """One image's guesses, by name."""
+        """One image's guesses, with names."""
         pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
         return [Guess(self.classes[number], probability) for number, probability in pairs]
 
     def _judge(
         self, images_BCHW: Tensor, top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Of equal logits the lower class number comes first, as in training/evaluate.py."""
+        """The top classes; among equal logits the lower class number first, as in evaluate.py."""
         found = self.logits(images_BCHW).softmax(dim=1).sort(dim=1, descending=True, stable=True)
         return found.indices[:, :top].cpu().numpy(), found.values[:, :top].cpu().numpy()
 
@@ -201,7 +201,7 @@ class Classifier:
 
 @contextmanager
 def _arithmetic(precision: str) -> Iterator[None]:
-    """How float32 is multiplied, as the recipe says, without changing it for the whole program."""
+    """The recipe's float32 arithmetic inside; restores the program's own afterwards."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     use_precision(precision)
     try:
@@ -212,7 +212,7 @@ def _arithmetic(precision: str) -> Iterator[None]:
 
 
 def _content(image: Picture, number: int) -> bytes:
-    """An encoded image."""
+    """The encoded image."""
     if isinstance(image, bytes):
         return image
     if isinstance(image, Image.Image):

@@ -1,4 +1,4 @@
-"""In what two recipes differ, and which keys matter where."""
+"""Differences between recipes, and groups of recipe keys."""
 
 from collections.abc import Iterable, Sequence
 
@@ -6,8 +6,8 @@ from trainyard.config import RunConfig, all_keys, explain_unknown_key
 from trainyard.errors import RecipeError
 from trainyard.monitor.config import WatchConfig
 
-# Keys that change where or how a run is carried out, not what comes of it. All others must be
-# the same when a run directory is resumed; the data is compared by its fingerprint.
+# Keys that affect where or how a run executes, but not its results. All others must stay equal
+# when a run directory is resumed; the data is compared by its fingerprint.
 PRACTICAL = frozenset(
     (
         *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
@@ -20,7 +20,7 @@ PRACTICAL = frozenset(
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """The keys, PRACTICAL ones aside, in which two recipes differ: "section.key: old -> new"."""
+    """Differences between two recipes, without PRACTICAL keys: "section.key: old -> new"."""
     changed = []
     for section in RunConfig.model_fields:
         before, after = getattr(old, section), getattr(new, section)
@@ -37,7 +37,7 @@ def keys_of(sections: Sequence[str]) -> list[str]:
 
 
 def check_keys(keys: Iterable[str], sections: Sequence[str], what: str) -> None:
-    """RecipeError for a key of no recipe, or of other sections, which changes nothing there."""
+    """RecipeError for an unknown key, or a key of other sections, which has no effect there."""
     known = keys_of(sections)
     for key in keys:
         section = key.partition(".")[0]

@@ -1,7 +1,7 @@
-"""A recipe: read from TOML, overridden from the command line, checked strictly, written back.
+"""Recipes: read from TOML, overridden from the command line, checked strictly, written back.
 
-`RunConfig` is all component configs together. Values arrive as text or TOML and are checked in one
-place, so a mistake in a file and a mistake in an option read alike.
+`RunConfig` holds the configs of all components. Values arrive as text or TOML and are checked in
+one place, so a mistake in a file gives the same message as one in an option.
 """
 
 import json
@@ -98,13 +98,13 @@ def builtin_recipes() -> dict[str, Path]:
 def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The recipe of a built-in name or a TOML file, with "section.key" overrides.
 
-    A text is read as on the command line; any other value, a list of texts say, stands as it is.
+    A text is parsed as on the command line; other values, such as a list of texts, are used as is.
     """
     return _overridden(_load_tree(find_recipe(recipe), seen=()), overrides or {})
 
 
 def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
-    """A recipe with other values, as in `load_recipe`."""
+    """A recipe with some values replaced, as in `load_recipe`."""
     return _overridden(config.model_dump(mode="json", exclude_none=True), overrides)
 
 
@@ -114,7 +114,7 @@ def _overridden(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig
         if not name:
             raise RecipeError(_explain_unknown(key, value))
         values = tree.setdefault(section, {})
-        if isinstance(values, dict):  # else the check below says so
+        if isinstance(values, dict):  # otherwise the check below raises
             values[name] = _value(key, value) if isinstance(value, str) else value
     return check(tree)
 
@@ -139,11 +139,11 @@ def find_recipe(recipe: str) -> Path:
 def check(tree: dict[str, Any]) -> RunConfig:
     """A checked RunConfig from nested plain values; RecipeError names the first wrong key."""
     try:
-        # By way of JSON: in its strict mode an array may become a tuple, and nothing else gives.
+        # As JSON, for which pydantic's strict mode lets an array become a tuple, but no more.
         config = RunConfig.model_validate_json(json.dumps(tree))
     except ValidationError as error:
         raise RecipeError(_explain(error)) from None
-    except TypeError as error:  # a TOML date, say
+    except TypeError as error:  # for example a TOML date
         raise RecipeError(f"a recipe holds numbers, text and lists only: {error}") from None
     _check_order(config)
     _check_average(config)
@@ -152,7 +152,7 @@ def check(tree: dict[str, Any]) -> RunConfig:
 
 
 def _check_order(config: RunConfig) -> None:
-    """RecipeError where keys of other sections do not go with data.order."""
+    """RecipeError if keys of other sections contradict data.order."""
     if config.data.order != "join":
         if config.data.samples is not None:
             raise RecipeError(
@@ -176,7 +176,7 @@ def _check_order(config: RunConfig) -> None:
 
 
 def _check_average(config: RunConfig) -> None:
-    """RecipeError where replicas cannot agree in a way that goes with the rest of the recipe."""
+    """RecipeError if the averager contradicts the rest of the recipe."""
     has_own_weights = config.average.name in ("gossip", "periodic")
     if has_own_weights and config.optim.name.startswith("schedule_free"):
         raise RecipeError(
@@ -193,13 +193,13 @@ def _check_average(config: RunConfig) -> None:
 
 
 def _check_sharded(config: RunConfig) -> None:
-    """RecipeError where keys do not go with a model of which each rank keeps a part."""
+    """RecipeError if keys contradict a sharded model."""
     if config.average.name != "sharded":
         return
     reasons = {
-        # CUDA graphs want weights to stay where they are.
+        # CUDA graphs need weights at fixed addresses.
         f"model.compile = {config.model.compile!r}": config.model.compile not in ("off", "default"),
-        "model.ema_cpu = true": config.model.ema_cpu,  # the average lies where the weights do
+        "model.ema_cpu = true": config.model.ema_cpu,  # the average is on the device of the weights
         "optim.compile = true": config.optim.compile,
         f"optim.clip_agc = {config.optim.clip_agc}": config.optim.clip_agc is not None,
     }
@@ -209,7 +209,7 @@ def _check_sharded(config: RunConfig) -> None:
 
 
 def to_toml(config: RunConfig) -> str:
-    """A recipe as TOML, every key written out, so that it can be run again as it stands."""
+    """A recipe as TOML with every key, so that it can be run again as it is."""
     return tree_as_toml(config.model_dump(mode="json", exclude_none=True))
 
 
@@ -237,7 +237,7 @@ def all_keys() -> dict[str, Any]:
 
 
 def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    """The keys of a recipe file over those of the recipe that it extends."""
+    """The keys of a recipe file, over those of the recipe that it extends."""
     if path in seen:
         raise RecipeError(f"{path}: extends itself by way of {seen[-1].name}")
     try:
@@ -262,7 +262,7 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _value(key: str, text: str) -> Any:
-    """An option's text as a TOML value where it is one; where the key takes text, as it stands."""
+    """An option's text as a TOML value if it is one; text keys take the text unchanged."""
     field = all_keys().get(key)
     annotation = None if field is None else field.annotation
     if annotation in (str, str | None):
@@ -275,12 +275,12 @@ def _value(key: str, text: str) -> Any:
             continue
         if not is_location or isinstance(value, list):
             return value
-    return [text] if get_origin(annotation) is tuple else text  # one pattern, one stage
+    return [text] if get_origin(annotation) is tuple else text  # a single pattern or stage
 
 
 def _explain(error: ValidationError) -> str:
     first = error.errors()[0]
-    # Union members add a step of their own to the location: section and key are all there is.
+    # Union members add a step to the location: section and key are enough.
     place = first["loc"][:2]
     key = ".".join(map(str, place))
     if first["type"] == "extra_forbidden":
@@ -301,12 +301,12 @@ def _explain_unknown(key: str, value: Any) -> str:
 
 
 def explain_unknown_key(key: str, keys: Collection[str]) -> str:
-    """The message about a key that is none of those that a recipe or a command takes."""
+    """The message about an unknown recipe key."""
     return f"unknown recipe key {key!r}{_meant(key, keys)}"
 
 
 def _meant(key: str, keys: Collection[str]) -> str:
-    """A hint at the key, also where it has another trainer's name."""
+    """A hint at the intended key, also for names that other trainers use."""
     target, _ = foreign(key.rpartition(".")[2]) or ("", "")
     if target in keys and not same(key, keys):
         return did_you_mean(target, keys)
@@ -323,13 +323,13 @@ def _reason(error: ErrorDetails, key: str) -> str:
 
 
 def _choices(error: ErrorDetails) -> list[str]:
-    """The texts that a key takes, where it takes no others."""
+    """The allowed texts of a key; empty if it allows others."""
     expected = error["ctx"]["expected"] if error["type"] == "literal_error" else ""
     return re.findall("'([^']*)'", expected)
 
 
 def _list_of(field: FieldInfo) -> str:
-    """The list that a key takes: "a list of 2 values, [0.08, 1.0] say"."""
+    """A description of a key's list: "a list of 2 values, [0.08, 1.0] say"."""
     parts = get_args(field.annotation)
     if get_origin(field.annotation) is not tuple or Ellipsis in parts:
         return "a list"

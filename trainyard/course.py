@@ -1,7 +1,7 @@
-"""How a run unfolds: durations, and the steps at which they end.
+"""The course of a run: durations, and the steps at which they end.
 
-Everything here is a pure function of the recipe and the length of an epoch, so the number of a
-step says how many samples were seen, at which batch and image size the run is, and what is due.
+Everything here is a pure function of the recipe and the length of an epoch. The step number thus
+determines the samples seen, batch and image size, and whether something is due.
 """
 
 import math
@@ -31,7 +31,7 @@ def _checked(text: str) -> str:
 
 
 Duration = Annotated[str, AfterValidator(_checked)]
-"""A stretch of training in steps, epochs, samples or percent of the run."""
+"""An amount of training in steps, epochs, samples or percent of the run."""
 
 
 def _checked_interval(text: str) -> str:
@@ -49,7 +49,7 @@ Interval = Annotated[str, AfterValidator(_checked_interval)]
 
 
 def seconds_of(interval: str) -> float | None:
-    """The seconds of an interval that is a time; None if it is a stretch of training."""
+    """The seconds of an interval that is a time; None for an amount of training."""
     match = _TIME.fullmatch(interval.strip())
     return float(match[1]) * _SECONDS[match[2].rstrip("s")] if match else None
 
@@ -63,7 +63,7 @@ def _checked_length(text: str) -> str:
 
 
 Length = Annotated[Duration, AfterValidator(_checked_length)]
-"""The length of a run itself: a duration that is neither zero nor a percentage."""
+"""The length of a run: a duration that is neither zero nor a percentage."""
 
 
 def _checked_stage(text: str) -> str:
@@ -73,12 +73,12 @@ def _checked_stage(text: str) -> str:
 
 
 Stage = Annotated[str, AfterValidator(_checked_stage)]
-"""A value and the duration after which it holds."""
+"""A value, and the duration after which it applies."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of steps with one batch and one image size."""
+    """Consecutive steps with one batch and one image size."""
 
     start: int  # its first step, counted from 0
     stop: int  # one past its last
@@ -96,15 +96,15 @@ class Every:
     """Due at the first step at or after each multiple of an amount: no drift."""
 
     position: Callable[[int], int]
-    """Steps or samples, as the amount is, of the first so many steps."""
+    """Steps or samples, in the unit of the amount, of the first `step` steps."""
     amount: Fraction
 
     def due(self, step: int) -> bool:
-        """Whether a multiple lies in the `step`-th batch, counted from 1; of 0 never."""
+        """True if a multiple lies in the `step`-th batch, counted from 1; never for amount 0."""
         return self.times(step) > self.times(step - 1)
 
     def times(self, step: int) -> int:
-        """How often it was due in the first `step` steps."""
+        """Number of times due in the first `step` steps."""
         return int(self.position(step) // self.amount) if self.amount else 0
 
 
@@ -113,7 +113,7 @@ class Course:
     epoch_samples: int
     length: str
     phases: tuple[Phase, ...]
-    """Back to back from step 0; the last one is the last of the run."""
+    """Without gaps from step 0; the last one is the last of the run."""
 
     @property
     def num_steps(self) -> int:
@@ -128,16 +128,16 @@ class Course:
         return self.samples(step) / self.epoch_samples
 
     def phase(self, step: int) -> Phase:
-        """The phase of a step, counted from 0; the last one goes on for ever."""
+        """The phase of a step, counted from 0; the last one has no end."""
         return _phase(step, self.phases)
 
     def at(self, duration: str) -> Fraction:
-        """A duration from the beginning of the run, in steps; the last may be a part of one."""
+        """A duration from the start of the run in steps, which may be fractional."""
         amount, is_steps = self._amount(duration)
         return amount if is_steps else _steps(amount, self.phases)
 
     def epochs(self, duration: str) -> Fraction:
-        """A duration from the beginning of the run, in epochs."""
+        """A duration from the start of the run, in epochs."""
         amount, is_steps = self._amount(duration)
         return (_samples(amount, self.phases) if is_steps else amount) / self.epoch_samples
 
@@ -158,15 +158,15 @@ def build_course(
     batch_stages: Sequence[str] = (),
     size_stages: Sequence[str] = (),
 ) -> Course:
-    """The course of a run that begins with `batch` and `image_size`; see Stage for changes.
+    """The course of a run that starts with `batch` and `image_size`; see Stage for changes.
 
-    A stage begins with the first step at or after its duration, and at the end of the run the
-    later ones are left out. RecipeError if stages are not in order.
+    A stage starts with the first step at or after its duration; stages after the end of the run
+    are left out. RecipeError if stages are not in order.
     """
-    batches = [Phase(0, 0, 0, batch, image_size)]  # without ends as yet
+    batches = [Phase(0, 0, 0, batch, image_size)]  # ends are set below
 
     def position(duration: str) -> Fraction:
-        """In steps; where it is given in samples, by the batches that are known so far."""
+        """A duration in steps; durations in samples are converted with the batches known so far."""
         amount, is_steps = _amount(duration, length, epoch_samples)
         return amount if is_steps else _steps(amount, batches)
 
@@ -192,7 +192,7 @@ def _changes(
     for stage in stages:
         duration, _, value = stage.rpartition(":")
         begin = position(duration)
-        # Exactly, not in whole steps: in a short run stages may well begin with the same one.
+        # Compared exactly, not in whole steps: in a short run stages may start with the same step.
         if begin <= before:
             raise RecipeError(
                 f"{key}: {stage!r} begins no later than the stage before it: write them in order"
@@ -202,7 +202,7 @@ def _changes(
 
 
 def _amount(duration: str, length: str, epoch_samples: int) -> tuple[Fraction, bool]:
-    """A duration in steps (and True) or in samples (and False), exactly."""
+    """A duration, exactly: in steps (and True), or in samples (and False)."""
     match = _DURATION.fullmatch(duration.strip())
     assert match is not None  # checked when the recipe was read
     amount, unit = Fraction(match[1]), match[2].rstrip("s")
@@ -212,7 +212,7 @@ def _amount(duration: str, length: str, epoch_samples: int) -> tuple[Fraction, b
     return amount * (epoch_samples if unit == "epoch" else 1), unit == "step"
 
 
-# --- between steps and samples; of the phases only starts count, so the last goes on for ever ---
+# --- between steps and samples; only the starts of phases matter, so the last has no end ---
 
 
 def _steps(samples: Fraction, phases: Sequence[Phase]) -> Fraction:

@@ -1,7 +1,7 @@
-"""Signals that come while a command does not train: it ends with the exit code of a stop.
+"""Signals outside of the training loop: the command ends with the exit code of a stop.
 
-Within the loop they are `training.stop`'s, which saves a checkpoint first. Before and after it,
-while torch is imported, data indexed, ranks awaited or a report written, there is nothing to save.
+Inside the loop `training.stop` handles them, and saves a checkpoint first. Outside, while torch is
+imported, data indexed, ranks awaited or a report written, there is nothing to save.
 """
 
 import os
@@ -19,17 +19,17 @@ REASONS: dict[signal.Signals, type[Stopped]] = {
     signal.SIGUSR2: Requeued,
     signal.SIGTERM: Stopped,
 }
-"""Ctrl-C is not among them: Python's own KeyboardInterrupt ends a command with 130."""
+"""Ctrl-C is not included: Python's own KeyboardInterrupt ends a command with 130."""
 PATIENCE_S = 5
-"""After a signal, for the main thread to end by itself; a call into a library may hold it."""
+"""Seconds after a signal for the main thread to end; a library call may delay it."""
 
 _asked: type[Stopped] | None = None
-_is_open = False  # whether the block of early_stops is under way
+_is_open = False  # True inside early_stops
 _lock = threading.Lock()
 
 
 def asked() -> type[Stopped] | None:
-    """The stop that a signal asked for before the loop, where some `except` has swallowed it."""
+    """The stop requested by a signal before the loop, in case an `except` has swallowed it."""
     return _asked
 
 
@@ -37,9 +37,9 @@ def asked() -> type[Stopped] | None:
 def early_stops() -> Iterator[None]:
     """Inside, SIGTERM raises Stopped (130), SIGUSR1 and SIGUSR2 Requeued (75).
 
-    What was raised may be lost, in an import of torch say, or late: so the signal is sent again
-    every second, to whoever handles it by then, and after 5 s the process ends with the same code.
-    Does nothing outside of the main thread; a signal that is ignored stays so.
+    The exception may be lost, in an import of torch for instance, or late. The signal is therefore
+    sent again every second, to its current handler, and after 5 s the process ends with the same
+    code. No effect outside of the main thread; ignored signals stay ignored.
     """
     global _asked, _is_open
     if threading.current_thread() is not threading.main_thread():
@@ -65,9 +65,9 @@ def early_stops() -> Iterator[None]:
             left.set()
         signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
-            if signal.getsignal(number) is _raise:  # a rank that is ending after a loss has another
+            if signal.getsignal(number) is _raise:  # a rank ending after a loss has another
                 signal.signal(number, handler)
-        os.close(writer)  # which ends the thread
+        os.close(writer)  # ends the thread
         thread.join(timeout=1)
 
 
@@ -84,7 +84,7 @@ def _error(number: signal.Signals) -> Stopped:
 
 
 def _insist(reader: int, left: threading.Event) -> None:
-    """Send a signal again until the block is left, or another handler has got it."""
+    """Send a signal again until the block is left or another handler has received it."""
     while numbers := os.read(reader, 1):
         number = signal.Signals(numbers[0])
         if number in REASONS and _is_deaf(number, left):
@@ -96,10 +96,10 @@ def _insist(reader: int, left: threading.Event) -> None:
 
 
 def _is_deaf(number: signal.Signals, left: threading.Event) -> bool:
-    """Whether the main thread has not ended, or passed the handling on, for all that was sent."""
+    """True if the main thread neither ends nor changes the handler, despite repeated signals."""
     global _asked
     if signal.getsignal(number) is not _raise and _asked is None:
-        return False  # whoever handles it has got it
+        return False  # the other handler has received it
     for _ in range(PATIENCE_S):
         left.wait(1)
         with _lock:
@@ -115,7 +115,7 @@ def _is_deaf(number: signal.Signals, left: threading.Event) -> bool:
 
 
 def _forget() -> None:
-    """A forked child has its parent's handlers and pipe, and is to have neither."""
+    """Drop the parent's handlers and pipe in a forked child."""
     global _is_open
     if _is_open:
         _is_open = False

@@ -1,14 +1,14 @@
-"""The errors that Trainyard raises on purpose, each with the exit code it ends a command with.
+"""Trainyard's own errors, each with the exit code of a command that it ends.
 
 TrainyardError          1
-├── InputError          2   something the user gave is wrong; the message says what to do
+├── InputError          2   wrong input; the message says what to do
 │   ├── RecipeError         a recipe, a key or a value
 │   ├── DataError           a data set: missing, empty, mismatched, too many bad samples
 │   └── CheckpointError     a checkpoint or a run directory
-├── DiskError           1   a disk is full or read-only; the same command goes on later
+├── DiskError           1   a disk is full or read-only; the same command resumes later
 ├── LoaderError         1   the loader process failed or died
-├── DivergedError       3   gradients stay infinite or NaN, and going back did not help
-├── PeerError           1   another rank failed and says why; this one stops with it
+├── DivergedError       3   gradients stay infinite or NaN, and rolling back did not help
+├── PeerError           1   another rank failed and prints why; this one stops with it
 └── Stopped           130   stopped by Ctrl-C or SIGTERM, checkpoint saved
     └── Requeued       75   stopped by SIGUSR1 or SIGUSR2, to be started again
 """
@@ -17,18 +17,18 @@ import errno
 
 
 class TrainyardError(Exception):
-    """What cannot go on, in one line for a person."""
+    """An error with a one-line message for users."""
 
     exit_code = 1
     is_shared = False
-    """True once all ranks know of it, so that only the first rank need print it."""
+    """True once all ranks know of it; then only the first rank needs to print it."""
 
 
 class InputError(TrainyardError):
     exit_code = 2
 
     def _render_traceback_(self) -> list[str]:
-        """In a notebook the message is all that helps."""
+        """The message alone, without a traceback, in a notebook."""
         return [f"{type(self).__name__}: {self}"]
 
 
@@ -45,7 +45,7 @@ class CheckpointError(InputError):
 
 
 class DiskError(TrainyardError, OSError):
-    """A disk is full or read-only. `errno`, `strerror` and `filename` as any OSError has them."""
+    """A disk is full or read-only. `errno`, `strerror` and `filename` as in any OSError."""
 
     def __str__(self) -> str:
         more = "" if self.errno == errno.EROFS else "; free some space and give the command again"

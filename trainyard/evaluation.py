@@ -1,4 +1,4 @@
-"""Evaluation put together: a recipe, its models and one or more data sets."""
+"""Evaluation of a checkpoint on one or more data sets."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -38,19 +38,19 @@ from trainyard.world import World, check_devices, pick_device, together
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is asked of a checkpoint."""
+    """Options of an evaluation."""
 
     data: tuple[Locations | None, ...] = (None,)
-    """The data sets, one after another; None for the recipe's own validation data."""
+    """The data sets, in order; None for the recipe's own validation data."""
     all_classes: bool = False
-    """Whether classes that a data set lacks may be guessed too."""
+    """True if classes that a data set lacks may be predicted too."""
     labels: Path | None = None
-    """Labels made anew for the first data set; see data/reassessed.py."""
+    """Relabelled classes of the first data set; see data/reassessed.py."""
     flip: bool = False
-    """Whether to judge the mean of the softmax of an image and of its mirror image."""
+    """True to use the mean softmax of an image and of its mirror image."""
     bn_samples: int = 0
-    """Of how many training images to estimate batch norm statistics first; in a Result, of how
-    many they are: whole batches, without images that could not be read."""
+    """Training images for batch norm statistics, estimated first; 0: none. In a Result, the number
+    used: whole batches, without unreadable images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,24 +60,24 @@ class DataSet:
     where: str
     index: Index
     numbers: list[int] | None
-    """Of the logits that take part, in the order of the index's labels; None for all."""
+    """Indices of the logits to keep, in the order of the index's labels; None for all."""
     labels: Labels | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of one data set."""
+    """The result for one data set."""
 
     data: DataSet
     classes: tuple[str, ...]
-    """Those that could be guessed; the labels and guesses are numbers of these."""
+    """Classes that could be predicted; labels and guesses are indices into them."""
     model_classes: int
     predictions: dict[str, Predictions]
-    """Of the weights under "", of their moving average, if there is one, under "ema_"."""
+    """Predictions of the weights under "", and of their moving average, if any, under "ema_"."""
     question: Question
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The result as plain values for JSON."""
         tree: dict[str, Any] = {"data": self.data.where}
         tree |= summary(self.predictions)
         for prefix, said in self.predictions.items():
@@ -108,7 +108,7 @@ def evaluate_checkpoint(
 ) -> list[Result]:
     """Evaluate a checkpoint and its moving average, every image once, on any number of ranks.
 
-    Every rank of the world calls this alike, and gets the result of each data set.
+    Every rank of the world calls it, and gets the result of each data set.
     """
     with init_distributed(world):
         device = pick_device(world)
@@ -168,10 +168,10 @@ def predict(
     numbers: Sequence[int] | None = None,
     flip: bool = False,
 ) -> dict[str, Predictions]:
-    """What each model says of a whole index; see training/evaluate.py.
+    """Predictions of each model for a whole index; see training/evaluate.py.
 
-    `on_batch` is told each batch and the samples begun by then. A model that lies elsewhere, a
-    moving average in the host's memory say, is evaluated as a copy on the feeds' device.
+    `on_batch` receives each batch and the number of samples started so far. A model on another
+    device, such as a moving average in host memory, is evaluated as a copy on the feeds' device.
     """
     here = {name: _on(feeds.device, model) for name, model in models.items()}
     with feeds.evaluation(index) as feed:
@@ -231,7 +231,7 @@ def _open(
     progress: Progress,
     every: bool,
 ) -> DataSet:
-    """A data set; of `every` class of the model may be guessed, not only of those it has."""
+    """A data set. With `every`, all classes of the model may be predicted, not only its own."""
     if where is None:
         index = open_validation(config.data, classes, world, progress)
         return DataSet(where=description(config.data.val), index=index, numbers=None)
@@ -245,7 +245,7 @@ def _open(
 def _models(
     config: RunConfig, path: Path, num_classes: int, device: torch.device
 ) -> dict[str, nn.Module]:
-    """The model of a checkpoint and, where there is one, its moving average."""
+    """The model of a checkpoint and, if there is one, its moving average."""
     kinds = {"": False} | ({"ema_": True} if checkpoint.has_ema(path) else {})
     return {
         prefix: trained_model(config, path, num_classes, ema=ema).to(device)
@@ -261,7 +261,7 @@ def _estimate(
     samples: int,
     console: Console,
 ) -> int:
-    """Give batch norm layers statistics of `samples` training images; how many there were."""
+    """Set batch norm statistics from `samples` training images. Returns the number used."""
     with together(feeds.world):
         if not any(map(batch_norms, models.values())):
             raise RecipeError(f"--bn-samples: {config.model.name} has no batch norm")

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all, checksums, and the layout of a run directory."""
+"""Atomic files, disk errors, checksums, and the layout of a run directory."""
 
 import errno
 import glob
@@ -22,13 +22,13 @@ WRITER = "checkpoint"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNWRITABLE = (*_FULL, errno.EROFS)
 Needed = int | Callable[[], int] | None
-"""Bytes that a file or folder needs, if they are known."""
+"""Bytes that a file or folder needs, if known."""
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
 def atomic_write(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
-    """A file to write in binary; it takes the place of `path` only once complete and on disk.
+    """A binary file to write. It replaces `path` only once it is complete and on disk.
 
     `size`: its bytes, if known. DiskError if the disk is full or read-only.
     """
@@ -50,7 +50,7 @@ def atomic_write(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
 def writing(path: Path, needed: Needed = None, part: Path | None = None) -> Iterator[None]:
     """Inside, the error of a full or read-only disk becomes a DiskError that names `path`.
 
-    `needed` and `part` as `disk_error` has them.
+    `needed` and `part` as in `disk_error`.
     """
     try:
         yield
@@ -64,10 +64,10 @@ def writing(path: Path, needed: Needed = None, part: Path | None = None) -> Iter
 def disk_error(
     error: BaseException, path: Path, needed: Needed = None, part: Path | None = None
 ) -> DiskError | None:
-    """The DiskError that an exception amounts to; None if no full or read-only disk is its cause.
+    """The DiskError behind an exception; None if its cause is no full or read-only disk.
 
-    It tells the bytes that `path` needs, if known, and those that are free. `part` is what has
-    been written of it, a file or a folder, and is about to be removed.
+    It states the bytes that `path` needs, if known, and the free bytes. `part` is the file or
+    folder written so far, which is about to be removed.
     """
     if isinstance(error, DiskError):
         return error
@@ -86,15 +86,15 @@ def disk_error(
 def why_unwritable(
     error: OSError, path: Path, needed: Needed = None, part: Path | None = None
 ) -> str:
-    """Why `path` cannot be written, without its name; of a full disk as `disk_error` tells it."""
+    """The reason why `path` cannot be written, without its name; like `disk_error`'s if full."""
     found = disk_error(error, path, needed, part) or error
     return found.strerror or str(found)
 
 
 def _errno_of(error: BaseException | None) -> int | None:
-    """The errno of a disk that an exception, or one that it was raised for, tells of."""
+    """The errno of a disk error, in an exception or one of its causes."""
     while error is not None:
-        told = _RUST_ERROR.search(str(error))  # safetensors says it in its message alone
+        told = _RUST_ERROR.search(str(error))  # safetensors has it in its message alone
         number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
         if number in _UNWRITABLE:
             return number
@@ -103,7 +103,7 @@ def _errno_of(error: BaseException | None) -> int | None:
 
 
 def in_words(size: int) -> str:
-    """Bytes as a person has them."""
+    """Bytes as text for users."""
     return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size:,} bytes"
 
 
@@ -113,24 +113,24 @@ def _free_bytes(path: Path) -> int:
 
 
 def _bytes_in(path: Path) -> int:
-    """Of a file, or of all files in a folder."""
+    """Bytes of a file, or of all files in a folder."""
     paths = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in paths if file.is_file())
 
 
 def part_of(path: Path) -> Path:
-    """A passing name beside a path, hidden from readers, that nobody else uses."""
+    """A temporary name beside a path, hidden and unique."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
 
 def remove_parts(path: Path) -> None:
-    """Remove what killed processes left under passing names beside a path."""
+    """Remove temporary files that killed processes left beside a path."""
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         part.unlink(missing_ok=True)
 
 
 def is_at(path: Path, fd: int) -> bool:
-    """Whether an open file or folder still lies at a path, or was removed or replaced."""
+    """True if an open file or folder is still at a path, neither removed nor replaced."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(fd))
     except FileNotFoundError:
@@ -138,14 +138,14 @@ def is_at(path: Path, fd: int) -> bool:
 
 
 def write_text(path: Path, text: str, errors: str = "strict") -> None:
-    """As `atomic_write`; `errors` as str.encode has it."""
+    """Write a text like `atomic_write`; `errors` as in str.encode."""
     content = text.encode(errors=errors)
     with atomic_write(path, len(content)) as file:
         file.write(content)
 
 
 def fsync_folder(path: Path) -> None:
-    """Make renames and new names inside a folder survive a power cut."""
+    """Make renames and new names in a folder survive a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -159,7 +159,7 @@ def sha256(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where Trainyard keeps what cannot lie beside the data: $TRAINYARD_CACHE or ~/.cache."""
+    """The folder for caches that cannot lie beside the data: $TRAINYARD_CACHE or ~/.cache."""
     configured = os.environ.get("TRAINYARD_CACHE")
     if configured:
         return Path(configured)
@@ -167,7 +167,7 @@ def cache_folder() -> Path:
 
 
 class JsonLines:
-    """A file of one JSON object a line that survives kill -9: whole lines, appended at once."""
+    """A file with one JSON object per line that survives kill -9: lines are appended whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -175,7 +175,7 @@ class JsonLines:
             _drop_partial_line(path)
 
     def append(self, line: dict[str, Any]) -> None:
-        """DiskError if there is no room for it; the file is then as it was."""
+        """Append a line. DiskError if there is no room; the file is then unchanged."""
         text = json.dumps({key: _finite(value) for key, value in line.items()}) + "\n"
         with writing(self._path, len(text)), _cut_back(self._path), open(self._path, "ab") as file:
             file.write(text.encode())
@@ -183,7 +183,7 @@ class JsonLines:
 
 @contextmanager
 def _cut_back(path: Path) -> Iterator[None]:
-    """Inside, an error leaves a file as long as it was."""
+    """Inside, an error leaves a file at its previous length."""
     size = path.stat().st_size if path.exists() else 0
     try:
         yield
@@ -194,7 +194,7 @@ def _cut_back(path: Path) -> Iterator[None]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """None for NaN and infinity, which JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -207,7 +207,7 @@ def _drop_partial_line(path: Path) -> None:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """The files of one run (design, section 6)."""
+    """The files of one run."""
 
     path: Path
 
@@ -245,9 +245,9 @@ class RunDirectory:
 
 
 def find_checkpoint(target: Path) -> tuple[Path, Path]:
-    """The run directory and the checkpoint that a run or checkpoint path means.
+    """The run directory and the checkpoint that the path of a run or checkpoint stands for.
 
-    Of a run, its best checkpoint, or its latest. CheckpointError if there is none.
+    For a run, its best checkpoint, or else its latest. CheckpointError if there is none.
     """
     checkpoints = RunDirectory(target).checkpoints
     if checkpoints.is_dir():

@@ -1,4 +1,4 @@
-"""What GPUs can do, by their data sheets, and what renting one costs."""
+"""Specifications of GPUs from their data sheets, and rental prices."""
 
 import tomllib
 from functools import cache
@@ -13,22 +13,22 @@ _PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 class Accelerator(NamedTuple):
-    name: str  # as find_accelerator finds it
-    peak: dict[str, float]  # dense FLOP/s by precision; without those that it has no units for
+    name: str  # as torch.cuda.get_device_name() has it, without the vendor
+    peak: dict[str, float]  # dense FLOP/s by precision; without unsupported ones
     memory: float  # bytes
     bandwidth: float  # of that memory, bytes per second
-    watts: float  # of the board, at its limit
-    price_per_hour: float | None  # USD, of `prices_of()`; None where nobody is known to rent it out
-    link: str  # to the others of its node: a key of trainyard.estimate.network.LINKS
+    watts: float  # of the board, at its power limit
+    price_per_hour: float | None  # USD, of the year `prices_of()`; None if it is not for rent
+    link: str  # inside a node: a key of trainyard.estimate.network.LINKS
 
 
 def accelerators() -> dict[str, Accelerator]:
-    """All that are known, by short names: "a100-sxm-80gb", "h100-sxm"."""
+    """All known GPUs by short names: "a100-sxm-80gb", "h100-sxm"."""
     return {key: _accelerator(row) for key, row in _rows().items()}
 
 
 def find_accelerator(name: str) -> Accelerator | None:
-    """That which torch.cuda.get_device_name() calls so; None for a part of one (MIG) too."""
+    """The GPU by its torch.cuda.get_device_name(); None if unknown, or a part of one (MIG)."""
     bare = _bare(name)
     rows = (row for row in _rows().values() if bare in (each.lower() for each in row["names"]))
     return next(map(_accelerator, rows), None)
@@ -43,7 +43,7 @@ def prices_of() -> int:
 def read_prices(path: Path) -> dict[str, float]:
     """USD per GPU and hour by short names, from a TOML file of lines like `h100-sxm = 2.99`.
 
-    InputError names the line that is wrong.
+    InputError names the wrong line.
     """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))

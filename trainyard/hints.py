@@ -1,14 +1,14 @@
-"""Did you mean …? Near misses of commands, options, recipe keys, recipes and other names."""
+"""Suggestions ("did you mean …?") for commands, options, recipe keys, recipes and other names."""
 
 import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-_CUTOFF = 0.7  # of difflib's ratio; below it suggestions are guesses
+_CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
 _NUMBER = re.compile(r"\d+")
 
-# Options of timm, torchvision and the like that have another name here: a recipe key, or an option
-# of `train` where there is no dot. After a colon: the form of the value, if it is another one.
+# Options of timm, torchvision and the like under another name: a recipe key, or without a dot an
+# option of `train`. After a colon: the form of the value, if it differs.
 _FOREIGN = {
     "aa": "augment.randaugment",
     "amp": "batch.precision: bf16",
@@ -66,7 +66,7 @@ _FOREIGN = {
 
 
 def did_you_mean(word: str, known: Iterable[str], most: int = 3) -> str:
-    """The end of a message about an unknown word, or "" where nothing known is like it."""
+    """A suggestion to append to a message about an unknown word, or ""."""
     return asked(list(map(repr, closest(word, known, most))))
 
 
@@ -79,13 +79,13 @@ def asked(suggestions: Sequence[str]) -> str:
 
 
 def closest(word: str, known: Iterable[str], most: int = 3) -> list[str]:
-    """The known names that a word may stand for, the most likely one first."""
+    """The known names that a word may stand for, the most likely first."""
     known = list(known)
     return (same(word, known) or similar(word, known))[:most]
 
 
 def same(word: str, known: Iterable[str]) -> list[str]:
-    """The known names that differ from a word in case, punctuation or section alone.
+    """The known names that differ from a word only in case, punctuation or section.
 
     "resnet-50" is "resnet50"; "batch.momentum" and "momentum" are "optim.momentum".
     """
@@ -99,7 +99,7 @@ def same(word: str, known: Iterable[str]) -> list[str]:
 def similar(word: str, known: Iterable[str]) -> list[str]:
     """The known names that begin with a word, shortest first, or else the most similar one.
 
-    Of dotted names the last parts are compared; names in the section of the word come first.
+    For dotted names the last parts are compared; names in the word's section come first.
     """
     section, plain = word.rpartition(".")[0], _plain(_last(word))
     names = sorted(known, key=lambda name: name.rpartition(".")[0] != section)
@@ -111,14 +111,14 @@ def similar(word: str, known: Iterable[str]) -> list[str]:
     lasts: dict[str, str] = {}
     for name in names:
         lasts.setdefault(_plain(_last(name)), name)
-    numbers = set(_NUMBER.findall(word))  # resnet101 is no misspelt resnet50
+    numbers = set(_NUMBER.findall(word))  # resnet101 is not a misspelt resnet50
     lasts = {last: name for last, name in lasts.items() if numbers <= set(_NUMBER.findall(name))}
     near = difflib.get_close_matches(plain, lasts, n=1, cutoff=_CUTOFF)
     return [lasts[last] for last in near]
 
 
 def near_pattern(pattern: str, names: Sequence[str]) -> str:
-    """As `did_you_mean`, about a pattern that fits none of some dotted names of parameters."""
+    """Like `did_you_mean`, for a pattern that matches none of some dotted parameter names."""
     stem = pattern.strip().rstrip("*.")
     modules = {name[:dot] for name in names for dot, sign in enumerate(name) if sign == "."}
     near = difflib.get_close_matches(stem, [*sorted(modules), *names], n=1)
@@ -126,7 +126,7 @@ def near_pattern(pattern: str, names: Sequence[str]) -> str:
 
 
 def foreign(word: str) -> tuple[str, str] | None:
-    """The key or option for another trainer's name of it, and the form of its value."""
+    """The key or option behind another trainer's name, and the form of its value."""
     target, _, form = _FOREIGN.get(word.replace("-", "_").lower(), "").partition(": ")
     return (target, form or "{}") if target else None
 

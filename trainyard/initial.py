@@ -1,4 +1,4 @@
-"""Weights that a run begins with: of another run, of a file, or timm's pretrained ones."""
+"""Initial weights of a run: from another run, a file, or timm."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from trainyard.training import checkpoint
 
 
 def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence[str]) -> list[str]:
-    """Give the model the weights of `model.checkpoint`; what was done, as sentences."""
+    """Load the weights of `model.checkpoint` into the model. Returns a log, as sentences."""
     if config.checkpoint is None:
         return []
     return adapt_weights(
@@ -41,7 +41,7 @@ def _source(asked: str, config: ModelConfig) -> Source:
 
 
 def _source_in(folder: Path) -> Source:
-    """Of a run its best checkpoint, or its newest; of that what `prefers_average` says."""
+    """The weights of a checkpoint, or of a run's best or latest; see `prefers_average`."""
     _, path = find_checkpoint(folder)
     checkpoint.check(path)
     progress = checkpoint.read_progress(path)
@@ -52,9 +52,9 @@ def _source_in(folder: Path) -> Source:
 
 
 def prefers_average(path: Path, progress: dict[str, Any]) -> bool:
-    """Whether to use the moving average of the weights at `path`: if there is one.
+    """True if a checkpoint at `path` has a moving average of the weights to prefer.
 
-    Unless it was evaluated when it was saved, and the weights themselves did better.
+    False if both were evaluated when it was saved, and the weights themselves scored higher.
     """
     last = progress["last"] if progress["last"].get("step") == progress["step"] else {}
     is_worse = last.get("ema_top1", 1.0) < last.get("top1", 0.0)

@@ -1,4 +1,4 @@
-"""What is measured and counted of a run while it trains, and now and then what bounds it."""
+"""Measurements of a run: FLOPs per image, its bottleneck, and bad samples."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,16 +24,16 @@ from trainyard.world import World, together
 def ideal_seconds(
     course: Course, model: nn.Module, peak: float | None
 ) -> Callable[[int], float | None]:
-    """Seconds an image of a step would take a device at its peak; None where that is not known.
+    """Seconds per image at a device's peak, as a function of the step; None if not known.
 
-    `model` before it is wrapped, `peak` in FLOP/s.
+    `model` must not be wrapped yet; `peak` is in FLOP/s.
     """
     if peak is None:
         return lambda step: None
     sizes = {phase.image_size for phase in course.phases}
-    try:  # backward takes two times what forward does
+    try:  # backward takes twice the time of forward
         seconds = {size: 3.0 * forward_flops(model, size) / peak for size in sizes}
-    except RuntimeError:  # a model that cannot be run without its weights
+    except RuntimeError:  # the model cannot run on meta tensors
         return lambda step: None
     return lambda step: seconds[course.phase(step).image_size]
 
@@ -47,7 +47,7 @@ def observed(
     world: World,
     report: Reporter,
 ) -> Callable[[Any, int, Any], StepStats]:
-    """A step that says on the first rank, every `watch.bounds_minutes`, what bounds the run."""
+    """A step that reports the run's bottleneck every `watch.bounds_minutes`, on the first rank."""
     if not world.is_first or not config.watch.bounds_minutes:
         return step
     device = next(step.model.parameters()).device

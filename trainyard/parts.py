@@ -1,4 +1,4 @@
-"""The parts of a run that a recipe's sections name, built."""
+"""Builders of a run's parts from the recipe's sections."""
 
 from collections.abc import Callable
 from functools import partial
@@ -54,17 +54,17 @@ AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
 
 
 def data_of(config: RunConfig, world: World, console: Console, heartbeat: Heartbeat) -> Datasets:
-    """The data that a run trains on and is validated on."""
+    """The training and validation data of a run."""
     with counter(console, "indexing samples") as show:
         data = open_datasets(config.data, world, heartbeat.counted("indexing", show))
     if world.is_first:
         remark(console, data.train, data.val)
-    heartbeat.mark("start")  # this rank may have waited long for the first one's index
+    heartbeat.mark("start")  # the wait for the first rank's index may have been long
     return data
 
 
 def averager_of(config: RunConfig, world: World, device: torch.device) -> Averager:
-    """How the replicas of a run agree."""
+    """The averager of a run's replicas."""
     name = _averager_name(config, world)
     if name == "sharded":
         from trainyard.averaging.sharded import Sharded  # torch takes long to import FSDP
@@ -74,12 +74,12 @@ def averager_of(config: RunConfig, world: World, device: torch.device) -> Averag
 
 
 def _averager_name(config: RunConfig, world: World) -> str:
-    """Alone, there is nobody to agree with."""
+    """The averager's name; "allreduce" for a single replica, which averages with nobody."""
     return config.average.name if world.size > 1 else "allreduce"
 
 
 def placed(config: RunConfig, model: nn.Module, *, world: World, device: torch.device) -> nn.Module:
-    """On the device; one that may not fit there is put there by its averager, in pieces."""
+    """The model on the device; a sharded model is moved by its averager, in pieces."""
     return model if _averager_name(config, world) == "sharded" else model.to(device)
 
 
@@ -104,9 +104,9 @@ def check_batches(config: RunConfig, course: Course, world: World) -> None:
 
 
 def waits_in_forward(config: RunConfig, world: World) -> str | None:
-    """The key, if any, for which ranks wait for each other in a forward pass.
+    """The recipe key that makes ranks wait for each other in a forward pass; None without one.
 
-    All are to make as many then.
+    All ranks must then make equally many forward passes.
     """
     if world.size > 1 and config.average.batch_norm == "sync":
         return "average.batch_norm = 'sync'"
@@ -126,13 +126,13 @@ def course_of(config: RunConfig, epoch_samples: int) -> Course:
 
 
 def check_decoding(config: RunConfig, device: torch.device) -> None:
-    """RecipeError if images cannot be decoded where the recipe says."""
+    """RecipeError if images cannot be decoded on the device that the recipe names."""
     if config.data.decode == "gpu":
         gpu_decode.check(device)
 
 
 def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
-    """After `check_decoding`."""
+    """The loader factory of a run; call `check_decoding` first."""
     return Feeds(
         data=config.data,
         augment=config.augment,
@@ -148,7 +148,7 @@ def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
 def estimate_anew(
     config: RunConfig, feeds: Feeds, data: Datasets, course: Course, *, models: list[nn.Module]
 ) -> None:
-    """Batch norm statistics, of as many samples as run.bn_samples says."""
+    """Estimate batch norm statistics from run.bn_samples samples."""
     samples = config.run.bn_samples
     if samples and batch_norms(models[0]):
         with feeds.statistics(data.train, samples, course.phases[-1].image_size) as feed:
@@ -157,10 +157,10 @@ def estimate_anew(
 
 
 def model_of(config: RunConfig, num_classes: int) -> nn.Module:
-    """The model, freshly initialised and frozen in part, for every image size of the recipe."""
+    """The model for every image size of the recipe, freshly initialised, with frozen parameters."""
     stages = [int(stage.rpartition(":")[2]) for stage in config.schedule.image_size]
     sizes = {config.data.image_size, *stages}
-    largest = max(sizes)  # position embeddings are for the finest grid that is trained
+    largest = max(sizes)  # position embeddings get the finest trained grid
     if config.data.eval_size is not None:
         sizes.add(config.data.eval_size)
     model = build_model(
@@ -190,7 +190,7 @@ def ema_of(config: RunConfig, model: nn.Module) -> Ema | None:
 
 
 def loss_scale_of(config: RunConfig, device: torch.device) -> LossScale:
-    # Gradients that are sent as fp16 have its range, whatever they were computed in.
+    # Gradients sent as fp16 have its range, in whichever precision they were computed.
     is_narrow = "fp16" in (config.batch.precision, config.average.compress)
     return DynamicLossScale(device) if is_narrow else LossScale(device)
 
@@ -216,7 +216,7 @@ def schedule_of(config: RunConfig, course: Course) -> Schedule:
 
 
 def _is_reported(config: RunConfig, course: Course, step: int) -> bool:
-    """Whether a report is known to follow a step; one before a save by the time is not."""
+    """True if a report is known to follow a step; saves by time cannot be foreseen."""
     by_time = seconds_of(config.run.save_every) is not None
     durations = [config.run.log_every, *([] if by_time else [config.run.save_every])]
     return step + 1 == course.num_steps or any(course.every(d).due(step + 1) for d in durations)
@@ -233,7 +233,7 @@ def step_of(
     course: Course,
     report: Callable[[str], None],
 ) -> TrainStep:
-    """`wrapped`: the model as the averager wrapped it; `report` hears of smaller micro-batches."""
+    """`wrapped`: the model from the averager; `report` receives notes on smaller micro-batches."""
     compile_in_place(state.model, config.model.compile)
     return TrainStep(
         model=wrapped,
@@ -251,7 +251,7 @@ def step_of(
             state.scale,
             clip=_clip_of(config, state.model),
             measure=partial(_is_reported, config, course),
-            # Replicas with fp16 share a loss scale and skip together; others skip by themselves.
+            # Replicas with fp16 share a loss scale and skip together; others skip independently.
             all_reduce_max=state.averager.all_reduce_max
             if config.batch.precision == "fp16"
             else _as_it_is,
@@ -276,7 +276,7 @@ def _micro_of(
 
 def _rate_setter(config: RunConfig, state: TrainState) -> Callable[[Rates], None]:
     if config.schedule.drop_path_start is not None:
-        assert config.model.drop_path  # build_schedule has refused the recipe otherwise
+        assert config.model.drop_path  # build_schedule rejects the recipe otherwise
         set_drop_path = drop_path_setter(state.model, config.model.drop_path)
 
     def set_rates(rates: Rates) -> None:

@@ -1,4 +1,4 @@
-"""Names from users' files as text that a terminal may be given."""
+"""Safe texts for a terminal from names in users' files."""
 
 import unicodedata
 
@@ -6,7 +6,7 @@ import unicodedata
 def printable(text: str) -> str:
     """The text with control characters, and bytes that are no UTF-8, as escapes such as \\x1b.
 
-    Printed raw they could hide text, move the cursor or, on a stream in UTF-8, end the program.
+    Unescaped, they could hide text, move the cursor or, on a stream in UTF-8, end the program.
     Line breaks stay.
     """
     if text.isprintable():

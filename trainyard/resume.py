@@ -1,4 +1,4 @@
-"""To begin or to go on: is this run directory ours, and from which checkpoint."""
+"""Start and resumption of a run: ownership of its directory, and choice of the checkpoint."""
 
 import errno
 import fcntl
@@ -27,19 +27,19 @@ from trainyard.world import World, gather, together
 
 _NOT_FINITE = "the gradient was not finite for many updates running"
 _ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, or bf16 for fp16"
-_PATIENCE_S = 300  # for ranks that a launcher has lost sight of to end, before new ones go on
+_PATIENCE_S = 300  # for ranks of a lost launcher to end before new ones start
 _AGAIN_S = 1.0
 
 
 def facts_of(config: RunConfig) -> dict[str, str]:
-    """What must be the same on every rank of a run: versions, and the recipe's keys that count."""
+    """Facts that must be equal on every rank of a run: versions, and keys that affect results."""
     keys = {
         f"{section}.{key}": f"{value!r}"
         for section, values in config.model_dump().items()
         for key, value in values.items()
     }
     of_recipe = {key: value for key, value in keys.items() if key not in PRACTICAL}
-    # Without it, other pixels.
+    # Decoded pixels differ without the extension.
     extension = {"the extension in C": "built" if is_built() else "not built"}
     return {name: f"{number}" for name, number in versions().items()} | extension | of_recipe
 
@@ -48,11 +48,11 @@ def facts_of(config: RunConfig) -> dict[str, str]:
 def claimed(
     folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], world: World
 ) -> Iterator[None]:
-    """Inside, the directory is this run's alone: its lock is held, and its recipe is this one.
+    """Inside, the directory belongs to this run: its lock is held, and it has this run's recipe.
 
-    CheckpointError or DataError, on all ranks, where another process trains in it or it holds a
-    run of another recipe or other data; one in which a run has nothing to show yet takes those
-    given. The lock ends with the process that holds it.
+    CheckpointError or DataError, on all ranks, if another process trains in it or it holds a run of
+    another recipe or other data. A directory without results yet takes the given recipe and data.
+    The lock ends with the process that holds it.
     """
     lock = None
     try:
@@ -76,7 +76,7 @@ def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]
     environment = describe_environment() | {"fingerprints": fingerprints}
     environment["command"] = [without_secrets(word) for word in environment["command"]]
     write_text(folder.environment, json.dumps(environment, indent=2) + "\n")
-    # Last: a directory with a recipe is a directory that is complete.
+    # Last: a directory with a recipe is complete.
     write_text(folder.recipe, to_toml(config))
 
 
@@ -109,7 +109,7 @@ def _lock(folder: RunDirectory) -> int:
             )
     except OSError:  # a file system without locks
         return lock
-    with suppress(OSError):  # a disk without room for the name of the holder
+    with suppress(OSError):  # the holder's name is optional: the disk may be full
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
     return lock
@@ -141,7 +141,7 @@ def _has_locked(lock: int) -> bool:
 
 
 def _has_begun(folder: RunDirectory) -> bool:
-    """Whether a run has a checkpoint or figures on record, which are of its recipe alone."""
+    """True if a run has a checkpoint or recorded figures, which belong to its recipe."""
     if keeping.has_any(folder.checkpoints) or folder.quarantine.exists():
         return True
     there = folder.metrics.exists()
@@ -175,7 +175,7 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
 
 
 def begins_anew(asked: str, folder: RunDirectory, world: World) -> bool:
-    """Whether no checkpoint will be gone on from, so that initial weights are wanted."""
+    """True if there is no checkpoint to resume from, so that initial weights are needed."""
     with together(world):
         is_new = asked in ("auto", "never") and not keeping.has_any(folder.checkpoints)
     return gather(world, is_new)[0]
@@ -189,10 +189,10 @@ def resume(
     world: World,
     report: Callable[[dict[str, Any]], None],
 ) -> None:
-    """Put the checkpoint that `asked` (`run.resume`) means, if there is one, into `state`."""
+    """Load the checkpoint that `asked` (`run.resume`) stands for, if there is one, into `state`."""
     with together(world):
         found = _find(asked, folder) if world.is_first else (None, [])
-    # The first rank's choice holds for all: it alone has read and checked every byte.
+    # All ranks use the first one's choice, as it alone has checked every byte.
     path, passed_over = gather(world, found)[0]
     for message in passed_over:
         message += "; taking the one before it"
@@ -226,11 +226,11 @@ def roll_back(
     world: World,
     report: Callable[[dict[str, Any]], None],
 ) -> None:
-    """After `guard` has tripped: the weights go back to a checkpoint and the data runs on.
+    """After `guard` has tripped: return the weights to a checkpoint, and continue with the data.
 
-    So the samples since that checkpoint are not shown again in this epoch. Later checkpoints are
-    removed: the run takes another course from there. DivergedError where there is no earlier
-    checkpoint, or after `most` times.
+    The samples since that checkpoint are not repeated in this epoch. Later checkpoints are
+    removed, as the run diverges from them. DivergedError if there is no earlier checkpoint, or
+    after `most` rollbacks.
     """
     step, roll_backs, clock = state.step, state.roll_backs + 1, state.clock.state_dict()
     position = course.samples(step) + state.skipped
@@ -256,7 +256,7 @@ def roll_back(
 
 
 def _find_earlier(folder: RunDirectory, state: TrainState) -> Path | None:
-    """The checkpoint to go back to; after one that did not help, the one before it."""
+    """The checkpoint to roll back to; if the last rollback did not help, the one before it."""
     paths = keeping.finite(folder.checkpoints)
     newest = next(paths, None)
     if newest and checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs:
@@ -265,7 +265,7 @@ def _find_earlier(folder: RunDirectory, state: TrainState) -> Path | None:
 
 
 def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
-    """The checkpoint to load, and what is wrong with those that were passed over."""
+    """The checkpoint to load, and the problems of newer ones that were skipped."""
     passed_over: list[str] = []
     newest = keeping.newest_good(folder.checkpoints, passed_over.append)
     if newest is None and passed_over:
@@ -280,7 +280,7 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
         )
     if newest is not None or asked in ("auto", "never"):
         return newest, passed_over
-    path = Path(asked)  # to begin from; once the run has saved, it goes on from its own
+    path = Path(asked)  # only to start from: later resumes use the run's own checkpoints
     problem = checkpoint.find_problem(path)
     if problem is not None:
         raise CheckpointError(f"run.resume = {asked!r}: {problem}")

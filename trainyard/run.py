@@ -1,4 +1,4 @@
-"""The composition root: a RunConfig becomes built parts, then the loop runs them."""
+"""The composition root: builds the parts of a run from a RunConfig, and runs the loop."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -73,15 +73,15 @@ from trainyard.training.stop import StopSignal
 from trainyard.watching import check_trackers, profiled, watched
 from trainyard.world import World, check_devices, is_lost_peer, pick_device, together
 
-_OF_CHECKPOINTS = ("save", "roll back")  # what waits for the run directory's disk
-_LAG = 8  # steps by which replicas that do not wait for each other may drift apart
+_OF_CHECKPOINTS = ("save", "roll back")  # phases that wait for the run directory's disk
+_LAG = 8  # steps that replicas may drift apart if they do not wait for each other
 
 
 def train(config: RunConfig, folder: str | Path, *, world: World, console: Console) -> Outcome:
-    """Train a recipe in a run directory, going on where an earlier run of it ended.
+    """Train a recipe in a run directory, resuming an earlier run in it.
 
-    Every rank of the world calls this alike. Returns when the run is complete or was asked to
-    stop; raises a TrainyardError, on all ranks, for anything wrong with recipe, data or folder.
+    Every rank of the world makes the same call. Returns when the run is complete or was told to
+    stop; raises a TrainyardError, on all ranks, for any problem with recipe, data or folder.
     """
     with init_distributed(world, facts_of(config)) as watchdog:
         return _train(config, RunDirectory(Path(folder)), world, console=console, watchdog=watchdog)
@@ -89,7 +89,7 @@ def train(config: RunConfig, folder: str | Path, *, world: World, console: Conso
 
 @dataclass(frozen=True, kw_only=True)
 class _Run:
-    """A run that could be built, on this rank."""
+    """The built parts of a run, on this rank."""
 
     config: RunConfig
     folder: RunDirectory
@@ -123,7 +123,7 @@ def _train(
 def _built(
     config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
 ) -> tuple[_Run, list[str]]:
-    """The run, and what there is to say of the weights that were put into its model."""
+    """The run, and messages about the initial weights of its model."""
     device = pick_device(world)
     use_precision(config.batch.precision)
     check_devices(world, device)
@@ -161,7 +161,7 @@ def _built(
 
 
 def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
-    """Train in a run directory that is this run's alone."""
+    """Train in a directory that is claimed."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
     device, averager = run.device, run.averager
     ema, heartbeat = ema_of(config, run.model), watchdog.heartbeat
@@ -223,9 +223,9 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
 
 
 def _trained(training: Training, saver: Saver, heartbeat: Heartbeat) -> type[Stopped] | None:
-    """Why it stopped, if it did; an evaluation that was cut off is made up for on resuming.
+    """The reason of a stop, or None; the last checkpoint is complete by then.
 
-    The last checkpoint is there then.
+    An evaluation that was cut off is repeated after a resume.
     """
     try:
         stopped = train_loop(training)
@@ -239,7 +239,7 @@ def _trained(training: Training, saver: Saver, heartbeat: Heartbeat) -> type[Sto
 
 @contextmanager
 def _phase(state: TrainState, heartbeat: Heartbeat, stop: StopSignal, name: str) -> Iterator[None]:
-    """Data is that of the next step; what is evaluated or saved is that of the last one."""
+    """A timed phase. Data belongs to the next step, evaluations and saves to the last one."""
     heartbeat.mark(name, state.step + (name == "data"))
     with state.clock.phase(name), stop.waiting_for_data() if name == "data" else nullcontext():
         yield
@@ -248,7 +248,7 @@ def _phase(state: TrainState, heartbeat: Heartbeat, stop: StopSignal, name: str)
 
 @contextmanager
 def _losses_heard(world: World, watchdog: Watchdog) -> Iterator[None]:
-    """Inside, the loss of a rank is a PeerError, and the other ranks hear of it at once."""
+    """Inside, the loss of a rank becomes a PeerError, and the other ranks are told at once."""
     try:
         yield
     except Exception as error:
@@ -263,9 +263,9 @@ def _losses_heard(world: World, watchdog: Watchdog) -> Iterator[None]:
 def _losses_told(
     folder: RunDirectory, world: World, watchdog: Watchdog, report: Reporter
 ) -> Iterator[None]:
-    """Around what `_losses_heard` raises, and the writer's end: adds where the run goes on.
+    """Around `_losses_heard` and the writer's end: adds the resumption point to a PeerError.
 
-    One of the ranks that are left prints it, and adds it to metrics.jsonl.
+    One of the remaining ranks prints it and appends it to metrics.jsonl.
     """
     try:
         yield
@@ -277,7 +277,7 @@ def _losses_told(
         lost = PeerError(f"{error}; the same command {place}")
         lost.is_shared = world.rank != watchdog.speaker
         if not lost.is_shared:
-            # The first rank, which else writes for all, may be the one that is gone.
+            # The first rank, which normally writes for all, may be the lost one.
             write = JsonLinesSink(folder.metrics).write
             event = "rank hangs" if watchdog.alarm.verdict else "rank gone"
             replace(report, write=write).warn(event, f"{lost}")
@@ -285,7 +285,7 @@ def _losses_told(
 
 
 def _save_every(run: _Run, saver: Saver, stop: StopSignal) -> Due:
-    """When to save: by the time, the ranks decide it together, as they do stops."""
+    """The condition of a save. Ranks decide saves by time together, like stops."""
     return stop if saver.by_time else run.course.every(run.config.run.save_every)
 
 
@@ -332,7 +332,7 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
 def _evaluate(
     run: _Run, feeds: Feeds, state: TrainState, *, on_batch: Callable[[Batch, int], None]
 ) -> Report:
-    """What a val report says of the weights, and under ema_… of their moving average."""
+    """The val report of the weights and, under ema_…, of their moving average."""
     models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
     with evaluation_weights(state.optimizer):
         estimate_anew(run.config, feeds, run.data, run.course, models=[*models.values()])
@@ -375,6 +375,6 @@ def _save(state: TrainState, saver: Saver, stop: StopSignal, heartbeat: Heartbea
 
 
 def _wait(saver: Saver, heartbeat: Heartbeat) -> None:
-    """Wait for the checkpoint under way; a part of it that is written is progress."""
+    """Wait for the pending checkpoint; each written part of it counts as progress."""
     with heartbeat.following(saver.thread):
         saver.wait(heartbeat.again)

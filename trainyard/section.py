@@ -1,4 +1,4 @@
-"""`Section`: the base of every part of a recipe."""
+"""`Section`: the base class of all recipe sections."""
 
 from pydantic import BaseModel, ConfigDict
 

@@ -1,4 +1,4 @@
-"""The loss of a recipe, and the trained model that it may distil from."""
+"""The loss of a recipe, with the teacher that it may distil from."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -30,9 +30,9 @@ def loss_of(
 def teacher_of(
     config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
 ) -> Callable[[Tensor], Tensor] | None:
-    """The model to distil from, by its moving average if it has one: images to logits.
+    """The teacher as a function from images to logits, with its moving average if it has one.
 
-    RecipeError if it cannot be read, or was not made for these classes and images.
+    RecipeError if it cannot be read, or was made for other classes or images.
     """
     if config.loss.teacher is None:
         return None

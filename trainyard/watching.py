@@ -1,4 +1,4 @@
-"""What watches a run: where its reports go."""
+"""Destinations of a run's reports: console, metrics.jsonl, trackers, profiler."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
@@ -25,7 +25,7 @@ _BEGINNING: Report = {"step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
 
 
 class Watching(Sinks):
-    """Our own sinks first, then trackers, which are the first rank's alone."""
+    """Trainyard's own sinks first, then trackers, which run on the first rank alone."""
 
     def __init__(self, sinks: Iterable[Sink] = (), trackers: Iterable[Tracker] = ()) -> None:
         super().__init__(sinks)
@@ -39,7 +39,7 @@ class Watching(Sinks):
             tracker.write(report)
 
     def warn(self, message: str) -> None:
-        """Of a tracker: said by our own sinks alone."""
+        """Report a tracker's problem to Trainyard's own sinks alone."""
         event = {"kind": "event", "event": "tracker", "level": "warning", "message": message}
         super().write(event | self._place)
 
@@ -48,19 +48,19 @@ class Watching(Sinks):
         self.write({"kind": "event", "event": event, "message": message} | _BEGINNING)
 
     def concluded(self, outcome: Outcome) -> Outcome:
-        """Trackers hear of a run that is complete, and not just stopped."""
+        """Notify trackers if the run is complete, not just stopped."""
         for tracker in self._trackers if outcome.stopped is None else ():
             tracker.complete()
         return outcome
 
     def close(self) -> None:
-        super().close()  # first: what trackers say of themselves is kept off the standard output
+        super().close()  # first, so that output of trackers cannot mix with the live lines
         for tracker in self._trackers:
             tracker.close()
 
 
 def check_trackers(watch: WatchConfig, world: World) -> None:
-    """RecipeError if one is asked for that is not installed where it would run."""
+    """RecipeError if a requested tracker is not installed on the first rank."""
     for name in _asked(watch) if world.is_first else ():
         if find_spec(name) is None:
             raise missing(name)
@@ -70,14 +70,14 @@ def check_trackers(watch: WatchConfig, world: World) -> None:
 def watched(
     config: RunConfig, folder: RunDirectory, course: Course, *, world: World, console: Console
 ) -> Iterator[Watching]:
-    """Where reports go, for as long as a run lasts.
+    """The destinations of reports during a run.
 
-    RecipeError, on all ranks, where a tracker cannot begin for a reason that the user can mend.
+    RecipeError, on all ranks, if a tracker cannot start for a reason that the user can fix.
     """
     with together(world):
         if world.is_first:
             watching = _opened(config, folder, course, console)
-        else:  # only where every rank is to speak
+        else:  # quiet unless every rank prints
             watching = Watching([] if console.quiet else [ConsoleSink(course, console)])
     with closing(watching):
         yield watching
@@ -86,13 +86,13 @@ def watched(
 def profiled(
     watch: WatchConfig, folder: RunDirectory, report: Callable[[Report], None], *, world: World
 ) -> AbstractContextManager[Callable[[Step[Stats]], Step[Stats]]]:
-    """What makes a step one that is recorded where `watch.profile` says so; on the first rank."""
+    """A decorator that records the steps in `watch.profile`; no effect on other ranks."""
     window = watch.profile if world.is_first else None
     return profiling(window, folder.path / "profile", report)
 
 
 def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Console) -> Watching:
-    early: list[str] = []  # said before there is anything to say it
+    early: list[str] = []  # messages from before there is a sink
     say = early.append
     with ExitStack() as stack:
         trackers = []
@@ -100,7 +100,7 @@ def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Co
             tracker = Guarded(name, partial(_TRACKERS[name], config, folder), lambda m: say(m))
             trackers.append(tracker)
             stack.callback(tracker.close)
-        # Last: from here on lines are drawn anew, into which nothing else may write.
+        # Last: from here on live lines are redrawn, and no other output may interfere.
         sinks: list[Sink] = [JsonLinesSink(folder.metrics), ConsoleSink(course, console)]
         stack.pop_all()
     watching = Watching(sinks, trackers)
@@ -124,7 +124,7 @@ def _open_trackio(config: RunConfig, folder: RunDirectory) -> Tracker:
     return TrackioTracker(folder.path, recipe, project=config.watch.project)
 
 
-# By the recipe key that asks for one, which is also the name of its package and of our extra.
+# By recipe key, which is also the name of the package and of Trainyard's extra.
 _TRACKERS: dict[str, Callable[[RunConfig, RunDirectory], Tracker]] = {
     "wandb": _open_wandb,
     "tensorboard": _open_tensorboard,

@@ -1,7 +1,7 @@
-"""A rank's place among the others, and how all of them decide something together.
+"""A rank's place among all ranks, and operations in which all ranks take part.
 
-A World is a plain value that is passed along. The functions below talk to the other ranks, and
-return at once, without torch.distributed, in a world of one.
+A World is a plain value that is passed along. The functions below communicate with the other
+ranks; in a world of one they return at once, without torch.distributed.
 """
 
 import os
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_LIMIT = timedelta(days=1)
-"""How long a message may take, in every group: the watchdog finds hangs."""
+"""Time limit of messages in every group: hangs are found by the watchdog."""
 
-# torch raises plain RuntimeErrors; these are its words for a peer that has ended.
+# torch raises plain RuntimeErrors; these are its messages for a peer that has ended.
 _LOST_PEER = (
     "Connection closed by peer",
     "Connection reset by peer",
@@ -43,7 +43,7 @@ class World:
     node: int = 0
     num_nodes: int = 1
     group: "ProcessGroup | None" = None
-    """By which these ranks decide together; none for the group of all ranks."""
+    """Group for the decisions of these ranks; None for the group of all ranks."""
 
     @property
     def is_first(self) -> bool:
@@ -51,15 +51,15 @@ class World:
 
 
 def cores_per_rank(world: World) -> int:
-    """A rank's share of the cores that this machine lets us use."""
+    """A rank's share of the cores that this process may use."""
     return max(1, len(os.sched_getaffinity(0)) // world.local_size)
 
 
 def own_device(world: World) -> "torch.device":
-    """This rank's GPU, made the current one; the CPU where this process sees no GPU.
+    """This rank's GPU, made the current one; the CPU if this process sees no GPU.
 
-    Of the GPUs that it sees, a rank takes the one of its number on its host. Where each rank sees
-    a single GPU, as a scheduler may have it, it takes that one.
+    A rank takes the visible GPU with its local number. If each rank sees a single GPU, as set by
+    some schedulers, it takes that one.
     """
     import torch
 
@@ -71,14 +71,14 @@ def own_device(world: World) -> "torch.device":
 
 
 def gpu_of(device: "torch.device") -> str | None:
-    """What tells a GPU from all others; None for the CPU."""
+    """A unique id of a GPU; None for the CPU."""
     import torch
 
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
 def pick_device(world: World) -> "torch.device":
-    """As `own_device`; without a GPU the ranks of a machine share its cores."""
+    """Like `own_device`; without a GPU the ranks of a machine share its cores."""
     device = own_device(world)
     if device.type == "cpu":
         import torch
@@ -88,9 +88,9 @@ def pick_device(world: World) -> "torch.device":
 
 
 def check_devices(world: World, device: "torch.device") -> None:
-    """InputError, on all ranks, unless each has a GPU of its own, or none has one.
+    """InputError, on all ranks, unless every rank has a GPU of its own, or none has one.
 
-    NCCL works with nothing else, and a CPU among GPUs holds all of them up.
+    NCCL needs one GPU per rank, and a CPU among GPUs slows all of them down.
     """
     found = gather(world, (socket.gethostname(), gpu_of(device)))
     names = [f"rank {rank} on {host}" for rank, (host, _) in enumerate(found)]
@@ -113,7 +113,7 @@ def check_devices(world: World, device: "torch.device") -> None:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error is torch's for a rank that is gone."""
+    """True if an error is torch's for a lost rank."""
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_PEER)
 
 
@@ -140,7 +140,7 @@ def total(world: World, tensor: "torch.Tensor") -> "torch.Tensor":
 
 @contextmanager
 def together(world: World) -> Iterator[None]:
-    """A block that succeeds on all ranks or fails on all, so that none waits for a failed one."""
+    """Runs a block on every rank. If it fails on one, it raises on all, so no rank waits for it."""
     error: Exception | None = None
     try:
         yield
@@ -162,7 +162,7 @@ def together(world: World) -> Iterator[None]:
 def in_turns(world: World, work: Callable[[], T]) -> T:
     """Each rank's result of `work`: the first rank's turn, then one rank per node, then the rest.
 
-    For work that leaves something done for those who come after: a file or a cache is filled.
+    For work whose side effects help later ranks: a file or cache that it fills.
     """
     my_turn = 0 if world.is_first else 1 if world.local_rank == 0 else 2
     results = []
@@ -176,16 +176,16 @@ def in_turns(world: World, work: Callable[[], T]) -> T:
 # --- groups, and their connections ---
 
 
-_own: set[int] = set()  # the numbers of connections to other ranks
+_own: set[int] = set()  # inode numbers of connections to other ranks
 
 
 @contextmanager
 def opening() -> Iterator[None]:
-    """The connections that are opened inside are those to other ranks: see `cut_connections`.
+    """Connections opened inside are recorded as those to other ranks: see `cut_connections`.
 
-    A connection that another thread opens at that moment is taken for one of them. The kernel
-    probes these connections, so that a thread that waits for a message from a host without power
-    gets an error after 10 s.
+    A connection that another thread opens meanwhile is recorded too. The kernel probes these
+    connections, so that a thread that waits for a message from a host without power gets an error
+    after 10 s.
     """
     before = connections()
     try:
@@ -198,9 +198,9 @@ def opening() -> Iterator[None]:
 
 
 def keep_alive(fd: int, unsent_ms: int = 0) -> None:
-    """Have the kernel break a TCP connection to a host that is gone, after 10 s.
+    """Have the kernel break a TCP connection to a lost host after 10 s.
 
-    `unsent_ms`: so long sent data may be without a receipt, or 0 for the kernel's default.
+    `unsent_ms`: the longest that sent data may stay unacknowledged; 0 for the kernel's default.
     """
     options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # s, s, probes
     with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
@@ -211,20 +211,20 @@ def keep_alive(fd: int, unsent_ms: int = 0) -> None:
 
 
 def cut_connections() -> None:
-    """Break the connections to other ranks; whoever waits for a message gets an error instead.
+    """Break the connections to other ranks: a thread that waits for a message gets an error.
 
-    Other connections of this process, to a database or a tracker say, stay as they are.
+    Other connections of this process, such as those of a tracker, stay.
     """
     for number, fd in connections().items():
         if number in _own:
             with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
                 if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    connection.getpeername()  # fails where one listens, which gloo does not outlive
+                    connection.getpeername()  # fails for a listener, which gloo cannot do without
                     connection.shutdown(socket.SHUT_RDWR)
 
 
 def connections() -> dict[int, int]:
-    """The file descriptors of sockets, by a number that the kernel gives to one socket alone."""
+    """File descriptors of sockets by inode, which is unique to a socket."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):
@@ -235,16 +235,16 @@ def connections() -> dict[int, int]:
 
 
 def new_group(ranks: Iterable[int] | None = None, backend: str | None = None) -> "ProcessGroup":
-    """A group of some ranks, made by its members alone, all of them in one order; or of all ranks.
+    """A group of some ranks, or of all. Its members alone make it, all in the same order.
 
-    Its messages have the limits of the group of all ranks, and its NCCL has this rank's device.
+    It has the time limit of the group of all ranks, and its NCCL this rank's device.
     """
     import torch.distributed as dist
 
     everyone = dist.group.WORLD
     assert everyone is not None
-    # Where the group of all ranks is bound to a device, torch splits NCCL's communicator of that
-    # group, for which every rank would have to call: a group of some ranks is connected anew.
+    # If the group of all ranks is bound to a device, torch splits its NCCL communicator. This needs
+    # a call on every rank: a group of some ranks connects anew instead.
     device, everyone.bound_device_id = everyone.bound_device_id, None
     try:
         with opening():

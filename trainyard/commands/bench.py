@@ -1,4 +1,4 @@
-"""`trainyard bench loader`: what a data set gives on this machine, and what would be faster."""
+"""`trainyard bench loader`: loading speed of a data set on this machine, with advice."""
 
 import argparse
 import json
@@ -17,8 +17,8 @@ _WAYS = {
     "seek": "decoding, with a seek table",
     "packed": "decoding, packed",
 }
-_WORTH = 1.1  # times as fast: what is less is no advice
-_NOTABLE = 0.05  # share of images that fall back
+_WORTH = 1.1  # smallest speed-up that is worth advice
+_NOTABLE = 0.05  # share of images that fall back to the libraries
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def bench_loader(options: argparse.Namespace) -> int:
 
 
 def _index_of(location: str) -> "tuple[str, Index]":
-    """The training split, where there is one."""
+    """The training split, if there is one, else the first; with its index."""
     from trainyard.commands.data_show import open_splits
 
     indices = open_splits(location)
@@ -76,7 +76,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
         seconds=options.seconds / (len(ways) + 2),
     )
     held = hold(task)
-    if index.format == "packed":  # has no use for either
+    if index.format == "packed":  # packed data uses neither
         ways = [way for way in ways if way in ("libraries", "stored")]
     reading = reading_rate(task)
     decoding = {way: decoding_rate(task, held, way) for way in ways}
@@ -102,7 +102,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
 
 
 def advice(found: dict[str, Any]) -> str:
-    """One sentence: what would be faster here."""
+    """One sentence of advice for faster loading here."""
     from trainyard.data._native import NEEDS_EXTENSION
 
     location, decoding = found["location"], found["decoding"]

@@ -1,4 +1,4 @@
-"""What commands have in common that use a trained model."""
+"""Arguments and checks shared by commands that use a trained model."""
 
 import argparse
 import shlex
@@ -8,7 +8,7 @@ from pathlib import Path
 from trainyard.errors import CheckpointError, InputError
 from trainyard.files import find_checkpoint
 
-SECTIONS = ("model", "data", "batch")  # of keys that a trained model can depend on
+SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,7 @@ def add_checkpoint(parser: argparse.ArgumentParser) -> None:
 
 
 def check_target(options: argparse.Namespace, others: Sequence[str]) -> None:
-    """InputError where the run or checkpoint is not first but among the other arguments."""
+    """InputError if the run or checkpoint is not the first argument but a later one."""
     if is_checkpoint(options.target):
         return
     for place, other in enumerate(others):
@@ -43,7 +43,7 @@ def is_checkpoint(target: str) -> bool:
 
 
 def check_overrides(keys: Iterable[str], what: str) -> None:
-    """RecipeError for keys that change nothing about what is done."""
+    """RecipeError for keys that have no effect on the command."""
     from trainyard.compare import check_keys
 
     check_keys(keys, SECTIONS, what)

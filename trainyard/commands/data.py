@@ -1,4 +1,4 @@
-"""`trainyard data`: a module for each of its actions, gathered here."""
+"""`trainyard data`: collects its actions, one module each."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`trainyard data pack`: from any data set that can be read to any format that can be written."""
+"""`trainyard data pack`: converts a data set from any readable to any writable format."""
 
 import argparse
 import os
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from trainyard.data.pack.pack import PackOptions
     from trainyard.data.pack.recode import Recode
 
-_FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed")  # without an import, for --help
+_FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed")  # --help needs no import
 _SAMPLES = 1000
-_ANY_NUMBER = 1 << 62  # samples a shard, where only its bytes or nothing limits it
+_ANY_NUMBER = 1 << 62  # samples per shard, if bytes or nothing limit it
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -136,7 +136,7 @@ def _about(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[str, Index]":
-    """A single location's data is called train unless told otherwise."""
+    """Rename a single location's data to train, or to --split."""
     name = options.split
     if name is None:
         return {{"data": "train"}.get(split, split): index for split, index in indices.items()}
@@ -151,7 +151,7 @@ def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[st
 
 
 def _same_classes(indices: "dict[str, Index]") -> "tuple[str, ...] | None":
-    """The names of the classes of all splits; None where the data stores numbers alone."""
+    """The names of the classes of all splits; None if the data stores numbers alone."""
     from trainyard.data.index import check_same_classes
 
     first, *others = indices.values()

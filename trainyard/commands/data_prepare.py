@@ -1,4 +1,4 @@
-"""`trainyard data prepare`: from what can be downloaded to what can be trained on."""
+"""`trainyard data prepare`: makes published archives into data sets to train on."""
 
 import argparse
 import functools

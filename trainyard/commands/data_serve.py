@@ -1,4 +1,4 @@
-"""`trainyard data serve`: a data set for other machines, over HTTP."""
+"""`trainyard data serve`: serves a data set to other machines over HTTP."""
 
 import argparse
 import shlex
@@ -77,7 +77,7 @@ def _server_options(options: argparse.Namespace) -> "ServerOptions":
 
 
 def _index(location: Path) -> str:
-    """Index a split, so that nobody who reads it over HTTP need scan it."""
+    """Index a split, so that readers over HTTP need not scan it."""
     from rich.console import Console
 
     from trainyard.data.indexing import open_index
@@ -91,7 +91,7 @@ def _index(location: Path) -> str:
 
 
 def _command(options: "ServerOptions", locations: dict[str, str]) -> str:
-    """How to train from what is served."""
+    """The command that trains from the served data."""
     from urllib.parse import quote
 
     from trainyard.data.manifest import FILE_NAME

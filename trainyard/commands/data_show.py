@@ -1,4 +1,4 @@
-"""`trainyard data show`: what is in a data set."""
+"""`trainyard data show`: contents of a data set."""
 
 import argparse
 import json
@@ -13,10 +13,10 @@ from trainyard.hints import did_you_mean
 if TYPE_CHECKING:
     from trainyard.data.index import Index
 
-_MAX_CLASSES = 25  # rows of a class table; more is for machines
-_EXTREMES = 10  # of more classes, so many of the largest and of the smallest
+_MAX_CLASSES = 25  # rows of a class table; --json lists all
+_EXTREMES = 10  # number of largest and of smallest classes shown instead
 _ROWS, _COLUMNS = 6, 8  # of a contact sheet
-_HEADERS = 1000  # images whose sides are looked at
+_HEADERS = 1000  # images whose headers are read for their sides
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`trainyard data stage`: copy a data set to this node's own disk, before jobs that train on it."""
+"""`trainyard data stage`: copies a data set to this node's own disk before training jobs."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ def _gigabytes(text: str) -> float:
 def data_stage(options: argparse.Namespace) -> int:
     from trainyard.data.stage.stager import Stager
 
-    stagers = {  # all open from the start: no split makes room at the cost of another
+    stagers = {  # all opened first, so that no split evicts another's copies
         split: Stager(index, options.to, options.gb)
         for split, index in open_splits(options.location).items()
     }

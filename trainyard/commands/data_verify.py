@@ -1,4 +1,4 @@
-"""`trainyard data verify`: is a data set whole, and fit to train on?"""
+"""`trainyard data verify`: checks that a data set is complete and fit to train on."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from trainyard.printable import printable
 if TYPE_CHECKING:
     from trainyard.data.verify.checks import Check
 
-_MAX_LINES = 20  # findings of one check on a terminal
+_MAX_LINES = 20  # findings per check on a terminal
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""`trainyard doctor`: is all well with the machines, their network, disks and data?"""
+"""`trainyard doctor`: checks machines, network, disks and data."""
 
 import argparse
 import json
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainyard.config import RunConfig
     from trainyard.doctor.examine import Findings
 
-_SECONDS, _QUICK_SECONDS = 2.0, 0.3  # of a measurement of speed
+_SECONDS, _QUICK_SECONDS = 2.0, 0.3  # per measurement of speed
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
@@ -58,7 +58,7 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _import_torch() -> float:
-    """Seconds that it takes: minutes, from a slow file system on many machines at once."""
+    """Import torch. Returns the seconds: minutes, if many machines share a slow file system."""
     begun = time.perf_counter()
     import torch  # noqa: F401
 

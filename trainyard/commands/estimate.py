@@ -1,4 +1,4 @@
-"""`trainyard estimate`: hours, memory, network, energy and money of a run before it starts."""
+"""`trainyard estimate`: time, memory, network, energy and cost of a run before it starts."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _IMAGENET = 1_281_167
 _VAL_SHARE = 50_000 / _IMAGENET
-_COMMON_LINK = "nvlink3"  # inside nodes of GPUs that are not known
+_COMMON_LINK = "nvlink3"  # inside nodes of unknown GPUs
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -125,7 +125,7 @@ def _site(options: argparse.Namespace, config: "RunConfig") -> "Site":
 
 
 def _device(options: argparse.Namespace) -> tuple[str | None, "Accelerator | None"]:
-    """By its name, or that of the run whose pace is taken."""
+    """The accelerator by name, or that of the run that supplies the pace; with its key."""
     from trainyard.errors import InputError
     from trainyard.estimate.forecast import device_of_run
     from trainyard.hardware import accelerators, explain_unknown
@@ -194,7 +194,7 @@ def _link(option: str, name: str) -> "Link":
 def _pace(
     options: argparse.Namespace, config: "RunConfig", device: "Accelerator | None"
 ) -> "Pace | None":
-    """As measured; None if it is to follow from the data sheet."""
+    """The measured pace; None if it is to be derived from the data sheet."""
     from trainyard.errors import InputError
     from trainyard.estimate.forecast import build_pace, pace_of_run
 

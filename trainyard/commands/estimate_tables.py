@@ -1,4 +1,4 @@
-"""What `trainyard estimate` prints."""
+"""Output of `trainyard estimate`."""
 
 import argparse
 import math
@@ -54,7 +54,7 @@ def _print_subject(recipe: str, subject: Subject) -> None:
 
 
 def _print_accounts(found: Sequence[Account]) -> None:
-    """How long, then what it takes; each fits a terminal. What is not known of any is left out."""
+    """Print times, then resources, in tables that fit a terminal. Unknown columns are left out."""
     gpus = [f"{each.gpus:,}" for each in found]
     _print_columns(
         {
@@ -91,7 +91,7 @@ def _span(low: float, high: float) -> str:
 
 
 def _bounds(subject: Subject, found: Sequence[Account]) -> list[str]:
-    """A line for each thing that bounds a run, and how far loading images is from that."""
+    """A line per bottleneck of the runs, and the margin of image loading."""
     lines: dict[str, list[int]] = {}
     for each in found:
         what = f"bound by {each.bound}" if each.fits else "too large for the memory"

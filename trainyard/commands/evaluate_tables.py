@@ -1,4 +1,4 @@
-"""How the results of an evaluation look: tables, JSON, and a file with a line per image."""
+"""Results of an evaluation as tables, as JSON, and as a file with a line per image."""
 
 import csv
 import io
@@ -18,11 +18,11 @@ from trainyard.files import write_text
 from trainyard.training.predictions import Predictions, confusions, per_class
 
 _WEIGHTS = {"": "raw", "ema_": "EMA"}
-_WIDTH = 76  # characters; in a narrower terminal lines wrap rather than lose a column
+_WIDTH = 76  # characters; lines wrap in a narrower terminal, so that no column is lost
 
 
 def as_json(result: Result, worst: int | None, wrong: int | None) -> dict[str, Any]:
-    """A result with as many of the worst classes and of the confusions as are wanted."""
+    """A result with the `worst` worst classes and `wrong` confusions; None leaves them out."""
     tree = result.as_dict()
     for prefix, said in result.predictions.items():
         if worst is not None:
@@ -33,7 +33,7 @@ def as_json(result: Result, worst: int | None, wrong: int | None) -> dict[str, A
 
 
 def _strict(value: Any) -> Any:
-    """JSON has no NaN."""
+    """None for NaN and infinity, which JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -57,7 +57,7 @@ def _confusions(result: Result, said: Predictions, count: int) -> list[dict[str,
     ]
 
 
-# --- for a person ---
+# --- on a terminal ---
 
 
 def print_results(results: list[Result], worst: int | None, wrong: int | None) -> None:
@@ -108,7 +108,7 @@ def _overview(trees: list[dict[str, Any]]) -> Table:
 
 
 def _notes(trees: list[dict[str, Any]]) -> Iterator[str]:
-    """What must be known to compare the numbers with others."""
+    """Notes that are needed to compare the numbers with others."""
     if trees[0]["flip"]:
         yield "with test-time flip: the mean of the softmax of each image and of its mirror image"
     if trees[0]["bn_samples"]:
@@ -150,7 +150,7 @@ _COLUMNS = ("data", "weights", "sample", "file", "offset", "class", "guess", "co
 
 
 def write_predictions(path: Path, results: list[Result]) -> None:
-    """What was said of each image that could be read: place 1 is right, 5 is among the top 5."""
+    """Write the prediction for each readable image; place is the rank of the true class."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(_COLUMNS)

@@ -1,4 +1,4 @@
-"""`trainyard export`: a trained model for other programs."""
+"""`trainyard export`: writes a trained model for other programs."""
 
 import argparse
 import json

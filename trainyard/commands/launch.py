@@ -1,4 +1,4 @@
-"""`trainyard launch`: one recipe on several replicas; a launch_*.py for each launcher."""
+"""`trainyard launch`: starts one recipe on several ranks; each launcher has a launch_*.py."""
 
 import argparse
 

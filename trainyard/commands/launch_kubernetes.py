@@ -22,14 +22,14 @@ from trainyard.errors import InputError
 if TYPE_CHECKING:
     from trainyard.launch.kubernetes import Manifest, Pods
 
-_RESTARTS = 3  # a node that vanishes uses one up
-# As Kubernetes has them: RFC 1123, and its quantities and labels.
+_RESTARTS = 3  # a lost node uses one up
+# Kubernetes' syntax of names (RFC 1123), labels and quantities.
 _PART = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _NAME = re.compile(rf"{_PART}(\.{_PART})*")
 _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i|[MGTPE])?")
 _JOB = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_JOB_LENGTH = 45  # the operators add to it, and a host's name has 63
+_JOB_LENGTH = 45  # the operators append to it, and a host name has at most 63 characters
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -138,7 +138,7 @@ def _pods(options: argparse.Namespace) -> "Pods":
     )
 
 
-# --- words that Kubernetes would refuse, or worse, would take ---
+# --- values that Kubernetes would reject, or misread ---
 
 
 def _named_by(run: Path) -> str:

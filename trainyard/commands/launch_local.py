@@ -29,12 +29,12 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def _hide_gpus(ranks: int) -> None:
-    """More ranks than GPUs all train on the CPU: NCCL wants a GPU for each."""
+    """Hide the GPUs if there are fewer than ranks: NCCL needs one for each, so all use the CPU."""
     import torch
 
     gpus = torch.cuda.device_count()
     if gpus:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the ranks have what this process has
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the ranks inherit this variable
         say(
             f"{ranks} ranks are more than this machine has GPUs ({gpus}), and each would need one "
             "of its own: all train on the CPU; leave --ranks out to train on GPUs"

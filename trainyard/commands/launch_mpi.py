@@ -66,7 +66,7 @@ def _options(options: argparse.Namespace) -> "MpiOptions":
     given = {host.name: host.slots for host in hosts}
     ranks = options.ranks or options.gpus
     if ranks is None and None in given.values():
-        if options.hosts:  # this machine's GPUs say nothing of theirs
+        if options.hosts:  # other hosts may have other GPUs than this machine
             raise InputError("say how many ranks each host is to have: --gpus N, or a:8")
         ranks = num_devices()
     return MpiOptions(

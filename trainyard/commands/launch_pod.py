@@ -1,4 +1,4 @@
-"""`trainyard launch pod`, which `trainyard launch kubernetes` has every pod run."""
+"""`trainyard launch pod`, which `trainyard launch kubernetes` runs in every pod."""
 
 import argparse
 import os

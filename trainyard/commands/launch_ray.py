@@ -96,7 +96,7 @@ def _environment(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_run(job: "Job", ray: "RayOptions") -> None:
-    """A copy of a directory ends with the run, and with it what is written there."""
+    """InputError if the run directory lies in Ray's working copy, which is deleted at the end."""
     if ray.folder is None and not job.run.is_absolute():
         raise InputError(
             f"--run {job.run}: where the working directory is a copy, on every node another one, "

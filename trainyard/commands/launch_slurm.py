@@ -33,7 +33,7 @@ _WISHES = {
     "mem": "memory of each node: 200G",
 }
 _GRACE_S = 120
-_BEGIN_S = 60  # at least, for a run to begin
+_BEGIN_S = 60  # minimum time for a run to start
 _RESTARTS = 3
 
 
@@ -158,7 +158,7 @@ def _allocation(options: argparse.Namespace) -> Allocation:
 
 
 def _sourced(line: str) -> str:
-    """A file of lines is read when the job starts."""
+    """`source` for a file of lines, read when the job starts; other lines stay."""
     return f"source {shlex.quote(str(Path(line).resolve()))}" if os.path.isfile(line) else line
 
 
@@ -181,7 +181,7 @@ def _seconds(time: str) -> int:
 
 
 def _time(text: str) -> str:
-    """Slurm takes a bare number for minutes, and 4:00 for four: here hours are meant."""
+    """A time limit; a bare number means hours. (Slurm takes it, and 4:00, for minutes.)"""
     if re.fullmatch(r"\d+(\.\d+)?", text):
         minutes = round(float(text) * 60)
         return f"{minutes // 60}:{minutes % 60:02d}:00"

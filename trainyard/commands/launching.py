@@ -1,4 +1,4 @@
-"""What all launchers have in common on the command line, where an option has one name."""
+"""Options and checks shared by all launchers."""
 
 import argparse
 import sys
@@ -22,7 +22,7 @@ _WAIT_S = 300
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, ranks: str | None = None) -> None:
-    """Everything that `train` takes, and --dry-run; `ranks`: what --ranks means, if it is one."""
+    """Add the options of `train`, and --dry-run. `ranks`: help of --ranks; None leaves it out."""
     add_training_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be started")
     parser.add_argument(
@@ -54,7 +54,7 @@ def add_wait(parser: argparse.ArgumentParser, what: str) -> None:
 
 
 def check_ranks(options: argparse.Namespace) -> None:
-    """InputError for two numbers where there can be one."""
+    """InputError if both --gpus and --ranks are given."""
     if options.gpus and options.ranks:
         raise InputError("--gpus and --ranks both say how many ranks: give one of them")
 
@@ -62,10 +62,10 @@ def check_ranks(options: argparse.Namespace) -> None:
 def job_of(
     options: argparse.Namespace, *, is_here: bool = True, recipe_there: str | None = None
 ) -> Job:
-    """What every rank is to run. A mistake in the recipe is told here, before anything starts.
+    """The command of every rank. Mistakes in the recipe raise here, before anything starts.
 
-    `is_here`: whether ranks run on this machine, where the data is looked at then; `recipe_there`:
-    where the recipe lies for the ranks, if not where it does here.
+    `is_here`: ranks run on this machine, so the data is checked too. `recipe_there`: the recipe's
+    path on the ranks, if it differs from the path here.
     """
     from trainyard.config import load_recipe
 
@@ -76,7 +76,7 @@ def job_of(
         load_recipe(options.recipe, options.overrides)
     run = run_folder(options)
     if options.doctor:
-        options.restarts = 0  # what ails the machines is there the next time too
+        options.restarts = 0  # a restart would find the same problems
     arguments = ["doctor" if options.doctor else "train", recipe_there or options.recipe]
     arguments += ["--run", str(run)]
     arguments += [word for location in options.data or () for word in ("--data", location)]
@@ -87,9 +87,9 @@ def job_of(
 
 
 def check_writable(job: Job, file: str) -> None:
-    """InputError where the command of a job, which goes into `file`, holds a login or a signature.
+    """InputError if a job's command, which is written into `file`, has a login or a signature.
 
-    The message names the word without it.
+    The message shows the word without it.
     """
     for word in job.arguments:
         if is_remote(word) and not word.startswith("--"):
@@ -102,18 +102,18 @@ def check_writable(job: Job, file: str) -> None:
 
 
 def _voice(options: argparse.Namespace) -> list[str]:
-    """How the ranks are to speak, but for those that examine machines: they have but one way."""
+    """Output options for the ranks; none for `doctor`, which does not have them."""
     given = [name for name in VOICES if getattr(options, name.replace("-", "_"))]
     return [] if options.doctor else [f"--{name}" for name in given]
 
 
 def say(message: str) -> None:
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # the reader of stderr is gone
         print(printable(f"trainyard: {message}"), file=sys.stderr)
 
 
 def num_devices() -> int:
-    """Of this machine: how many ranks it has if nothing is said."""
+    """Default number of ranks on this machine: one per GPU, or 1."""
     import torch
 
     return max(torch.cuda.device_count(), 1)

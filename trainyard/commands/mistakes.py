@@ -1,4 +1,4 @@
-"""The messages about wrong words on the command line, with what was probably meant."""
+"""Messages about wrong words on the command line, with suggestions."""
 
 import argparse
 import os
@@ -9,7 +9,7 @@ from trainyard.data.source import is_remote
 from trainyard.errors import RecipeError
 from trainyard.hints import asked, closest, foreign, same, similar
 
-# Options that other trainers have, and Trainyard has elsewhere.
+# Options of other trainers that Trainyard covers elsewhere.
 _DEVICE = ("cuda", "device", "device_id", "gpu", "gpu_id")
 _RANKS = ("devices", "gpus", "nproc_per_node", "num_gpus", "ranks")
 _REMARKS = {"batch.size": " (of all ranks together)"}  # per GPU elsewhere
@@ -17,9 +17,9 @@ _USE_DEVICES = ("train", "launch", "evaluate", "predict", "doctor")
 
 
 def explain_argument(word: str, words: Sequence[str], options: argparse.Namespace) -> str:
-    """The message about an argument that a command does not take.
+    """The message about an argument that a command does not accept.
 
-    `words` is the whole command line; `options` is what could be parsed, with its `parser`.
+    `words` is the whole command line; `options` is its parsed part, with its `parser`.
     """
     hint = _hint_at_option if word.startswith("-") else _hint_at_word
     help_text = f"; see {options.parser.prog} --help"
@@ -27,7 +27,7 @@ def explain_argument(word: str, words: Sequence[str], options: argparse.Namespac
 
 
 def explain_choice(action: argparse.Action, value: object) -> str:
-    """The message about a value that is none of an action's choices, a command say."""
+    """The message about a value, such as a command, that is none of an action's choices."""
     choices = [str(choice) for choice in action.choices or ()]
     paths = dict(_command_paths(action)) or {choice: choice for choice in choices}
     hint = asked([repr(paths[path]) for path in closest(str(value), paths)])
@@ -69,7 +69,7 @@ def _hint_at_option(word: str, words: Sequence[str], options: argparse.Namespace
 
 
 def _hint_at_launch(name: str, text: str | None, command: str) -> str:
-    """About devices and ranks, which no recipe has."""
+    """A hint about devices and ranks, which no recipe has."""
     if name in _DEVICE and command in _USE_DEVICES:
         return "; each rank takes a GPU of its machine by itself: CUDA_VISIBLE_DEVICES limits which"
     if name in _RANKS and command == "train":
@@ -79,7 +79,7 @@ def _hint_at_launch(name: str, text: str | None, command: str) -> str:
 
 
 def _hint_at_word(word: str, words: Sequence[str], options: argparse.Namespace) -> str:
-    """About a key without its dashes, or a location without --data."""
+    """A hint about a key without its dashes, or a location without --data."""
     key, mark, _ = word.partition("=")
     if mark and key in _keys_of(options):
         return asked([f"--{shlex.quote(word)}"])
@@ -95,7 +95,7 @@ def _next(word: str, words: Sequence[str]) -> str | None:
 
 
 def _value(name: str, text: str | None, own: dict[str, argparse.Action]) -> str:
-    """A space and the value as a word of a shell, if the key or option takes it; else nothing."""
+    """A space and the value, quoted for a shell, if the key or option accepts it; else ""."""
     if text is None:
         return ""
     if name in own:
@@ -127,7 +127,7 @@ def _options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 def _keys_of(options: argparse.Namespace) -> list[str]:
-    """The recipe keys that a command takes."""
+    """The recipe keys that a command accepts."""
     from trainyard.compare import keys_of
     from trainyard.config import RunConfig
 

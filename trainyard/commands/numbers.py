@@ -1,4 +1,4 @@
-"""Numbers as words of the command line."""
+"""Parsers of numbers on the command line."""
 
 import argparse
 import math

@@ -1,4 +1,4 @@
-"""How a data set that has just been written is summed up."""
+"""Summary of a newly written data set."""
 
 import json
 from pathlib import Path
@@ -10,11 +10,11 @@ from trainyard.printable import printable
 if TYPE_CHECKING:
     from trainyard.data.manifest import Manifest
 
-_ODD_SHOWN = 3  # of each kind; dataset.json lists them
+_ODD_SHOWN = 3  # examples per kind; dataset.json lists all
 
 
 def print_packed(destination: Path, manifest: "Manifest", *, as_json: bool) -> None:
-    """A line for each split, and one for each kind of unusual image."""
+    """Print a line for each split, and one for each kind of unusual image."""
     sizes = {split: _bytes(manifest, split) for split in manifest.splits}
     if as_json:
         splits = {
@@ -42,7 +42,7 @@ def print_packed(destination: Path, manifest: "Manifest", *, as_json: bool) -> N
 
 
 def _bytes(manifest: "Manifest", split: str) -> int:
-    """Of the shards; of the images themselves where each is a file of its own."""
+    """Bytes of a split's shards; bytes of the images if each is a file."""
     if manifest.format == "folder":
         return int(manifest.about["image_bytes"][split])
     return manifest.splits[split].bytes

@@ -1,4 +1,4 @@
-"""`trainyard predict`: what a trained model says of images."""
+"""`trainyard predict`: predicts the classes of images."""
 
 import argparse
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from trainyard.classifier import Classifier, Guesses
     from trainyard.data.images import Images
 
-_SHOWN = 10  # reasons why images cannot be read
+_SHOWN = 10  # unreadable images listed with a reason
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 class Answer(NamedTuple):
-    """What was said of some images."""
+    """The predictions for some images."""
 
     images: "Images"
     said: "Guesses"
@@ -109,7 +109,7 @@ def _counted_from(done: int, show: Callable[[int], None], begun: int) -> None:
 
 
 def _bad(answers: Sequence[Answer]) -> list[tuple[str, str]]:
-    """The images without a guess, and why."""
+    """Names of images without a prediction, with the reasons."""
     return [
         (images.name(number), reason)
         for images, said in answers

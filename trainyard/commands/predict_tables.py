@@ -1,4 +1,4 @@
-"""How predictions look: a table, JSON, and a file with a line per image."""
+"""Predictions as tables, as JSON, and as a file with a line per image."""
 
 import csv
 import io
@@ -17,13 +17,13 @@ from trainyard.commands.printing import result_console
 from trainyard.errors import InputError
 from trainyard.files import write_text
 
-_IN_FULL = 3  # images of which all guesses are shown
-_ONE_BY_ONE = 500  # images that have a line of their own; of more, the classes are counted
+_IN_FULL = 3  # up to so many images are shown with all guesses
+_ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
 _BAR = 20  # characters
 
 
 def as_json(classifier: Classifier, answers: Sequence[Answer]) -> str:
-    """One document."""
+    """All predictions as one JSON document."""
     tree = {
         "checkpoint": str(classifier.checkpoint),
         "step": classifier.step,
@@ -47,9 +47,9 @@ def _entry(classifier: Classifier, answer: Answer, number: int) -> dict[str, Any
 
 
 def write_csv(path: Path, classifier: Classifier, answers: Sequence[Answer]) -> None:
-    """A line per image: its name, its classes with their probabilities, or what is wrong with it.
+    """Write a line per image: its name, its classes with probabilities, or its error.
 
-    InputError if it cannot be written.
+    InputError if the file cannot be written.
     """
     top = max(said.classes.shape[1] for _, said in answers)
     columns = [f"{what}_{place + 1}" for place in range(top) for what in ("class", "probability")]
@@ -81,13 +81,13 @@ def _guesses(classifier: Classifier, answer: Answer, number: int) -> list[Guess]
     return classifier.named(said.classes[number], said.probabilities[number])
 
 
-# --- for a person ---
+# --- on a terminal ---
 
 
 def print_answers(classifier: Classifier, answers: Sequence[Answer], written: str | None) -> None:
-    """All guesses of a few images; of more the likeliest; of many how often each class comes.
+    """Print all guesses of a few images, the top one of more, or counts of classes for many.
 
-    `written`: the file that tells of each image, if there is one.
+    `written`: the file with a line per image, if there is one.
     """
     console = result_console()
     rows = [(answer, number) for answer, number in _rows(answers) if number not in answer.said.bad]

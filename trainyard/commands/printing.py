@@ -1,4 +1,4 @@
-"""How results look on a terminal."""
+"""Tables and texts on a terminal."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> N
     from rich import box
     from rich.table import Column, Table
 
-    # What a row is about stays in one piece.
+    # The first column, a row's name, does not wrap.
     table = Table(Column(columns[0], no_wrap=True), *columns[1:], box=box.SIMPLE_HEAD)
     for row in rows:
         table.add_row(*row)
@@ -27,10 +27,10 @@ def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> N
 
 
 def result_console() -> "Console":
-    """For results: what is read by others, or later, is not folded."""
+    """A console for results. Lines do not wrap unless it is a terminal."""
     from trainyard.monitor.escaping import EscapingConsole
 
-    # A class may be called [a] or :cat:, or hide a terminal's commands in its name.
+    # A class may be called [a] or :cat:, or contain control characters.
     console = EscapingConsole(markup=False, highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _WIDE

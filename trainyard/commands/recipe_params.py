@@ -1,4 +1,4 @@
-"""`trainyard recipes NAME --params`: how each parameter of a recipe's model is trained."""
+"""`trainyard recipes NAME --params`: training settings of each parameter of a model."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,8 +11,9 @@ def parameter_rows(config: "RunConfig", num_classes: int = 1000) -> list[dict[st
     """A row for each parameter, in the model's order.
 
     Columns: parameter, shape, number (of weights), lr and decay (factors of the learning rate and
-    of weight decay), update (the optimizer, adamw for what Muon leaves, or frozen). The model is
-    built without memory for its weights. RecipeError for patterns that fit nothing, and the like.
+    of weight decay), update (the optimizer, adamw for parameters that Muon does not update, or
+    frozen). The model is built without memory for its weights. RecipeError for patterns that match
+    nothing, and the like.
     """
     import torch
 
@@ -39,7 +40,7 @@ def parameter_rows(config: "RunConfig", num_classes: int = 1000) -> list[dict[st
 
 
 def group_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each group of `parameter_rows`, the largest factors first: how much is in it."""
+    """A row per group of `parameter_rows` with its counts, the largest factors first."""
     groups: dict[tuple[str, float, float], dict[str, Any]] = {}
     for row in rows:
         key = {name: row[name] for name in ("update", "lr", "decay")}

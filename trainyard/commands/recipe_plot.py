@@ -1,4 +1,4 @@
-"""`trainyard recipes NAME --plot FILE`: what changes in the course of a run, drawn."""
+"""`trainyard recipes NAME --plot FILE`: draws the schedule of a run."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,23 +13,23 @@ from trainyard.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_POINTS = 2000  # of a curve; about the width of the picture in pixels
+_POINTS = 2000  # per curve; about the width of the picture in pixels
 _WIDTH, _HEAD, _TALL, _LOW = 9.0, 1.0, 3.0, 1.7  # inches: the first panel is tall, others low
 _COLOR = "#1f5fa8"
 
 
 class Curve(NamedTuple):
     label: str
-    values: NDArray[np.float64]  # at each of the steps that are drawn, and after the last
-    has_levels: bool  # whole numbers that jump, rather than a rate
+    values: NDArray[np.float64]  # at each drawn step, and after the last
+    has_levels: bool  # True for whole numbers that jump, False for rates
 
 
 def plot_schedule(
     config: RunConfig, file: Path, *, name: str, epoch_samples: int = 1_281_167
 ) -> None:
-    """Draw the learning rate, and what else is not constant, over the epochs of a run.
+    """Draw the learning rate, and other values that change, over the epochs of a run.
 
-    The type of the file is that of its name. InputError if it cannot be written.
+    The suffix of `file` sets its type. InputError if it cannot be written.
     """
     try:
         from matplotlib.figure import Figure  # without pyplot, which would keep a global state
@@ -54,13 +54,13 @@ def plot_schedule(
     panels[-1].set_xlim(0, epochs[-1])
     try:
         figure.savefig(file)
-    except (OSError, ValueError) as error:  # ValueError: of a type that matplotlib does not know
+    except (OSError, ValueError) as error:  # ValueError: a type unknown to matplotlib
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{file} cannot be drawn ({reason}): name a .png, .svg or .pdf") from None
 
 
 def _curves(config: RunConfig, course: Course) -> tuple[NDArray[np.float64], list[Curve]]:
-    """When, in epochs, and the curves; of all but the learning rate, those that change."""
+    """Times in epochs, and the curves: the learning rate, and others that change."""
     from trainyard.parts import schedule_of
 
     schedule = schedule_of(config, course)

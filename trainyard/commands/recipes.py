@@ -1,4 +1,4 @@
-"""`trainyard recipes`: what there is to train, what comes of a recipe, and every key."""
+"""`trainyard recipes`: lists built-in recipes and keys, and prints resolved recipes."""
 
 import argparse
 import json
@@ -80,7 +80,7 @@ def _keys() -> list[dict[str, Any]]:
 
 
 def _recipes(in_full: bool) -> list[dict[str, Any]]:
-    """A row for each recipe; `in_full` also what would not fit on a line of a terminal."""
+    """A row for each recipe; `in_full` adds columns that would not fit on a terminal."""
     from trainyard.config import builtin_recipes, load_recipe
 
     rows = []

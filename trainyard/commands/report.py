@@ -1,4 +1,4 @@
-"""`trainyard report`: a run, or several, as one HTML file that opens without a network."""
+"""`trainyard report`: one or several runs as one HTML file that needs no network."""
 
 import argparse
 import json

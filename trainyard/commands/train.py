@@ -1,4 +1,4 @@
-"""`trainyard train`, and what every command that trains has in common with it."""
+"""`trainyard train`, and options shared by all commands that train."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ VOICES = {
     "plain": "lines for a log, as where there is no terminal",
     "all-ranks": "every rank says its lines, each with its number and host; plain",
 }
-"""Options for how a run speaks, of which one can be given."""
+"""Options for the output of a run; they exclude each other."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -78,7 +78,7 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _report(folder: Path, *, is_told: bool) -> None:
-    """The run is complete, whatever becomes of its report."""
+    """Write the report. A failure is printed: the run itself is complete."""
     from trainyard.report.write import write_report
 
     try:
@@ -91,7 +91,7 @@ def _report(folder: Path, *, is_told: bool) -> None:
 
 
 def config_of(options: argparse.Namespace) -> "RunConfig":
-    """The recipe with the command line's overrides."""
+    """The recipe with the overrides of the command line."""
     from trainyard.config import load_recipe
     from trainyard.data.merge import merged_splits
 
@@ -105,7 +105,7 @@ def config_of(options: argparse.Namespace) -> "RunConfig":
 
 
 def check_recipe(options: argparse.Namespace) -> None:
-    """RecipeError where a data set or a run is given in place of a recipe."""
+    """RecipeError if a data set or a run is given instead of a recipe."""
     from trainyard.config import builtin_recipes
 
     recipe, command = options.recipe, options.parser.prog

@@ -1,1 +1,1 @@
-"""What ails the machines that a recipe is to be trained on, and what to do about it."""
+"""Checks of the machines that a recipe is to be trained on, with advice."""

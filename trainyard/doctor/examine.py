@@ -1,4 +1,4 @@
-"""The examination: which checks, in which order, and what is left out."""
+"""The order of the doctor's checks, and the conditions under which some are left out."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -28,7 +28,7 @@ _ONE_MACHINE = "links and clocks between machines: this is one"
 _NO_DATA = "the data: name a RECIPE that has some, or --data LOCATION"
 
 
-_SILENCE_S = 75  # for one check; the watchdog allows four times as long before a first step
+_SILENCE_S = 75  # for one check; the watchdog allows a first step four times as long
 
 
 class Findings(NamedTuple):
@@ -39,15 +39,15 @@ class Findings(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The worst."""
+        """The worst verdict of all rows."""
         verdicts = {row.verdict for row in self.rows}
         return next(each for each in (FAIL, WARN, OK) if each in verdicts)
 
 
 def examine(question: Question, world: World, console: Console) -> Findings:
-    """What all ranks of the world find together, the same on each; all of them call it alike.
+    """The joint findings of all ranks, the same on each; all ranks call it.
 
-    PeerError or InputError if they do not come together at all.
+    PeerError or InputError if the ranks do not meet.
     """
     with init_distributed(world, _facts(question)) as watchdog:
         watchdog.begin(_SILENCE_S)
@@ -57,7 +57,7 @@ def examine(question: Question, world: World, console: Console) -> Findings:
 def examine_joined(
     question: Question, world: World, console: Console, heartbeat: Heartbeat
 ) -> Findings:
-    """The same of ranks that have joined."""
+    """Like `examine`, for ranks that have met already."""
     with console.status("") as status:
 
         def say(what: str) -> None:
@@ -70,7 +70,7 @@ def examine_joined(
 
 
 def _facts(question: Question) -> dict[str, str]:
-    """What must be the same for ranks to ask each other the same things."""
+    """Settings that must be equal on all ranks, so that they run the same checks."""
     data = question.config.data
     return {
         "data.train": f"{data.train}",

@@ -1,4 +1,4 @@
-"""Of the folders that are written to: where runs, caches and passing files are."""
+"""Checks of folders that are written to: run directory, caches, temporary files."""
 
 import os
 import tempfile
@@ -15,15 +15,15 @@ from trainyard.world import gather
 
 _BLOCK = 1 << 24  # bytes written at a time
 _LARGEST_WRITE = 1 << 28
-_SLOW_WRITE = 50e6  # bytes a second
+_SLOW_WRITE = 50e6  # bytes per second
 _UNKNOWN_CHECKPOINT = 1 << 30
-_LITTLE_SPACE = 2e9  # of a cache and for passing files
+_LITTLE_SPACE = 2e9  # bytes, for a cache or temporary files
 _TOO_LITTLE_SPACE = 1e8
-_SEEN_S = 5  # for another machine to see a new file: network file systems look now and then
+_SEEN_S = 5  # for another machine to see a new file: network file systems refresh now and then
 
 
 def _existing(folder: Path) -> Path:
-    """A folder, or that above it in which it would be made."""
+    """A folder, or its nearest parent that exists."""
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
@@ -31,7 +31,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _write(patient: Patient) -> float | None:
-    """Bytes a second, until they are on disk, of something like a checkpoint; of the first rank."""
+    """Bytes per second of a synced write about the size of a checkpoint; None on other ranks."""
     if not patient.world.is_first:
         return None
     size = min(checkpoint_bytes(patient), _LARGEST_WRITE)
@@ -60,7 +60,7 @@ def _judge_write(values: list[float | None], patient: Patient) -> Row:
 
 
 def checkpoint_bytes(patient: Patient) -> int:
-    """About: weights, their moving average, and what an optimizer keeps of each."""
+    """Approximate size: weights, their moving average, and two moments of the optimizer."""
     if not patient.question.has_recipe:
         return _UNKNOWN_CHECKPOINT
     import torch
@@ -100,7 +100,7 @@ def _space(what: str, folder: Path, least: float, enough: float) -> Check:
 
 
 def folders(patient: Patient) -> list[Check]:
-    """Of a run's directory, which holds some checkpoints, and of two that cost a run if full."""
+    """Checks of the run directory and of two folders whose lack of space would end a run."""
     size, keep = checkpoint_bytes(patient), patient.question.config.run.keep
     passing = Path(tempfile.gettempdir())
     write_advice = "choose another directory with --run, or make this one writable"
@@ -112,15 +112,15 @@ def folders(patient: Patient) -> list[Check]:
     ]
 
 
-# --- is it one directory for all? ---
+# --- a directory shared by all ranks ---
 
 
 def seen_by_all(patient: Patient) -> Row:
-    """Whether what the first rank writes beside the run is there for the others; all call it."""
+    """Check that all ranks see a file that the first one writes there; all ranks call it."""
     folder, world = _existing(patient.question.run), patient.world
     sign = None
     if world.is_first:
-        with suppress(OSError):  # told by another check
+        with suppress(OSError):  # reported by another check
             sign = tempfile.NamedTemporaryFile(dir=folder, prefix=".trainyard-doctor-")  # noqa: SIM115
     try:
         name = gather(world, sign and os.path.basename(sign.name))[0]
@@ -145,5 +145,5 @@ def _comes(path: Path) -> bool:
             return False
         time.sleep(0.1)
         with suppress(OSError):
-            os.listdir(path.parent)  # has a network file system look anew
+            os.listdir(path.parent)  # makes a network file system refresh
     return True

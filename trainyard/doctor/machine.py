@@ -1,4 +1,4 @@
-"""Of each rank's machine: versions, GPUs, cores, memory, limits."""
+"""Checks of each rank's machine: versions, GPUs, cores, memory, limits."""
 
 import os
 import platform
@@ -19,8 +19,8 @@ from trainyard.world import cores_per_rank
 
 _SLOW_IMPORT_S = 20
 _SLOW_NAME_S = 1
-_FEW_CORES = 2  # of a rank: one trains, one decodes
-_LITTLE_MEMORY = 4e9  # bytes of a rank
+_FEW_CORES = 2  # per rank: one trains, one decodes
+_LITTLE_MEMORY = 4e9  # bytes per rank
 _TOO_LITTLE_MEMORY = 1e9
 _LITTLE_SHARED = 1e9  # bytes; Docker gives 64 MB
 _PROBE = 1 << 20  # bytes
@@ -119,7 +119,7 @@ def _judge_gpus(values: list[_Gpu | None], patient: Patient) -> Row:
 
 
 def _cores(patient: Patient) -> float:
-    """That this rank may use: its share of those of the machine, or of a container's allowance."""
+    """Cores for this rank: its share of the machine's, or of a container's quota."""
     cores = float(cores_per_rank(patient.world))
     quota, period = [*_read("cpu.max", "cpu/cpu.cfs_quota_us", "max").split(), "100000"][:2]
     if quota in ("max", "-1"):
@@ -139,9 +139,9 @@ def _judge_cores(values: list[float], patient: Patient) -> Row:
 
 
 def _memory(patient: Patient) -> float:
-    """Bytes that this rank's share of the machine, or of the container, has free.
+    """Free bytes of the machine, or of the container, per rank.
 
-    What is kept of files is given up when it is needed.
+    The page cache counts as free.
     """
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = 1024 * int(lines["MemAvailable"].split()[0])
@@ -155,7 +155,7 @@ def _memory(patient: Patient) -> float:
 
 
 def _read(name: str, older: str, default: str) -> str:
-    """A limit of the container that this process is in; see cgroups(7), versions 2 and 1."""
+    """A limit of this process's container; see cgroups(7), versions 2 and 1."""
     for path in (_CGROUP / name, _CGROUP / older):
         if path.exists():
             return path.read_text().strip()
@@ -212,7 +212,7 @@ def _judge_open_files(values: list[tuple[int, int]], patient: Patient) -> Row:
 
 
 def _own_name(patient: Patient) -> float | str:
-    """Seconds to resolve this machine's own name, or why it cannot be."""
+    """Seconds to resolve this machine's own name, or an error text."""
     begun = time.perf_counter()
     try:
         socket.getaddrinfo(socket.gethostname(), None)
@@ -222,7 +222,7 @@ def _own_name(patient: Patient) -> float | str:
 
 
 def _judge_own_name(values: list[float | str], patient: Patient) -> Row:
-    """One that does not resolve is no obstacle to Trainyard, which goes by addresses."""
+    """A warning at most: Trainyard uses addresses."""
     unknown = {rank: value for rank, value in enumerate(values) if isinstance(value, str)}
     if unknown:
         advice = "add it to /etc/hosts there: other tools need it"

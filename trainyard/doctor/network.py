@@ -1,4 +1,4 @@
-"""Between ranks: how soon and how fast messages are, between which machines; and their clocks."""
+"""Checks between ranks: message latency, bandwidth of all and of pairs of machines, clocks."""
 
 import os
 import statistics
@@ -20,12 +20,12 @@ _ROUND_TRIPS = 20
 _SLOW_MESSAGE_S = 0.01
 _REDUCED = {"cpu": 1 << 24, "cuda": 1 << 28}  # bytes at most
 _RESNET50 = 4 * 25.6e6  # bytes of its gradients
-_SLOW_LINK = 1e9 / 8  # bytes a second
-_PROBE = 1 << 18  # bytes sent first, to find out how many more
+_SLOW_LINK = 1e9 / 8  # bytes per second
+_PROBE = 1 << 18  # bytes of a first message, whose time sets the size of the next
 _LARGEST = 1 << 28
-_ALL_PAIRS = 64  # machines up to which every pair is measured
-_SAMPLED = 16  # rounds of pairs measured of more
-_SLOW, _TOO_SLOW = 0.5, 0.1  # of the fastest pair
+_ALL_PAIRS = 64  # most machines for which every pair is measured
+_SAMPLED = 16  # rounds of pairs for more machines
+_SLOW, _TOO_SLOW = 0.5, 0.1  # share of the fastest pair's speed
 _SKEW_S, _LARGE_SKEW_S = 0.5, 60.0
 _CLOCK_TRIPS = 5
 
@@ -34,7 +34,7 @@ _CLOCK_TRIPS = 5
 
 
 def _message(patient: Patient) -> float:
-    """Seconds of an all-reduce of one number."""
+    """Seconds per all-reduce of one number."""
     word = torch.zeros(1)
     dist.all_reduce(word)
     begun = time.perf_counter()
@@ -53,12 +53,12 @@ def _judge_message(values: list[float], patient: Patient) -> Row:
 
 
 def _reduced(device: torch.device, seconds: float) -> float:
-    """Bytes of a model a second that all ranks average."""
-    dist.all_reduce(torch.zeros(1, device=device))  # connects
+    """Bytes of a model per second that all ranks average."""
+    dist.all_reduce(torch.zeros(1, device=device))  # opens connections
     took = _time_to_average(_PROBE, device)
     wanted = int(_PROBE * seconds / took / 4)
     size = torch.tensor(min(max(wanted, _PROBE), _REDUCED[device.type]))
-    dist.broadcast(size, 0)  # ranks take the same, and stop alike
+    dist.broadcast(size, 0)  # the same size on all ranks
     begun, sent, done = time.perf_counter(), 0, torch.zeros(1)
     while not done.item():
         _time_to_average(int(size), device)
@@ -87,7 +87,7 @@ def _reducing(device: torch.device) -> Check:
 
     def judge(values: list[float], patient: Patient) -> Row:
         speed, size = min(values), patient.world.size
-        wire = 2 * (size - 1) / size * speed  # what a ring sends and receives
+        wire = 2 * (size - 1) / size * speed  # bytes that a ring sends and receives
         found = f"{in_bits(wire)} each way: ResNet-50 in {in_seconds(_RESNET50 / speed)}"
         if len(patient.leaders) > 1 and wire < _SLOW_LINK:
             advice = (
@@ -101,12 +101,12 @@ def _reducing(device: torch.device) -> Check:
 
 
 def exchanges(patient: Patient) -> list[Check]:
-    """Checks that all ranks make together."""
+    """Checks that all ranks run together."""
     return [Check("messages", _message, _judge_message), *map(_reducing, devices(patient))]
 
 
 def devices(patient: Patient) -> list[torch.device]:
-    """Where messages lie: those in a GPU go by NCCL."""
+    """Devices of messages: gloo for the CPU, NCCL for a GPU."""
     return [torch.device("cpu")] + [patient.device] * patient.has_own_gpus
 
 
@@ -114,20 +114,20 @@ def devices(patient: Patient) -> list[torch.device]:
 
 
 class Speed(NamedTuple):
-    """Of what one machine sends another, by their first ranks."""
+    """Speed from one machine to another, measured by their first ranks."""
 
     sender: int
     receiver: int
-    bytes: float  # a second
+    bytes: float  # per second
 
 
 def rounds(nodes: list[int]) -> list[list[tuple[int, int]]]:
-    """A tournament: in each round everyone has one partner, and all pairs come up once.
+    """Rounds of a tournament: each node has one partner per round, and each pair meets once.
 
-    The circle method: one stands still, the others move on by one place. Of more than 64 nodes
-    only neighbours meet, and some rounds of the tournament are played.
+    The circle method: one node stays, the others move on by one place. For more than 64 nodes,
+    only neighbours and some rounds of the tournament are measured.
     """
-    players: list[int | None] = [*nodes, *[None] * (len(nodes) % 2)]  # who meets None, rests
+    players: list[int | None] = [*nodes, *[None] * (len(nodes) % 2)]  # the partner of None rests
     half, count = len(players) // 2, len(players) - 1
     chosen = range(count)
     if len(nodes) > _ALL_PAIRS:
@@ -142,13 +142,13 @@ def rounds(nodes: list[int]) -> list[list[tuple[int, int]]]:
 
 
 def _neighbours(nodes: list[int]) -> list[list[tuple[int, int]]]:
-    """Each and the next one, in order."""
+    """Pairs of adjacent nodes, in two rounds."""
     links = list(pairwise(nodes))
     return [links[0::2], links[1::2]]
 
 
 def between_machines(patient: Patient, device: torch.device) -> Row:
-    """All pairs of machines, one measuring with another at a time; all ranks call it."""
+    """Measure pairs of machines, each with one partner at a time; all ranks call it."""
     world, found = patient.world, []
     turns = rounds(patient.leaders)
     backend = "NCCL" if device.type == "cuda" else "gloo"
@@ -163,7 +163,7 @@ def between_machines(patient: Patient, device: torch.device) -> Row:
 def _duel(
     pair: tuple[int, int], rank: int, device: torch.device, patient: Patient
 ) -> Iterator[Speed]:
-    """What this rank has measured as the one that sends."""
+    """Yields this rank's measurement as the sender."""
     for sender, receiver in (pair, pair[::-1]):
         if rank == sender:
             yield Speed(sender, receiver, _send(receiver, device, patient.question.seconds / 4))
@@ -172,7 +172,7 @@ def _duel(
 
 
 def _send(receiver: int, device: torch.device, seconds: float) -> float:
-    _sent(torch.zeros(1, dtype=torch.uint8, device=device), receiver)  # connects
+    _sent(torch.zeros(1, dtype=torch.uint8, device=device), receiver)  # opens the connection
     took = _sent(torch.zeros(_PROBE, dtype=torch.uint8, device=device), receiver)
     size = int(min(max(_PROBE * seconds / took, _PROBE), _LARGEST))
     dist.send(torch.tensor([size], device=device), receiver)
@@ -180,7 +180,7 @@ def _send(receiver: int, device: torch.device, seconds: float) -> float:
 
 
 def _sent(content: Tensor, receiver: int) -> float:
-    """Seconds until it was received."""
+    """Seconds until the receiver has confirmed."""
     receipt = torch.zeros(1, dtype=torch.uint8, device=content.device)
     begun = time.perf_counter()
     dist.send(content, receiver)
@@ -220,7 +220,7 @@ def judge_pairs(speeds: list[Speed], patient: Patient, what: str) -> Row:
 
 
 def _of_all(speeds: list[Speed], names: dict[int, str]) -> str:
-    """Which machine they have in common."""
+    """The machine that the slow pairs have in common."""
     common = set[int].intersection(*({speed.sender, speed.receiver} for speed in speeds))
     if len(common) == 2:
         return "between these two"
@@ -231,10 +231,10 @@ def _of_all(speeds: list[Speed], names: dict[int, str]) -> str:
 
 
 def clocks(patient: Patient) -> Row:
-    """By how much machines' clocks differ from the first one's; all ranks call it.
+    """The offsets of machines' clocks from the first one's; all ranks call it.
 
-    As NTP does: of some questions the one that was answered soonest, taking the answer to have
-    been given half-way.
+    As in NTP: of several requests, the fastest counts, and its answer is assumed to lie half-way
+    between sending and receiving.
     """
     world, others, found = patient.world, patient.leaders[1:], {}
     if world.is_first:
@@ -252,7 +252,7 @@ def clocks(patient: Patient) -> Row:
 
 
 def _ask_clock(node: int) -> float:
-    """Seconds that the other is ahead, beyond what cannot be known."""
+    """Seconds that the other clock is ahead, less the uncertainty; negative if it is behind."""
     answers = []
     for _ in range(_CLOCK_TRIPS):
         told = torch.zeros(1, dtype=torch.float64)

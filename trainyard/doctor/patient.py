@@ -1,4 +1,4 @@
-"""Who is examined: the ranks, where they are, and what they are to train."""
+"""Context of the checks: the ranks, their machines, and the settings of the doctor."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What the user wants to know; the same on every rank."""
+    """Settings of the doctor, the same on every rank."""
 
     config: "RunConfig"
     run: Path
     has_recipe: bool
-    """Whether a recipe was named: its model then tells how large a checkpoint is."""
+    """True if a recipe was given: its model then sets the size of a checkpoint."""
     seconds: float
-    """For each measurement of speed."""
+    """Seconds per measurement of speed."""
     import_seconds: float
-    """That this process took to import torch."""
+    """Seconds that this process took to import torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,19 @@ class Patient:
     world: World
     device: "torch.device"
     has_own_gpus: bool
-    """Whether each rank has a GPU that no other one has: NCCL works with nothing else."""
+    """True if each rank has a GPU of its own, as NCCL requires."""
     names: tuple[str, ...]
-    """Of ranks: rank 3 (host)."""
+    """Names of ranks: rank 3 (host)."""
     nodes: tuple[int, ...]
-    """Of each rank the first rank on its machine."""
+    """For each rank, the first rank on its machine."""
     node_names: dict[int, str]
-    """Of machines, by their first ranks: the host's name, with the rank where two have the same."""
+    """Host name by a machine's first rank, with the rank if several machines have the same name."""
     say: Callable[[str], None]
-    """Tells what is under way."""
+    """Shows the current check."""
 
     @property
     def leaders(self) -> list[int]:
-        """The first rank on each machine."""
+        """The first rank of each machine."""
         return sorted(self.node_names)
 
     @property
@@ -59,7 +59,7 @@ class Patient:
 def meet(
     question: Question, world: World, device: "torch.device", say: Callable[[str], None]
 ) -> Patient:
-    """All ranks call it."""
+    """Collect the context; all ranks call it."""
     gpus = gather(world, gpu_of(device))
     found = gather(world, (ProcessInfo.current().host, world.node))
     hosts = [host for host, _ in found]

@@ -1,4 +1,4 @@
-"""Of the data: are they the same for all, and how fast do they come?"""
+"""Checks of the data: the same for all ranks, and read fast enough."""
 
 import hashlib
 import os
@@ -17,15 +17,15 @@ from trainyard.doctor.patient import Patient
 from trainyard.doctor.rows import FAIL, WARN, Check, Row, differing, spread
 from trainyard.monitor.units import in_bytes
 
-_READERS = 16  # threads of a rank, as patient as a loader's
-_COMPARED = 16  # samples whose bytes every rank compares
-_SLOW_READ = 100  # samples a second of a rank
+_READERS = 16  # threads per rank, as many as wait in a loader
+_COMPARED = 16  # samples whose bytes are compared
+_SLOW_READ = 100  # samples per second and rank
 
 
 def own_fingerprints(config: DataConfig, leads: bool, progress: Progress) -> dict[str, str]:
-    """Of what this machine itself sees; nothing of one that is not the first rank on it.
+    """Fingerprints by split as this machine sees the data; empty unless `leads`.
 
-    In training the others take the first rank's word where they see its index file.
+    In training, the other ranks use the first rank's index if they see its file.
     """
     found = {}
     for split in ("train", "val") if leads else ():
@@ -38,7 +38,7 @@ def own_fingerprints(config: DataConfig, leads: bool, progress: Progress) -> dic
 
 
 def other_fingerprints(found: list[dict[str, str]]) -> dict[int, str]:
-    """Of each rank that sees other data than the first one, what is other."""
+    """The differences of each rank whose data differs from the first one's."""
     first = found[0]
     return {
         rank: " and ".join(split for split in prints if prints[split] != first[split])
@@ -49,7 +49,7 @@ def other_fingerprints(found: list[dict[str, str]]) -> dict[int, str]:
 
 
 def same_samples(index: Index) -> Check:
-    """Whether the bytes of a few samples are the same for all."""
+    """A check that the bytes of a few samples are the same for all ranks."""
 
     def digest(patient: Patient) -> str:
         count = min(len(index), _COMPARED)
@@ -74,13 +74,13 @@ def same_samples(index: Index) -> Check:
 
 
 class _Speed(NamedTuple):
-    samples: float  # a second
+    samples: float  # per second
     bytes: float
     is_cached: bool
 
 
 def reading(index: Index) -> Check:
-    """How fast all ranks at once read samples at random, as in training."""
+    """A check of the speed at which all ranks at once read random samples, as in training."""
 
     def measure(patient: Patient) -> _Speed:
         return _read(index, patient.world.rank, patient.question.seconds)
@@ -109,14 +109,14 @@ def _read(index: Index, seed: int, seconds: float) -> _Speed:
 
 
 def _drop(name: str, offset: int, size: int) -> bool:
-    """Whether a piece of a file is in memory still, after the kernel was asked to drop it."""
+    """True if a piece of a file stays in memory after the kernel was asked to drop it."""
     if is_remote(name):
         return False
     file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.posix_fadvise(file, offset, size, os.POSIX_FADV_DONTNEED)
         return os.preadv(file, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:  # it would have to be read; or the file system does not tell
+    except OSError:  # not in memory, or the file system cannot tell
         return False
     finally:
         os.close(file)

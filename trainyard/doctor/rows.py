@@ -1,4 +1,4 @@
-"""A finding as a row of a table, out of what each rank has found for itself."""
+"""Rows of the doctor's table, from the findings of all ranks."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainyard.doctor.patient import Patient
 
 OK, WARN, FAIL = "ok", "warn", "fail"
-_NAMED = 3  # ranks that a row names; more are counted
+_NAMED = 3  # ranks that a row names; others are counted
 
 
 class Row(NamedTuple):
@@ -18,28 +18,28 @@ class Row(NamedTuple):
     found: str
     verdict: str = OK
     advice: str = ""
-    """What to do, of a row that is not ok."""
+    """Advice; empty for a row that is ok."""
 
 
 class Problem(NamedTuple):
-    """What a rank says in place of a value that it could not find."""
+    """A rank's error in place of a value."""
 
     text: str
 
 
 class Check(NamedTuple):
-    """Something that each rank finds out, and what all of it together means."""
+    """A measurement on each rank, and the judgement of all of them together."""
 
     what: str
     measure: "Callable[[Patient], Any]"
     judge: "Callable[[list[Any], Patient], Row]"
-    """Given every rank's value."""
+    """Receives the value of every rank."""
     advice: str = ""
-    """Where it cannot be measured."""
+    """Advice if the measurement fails."""
 
 
 def ask(check: Check, patient: "Patient") -> Row:
-    """The row of a check, the same on every rank; all ranks call it."""
+    """Run a check. Returns its row, the same on every rank; all ranks call it."""
     answers = gather(patient.world, attempt(check.measure, patient))
     failed = {rank: answer.text for rank, answer in enumerate(answers) if type(answer) is Problem}
     if failed:
@@ -55,7 +55,7 @@ def attempt(measure: "Callable[[Patient], Any]", patient: "Patient") -> Any:
 
 
 def differing(found: dict[int, str], patient: "Patient") -> str:
-    """What some ranks have found: rank 3 (b): …; rank 4 (b): … and 2 more."""
+    """Findings of some ranks: rank 3 (b): …; rank 4 (b): … and 2 more."""
     if patient.world.size == 1:
         return found[0]
     words = [f"{patient.names[rank]}: {text}" for rank, text in found.items()]
@@ -66,7 +66,7 @@ def differing(found: dict[int, str], patient: "Patient") -> str:
 def spread(
     values: Sequence[float], names: Sequence[str], form: Callable[[float], str], worst: str = ""
 ) -> str:
-    """8 ranks: 11.2 GB to 11.9 GB, least rank 3 (b). `worst`: least or most, whichever is bad."""
+    """8 ranks: 11.2 GB to 11.9 GB, least rank 3 (b). `worst`: the bad end, least or most."""
     low, high = form(min(values)), form(max(values))
     if len(values) == 1:
         return low

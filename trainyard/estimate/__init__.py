@@ -1,1 +1,1 @@
-"""What a run would take, on GPUs that are not at hand: a model, not a trial."""
+"""Cost of a run on GPUs that are not at hand, by a model instead of a trial."""

@@ -1,4 +1,4 @@
-"""A run before it starts: hours, memory, disk, network, energy and money, and what bounds it."""
+"""Estimate of a run: time, memory, disk, network, energy, money, and its bottleneck."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ from trainyard.estimate.traffic import sent_bytes
 from trainyard.estimate.work import Work
 from trainyard.hardware import Accelerator
 
-# By how much a part may be off, as a factor either way: compute from a data sheet by the errors of
-# docs/estimate.md, a measured one by those of the averagers in docs/averaging.md; cores differ from
+# Possible errors of each part, as a factor either way. Compute from a data sheet: the errors in
+# docs/estimate.md; measured compute: those of the averagers in docs/averaging.md. Cores differ from
 # the one on which decoding was measured, and networks from their line rate.
 UNSURE_COMPUTE, UNSURE_MEASURED, UNSURE_DATA, UNSURE_NETWORK = 1.4, 1.1, 1.5, 1.4
-_BUSY, _IDLE = 0.8, 0.3  # of a GPU's limit: what it draws computing, and waiting; taken to be
+_BUSY, _IDLE = 0.8, 0.3  # power as a share of a GPU's limit, computing and waiting; assumed
 
 Bound = Literal[
     "arithmetic", "memory traffic", "kernel launches", "device", "decoding", "storage", "network"
@@ -30,7 +30,7 @@ Bound = Literal[
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be trained."""
+    """The training to estimate."""
 
     config: RunConfig
     course: Course
@@ -38,23 +38,23 @@ class Subject:
     sizes: Sizes
     job: Job
     flops: float
-    """Of an image of `work.image_size` in training, without activations computed again."""
+    """FLOPs per image of `work.image_size` in training, without recomputed activations."""
     val_samples: int
 
 
 @dataclass(frozen=True)
 class Site:
-    """Where."""
+    """The hardware, and its costs."""
 
     cluster: Cluster
     device: Accelerator | None = None  # None if only its pace is known
-    pace: Pace | None = None  # as measured; None to go by the data sheet
-    storage: Storage | None = None  # None for data that are always there
+    pace: Pace | None = None  # measured; None to use the data sheet
+    storage: Storage | None = None  # None if data never limits
     cores_per_gpu: int = 12
     node_bytes_per_second: float = math.inf
-    price_per_hour: float | None = None  # of a GPU
-    host_watts: float = 150.0  # of the rest of a node, per GPU
-    overhead: float = 1.2  # for cooling and the like, as a factor (PUE)
+    price_per_hour: float | None = None  # per GPU
+    host_watts: float = 150.0  # the rest of a node, per GPU
+    overhead: float = 1.2  # energy for cooling and the like, as a factor (PUE)
 
 
 class Range(NamedTuple):
@@ -64,21 +64,21 @@ class Range(NamedTuple):
 
 
 class Account(NamedTuple):
-    """Of one number of GPUs; in bytes, hours, kWh and USD."""
+    """The estimate for one number of GPUs, in bytes, hours, kWh and USD."""
 
     gpus: int
     nodes: int
-    share: int  # images of a step, on a GPU, at the start of the run
+    share: int  # images per step and GPU at the start of the run
     memory: Memory
     fits: bool
     hours: Range
-    evaluating: float  # hours of that
-    images_per_s: float  # of all GPUs, while training
-    utilisation: float | None  # of the GPUs' peak (MFU); None where that is not known
+    evaluating: float  # hours of evaluation, part of `hours`
+    images_per_s: float  # of all GPUs, in training
+    utilisation: float | None  # share of the GPUs' peak (MFU); None if not known
     bound: Bound
-    reserve: float  # how many times as many images could be loaded as the GPUs take
+    reserve: float  # loading speed over the GPUs' demand
     step: StepTime
-    sent: float  # by a GPU, in a step
+    sent: float  # per GPU and step
     sent_in_all: float
     checkpoints: float  # on the disk
     kwh: float | None
@@ -96,7 +96,7 @@ class _Run(NamedTuple):
 
 
 def account(subject: Subject, site: Site, *, gpus: int, more_batch: float = 1.0) -> Account:
-    """InputError or RecipeError for what cannot be: GPUs that fill no nodes, say."""
+    """The estimate. InputError or RecipeError if it cannot run: nodes would not be full, say."""
     config = subject.config
     stages = stages_of(subject.course, gpus=gpus, more_batch=more_batch)
     share = math.ceil(stages[0].batch / gpus)
@@ -147,7 +147,7 @@ def _memory(subject: Subject, site: Site, *, gpus: int, share: int) -> Memory:
 
 
 def task_of(subject: Subject, site: Site, memory: Memory, *, gpus: int) -> Task:
-    """All that forecasts of so many GPUs go by."""
+    """Inputs of the forecasts for a number of GPUs."""
     config = subject.config
     per_node = gpus // site.cluster.span(gpus).nodes
     supply = None
@@ -169,7 +169,7 @@ def task_of(subject: Subject, site: Site, memory: Memory, *, gpus: int) -> Task:
 
 
 def _off(task: Task, site: Site, way: int) -> Task:
-    """The same if compute and data are better (-1) or worse (1) than estimated."""
+    """A task with compute and data better (-1) or worse (1) than estimated."""
     supply = task.supply
     if supply is not None:
         supply = replace(supply, factor=UNSURE_DATA**-way)
@@ -191,13 +191,13 @@ def _off_network(cluster: Cluster, way: int) -> Cluster:
 
 def _run(task: Task, subject: Subject, stages: list[Stage], cluster: Cluster, *, gpus: int) -> _Run:
     training = forecast_one(task.average, task, stages, cluster, gpus=gpus)
-    assert training.step is not None  # RecipeError else
+    assert training.step is not None  # otherwise RecipeError was raised
     config, course = subject.config, subject.course
     times = max(course.every(config.run.eval_every).times(course.num_steps), 1)
     size = config.data.eval_size or config.data.image_size
     models = 1 if config.model.ema_decay is None else 2
     images = min(subject.val_samples, task.pace.images * gpus)
-    # A forward pass is a third of a step, nearly.
+    # A forward pass takes nearly a third of a step.
     seconds = models * task.pace.compute(math.ceil(images / gpus), size) / 3 / images
     if task.supply is not None:
         nodes = cluster.span(gpus).nodes
@@ -223,7 +223,7 @@ def _bound(task: Task, step: StepTime, share: int) -> Bound:
 
 
 def _energy(site: Site, gpu_hours: float, *, busy: float) -> float | None:
-    """kWh."""
+    """Energy in kWh; None for an unknown device."""
     if site.device is None:
         return None
     watts = site.device.watts * (_IDLE + (_BUSY - _IDLE) * busy) + site.host_watts

@@ -1,4 +1,4 @@
-"""What bounds a run, in words, and which recipe keys would change that."""
+"""Advice on a run's bottleneck: recipe keys that would change it."""
 
 from trainyard.config import RunConfig
 from trainyard.estimate.account import Account
@@ -7,7 +7,7 @@ _PRECISE = ("fp32", "tf32")
 
 
 def advice(config: RunConfig, found: Account) -> list[str]:
-    """What to change, what promises most first; each is a key and what it would do."""
+    """Changes, the most promising first; each is a key and its effect."""
     if not found.fits:
         fewer = [f"batch.micro = {found.memory.largest}"] if found.memory.largest else []
         return [*fewer, *_to_fit(config), "a GPU with more memory"]

@@ -1,4 +1,4 @@
-"""How long a recipe takes on so many GPUs, by each averager."""
+"""Training time of a recipe on a number of GPUs, by averager."""
 
 import json
 import math
@@ -38,15 +38,15 @@ _CONTENDERS = (
 
 @dataclass(frozen=True)
 class Pace:
-    """What one GPU was seen to take for a step, without others: forward, backward and update."""
+    """Measured time of one GPU's step, without other GPUs: forward, backward and update."""
 
     images: int
     seconds: float
     fixed: float
-    """Seconds of that which do not depend on the images: the update, the launches of kernels."""
+    """Seconds that do not depend on the images: the update, the launches of kernels."""
     image_size: int
     factor: float = 1.0
-    """Times so many, to see what comes of being wrong."""
+    """Factor on all times, to see the effect of an error."""
 
     def compute(self, images: int, image_size: int) -> float:
         """Seconds for another number of images, of another size in pixels."""
@@ -57,14 +57,14 @@ class Pace:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be trained."""
+    """The training to forecast."""
 
     average: AverageConfig
     course: Course
     job: Job
     pace: Pace | Speed
     supply: Supply | None = None
-    """Of a node; None for data that are always there."""
+    """Images per node; None if data never limits."""
 
 
 class Stage(NamedTuple):
@@ -77,7 +77,7 @@ class Stage(NamedTuple):
 
 class Forecast(NamedTuple):
     average: AverageConfig
-    step: StepTime | None  # the mean of the run; None if it cannot be, and `reason` says why
+    step: StepTime | None  # mean of the run; None if impossible, with a `reason`
     seconds: float = math.nan  # of the whole run
     reason: str = ""
 
@@ -88,16 +88,16 @@ class Outlook:
 
     gpus: int
     nodes: int
-    images: int  # of a step, on a GPU, at the start of the run
+    images: int  # per step and GPU at the start of the run
     ideal: float
-    """Seconds of a run in which each GPU keeps its pace and loses nothing."""
+    """Seconds of a run in which each GPU keeps its pace without loss."""
     rows: list[Forecast]
 
 
 def forecast(task: Task, cluster: Cluster, *, gpus: int, more_batch: float = 1.0) -> Outlook:
-    """Each averager in a run whose batches are `more_batch` times those of the recipe.
+    """Forecasts of all averagers, for batches `more_batch` times those of the recipe.
 
-    InputError if there are more GPUs than samples in a batch, or some nodes would not be full.
+    InputError if there are more GPUs than samples in a batch, or if a node would not be full.
     """
     pace, stages = task.pace, stages_of(task.course, gpus=gpus, more_batch=more_batch)
     of_one = sum(s.samples * pace.compute(pace.images, s.image_size) / pace.images for s in stages)
@@ -112,7 +112,7 @@ def forecast(task: Task, cluster: Cluster, *, gpus: int, more_batch: float = 1.0
 
 
 def stages_of(course: Course, *, gpus: int, more_batch: float = 1.0) -> list[Stage]:
-    """InputError if there are more GPUs than samples in a batch."""
+    """The stages of a course. InputError if a batch has fewer samples than there are GPUs."""
     stages = [
         Stage(round(p.batch * more_batch), p.image_size, (p.stop - p.start) * p.batch)
         for p in course.phases
@@ -128,13 +128,13 @@ def stages_of(course: Course, *, gpus: int, more_batch: float = 1.0) -> list[Sta
 def forecast_one(
     average: AverageConfig, task: Task, stages: list[Stage], cluster: Cluster, *, gpus: int
 ) -> Forecast:
-    """InputError for GPUs that fill no nodes, RecipeError for a topology that needs others."""
+    """InputError if nodes would not be full, RecipeError if the topology needs another number."""
     steps, sums = 0.0, np.zeros(len(StepTime._fields))
     nodes = cluster.span(gpus).nodes
     for stage in stages:
         compute = task.pace.compute(math.ceil(stage.batch / gpus), stage.image_size)
         step = predict(average, task.job, cluster, ranks=gpus, compute=compute)
-        if task.supply is not None:  # which comes while a step computes
+        if task.supply is not None:  # images load while a step computes
             loading = stage.batch / nodes / task.supply.images
             step = step._replace(data=max(loading - step.total, 0.0))
         count = stage.samples / stage.batch
@@ -144,7 +144,7 @@ def forecast_one(
 
 
 def contenders(own: AverageConfig) -> list[AverageConfig]:
-    """What a recipe asks for, and all averagers as they are if nothing is set."""
+    """The recipe's own averager, and all averagers with default settings."""
     return [own] * (own not in _CONTENDERS) + list(_CONTENDERS)
 
 
@@ -154,10 +154,10 @@ def job_of(model: "nn.Module") -> Job:
 
 
 def pace_of_run(folder: Path, *, gpus: int, fixed: float) -> Pace:
-    """The pace of a run on so many GPUs, without its waiting for data.
+    """The pace of a run on `gpus` GPUs, without its waits for data.
 
-    The median of its reports, the first left out, as long as batch and image size stay the same.
-    InputError if it has too few of them.
+    It is the median of the reports but the first, while batch and image size stay the same.
+    InputError if there are too few reports.
     """
     from trainyard.parts import course_of
 
@@ -182,7 +182,7 @@ def pace_of_run(folder: Path, *, gpus: int, fixed: float) -> Pace:
 
 
 def device_of_run(folder: Path) -> Accelerator | None:
-    """Its GPU, if it is known; what is no run directory has none."""
+    """The GPU of a run, if it is known; None if the folder is no run directory."""
     try:
         environment = json.loads(RunDirectory(folder).environment.read_text())
         return find_accelerator(environment["devices"][0])
@@ -191,7 +191,7 @@ def device_of_run(folder: Path) -> Accelerator | None:
 
 
 def build_pace(*, seconds: float, images: int, fixed: float, image_size: int) -> Pace:
-    """InputError if the fixed part is no part of the step."""
+    """A measured pace. InputError if `fixed` is not less than `seconds`."""
     if fixed >= seconds:
         raise InputError(
             f"--fixed-ms {1000 * fixed:g} is no part of a step of {1000 * seconds:.4g} ms: give "

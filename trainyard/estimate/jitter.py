@@ -1,4 +1,4 @@
-"""How unevenly ranks compute: what makes the others wait."""
+"""Variation of compute times between ranks, which makes others wait."""
 
 from dataclasses import dataclass
 
@@ -10,16 +10,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Jitter:
-    """Each rank's compute time in each step, drawn independently."""
+    """Compute times, drawn independently for each rank and step."""
 
     sigma: float = 0.05
-    """Of the logarithm of a step's compute time."""
+    """Standard deviation of the logarithm of a step's compute time."""
     stall_rate: float = 0.0
-    """Stalls per rank and step: a page fault, a slow read, a garbage collection."""
+    """Stalls per rank and step: page faults, slow reads, garbage collection."""
     stall_seconds: float = 0.0
 
     def compute(self, seconds: float, *, steps: int, ranks: int, seed: int) -> Floats:
-        """Times [steps, ranks] with a mean of `seconds`, stalls aside."""
+        """Times[steps, ranks] with a mean of `seconds`, before stalls."""
         draws = np.random.default_rng(seed)
         shape = (steps, ranks)
         normal = draws.standard_normal(shape)

@@ -1,15 +1,15 @@
-"""What a step computes and sends."""
+"""Compute and messages of a step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-_FIRST_BYTES, _BYTES = 1 << 20, 25 << 20  # torch DDP's first bucket and its others
-_FORWARD = 1 / 3  # of a step's compute; a backward pass takes about twice a forward pass
+_FIRST_BYTES, _BYTES = 1 << 20, 25 << 20  # size of torch DDP's first bucket, and of the others
+_FORWARD = 1 / 3  # share of a step's compute; a backward pass takes about two forward passes
 
 
 class Bucket(NamedTuple):
     num_bytes: float
-    ready: float  # the part of the backward pass after which all of it is there
+    ready: float  # share of the backward pass after which the bucket is complete
 
 
 class Job(NamedTuple):
@@ -21,17 +21,17 @@ class Job(NamedTuple):
         return sum(bucket.num_bytes for bucket in self.buckets)
 
     def scaled(self, factor: float) -> "Job":
-        """With messages of another size: compressed, say."""
+        """The job with messages of another size, such as compressed ones."""
         buckets = tuple(Bucket(b.num_bytes * factor, b.ready) for b in self.buckets)
         return self._replace(buckets=buckets)
 
 
 def build_job(sizes: Sequence[int], *, bytes_per_weight: int = 4) -> Job:
-    """From the number of weights in each parameter, in the order of the model.
+    """A job from the number of weights of each parameter, in the order of the model.
 
-    Buckets are filled as torch DDP fills them, from the last parameter to the first. How long the
-    backward pass takes to a parameter goes by how many come after it: layers of one model take
-    about as long as each other, while what they weigh differs by a hundred.
+    Buckets are filled like those of torch DDP, from the last parameter to the first. The backward
+    pass is assumed to take equally long for each parameter: layers of a model take about equally
+    long, while their sizes differ by a factor of a hundred.
     """
     buckets: list[Bucket] = []
     filled = 0

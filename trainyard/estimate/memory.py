@@ -1,4 +1,4 @@
-"""What a run keeps in the memory of each GPU, and writes to the disk."""
+"""Memory of each GPU, and disk space of checkpoints."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,10 +9,10 @@ from trainyard.estimate.work import Work
 if TYPE_CHECKING:
     from torch import nn
 
-_NUMBER = 4  # bytes of a weight: weights and moments are float32
-_CONTEXT = 1.5e9  # of CUDA, cuBLAS, cuDNN and NCCL, taken to be
-_SLACK = 1.15  # activations of which gradients are on their way, and memory in pieces, taken to be
-# Numbers kept for each weight; of muon for what it updates itself, its AdamW has two.
+_NUMBER = 4  # bytes per weight: weights and moments are float32
+_CONTEXT = 1.5e9  # CUDA, cuBLAS, cuDNN and NCCL; assumed
+_SLACK = 1.15  # gradients of activations, and fragmentation; assumed
+# Numbers kept per weight; for Muon's own parameters, as its AdamW keeps two.
 _MOMENTS = {
     "sgd": 1,
     "adam": 2,
@@ -29,17 +29,17 @@ _MOMENTS = {
 
 
 class Sizes(NamedTuple):
-    """Bytes of a whole model and of what belongs to it."""
+    """Bytes of a whole model and its optimizer."""
 
-    weights: float  # with buffers, as they are saved
+    weights: float  # with buffers, as saved
     gradients: float
     moments: float
     average: float  # of the weights (EMA)
-    on_host: float  # of these, what lies in the host's memory
+    on_host: float  # part of the above in host memory
 
     @property
     def trained(self) -> float:
-        """Weights, not bytes."""
+        """Number of trained weights."""
         return self.gradients / _NUMBER
 
     @property
@@ -54,11 +54,11 @@ class Memory(NamedTuple):
     gradients: float
     moments: float
     average: float
-    exchange: float  # copies that an averager needs
+    exchange: float  # copies made by the averager
     context: float
     activations: float  # of a micro-batch
     micro: int  # images at a time
-    largest: int | None  # that would fit; None if the memory is not known
+    largest: int | None  # that fits; None if the memory is not known
 
     @property
     def total(self) -> float:
@@ -66,7 +66,7 @@ class Memory(NamedTuple):
 
 
 def sizes_of(model: "nn.Module", config: RunConfig) -> Sizes:
-    """From a model that may be on the meta device."""
+    """Sizes from a model, which may be on the meta device."""
     from trainyard.optim.groups import parameter_groups
 
     weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
@@ -92,9 +92,9 @@ def _moments(config: RunConfig, *, is_vectors: bool) -> int:
 
 
 def update_bytes(sizes: Sizes, config: RunConfig) -> float:
-    """Read and written by an update: weights and moments both, gradients read."""
+    """Bytes moved by an update: weights and moments are read and written, gradients read."""
     moved = 2 * sizes.gradients + sizes.gradients + 2 * sizes.moments
-    if config.optim.clip_norm is not None:  # read for the norm, read and written by the factor
+    if config.optim.clip_norm is not None:  # read for the norm, read and written to scale
         moved += 3 * sizes.gradients
     return moved + 3 * (sizes.average - sizes.on_host)
 
@@ -109,10 +109,10 @@ def memory_of(
     asked: int | None,
     capacity: float | None,
 ) -> Memory:
-    """On each of `ranks` GPUs, whose part of a batch is `share` images.
+    """Memory of each of `ranks` GPUs, with `share` images of a batch on each.
 
-    `asked`: images at a time; None for all. As many as do not fit are halved, as a run does it; one
-    that is sharded does not. 0 images fit where weights alone are too many.
+    `asked`: micro-batch size; None for the whole share. It is halved until it fits, as in a run,
+    but not for a sharded model. The largest size is 0 if the weights alone do not fit.
     """
     parts = ranks if average.name == "sharded" else 1
     held = [
@@ -136,16 +136,16 @@ def memory_of(
 
 
 def _exchange(sizes: Sizes, average: AverageConfig) -> float:
-    """Flat copies of the weights: gossip has one, periodic where it began and what has moved."""
+    """Bytes of flat copies of the weights: one for gossip; their start and change for periodic."""
     copies = {"gossip": 1.0, "periodic": 3.0}.get(average.name, 0.0)
     if average.name == "sharded":
-        return 0.1 * sizes.weights  # of the blocks that are gathered; taken to be
+        return 0.1 * sizes.weights  # the gathered blocks; assumed
     copies += 1 if average.outer_momentum else 0
     return copies * sizes.gradients
 
 
 def checkpoint_bytes(sizes: Sizes, average: AverageConfig, *, ranks: int) -> float:
-    """Of one checkpoint. Replicas that differ save their weights and moments each."""
+    """Bytes of one checkpoint. Replicas that differ each save their weights and moments."""
     whole = sizes.checkpoint
     if average.name in ("gossip", "periodic") and ranks > 1:
         whole += ranks * (sizes.weights + sizes.moments) - sizes.moments
@@ -153,5 +153,5 @@ def checkpoint_bytes(sizes: Sizes, average: AverageConfig, *, ranks: int) -> flo
 
 
 def checkpoints_bytes(sizes: Sizes, config: RunConfig, *, ranks: int) -> float:
-    """Of all that a run keeps: its newest, its best, and one that is being written."""
+    """Bytes of all checkpoints of a run: those kept, the best, and one being written."""
     return (config.run.keep + 2) * checkpoint_bytes(sizes, config.average, ranks=ranks)

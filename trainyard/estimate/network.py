@@ -1,7 +1,7 @@
-"""What a message costs: links with a latency and a bandwidth, and collectives made of messages.
+"""Cost of messages: links with latency and bandwidth, and collectives made of messages.
 
 n ranks on m nodes, B bytes. Constants are those of NCCL's own model (NVIDIA/nccl,
-src/graph/tuning.cc) where it has them.
+src/graph/tuning.cc) if it has them.
 """
 
 import math
@@ -17,12 +17,12 @@ from trainyard.estimate.jitter import Floats, Jitter
 
 
 class Link(NamedTuple):
-    latency: float  # seconds, of a message from one rank to the next
+    latency: float  # seconds, per message from one rank to the next
     bandwidth: float  # bytes per second, each way
 
 
-# Latencies of a ring's hop with NCCL's simple protocol: NVLink 3.4, PCIe 5.7, network 14 us; over
-# TCP taken to be 30 us. NVLink: 2/3 of what it is built for, as all_reduce_perf shows on 8 A100
+# Latencies: a ring's hop with NCCL's simple protocol: NVLink 3.4, PCIe 5.7, network 14 us; over
+# TCP assumed 30 us. NVLink: 2/3 of its nominal bandwidth, as all_reduce_perf shows on 8 A100
 # (NVIDIA/nccl-tests #149). PCIe 3.0: NCCL's 12 GB/s. Networks: line rates, which TCP may not reach.
 LINKS = {
     "nvlink2": Link(3.4e-6, 100e9),  # V100
@@ -46,16 +46,16 @@ Algorithm = Literal["ring", "tree"]
 
 @dataclass(frozen=True)
 class Cluster:
-    """Alike nodes; `between` is all that leaves a node, which its GPUs share."""
+    """Equal nodes. `between` is the whole bandwidth out of a node, shared by its GPUs."""
 
     gpus_per_node: int = 8
     inside: Link = LINKS["nvlink3"]
     between: Link = LINKS["100gb-ib"]
     jitter: Jitter = field(default_factory=Jitter)
-    algorithms: tuple[Algorithm, ...] = ("ring", "tree")  # NCCL takes the faster; gloo has a ring
+    algorithms: tuple[Algorithm, ...] = ("ring", "tree")  # NCCL picks the faster; gloo has a ring
 
     def span(self, ranks: int) -> "Span":
-        """All of so many ranks. InputError if they fill no whole nodes."""
+        """The span of `ranks` ranks. InputError if they do not fill whole nodes."""
         if ranks <= self.gpus_per_node:
             return Span(ranks, 1)
         if ranks % self.gpus_per_node:
@@ -67,11 +67,11 @@ class Cluster:
 
 
 class Span(NamedTuple):
-    """Ranks that average something, and the nodes that they lie on."""
+    """Ranks that average, and the nodes that they lie on."""
 
     ranks: int
     nodes: int
-    flows: int = 1  # groups that do so at the same time and share what leaves their nodes
+    flows: int = 1  # groups that average at once and share the links of their nodes
 
 
 def all_reduce_seconds(num_bytes: float, span: Span, cluster: Cluster) -> float:
@@ -86,7 +86,7 @@ def all_reduce_seconds(num_bytes: float, span: Span, cluster: Cluster) -> float:
     if "tree" not in cluster.algorithms:
         return ring
     # Two binary trees over the nodes, each for half of the bytes, and a chain inside a node. Two
-    # nodes send to each other at once; of more, inner ones pass on what they get from two.
+    # nodes send to each other at once; with more, inner ones forward the data of two.
     tree = {1: 0, 2: 1}.get(nodes, 2) * num_bytes / leaving
     if ranks > nodes:
         tree = max(tree, 2 * num_bytes / inside.bandwidth)
@@ -95,32 +95,32 @@ def all_reduce_seconds(num_bytes: float, span: Span, cluster: Cluster) -> float:
 
 
 def gather_seconds(num_bytes: float, span: Span, cluster: Cluster) -> float:
-    """Of an all-gather of `num_bytes` in all, or a reduce-scatter: half a ring all-reduce."""
+    """Seconds of an all-gather to `num_bytes`, or a reduce-scatter: half a ring all-reduce."""
     return all_reduce_seconds(num_bytes, span, replace(cluster, algorithms=("ring",))) / 2
 
 
 class Round(NamedTuple):
     """One round of a topology."""
 
-    group: NDArray[np.int64]  # of each rank
-    seconds: Floats  # that the exchange takes each rank
+    group: NDArray[np.int64]  # by rank
+    seconds: Floats  # of the exchange, by rank
 
 
 def build_round(
     groups: Sequence[Sequence[int]], messages: Sequence[float], cluster: Cluster
 ) -> Round:
-    """A round in which each group averages `messages`, bytes, one after the other.
+    """A round in which each group averages `messages`, in bytes, one by one.
 
-    Groups that leave a node at the same time share its way out.
+    Groups that leave a node at the same time share its bandwidth.
     """
     members = np.concatenate([np.asarray(group) for group in groups])
     sizes = np.array([len(group) for group in groups])
     group = np.empty(len(members), dtype=np.int64)
     group[members] = np.repeat(np.arange(len(groups)), sizes)
     node = np.arange(len(members)) // cluster.gpus_per_node
-    pairs = np.unique(np.stack([group, node]), axis=1)  # a group and a node where it has ranks
+    pairs = np.unique(np.stack([group, node]), axis=1)  # each group with each of its nodes
     nodes = np.bincount(pairs[0])
-    leaving = np.bincount(pairs[1], weights=nodes[pairs[0]] > 1).astype(int)  # groups, of a node
+    leaving = np.bincount(pairs[1], weights=nodes[pairs[0]] > 1).astype(int)  # groups, by node
     flows = np.ones(len(groups), dtype=np.int64)
     np.maximum.at(flows, pairs[0], leaving[pairs[1]])
     kinds, kind = np.unique(np.stack([sizes, nodes, flows]), axis=1, return_inverse=True)

@@ -1,4 +1,4 @@
-"""From the [average] section of a recipe to the time of its steps."""
+"""Step times from the [average] section of a recipe."""
 
 from typing import NamedTuple
 
@@ -12,18 +12,18 @@ from trainyard.estimate.job import Job
 from trainyard.estimate.network import Cluster, Round, Span, build_round, gather_seconds
 from trainyard.estimate.steps import all_reduced, exchanged, sharded
 
-# What is left of fp32 messages; PowerSGD, at rank 2, sends about a hundredth.
+# Size of messages relative to fp32; PowerSGD, at rank 2, sends about a hundredth.
 SHARES = {None: 1.0, "bf16": 1 / 2, "fp16": 1 / 2, "int8": 1 / 4, "powersgd": 1 / 100}
-_STEPS = 192  # that are simulated; of periodic whole periods, and at least two
+_STEPS = 192  # simulated steps; whole periods of periodic averaging, at least two
 
 
 class StepTime(NamedTuple):
-    """Mean seconds of a step, and what they are made of."""
+    """Mean seconds of a step, by part."""
 
     compute: float
     network: float  # not hidden behind compute
     waiting: float  # for ranks that take longer
-    data: float = 0.0  # waiting for it
+    data: float = 0.0  # waiting for data
 
     @property
     def total(self) -> float:
@@ -39,16 +39,16 @@ def predict(
     compute: float,
     seed: int = 0,
 ) -> StepTime:
-    """The time of a step on `ranks` GPUs that each compute for `compute` seconds on average.
+    """The step time on `ranks` GPUs with a mean compute time of `compute` seconds.
 
-    InputError for ranks that fill no nodes, RecipeError for a topology that needs other numbers.
+    InputError if nodes would not be full, RecipeError if the topology needs another number.
     """
     period = (average.every or DEFAULT_EVERY) if average.name == "periodic" else 1
     steps = max(_STEPS // period, 2) * period
     sent = job.scaled(SHARES[average.compress])
     turns = _turns(average, sent, cluster, ranks)
     gather = _gather(job, cluster, ranks) if average.hierarchical else 0.0
-    if average.name == "periodic":  # it ends the exchange, overlapped or not
+    if average.name == "periodic":  # the gather ends the exchange, overlapped or not
         turns = [turn._replace(seconds=turn.seconds + gather) for turn in turns]
 
     def total(of: Jitter) -> float:
@@ -65,12 +65,12 @@ def predict(
         return exchanged(periods, turns, overlap=average.overlap is not False) + gather
 
     even = total(EVEN)
-    # Not below zero for a rounding error.
+    # Rounding errors must not make it negative.
     return StepTime(compute, max(even - compute, 0.0), max(total(cluster.jitter) - even, 0.0))
 
 
 def describe(average: AverageConfig) -> str:
-    """In a few words, what a row of a table is about; of gossip, the topology."""
+    """A short description of an averager; gossip goes by its topology."""
     words: list[str] = [average.name]
     if average.name == "gossip":
         words = [average.topology] if average.topology else []
@@ -86,7 +86,7 @@ def describe(average: AverageConfig) -> str:
 
 
 def _turns(average: AverageConfig, job: Job, cluster: Cluster, ranks: int) -> list[Round]:
-    """The rounds in which weights are exchanged, one after the other; none of other averagers."""
+    """The rounds of weight exchange, in order; empty for other averagers."""
     nodes = cluster.span(ranks).nodes
     local = ranks // nodes
     topology = "complete" if average.name == "periodic" else average.topology or DEFAULT_TOPOLOGY
@@ -103,7 +103,7 @@ def _turns(average: AverageConfig, job: Job, cluster: Cluster, ranks: int) -> li
 def _gather(job: Job, cluster: Cluster, ranks: int) -> float:
     """Seconds in which the ranks of a node gather the means of their slices.
 
-    Gossip does so once its exchange and the gradients are there: nothing hides it.
+    Gossip gathers after its exchange and the gradients, so nothing hides it.
     """
     nodes = cluster.span(ranks).nodes
     if nodes == 1:
@@ -113,7 +113,7 @@ def _gather(job: Job, cluster: Cluster, ranks: int) -> float:
 
 
 def _by_node(compute: Floats, job: Job, cluster: Cluster) -> Floats:
-    """The ranks of a node all-reduce gradients among themselves: [steps, ranks] once more."""
+    """Times[steps, ranks] after the ranks of each node have all-reduced their gradients."""
     steps, ranks = compute.shape
     local = ranks // cluster.span(ranks).nodes
     of_nodes = all_reduced(compute.reshape(steps, -1, local), job, cluster)

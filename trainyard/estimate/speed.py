@@ -1,9 +1,9 @@
-"""How long a GPU computes, by its data sheet and what a model has to do.
+"""Compute time of a GPU, from its data sheet and a model's operations.
 
 Each operation takes as long as its arithmetic or its memory traffic, whichever takes longer: a
-roofline for each kernel. Three numbers say how much of a data sheet is reached. They are the same
-for all models and GPUs, were fitted to published throughputs by benchmarks/published.py, and
-docs/estimate.md says how far they are off.
+roofline for each kernel. Three numbers are the reached shares of the data sheet. They are the same
+for all models and GPUs, and fitted to published throughputs by benchmarks/published.py;
+docs/estimate.md has their errors.
 """
 
 import math
@@ -16,13 +16,13 @@ from trainyard.hardware import Accelerator
 
 Bound = Literal["arithmetic", "memory traffic", "kernel launches"]
 
-_LAUNCH = 5e-6  # seconds that PyTorch takes to start a kernel
-# Of the traffic between matrix products, what torch.compile leaves: by one published figure alone.
+_LAUNCH = 5e-6  # seconds that PyTorch takes to launch a kernel
+# Share of the traffic between matrix products that torch.compile leaves; from one figure alone.
 _FUSED = 0.7
 
 
 class Efficiency(NamedTuple):
-    """What is reached of the data sheet."""
+    """Reached shares of the data sheet."""
 
     matrix: float = 0.55
     convolution: float = 0.75
@@ -30,10 +30,10 @@ class Efficiency(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Seconds of a micro-step; kernels are started while others run."""
+    """Seconds of a micro-step; kernels are launched while others run."""
 
-    arithmetic: float  # of kernels that take long for it
-    traffic: float  # of the others, for their reading and writing
+    arithmetic: float  # kernels bound by arithmetic
+    traffic: float  # other kernels, bound by memory traffic
     launches: float
 
     @property
@@ -49,23 +49,23 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True)
 class Speed:
-    """The pace of a GPU that nobody has measured."""
+    """The estimated pace of a GPU."""
 
     work: Work
     device: Accelerator
     precision: str
     micro: int
-    """Images at a time, at most, of `work.image_size` pixels."""
+    """Micro-batch size, in images of `work.image_size` pixels."""
     update_bytes: float
-    """Read and written by an update, of weights, gradients and moments."""
+    """Bytes read and written by an update: weights, gradients and moments."""
     compiled: bool = False
     efficiency: Efficiency = field(default_factory=Efficiency)
     factor: float = 1.0
-    """Times so many, to see what comes of being wrong."""
+    """Factor on all times, to see the effect of an error."""
 
     @property
     def images(self) -> int:
-        """A number of images that keeps it busy."""
+        """A number of images that keeps the GPU busy."""
         return self.micro
 
     @property
@@ -92,7 +92,7 @@ class Speed:
         return Parts(arithmetic, traffic, launches)
 
     def bound(self, images: int) -> Bound:
-        """What most of a step of so many images is spent on."""
+        """The bottleneck of a step of `images` images."""
         return self.parts(min(images, self.micro)).bound
 
     def _bytes(self, operation: Operation, images: float) -> float:
@@ -102,7 +102,7 @@ class Speed:
     def _peak(self, operation: Operation) -> float:
         if operation.kind == "matrix":
             return self.efficiency.matrix * peak_of(self.device, self.precision)
-        if operation.kind == "grouped":  # which tensor cores are not made for
+        if operation.kind == "grouped":  # not on tensor cores
             return self.efficiency.convolution * self.device.peak["fp32"]
         return self.efficiency.convolution * peak_of(self.device, self.precision)
 
@@ -114,7 +114,7 @@ class Speed:
 
 
 def peak_of(device: Accelerator, precision: str) -> float:
-    """Dense FLOP/s. InputError if the device has no units for a precision of 16 bits."""
+    """Dense FLOP/s. InputError if the device lacks units for a 16-bit precision."""
     if precision == "tf32" and "tf32" not in device.peak:
         precision = "fp32"
     if precision not in device.peak:

@@ -1,6 +1,6 @@
-"""The time of a step, given what each rank computes and what messages cost.
+"""Step times from compute times of ranks and costs of messages.
 
-`compute` is [steps, ranks] seconds throughout, and the result the mean seconds of a step.
+`compute` is [steps, ranks] in seconds throughout.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from trainyard.estimate.network import Cluster, Round, all_reduce_seconds, gathe
 
 
 def all_reduced(compute: Floats, job: Job, cluster: Cluster) -> Floats:
-    """Times [...] of steps of [..., ranks] that all-reduce their gradients: torch DDP.
+    """Times[...] of steps[..., ranks] with all-reduced gradients, as in torch DDP.
 
-    A bucket travels once the slowest rank has it and the one before is through.
+    A bucket is sent once the slowest rank has it and the previous bucket is done.
     """
     span = cluster.span(compute.shape[-1])
     slowest: Floats = compute.max(-1)
@@ -29,9 +29,10 @@ def all_reduced(compute: Floats, job: Job, cluster: Cluster) -> Floats:
 
 
 def sharded(compute: Floats, job: Job, cluster: Cluster) -> Floats:
-    """Times [steps]: weights gathered block by block, ahead of both passes; gradients scattered.
+    """Times[steps] of sharded models: weights are gathered ahead of both passes, block by block.
 
-    Blocks are the job's buckets. Gathers and scatters share the network, each in its own order.
+    Gradients are scattered. Blocks are the job's buckets. Gathers and scatters share the network,
+    each in its own order.
     """
     span = cluster.span(compute.shape[-1])
     slowest: Floats = compute.max(-1)
@@ -43,7 +44,7 @@ def sharded(compute: Floats, job: Job, cluster: Cluster) -> Floats:
     for message, part in zip(reversed(messages), reversed(work), strict=True):
         gathered += message
         done = np.maximum(done, gathered) + slowest * job.forward * part
-    network = done + 2 * sum(messages)  # when all is sent at the earliest
+    network = done + 2 * sum(messages)  # earliest end of all messages
     ahead, scattered = done.copy(), done.copy()
     for message, part in zip(messages, work, strict=True):
         ahead += message
@@ -54,10 +55,10 @@ def sharded(compute: Floats, job: Job, cluster: Cluster) -> Floats:
 
 
 def exchanged(compute: Floats, rounds: Sequence[Round], *, overlap: bool) -> float:
-    """Weights averaged in each step with the group of its round.
+    """Mean seconds of a step; each step averages weights with the group of its round.
 
-    With overlap the exchange of step k begins when the last of a group begins its step, and a
-    rank ends the step when both that exchange and its own compute are through.
+    With overlap, the exchange of step k begins when the last rank of a group begins the step, and
+    a rank ends the step when both the exchange and its own compute are done.
     """
     orders = [np.argsort(turn.group, kind="stable") for turn in rounds]
     starts = [
@@ -70,7 +71,7 @@ def exchanged(compute: Floats, rounds: Sequence[Round], *, overlap: bool) -> flo
         turn = rounds[number]
         computed = clock + own
         begin = clock if overlap else computed
-        last = np.maximum.reduceat(begin[orders[number]], starts[number])  # of each group
+        last = np.maximum.reduceat(begin[orders[number]], starts[number])  # by group
         through = last[turn.group] + turn.seconds
         clock = np.maximum(computed, through) if overlap else through
     return float(clock.mean()) / len(compute)

@@ -1,4 +1,4 @@
-"""From a recipe to what is to be trained, with a model that takes no memory."""
+"""The training to estimate, from a recipe, with a model that takes no memory."""
 
 from trainyard.config import RunConfig
 from trainyard.estimate.account import Subject
@@ -8,7 +8,7 @@ from trainyard.estimate.work import build_work
 
 
 def subject_of(config: RunConfig, *, samples: int, val_samples: int, num_classes: int) -> Subject:
-    """RecipeError where there is no such model, or none that can be trained so."""
+    """RecipeError if there is no such model, or if it cannot be trained as the recipe says."""
     import torch
 
     from trainyard.model.flops import forward_flops

@@ -1,4 +1,4 @@
-"""How fast images come, and what they take on a disk."""
+"""Loading speed of images, and their size on disk."""
 
 import math
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from typing import Literal, NamedTuple
 
 
 class Storage(NamedTuple):
-    """A way to keep images."""
+    """A storage format of images."""
 
-    images: float  # per second, read and decoded and cropped by one core
-    num_bytes: float  # of an image
+    images: float  # per second and core: read, decoded and cropped
+    num_bytes: float  # per image
 
 
-# Of whole loaders on one core, and the bytes of an image: ImageNet-like files of 110 kB, and the
+# Speed of whole loaders on one core, and bytes per image: ImageNet-like files of 110 kB, and the
 # same shrunk to a short side of 256 pixels. benchmarks/results/2026-11-22-2-core-vm-loader.md
 STORAGES = {
     "jpeg": Storage(2_140, 112e3),  # folder, WebDataset, TFRecord, HDF5
@@ -27,14 +27,14 @@ STORAGES = {
 
 @dataclass(frozen=True)
 class Supply:
-    """Of a node."""
+    """Loading speed of a node."""
 
     storage: Storage
     cores: int
     bytes_per_second: float = math.inf
-    """Of what comes from its disks or over its network; none is needed if all is in its memory."""
+    """Bandwidth of its disks or network; unlimited if all data is in memory."""
     factor: float = 1.0
-    """Times so many cores' worth, to see what comes of being wrong."""
+    """Factor on the decoding speed, to see the effect of an error."""
 
     @property
     def decoding(self) -> float:

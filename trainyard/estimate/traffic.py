@@ -1,4 +1,4 @@
-"""What a GPU sends in a step, by the averager."""
+"""Bytes that a GPU sends per step, by averager."""
 
 from statistics import mean
 
@@ -8,7 +8,7 @@ from trainyard.estimate.predict import SHARES
 
 
 def sent_bytes(average: AverageConfig, num_bytes: float, *, ranks: int, nodes: int) -> float:
-    """Bytes that a GPU sends in a step, in the mean, of `num_bytes` of float32 weights.
+    """Mean bytes that a GPU sends per step, for `num_bytes` of float32 weights.
 
     By ring: an all-reduce among n sends 2 (n - 1) / n of them, a gather half as much. Trees send
     about as much in all.
@@ -16,11 +16,11 @@ def sent_bytes(average: AverageConfig, num_bytes: float, *, ranks: int, nodes: i
     sent = SHARES[average.compress] * num_bytes
     if average.name == "allreduce":
         return _ring(ranks) * sent
-    if average.name == "sharded":  # gathered for both passes, gradients scattered
+    if average.name == "sharded":  # weights are gathered for both passes, gradients scattered
         return 1.5 * _ring(ranks) * sent
     local = ranks // nodes
     inside, replicas, part = 0.0, ranks, 1.0
-    if average.hierarchical:  # gradients all-reduced in the node, slices exchanged, and gathered
+    if average.hierarchical:  # gradients all-reduced in the node, slices exchanged and gathered
         inside, replicas, part = _ring(local) * num_bytes, nodes, 1 / local
     if average.name == "periodic":
         every = average.every or DEFAULT_EVERY
@@ -39,10 +39,10 @@ def _ring(ranks: int) -> float:
 
 
 def _mixed(size: int, average: AverageConfig) -> float:
-    """What a replica of a group sends, as a share; rounded to bf16 it goes to each by itself."""
+    """Share of the weights that a replica of a group sends; bf16 messages go to each peer."""
     return size - 1 if average.compress == "bf16" else _ring(size)
 
 
 def _gathered(average: AverageConfig, num_bytes: float, local: int) -> float:
-    """Slices, which are as precise as weights are again."""
+    """Bytes of gathered slices, in full precision."""
     return _ring(local) / 2 * num_bytes if average.hierarchical else 0.0

@@ -1,7 +1,7 @@
-"""What a model has to do for a step: its operations, and the bytes that they move and keep.
+"""The operations of a training step, with the bytes that they move and keep.
 
-A training step is gone through twice, with 2 and with 8 images, by fake tensors that have shapes
-and no numbers; what is per image and what is per step follows from the difference.
+A step is traced twice, with 2 and with 8 images, on fake tensors that have shapes but no numbers;
+costs per image and per step follow from the difference.
 """
 
 from collections.abc import Iterator
@@ -23,20 +23,20 @@ class Operation(NamedTuple):
     kind: Kind
     flops: float  # per image
     image_bytes: float  # read and written, per image
-    step_bytes: float  # read and written however many images there are: of weights
+    step_bytes: float  # read and written per step, for weights
 
 
 class Work(NamedTuple):
-    """A step, but for its update."""
+    """A training step without its update."""
 
     operations: tuple[Operation, ...]
     image_size: int
-    kept_bytes: float  # of activations, from forward to backward, per image
-    cast_bytes: float  # of what else is kept: weights in another precision
+    kept_bytes: float  # activations kept for the backward pass, per image
+    cast_bytes: float  # other kept bytes: weights in another precision
 
     @property
     def flops(self) -> float:
-        """Per image, forward and backward."""
+        """FLOPs per image, forward and backward."""
         return sum(operation.flops for operation in self.operations)
 
 
@@ -46,7 +46,7 @@ class _Pass(NamedTuple):
 
 
 def build_work(model: "nn.Module", image_size: int, dtype: "torch.dtype | None") -> Work:
-    """Of a model in training, on whatever device, which is left as it is.
+    """The work of a model in training, on any device; the model stays unchanged.
 
     `dtype`: of the autocast; None for float32 throughout. Nothing is computed.
     """
@@ -59,7 +59,7 @@ def build_work(model: "nn.Module", image_size: int, dtype: "torch.dtype | None")
 
 
 def _line(few: float, more: float) -> tuple[float, float]:
-    """Per image, and however many there are."""
+    """The part per image, and the constant part."""
     slope = (more - few) / (_MORE - _FEW)
     return slope, max(few - _FEW * slope, 0.0)
 
@@ -71,14 +71,14 @@ def _trace(model: "nn.Module", images: int, image_size: int, dtype: "torch.dtype
     from torch.nn.functional import cross_entropy
 
     class Step(torch.nn.Module):
-        """As a module, so that activations that are computed again find the same weights."""
+        """A module, so that recomputed activations find the same weights."""
 
         def __init__(self) -> None:
             super().__init__()
             self.model = model
 
         def forward(self, batch: "Tensor", labels: "Tensor") -> None:
-            # The autocast of CPUs casts as that of GPUs, but for norms of half-precision numbers.
+            # CPU autocast casts like that of GPUs, except for norms of half-precision numbers.
             with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
                 loss = cross_entropy(self.model(batch).float(), labels)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -106,11 +106,11 @@ def _like(tensor: "Tensor") -> "Tensor":
 
 @contextmanager
 def _keeping(own: set[int]) -> Iterator[dict[int, int]]:
-    """The bytes of each storage that autograd keeps, but for those in `own`."""
+    """Yields the bytes of each storage that autograd keeps, without those in `own`."""
     import torch
 
     kept: dict[int, int] = {}
-    held: list[Any] = []  # so that no two storages have one number, one after the other
+    held: list[Any] = []  # keeps storages alive, so that their addresses stay unique
 
     def pack(tensor: "Tensor") -> "Tensor":
         storage = tensor.untyped_storage()
@@ -125,7 +125,7 @@ def _keeping(own: set[int]) -> Iterator[dict[int, int]]:
 
 @contextmanager
 def _recorded(rows: list[tuple[Kind, float, float]]) -> Iterator[None]:
-    """Add each operation that runs, but for views and empty tensors."""
+    """Record each operation that runs, without views and empty tensors."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

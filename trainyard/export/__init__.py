@@ -1,1 +1,1 @@
-"""A trained model for other programs, checked to say the same there before it is put in place."""
+"""Exports of a trained model for other programs, checked against the model itself."""

@@ -1,4 +1,4 @@
-"""The card of an exported model: what it is, how good it is, how to use it. Its code runs."""
+"""The card of an exported model: properties, accuracy, and code that runs."""
 
 import json
 from string import Template
@@ -9,8 +9,8 @@ from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
 
 MADE_BY = "Made by `trainyard export`"
-"""In every card, so that no other file is taken for one."""
-_MANY = 50  # classes that are listed
+"""Text in every card, which tells cards from other files."""
+_MANY = 50  # most classes that are listed
 
 _CARD = Template("""\
 ---
@@ -142,7 +142,7 @@ print(classes[logits.argmax()])""",
 
 
 def card(about: Description, kind: str, file: str, difference: Difference) -> str:
-    """The text, of a `file` or folder of a kind: a format, or "hub"."""
+    """The card of a `file` or folder; `kind` is a format, or "hub"."""
     texts = {
         "architecture": about.architecture,
         "num_classes": str(len(about.classes)),

@@ -1,4 +1,4 @@
-"""Whether an exported model gives the logits that the model itself gives."""
+"""Comparison of an exported model's logits with the model's own."""
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
@@ -15,36 +15,36 @@ from trainyard.data.read import Reader
 from trainyard.errors import DataError, TrainyardError
 
 Exported = Callable[[Tensor], Tensor]
-"""An exported model, loaded again: float32[B, 3, size, size] to logits."""
+"""A reloaded exported model: float32[B, 3, size, size] to logits."""
 
-_TOLERANCE = 1e-3  # of the largest logit; other libraries add up in another order
+_TOLERANCE = 1e-3  # relative to the largest logit; other libraries sum in another order
 _REAL = 16  # validation images
-_RANDOM = (1, 5)  # batches of noise: a model must not know its batch
+_RANDOM = (1, 5)  # batch sizes of noise: exports must accept any
 
 
 class DiffersError(TrainyardError):
-    """An exported model that does not say the same."""
+    """An exported model with different logits."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest there was, over all logits."""
+    """The largest difference over all logits."""
 
     largest: float
     relative: float
-    """To the largest logit."""
+    """Relative to the largest logit."""
     images: int
-    """Real ones that were compared; 0 where the validation data is not at hand."""
+    """Number of real images compared; 0 without the validation data."""
 
 
 def plain_model(classifier: Classifier) -> nn.Module:
-    """A copy on the CPU, in float32 and in torch's usual layout: what is exported."""
+    """The copy to export: on the CPU, in float32 and in torch's default memory format."""
     model = deepcopy(classifier.model).cpu().float()
     return model.to(memory_format=torch.contiguous_format).eval()
 
 
 def examples(classifier: Classifier) -> list[Tensor]:
-    """Batches to compare on: noise, and images of the validation data if they can be read."""
+    """Batches to compare on: noise, and validation images if they can be read."""
     size, generator = classifier.image_size, torch.Generator().manual_seed(0)
     noise = [torch.randn(count, 3, size, size, generator=generator) for count in _RANDOM]
     contents = _real(classifier)
@@ -52,7 +52,7 @@ def examples(classifier: Classifier) -> list[Tensor]:
 
 
 def _real(classifier: Classifier) -> list[bytes]:
-    """Encoded images of different places in the validation data; none if it is not there."""
+    """Encoded images, spread over the validation data; empty if it is not available."""
     val = classifier.config.data.val
     location = val if isinstance(val, str | None) else val[0]
     try:
@@ -74,7 +74,7 @@ def _readable(classifier: Classifier, index: Index) -> Iterator[bytes]:
 
 
 def compare(model: nn.Module, exported: Exported, batches: Sequence[Tensor]) -> Difference:
-    """How far an exported model is from the model; DiffersError if that is too far."""
+    """The difference of an exported model from the model; DiffersError if it is too large."""
     largest = relative = 0.0
     for images_BCHW in batches:
         with torch.no_grad():

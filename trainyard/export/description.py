@@ -1,4 +1,4 @@
-"""What an exported model is, and what it takes: written into every file, and into its card."""
+"""The properties and inputs of an exported model, written into every file and its card."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from trainyard.data.credentials import without_secrets
 from trainyard.data.datasets import description
 from trainyard.training import checkpoint
 
-INPUT, OUTPUT = "images", "logits"  # names, where a format has them
-# Options of timm's that only tell of training.
+INPUT, OUTPUT = "images", "logits"  # names, in formats that have names
+# Options of timm that affect training alone.
 _OF_TRAINING = ("drop_rate", "drop_path_rate", "drop_block_rate")
 
 
@@ -25,9 +25,9 @@ class Description:
     """Plain data. Sizes are in pixels, `mean` and `std` on a scale of 0 to 1."""
 
     architecture: str
-    """timm's name."""
+    """timm's name of the architecture."""
     model_args: dict[str, Any]
-    """What timm.create_model is given besides, so that the weights fit."""
+    """Further arguments of timm.create_model that the weights need."""
     classes: tuple[str, ...]
     image_size: int
     crop_pct: float
@@ -39,17 +39,17 @@ class Description:
     weights: str
     """ "ema" for the moving average, "raw" for the weights themselves."""
     precision: str
-    """In which it was trained and evaluated; exported models compute in float32."""
+    """Precision of training and evaluation; exported models compute in float32."""
     evaluation: dict[str, Any]
-    """samples, top1, top5, loss of these weights where they were evaluated; else empty."""
+    """samples, top1, top5, loss of these weights; empty if they were not evaluated."""
     train: str
     val: str
     recipe: dict[str, dict[str, Any]]
-    """The keys that are not as by default."""
+    """The keys that differ from their defaults."""
     versions: dict[str, str]
 
     def metadata(self) -> dict[str, str]:
-        """For the header of a file: names and texts; what is no text is JSON."""
+        """Metadata for the header of a file, by name; values other than text are JSON."""
         values = {
             "architecture": self.architecture,
             "model_args": self.model_args,
@@ -97,14 +97,14 @@ def describe(classifier: Classifier) -> Description:
 
 
 def _model_args(model: nn.Module) -> dict[str, Any]:
-    """As timm's factory has noted them; what it has not is found out by the check."""
+    """Arguments recorded by timm's factory; the check finds missing ones."""
     noted: dict[str, Any] = getattr(model, "_model_args", {})
     own = {key: value for key, value in noted.items() if key not in _OF_TRAINING}
     return {key: value for key, value in own.items() if key != "num_classes"}
 
 
 def _evaluation(classifier: Classifier) -> dict[str, Any]:
-    """Of these weights, if the run evaluated them."""
+    """The evaluation of these weights, if the run made one."""
     last = checkpoint.read_progress(classifier.checkpoint)["last"]
     prefix = "ema_" if classifier.uses_ema else ""
     if last.get("step") != classifier.step or f"{prefix}top1" not in last:
@@ -114,7 +114,7 @@ def _evaluation(classifier: Classifier) -> dict[str, Any]:
 
 
 def _recipe(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """Without what is about this machine."""
+    """The recipe without keys that concern this machine."""
     tree = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     tree.pop("watch", None)
     for key in ("train", "val", "threads"):
@@ -127,6 +127,6 @@ def _recipe(config: RunConfig) -> dict[str, dict[str, Any]]:
 
 
 def _place(text: str) -> str:
-    """A location as others may see it: of a path on this machine the end alone."""
+    """A location to publish: without secrets, and of an absolute path the last two parts alone."""
     shown = without_secrets(text)
     return "/".join(shown.rsplit("/", 2)[-2:]) if os.path.isabs(shown) else shown

@@ -1,4 +1,4 @@
-"""Exporting: written in a hidden folder, loaded again, compared, and only then put in place."""
+"""Exports are written in a hidden folder, reloaded, compared, and only then moved in place."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from trainyard.printable import printable
 
 @dataclass(frozen=True)
 class Export:
-    """What was written."""
+    """The result of an export."""
 
     path: Path
     """The file, or the folder for timm."""
@@ -33,7 +33,7 @@ class Export:
 
 
 class Exporter:
-    """Exports one classifier, to as many files as one likes."""
+    """Exports one classifier, to any number of files."""
 
     def __init__(self, classifier: Classifier) -> None:
         self._model: nn.Module = plain_model(classifier)
@@ -42,10 +42,10 @@ class Exporter:
         self._bytes = sum(weight.nbytes for weight in self._model.state_dict().values())
 
     def to_file(self, path: Path, kind: str) -> Export:
-        """A file of a format, and a card beside it: model.onnx and model.onnx.md.
+        """Write a file of a format, and a card beside it: model.onnx and model.onnx.md.
 
-        Both replace what was there, but a file that is no card. InputError where they cannot be
-        written, TrainyardError where the model cannot be exported so.
+        Both replace existing ones, but no file that is not a card. InputError if they cannot be
+        written, TrainyardError if the model cannot be exported to this format.
         """
         check_file(path, kind)
         with _beside(path, self._bytes) as folder:
@@ -55,14 +55,14 @@ class Exporter:
             card_path = card_of(path)
             text = printable(card(self._about, kind, path.name, difference))
             (folder / card_path.name).write_text(text, encoding="utf-8")
-            # The model comes last: whoever sees it has all that belongs to it.
+            # The model comes last: once it is visible, all its parts are there.
             first, last = card_path.name, path.name
             parts = [f.name for f in folder.iterdir() if f.name not in (first, last)]
             _move(folder, path.parent, [first, *parts, last])
         return Export(path, kind, size, difference)
 
     def to_hub(self, path: Path) -> Export:
-        """A folder that timm loads, new or in place of one that was exported before."""
+        """Write a folder that timm loads, new or in place of an earlier export."""
         check_hub(path)
         with _beside(path, self._bytes) as folder:
             difference = self._checked("hub", folder)
@@ -74,7 +74,7 @@ class Exporter:
         return Export(path, "hub", size, difference)
 
     def _checked(self, kind: str, path: Path) -> Difference:
-        """Write, load and compare."""
+        """Write, reload and compare."""
         try:
             if kind == "hub":
                 write_hub(self._model, self._about, path)
@@ -87,7 +87,7 @@ class Exporter:
             raise
         except DiffersError as error:
             reason = str(error)
-        except Exception as error:  # exporters and their operators fail in all ways there are
+        except Exception as error:  # exporters and their operators raise many kinds of errors
             if disk_error(error, path) is not None:
                 raise
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
@@ -98,7 +98,7 @@ class Exporter:
 
 
 def card_of(path: Path) -> Path:
-    """Where the card of an exported file lies."""
+    """The path of an exported file's card."""
     return path.with_name(f"{path.name}.md")
 
 
@@ -117,7 +117,7 @@ def check_file(path: Path, kind: str) -> None:
 
 
 def check_hub(path: Path) -> None:
-    """InputError if no folder for timm can be made at this path."""
+    """InputError if a folder for timm cannot be made at this path."""
     if not path.parent.is_dir():
         raise InputError(f"--hub {path}: there is no folder {path.parent}")
     if path.exists() and not path.is_dir():
@@ -128,9 +128,9 @@ def check_hub(path: Path) -> None:
 
 @contextmanager
 def _beside(path: Path, needed: int) -> Iterator[Path]:
-    """A hidden folder on the same disk, gone afterwards. InputError if it cannot be written.
+    """A temporary hidden folder on the same disk. InputError if it cannot be written.
 
-    DiskError if the disk is full or read-only; `needed`: bytes that are to be written.
+    DiskError if the disk is full or read-only; `needed`: bytes to be written.
     """
     folder = part_of(path.absolute())
     try:
@@ -146,8 +146,8 @@ def _beside(path: Path, needed: int) -> Iterator[Path]:
 
 
 def _move(source: Path, target: Path, names: list[str]) -> None:
-    """Files, down to the disk, in this order; all with the mode of the first."""
-    mode = (source / names[0]).stat().st_mode  # safetensors writes files for their owner alone
+    """Sync and move files in this order; all get the mode of the first."""
+    mode = (source / names[0]).stat().st_mode  # safetensors' is for the owner alone
     for name in names:
         (source / name).chmod(mode)
         with open(source / name, "rb") as file:

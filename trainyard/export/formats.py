@@ -1,4 +1,4 @@
-"""The files that a model can be exported to: how each is written, and loaded again."""
+"""Export formats: writing and reloading of each."""
 
 import io
 import json
@@ -18,14 +18,14 @@ from trainyard.export.description import INPUT, OUTPUT, Description
 _NEEDS_ONNX = "ONNX needs further packages: pip install 'trainyard[onnx]'"
 _BATCH = {0: torch.export.Dim("batch")}  # an axis of any length
 METADATA = "trainyard.json"
-"""The name under which a .pt2 file has the metadata."""
+"""Name of the metadata in a .pt2 file."""
 
 
 class Format(NamedTuple):
     write: Callable[[nn.Module, Description, Path], None]
     load: Callable[[Description, Path], Exported]
     check: Callable[[], None] = lambda: None
-    """InputError where what it takes is not installed."""
+    """Raises InputError if a needed package is not installed."""
 
 
 # --- safetensors: the weights, for timm ---
@@ -34,7 +34,7 @@ class Format(NamedTuple):
 def _write_safetensors(model: nn.Module, about: Description, path: Path) -> None:
     from safetensors.torch import save_file
 
-    # Copies: weights that a model has twice share memory, which the format does not take.
+    # Clones: shared weights share memory, which the format rejects.
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     save_file(weights, path, metadata={"format": "pt", **about.metadata()})
 
@@ -55,7 +55,7 @@ def _load_safetensors(about: Description, path: Path) -> Exported:
 
 def _write_pt2(model: nn.Module, about: Description, path: Path) -> None:
     program = torch.export.export(model, (_example(about),), dynamic_shapes=(_BATCH,))
-    packed = io.BytesIO()  # torch ends the whole process when it cannot write to a file
+    packed = io.BytesIO()  # torch aborts the process if it cannot write to a file
     torch.export.save(program, packed, extra_files={METADATA: json.dumps(about.metadata())})
     path.write_bytes(packed.getbuffer())
 
@@ -106,7 +106,7 @@ def _load_onnx(about: Description, path: Path) -> Exported:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Of operators of other packages that are not installed it tells in its log."""
+    """Hides warnings about operators of packages that are not installed."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -117,7 +117,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _example(about: Description) -> Tensor:
-    """Two images: of one, the exporter takes the batch to be always one."""
+    """Two images: with one, the exporter would fix the batch size at 1."""
     return torch.zeros(2, 3, about.image_size, about.image_size)
 
 

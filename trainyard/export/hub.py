@@ -1,4 +1,4 @@
-"""A folder in the layout of timm's hub, that timm.create_model("local-dir:…") loads."""
+"""A folder in the layout of timm's hub, for timm.create_model("local-dir:…")."""
 
 import json
 from pathlib import Path
@@ -12,11 +12,11 @@ from trainyard.export.formats import FORMATS
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 MARK = "trainyard"
-"""A key of config.json that other programs pass over, and by which a folder is known to be ours."""
+"""A key of config.json that marks exports of Trainyard; other programs ignore it."""
 
 
 def write_hub(model: nn.Module, about: Description, folder: Path) -> None:
-    """Weights and configuration, without the card."""
+    """Write weights and configuration, without the card."""
     FORMATS["safetensors"].write(model, about, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps(_config(model, about), indent=2) + "\n")
 
@@ -29,7 +29,7 @@ def load_hub(folder: Path) -> Exported:
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether a folder is one that was exported."""
+    """True if a folder is an export of Trainyard."""
     try:
         config = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError):
@@ -38,7 +38,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def _config(model: Any, about: Description) -> dict[str, Any]:
-    """As timm 1.0.31 reads it (timm/models/_hub.py), and versions before it."""
+    """The configuration for timm 1.0.31 (timm/models/_hub.py) and earlier versions."""
     known, count = model.pretrained_cfg, len(about.classes)
     kept = {key: known.get(key) for key in ("first_conv", "classifier", "fixed_input_size")}
     config = {

@@ -1,9 +1,8 @@
-"""What runs on each host of `trainyard launch ssh`: it starts the ranks there, and ends with them.
+"""The process on each host of `trainyard launch ssh` that starts the host's ranks.
 
-Orders come by stdin, a JSON object per line: {"do": "ping"}, {"do": "signal", "number": 15}, …;
-events go by stdout: {"is": "line", "rank": 0, …}, {"is": "answer", "value": …}, {"is": "pong"}.
-When stdin ends, or nothing has come for some seconds, the launcher is gone: the ranks save, and
-end.
+Orders arrive on stdin, one JSON object per line: {"do": "ping"}, {"do": "signal", "number": 15}, …
+Events leave on stdout: {"is": "line", "rank": 0, …}, {"is": "answer", "value": …}, {"is": "pong"}.
+The launcher is gone if stdin ends or is silent for some seconds; the ranks then save and end.
 """
 
 import json
@@ -25,7 +24,7 @@ from trainyard.launch.ranks import Ranks, Share
 from trainyard.launch.readiness import installed
 
 SILENCE_S = 10
-"""So long without a word, and the launcher is gone."""
+"""Silence on stdin after which the launcher counts as gone."""
 PING_S = 2
 _ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # the host is going down
 _COUNT_DEVICES = "import torch; print(torch.cuda.device_count())"
@@ -35,7 +34,7 @@ Order = dict[str, Any]
 
 class Agent:
     def __init__(self, put: Callable[[Order], None]) -> None:
-        """`put` sends an event, by any thread, and does not wait."""
+        """`put` sends an event. It is called from any thread and must not block."""
         self._put = put
         self._ranks: Ranks | None = None
         self._doorbell: Doorbell | None = None
@@ -59,7 +58,7 @@ class Agent:
                 self._answer(lambda: reached(**where))
 
     def _answer(self, work: Callable[[], Any]) -> None:
-        """By a thread: pings are answered meanwhile."""
+        """Answer from a thread, so that pings are answered meanwhile."""
 
         def run() -> None:
             self._put({"is": "answer", "value": work()})
@@ -87,14 +86,14 @@ class Agent:
             self._doorbell = None
 
     def close(self) -> None:
-        """Nothing stays behind."""
+        """Stop listening and stop all ranks."""
         self._close_doorbell()
         if self._ranks is not None:
             self._ranks.stop(GRACE_S)
 
 
 def _num_devices() -> int:
-    """Of CUDA; by a process of its own, as torch takes long to load, and much memory."""
+    """Number of CUDA devices. Counted in a subprocess: torch loads slowly and takes much memory."""
     done = subprocess.run(
         [sys.executable, "-c", _COUNT_DEVICES], capture_output=True, text=True, check=False
     )
@@ -102,7 +101,7 @@ def _num_devices() -> int:
 
 
 def _orders() -> Iterator[Order]:
-    """Until stdin ends, or is silent for too long."""
+    """Yields orders until stdin ends or is silent for SILENCE_S."""
     rest = b""
     while select.select([0], [], [], SILENCE_S)[0]:
         data = os.read(0, 2**16)
@@ -113,8 +112,8 @@ def _orders() -> Iterator[Order]:
 
 
 def _write(outbox: "queue.SimpleQueue[Order]") -> None:
-    """By a thread of its own: while the launcher does not read, others must go on."""
-    with suppress(OSError):  # it is gone; stdin ends too
+    """Run in its own thread, so that a launcher that does not read blocks no other thread."""
+    with suppress(OSError):  # the launcher is gone; stdin ends too
         while True:
             os.write(1, json.dumps(outbox.get()).encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""Waiting for what hosts answer, while no ranks run."""
+"""Collecting answers of hosts while no ranks run."""
 
 import queue
 import time
@@ -13,9 +13,9 @@ _LOOK_S = 0.2
 def answers(
     events: Events, names: Collection[str], wait_s: float, show: Callable[[int], None]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Of these hosts, and why others are gone or have given none within so long.
+    """The answers by host, and for each other host why there is none, after at most `wait_s`.
 
-    `show` is told how many are done. Stopped if a signal comes.
+    `show` is called with the number of hosts done. Raises Stopped if a signal arrives.
     """
     found: dict[str, Any] = {}
     gone: dict[str, str] = {}
@@ -32,20 +32,20 @@ def answers(
 
 
 def pause(events: Events, seconds: float) -> None:
-    """Stopped if a signal comes."""
+    """Sleep. Raises Stopped if a signal arrives."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         _next(events, left)
 
 
 def forget(events: Events) -> None:
-    """What hosts told before they were closed. Stopped if a signal has come."""
+    """Drop events of hosts that are now closed. Raises Stopped if a signal has arrived."""
     while not events.empty():
         _next(events, 0)
 
 
 def _next(events: Events, seconds: float) -> object:
-    """The next event within so long."""
+    """The next event, or None after `seconds`. Raises Stopped at a signal."""
     try:
         event = events.get(timeout=seconds)
     except queue.Empty:

@@ -1,16 +1,16 @@
-"""All ranks of a run on several hosts, supervised from one place: what ssh and Ray have in common.
+"""Supervision of all ranks of a run on several hosts, shared by the ssh and Ray launchers.
 
-A launcher brings a `Cluster`: its hosts, where they meet, and how to get one back that is gone.
-What happens on a host is told through `events.put`, by any thread: `Line`, `End`, `Gone` (see
-events.py). While a cluster waits for something itself it takes events too (see answers.py).
+A launcher supplies a `Cluster`: its hosts, their meeting point, and a way to get a lost host back.
+Hosts report through `events.put`, from any thread: `Line`, `End`, `Gone` (see events.py). A cluster
+that waits takes events from the same queue (see answers.py).
 
     events = Events()
     with passing_signals(events):                       # in the main thread
-        cluster = ...                                   # whose hosts put events
+        cluster = ...                                   # its hosts put events
         return supervise(cluster, events, Policy(restarts=3), show=printer.line, say=say)
 
-An attempt is one start of all ranks, until the last has ended. When one fails, or a host is gone,
-the others have a moment to notice by themselves, then SIGTERM, time to save, and SIGKILL.
+An attempt is one start of all ranks, until the last has ended. If a rank fails or a host is lost,
+the other ranks have NOTICE_S to notice by themselves, then get SIGTERM, time to save, and SIGKILL.
 """
 
 import queue
@@ -34,21 +34,21 @@ from trainyard.launch.ends import (
 from trainyard.launch.events import End, Event, Events, Gone, Line, Signal, stopped_by
 from trainyard.launch.ranks import Share
 
-_KILL_S = 10  # for a killed process to be gone
+_KILL_S = 10  # seconds until a killed process must be gone
 _PASSED_ON = ("GLOO_", "NCCL_", "OMP_", "TORCH_", "TRAINYARD_")
 
 
 class Host(Protocol):
-    """A machine, as a launcher reaches it. Its methods do not wait, nor fail if it is gone."""
+    """One machine. Its methods neither block nor fail if the machine is gone."""
 
     def start(self, share: Share) -> None: ...
 
     def signal(self, number: int) -> None:
-        """Send it to every rank there that runs."""
+        """Send a signal to every running rank there."""
 
 
 class HostsGone(TrainyardError):
-    """Hosts are no longer reached: why, by name."""
+    """Hosts are lost: the reason by name."""
 
     def __init__(self, gone: Mapping[str, str]) -> None:
         super().__init__("; ".join(f"host {name} is gone: {why}" for name, why in gone.items()))
@@ -56,43 +56,43 @@ class HostsGone(TrainyardError):
 
 
 class Cluster(Protocol):
-    """Hosts that take part."""
+    """The hosts of a run."""
 
     @property
     def hosts(self) -> Mapping[str, Host]:
-        """In the order of ranks."""
+        """By name, in the order of ranks."""
 
     def shares(self) -> dict[str, Share]:
-        """What each host is to start: with a new meeting point. HostsGone if one does not answer.
+        """The share of each host, with a new meeting point. HostsGone if a host does not answer.
 
         Called before each attempt.
         """
 
     def leave_out(self, gone: Mapping[str, str]) -> None:
-        """Go on without these."""
+        """Continue without these hosts."""
 
     def bring_back(self, gone: Mapping[str, str]) -> None:
-        """Have these again. HostsGone, or another error, if that fails."""
+        """Get these hosts back. Raises HostsGone, or another error, if that fails."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """When to start again."""
+    """Limits of restarts."""
 
     restarts: int = 0
-    """After failures; hosts that are left out, and requests to be requeued, do not count."""
+    """Restarts allowed after failures. Excluded hosts and requeues do not count."""
     min_hosts: int | None = None
-    """Go on at once with those that are left, while they are so many."""
+    """Continue at once without lost hosts, as long as this many are left."""
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How an attempt came out."""
+    """Result of an attempt."""
 
     code: int
     cause: str = ""
     gone: Mapping[str, str] = field(default_factory=dict)
-    """Hosts, and why."""
+    """Lost hosts, with the reason."""
 
     @property
     def is_last(self) -> bool:
@@ -100,7 +100,7 @@ class Ending:
 
 
 def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a launcher that its ranks on other hosts are to have too."""
+    """The launcher's environment variables that ranks on other hosts get too."""
     return {name: text for name, text in environment.items() if name.startswith(_PASSED_ON)}
 
 
@@ -112,11 +112,11 @@ def supervise(
     show: Callable[[str, Line], None],
     say: Callable[[str], None],
 ) -> int:
-    """Start all ranks, and again after failures as the policy has it; the exit code of the run.
+    """Start all ranks, and restart after failures as the policy allows. Returns the exit code.
 
-    `show` is told what ranks write, and on which host; `say` at once which host is gone, and what
-    is done about a failure.
-    TrainyardError, with the first cause, if a rank was killed or a host is gone for good.
+    `show` receives each line of a rank with its host. `say` receives messages about lost hosts and
+    restarts, as they happen.
+    TrainyardError, with the first cause, if a rank was killed or a host is lost for good.
     """
     restarts = 0
     while True:
@@ -143,7 +143,7 @@ def supervise(
 
 
 def _give_up(ending: Ending) -> int:
-    """Those that end by themselves have said why, and hosts that are gone have been told of."""
+    """Returns the code of ranks that ended by themselves, as they have logged why; else raises."""
     if ending.code > 0 and not ending.gone:
         return ending.code
     error = TrainyardError("giving up: no restarts are left" if ending.gone else ending.cause)
@@ -172,7 +172,7 @@ class Attempt:
         }
         self._ends: dict[int, int] = {}
         self._gone: dict[str, str] = {}
-        self._wanted: int | None = None  # a signal that this process got
+        self._wanted: int | None = None  # the last signal that this process received
         self._urging: Iterator[float] = iter(())
         self._next_urge: float | None = None
 
@@ -196,7 +196,7 @@ class Attempt:
         ]
 
     def _next_event(self) -> Event | None:
-        """None once it is time to urge the ranks to end."""
+        """The next event, or None when the next step of `_urges` is due."""
         left = None if self._next_urge is None else self._next_urge - time.monotonic()
         try:
             return self._events.get(timeout=left if left is None else max(left, 0))
@@ -224,18 +224,18 @@ class Attempt:
     def _pass_on(self, line: Line) -> None:
         try:
             self._show(self._host_of[line.rank], line)
-        except OSError:  # nobody reads it any more, by `| head` say: as a terminal that is closed
+        except OSError:  # the reader of stdout is gone (`| head`): like a closed terminal
             self._events.put(Signal(signal.SIGHUP))
 
     def _await_gone(self) -> None:
-        """The host of a rank that was killed, or told to end, may be going down."""
+        """Wait for `Gone`: a rank that was killed or stopped may be on a host that goes down."""
         deadline = time.monotonic() + NOTICE_S
         while (left := deadline - time.monotonic()) > 0 and not self._gone:
             with suppress(queue.Empty):
                 self._take(self._events.get(timeout=left))
 
     def _expect_end(self, *, quietly: bool = False) -> None:
-        """From now on the ranks that are left have so long to end; `quietly`: they know."""
+        """Start the countdown for the remaining ranks; `quietly`: they know and get no SIGTERM."""
         if self._next_urge is None:
             self._urging = self._urges(quietly=quietly)
             self._urge()
@@ -245,7 +245,7 @@ class Attempt:
         self._next_urge = None if wait_s is None else time.monotonic() + wait_s
 
     def _urges(self, *, quietly: bool) -> Iterator[float]:
-        """Seconds to wait, and what to do then."""
+        """Yields seconds to wait; the code after each yield acts once they are over."""
         if not quietly:
             yield NOTICE_S
             self._tell(signal.SIGTERM)

@@ -1,40 +1,39 @@
-"""How a rank ended, and whether to start again."""
+"""Exit codes of ranks: the first cause of an end, and whether to restart."""
 
 import signal
 
 from trainyard.errors import DivergedError, InputError, PeerError, Requeued, Stopped
 
 GRACE_S = 300
-"""For ranks to save a checkpoint after a signal, or after another has died, before they are killed.
-"""
+"""Seconds for ranks to save a checkpoint, after a signal or a lost rank, before they are killed."""
 NOTICE_S = 2
-"""For ranks to notice by themselves that one is gone: they do, and then have more to say."""
+"""Seconds for ranks to notice a lost rank by themselves: their own message says more."""
 REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-"""What ranks take for: save, and end with 75."""
+"""Signals after which ranks save and end with 75."""
 
 SHARED_ENDS = frozenset((0, Stopped.exit_code, Requeued.exit_code))
-"""Exit codes of all ranks, or of none."""
+"""Exit codes with which either all ranks end or none."""
 
-# Exit codes after which it is of no use to start again, or not wanted.
+# Exit codes after which a restart cannot help or is not wanted.
 _LAST = (
     *(0, InputError.exit_code, DivergedError.exit_code, Stopped.exit_code, Requeued.exit_code),
     *(-signal.SIGTERM, -signal.SIGINT),
 )
 _ASKED = (Requeued.exit_code, Stopped.exit_code)
-# Those of ranks that end because another did: by its loss, and by a launcher's signal.
+# Exit codes of ranks that end because another did: it was lost, or a launcher sent a signal.
 _FOLLOW = (PeerError.exit_code, -signal.SIGTERM)
 
 
 def is_last(code: int) -> bool:
-    """Whether not to start again after a rank's exit code, or minus the signal that killed it."""
+    """True if `code` rules out a restart. `code`: exit code, or minus the number of a signal."""
     return code in _LAST
 
 
 def first_cause(ends: dict[int, int]) -> tuple[int, int]:
-    """The rank that ended it for all, and how: its exit code, or minus the signal that killed it.
+    """The rank that ended the run, and its exit code, or minus the signal that killed it.
 
-    A stop comes after a failure: it may be a launcher's, for ranks that were left. Ranks that
-    failed because another did come last.
+    A failure takes precedence over a stop: the launcher may have stopped the remaining ranks. Ranks
+    that failed because another one did come last.
     """
     order = (*_ASKED, 0, *_FOLLOW)
 
@@ -54,5 +53,5 @@ def described(rank: int, code: int) -> str:
 
 
 def shell_code(code: int) -> int:
-    """An exit code as a shell has it."""
+    """The exit code as a shell reports it: 128 + number for a signal."""
     return 128 - code if code < 0 else code

@@ -1,4 +1,4 @@
-"""What a launcher hears of its hosts and ranks, and by signals, in one queue."""
+"""Events of hosts, ranks and signals, in one queue of a launcher."""
 
 import queue
 import signal
@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *REQUEUE_SIGNALS)
 
 @dataclass(frozen=True)
 class Line:
-    """That a rank wrote."""
+    """A line of output of a rank."""
 
     rank: int
     text: str
@@ -28,12 +28,12 @@ class Line:
 class End:
     rank: int
     code: int
-    """Its exit code, or minus the signal that killed it."""
+    """Exit code, or minus the signal that killed the rank."""
 
 
 @dataclass(frozen=True)
 class Gone:
-    """A host that is no longer reached, whatever has become of its ranks."""
+    """A host that is no longer reached; its ranks may or may not run."""
 
     host: str
     why: str
@@ -41,14 +41,14 @@ class Gone:
 
 @dataclass(frozen=True)
 class Signal:
-    """That this process got."""
+    """A signal that this process received."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A host's, to what a launcher asked it outside of attempts."""
+    """A host's answer to a question that the launcher asked outside of attempts."""
 
     host: str
     value: Any
@@ -59,7 +59,7 @@ Events = queue.SimpleQueue[Event]
 
 
 def event_of(message: Any, host: str) -> Event | None:
-    """What the agent of a host tells (see agent.py); None if it is about the agent alone."""
+    """The event in an agent's message (see agent.py); None if it concerns the agent alone."""
     match message:
         case {"is": "line", "rank": rank, "text": text, "is_error": is_error}:
             return Line(rank, text, is_error)
@@ -72,7 +72,7 @@ def event_of(message: Any, host: str) -> Event | None:
 
 @contextmanager
 def passing_signals(events: Events) -> Iterator[None]:
-    """Inside, signals that end a run are events, in place of what they do else."""
+    """Inside, signals that end a run become events instead of their usual effect."""
 
     def note(number: int, frame: FrameType | None) -> None:
         events.put(Signal(number))
@@ -82,6 +82,6 @@ def passing_signals(events: Events) -> Iterator[None]:
 
 
 def stopped_by(number: int) -> Stopped:
-    """The error to end with after a signal, where there are no ranks to tell."""
+    """The error that ends the launcher after a signal while no ranks run."""
     kind = Requeued if number in REQUEUE_SIGNALS else Stopped
     return kind(f"stopped by {signal.Signals(number).name}")

@@ -1,4 +1,4 @@
-"""Hosts as a user gives them: a,b:4,user@c, or a file with one a line."""
+"""Host lists as a user writes them: a,b:4,user@c, or a file with one host per line."""
 
 import os
 import re
@@ -14,20 +14,20 @@ _SLOTS = re.compile(r"slots=(?P<slots>[0-9]+)")
 @dataclass(frozen=True)
 class GivenHost:
     target: str
-    """What ssh is given: user@name, or a name of its configuration."""
+    """ssh destination: user@name, or a name from the ssh configuration."""
     slots: int | None = None
-    """How many ranks, if the user has said so."""
+    """Number of ranks, if given."""
 
     @property
     def name(self) -> str:
-        """Without the user."""
+        """The host without the user."""
         return self.target.rpartition("@")[2]
 
 
 def read_hosts(given: str) -> list[GivenHost]:
-    """InputError, with the line of a file, for what is no host, or stands twice."""
+    """InputError, with the line of a file, for an invalid or repeated host."""
     path = Path(given)
-    if os.path.isfile(given):  # many hosts are too long for a Path's name
+    if os.path.isfile(given):  # a long host list exceeds the length limit of a Path's name
         lines = path.read_text().splitlines()
         entries = [(f"{path}, line {number}", line) for number, line in enumerate(lines, 1)]
     elif "/" in given:
@@ -64,7 +64,7 @@ def _host(where: str, entry: str) -> GivenHost:
 
 
 def _target(name: str) -> tuple[str, str | None]:
-    """An address of IPv6 stands in brackets if a number of ranks follows."""
+    """Split off the number of ranks. An IPv6 address needs brackets if a number follows."""
     user, at, host = name.rpartition("@")
     bracketed = _BRACKETS.fullmatch(host)
     if bracketed:

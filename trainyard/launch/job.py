@@ -1,4 +1,4 @@
-"""What a launcher starts, wherever it does."""
+"""The command that a launcher starts on every rank."""
 
 import sys
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Job:
-    """A command of Trainyard's that every rank runs, and where."""
+    """A Trainyard command that every rank runs, with its run directory and interpreter."""
 
     arguments: tuple[str, ...]
-    """After `trainyard`: "train", the recipe, "--run", …"""
+    """Words after `trainyard`: "train", the recipe, "--run", …"""
     run: Path
     """The run directory, relative to the working directory if the user gave it so."""
     python: str = sys.executable
-    """The interpreter, which is to have Trainyard, on every host."""
+    """The interpreter, which must have Trainyard on every host."""
 
     @property
     def name(self) -> str:

@@ -1,8 +1,8 @@
-"""Pods on Kubernetes: what Kubeflow's operators take, as documents, and those as text.
+"""Manifests for Kubeflow's operators, as documents and as YAML text.
 
-Both operators start as many pods as there are nodes, tell each its place, and go by the exit code
-of `trainyard launch pod` (see pod.py): a pod that was told to end comes back, without limit; one
-that failed as often as it may ends the job.
+Both operators start one pod per node, tell each pod its place, and act on the exit code of
+`trainyard launch pod` (see pod.py): a preempted pod (143) comes back, without limit; a pod that
+has used up its restarts ends the job.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,9 +13,9 @@ from trainyard.launch.job import Job
 from trainyard.launch.pod import FAILED, PREEMPTED
 
 GROUP_ID = 1000
-"""Of the user in the image; volumes are made writable for it."""
+"""Group of the user in the image; volumes are made writable for it."""
 START_S = 1800
-"""For all pods to be there: one that has moved first waits for a node, then fetches its image."""
+"""Seconds for all pods to arrive: a moved pod waits for a node, then fetches its image."""
 _OWN_END_S = 30  # for the launcher in a pod to end, after its ranks
 _RECIPES = "/etc/trainyard"
 _TRAINER = "trainer.kubeflow.org"
@@ -25,7 +25,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """What each pod of a job gets."""
+    """Contents of each pod of a job."""
 
     image: str
     nodes: int
@@ -34,7 +34,7 @@ class Pods:
     cpu: str | None = None
     memory: str | None = None
     volumes: Mapping[str, str]
-    """Where each claim is mounted."""
+    """Mount path of each claim."""
     node_selector: Mapping[str, str]
     service_account: str | None = None
     grace_s: int
@@ -42,25 +42,25 @@ class Pods:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is asked of an operator."""
+    """A request to an operator."""
 
     name: str
     namespace: str | None
     job: Job
     recipe: str | None
-    """The text of a recipe that does not come with Trainyard."""
+    """Text of a recipe that does not come with Trainyard."""
     pods: Pods
     restarts: int
 
 
 def documents(manifest: Manifest, kind: str) -> list[Document]:
-    """What to give to the cluster, `kind` being one of KINDS."""
+    """The documents to apply to the cluster; `kind` is a key of KINDS."""
     recipe = [] if manifest.recipe is None else [_recipe_of(manifest, manifest.recipe)]
     return recipe + KINDS[kind](manifest)
 
 
 def text_of(documents: list[Document]) -> str:
-    """As YAML, with long texts as they are."""
+    """The documents as YAML, with multi-line texts as blocks."""
     import yaml
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
@@ -71,19 +71,19 @@ def text_of(documents: list[Document]) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
     Dumper.add_representer(str, dump_text)
-    # Each place where a part stands is to read like the others, not refer to them.
+    # Repeated parts are written out instead of referred to.
     Dumper.ignore_aliases = lambda self, data: True
     return "---\n".join(yaml.dump(part, Dumper=Dumper, sort_keys=False) for part in documents)
 
 
 def recipe_path(name: str) -> str:
-    """Where a recipe that does not come with Trainyard lies in the pods."""
+    """Path in the pods of a recipe that does not come with Trainyard."""
     return f"{_RECIPES}/{name}.toml"
 
 
 def _trainer(manifest: Manifest) -> list[Document]:
-    """Of Trainer a runtime of the job's own: the cluster's cannot say which exit codes are final,
-    and counts a pod that was moved as one that failed.
+    """A TrainJob with a runtime of its own. The cluster's runtimes cannot tell which exit codes are
+    final, and count a moved pod as a failed one.
     """
     pods = manifest.pods
     container = {"name": "node", **_container(manifest)}
@@ -120,7 +120,7 @@ def _trainer(manifest: Manifest) -> list[Document]:
 
 
 def _rules() -> list[Document]:
-    """By which a Job judges pods that failed; those that no rule is about count up to its limit."""
+    """Rules by which a Job judges failed pods; a pod that matches none counts towards its limit."""
     return [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
@@ -129,7 +129,7 @@ def _rules() -> list[Document]:
 
 
 def _training_operator(manifest: Manifest) -> list[Document]:
-    """Of the Training Operator: exit codes from 128 on bring a pod back, others end the job."""
+    """A PyTorchJob. Exit codes from 128 on bring a pod back, other failures end the job."""
     pods = manifest.pods
     container: Document = {"name": "pytorch", "image": pods.image, "command": _command(manifest)}
     container |= _container(manifest)
@@ -154,10 +154,10 @@ KINDS: Mapping[str, Callable[[Manifest], list[Document]]] = {
     "trainjob": _trainer,
     "pytorchjob": _training_operator,
 }
-"""By what kind of object a job is asked for."""
+"""Documents by the kind of object."""
 
 
-# --- what both have in common ---
+# --- common to both ---
 
 
 def _document(version: str, kind: str, manifest: Manifest) -> Document:
@@ -199,20 +199,20 @@ def _pod(manifest: Manifest, container: Document) -> Document:
     ]
     if manifest.recipe is not None:
         volumes.append({"name": "recipe", "configMap": {"name": manifest.name}})
-    if pods.gpus:  # NCCL's, which the 64 MB of a container do not last
+    if pods.gpus:  # for NCCL: the 64 MB of a container are not enough
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
     spec: Document = {"terminationGracePeriodSeconds": pods.grace_s + _OWN_END_S}
     if pods.service_account is not None:
         spec["serviceAccountName"] = pods.service_account
     if pods.node_selector:
         spec["nodeSelector"] = dict(pods.node_selector)
-    # Of a data set's volume not every file is to be looked at in every start.
+    # Avoids a visit to every file of a data set's volume at every start.
     spec["securityContext"] = {"fsGroup": GROUP_ID, "fsGroupChangePolicy": "OnRootMismatch"}
     return spec | {"containers": [container], "volumes": volumes}
 
 
 def _resources(pods: Pods) -> Document:
-    """Of the processor no limit, by which the loader's threads would be held up."""
+    """Requests and limits. The CPU has no limit, since it would throttle the loader's threads."""
     limits = {"memory": pods.memory} if pods.memory else {}
     requests = limits | ({"cpu": pods.cpu} if pods.cpu else {})
     if pods.gpus:

@@ -1,4 +1,4 @@
-"""Several ranks on this machine, through torchrun's own elastic agent."""
+"""Several ranks on this machine, through torchrun's elastic agent."""
 
 import logging
 import os
@@ -22,19 +22,19 @@ _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
 def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], None]) -> int:
-    """Run a job as `ranks` processes; the exit code of the first that failed.
+    """Run a job as `ranks` processes. Returns the exit code of the first that failed.
 
-    After a failure that need not come again all ranks are started again, up to `restarts` times,
-    and `say` is told. Signals that end a run are passed on to the ranks, which save a checkpoint
+    After a failure that may not recur, all ranks are restarted, up to `restarts` times, with a
+    message to `say`. Signals that end a run are passed on to the ranks, which save a checkpoint
     first.
     """
-    # The agent hands this process's stop to the ranks and waits for them this long.
+    # The agent passes a stop of this process on to the ranks and waits this long for them.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 
-    # As long, when a rank has died, for the others; torch has 30 s and no option for it.
+    # The same limit for the other ranks when one has died; torch has 30 s and no option for it.
     PContext.close.__defaults__ = (None, GRACE_S)
-    # Under nohup one is ignored, and is to stay so; torch's agent would take it.
+    # nohup ignores SIGHUP; it must stay ignored, and torch's agent would handle it.
     signals = [
         name for name in _SIGNALS if signal.getsignal(signal.Signals[name]) != signal.SIG_IGN
     ]
@@ -49,7 +49,7 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], No
     except SignalException as error:
         return Requeued.exit_code if error.sigval in REQUEUE_SIGNALS else Stopped.exit_code
     finally:
-        del os.environ[LAUNCHER]  # of the ranks, not of what this process does later
+        del os.environ[LAUNCHER]  # for the ranks alone, not for later work of this process
     if code < 0:
         killed = TrainyardError(described(rank, code))
         killed.exit_code = shell_code(code)
@@ -58,11 +58,11 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], No
 
 
 def _run(job: Job, ranks: int, signals: Sequence[str]) -> tuple[int, int]:
-    """The rank that ended it, and how: its exit code, or minus the signal that killed it."""
+    """The rank that ended the run, and its exit code, or minus the signal that killed it."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # The ranks say what went wrong: the agent's own tables would bury it.
+    # The ranks print what went wrong: the agent's tables would bury it.
     for name in ("agent.server.api", "multiprocessing.api", "agent.server.local_elastic_agent"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
     config = LaunchConfig(
@@ -72,7 +72,7 @@ def _run(job: Job, ranks: int, signals: Sequence[str]) -> tuple[int, int]:
         run_id="trainyard",
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
-        max_restarts=0,  # the agent's own would come after a mistake of the user's too
+        max_restarts=0,  # the agent's own restarts would also follow a mistake of the user
         monitor_interval=0.1,
         signals_to_handle=",".join(signals),
     )
@@ -86,7 +86,7 @@ def _run(job: Job, ranks: int, signals: Sequence[str]) -> tuple[int, int]:
 
 @contextmanager
 def _handlers_kept(names: Sequence[str]) -> Iterator[None]:
-    """The agent leaves its own in place, which would take what is meant for this process later."""
+    """Restores signal handlers: the agent leaves its own, which would catch later signals."""
     before = {name: signal.getsignal(signal.Signals[name]) for name in names}
     try:
         yield

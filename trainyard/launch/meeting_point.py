@@ -1,4 +1,4 @@
-"""Where ranks can meet: an address of the first host that all others have reached, and a port."""
+"""The meeting point of ranks: a port and an address of the first host that all others reach."""
 
 import socket
 import threading
@@ -15,7 +15,7 @@ _TOKEN_BYTES = 16
 
 
 class Doorbell:
-    """Listens at a free port of this host, and answers who rings with a token."""
+    """Listens at a free port of this host and sends a token to each connection."""
 
     def __init__(self) -> None:
         self._token = token_hex(_TOKEN_BYTES // 2).encode()
@@ -23,16 +23,16 @@ class Doorbell:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def as_found(self, names: Sequence[str], towards: Sequence[str]) -> dict[str, Any]:
-        """Port, token, and the names and addresses by which others may reach it, best first.
+        """Port, token, and the names and addresses by which others may reach this host, best first.
 
-        `names` are what the launcher knows; `towards` are addresses of the others.
+        `names` are known to the launcher; `towards` are addresses of the others.
         """
         port = self._socket.getsockname()[1]
         found = [*names, *_own_addresses(towards), socket.gethostname()]
         return {"port": port, "token": self._token.decode(), "names": list(dict.fromkeys(found))}
 
     def _listen(self) -> None:
-        with suppress(OSError):  # it was closed
+        with suppress(OSError):  # the socket was closed
             while True:
                 connection, _ = self._socket.accept()
                 with connection, suppress(OSError):
@@ -40,19 +40,19 @@ class Doorbell:
 
     def close(self) -> None:
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # accept returns
+            self._socket.shutdown(socket.SHUT_RDWR)  # makes accept return
         self._socket.close()
 
 
 def free_port() -> int:
-    """Of this host, at this moment."""
+    """A port of this host that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def _own_addresses(towards: Sequence[str]) -> list[str]:
-    """Of this host, on the way to others."""
+    """Addresses of this host on its way to others."""
     found = []
     for address in towards:
         with suppress(OSError):
@@ -61,7 +61,7 @@ def _own_addresses(towards: Sequence[str]) -> list[str]:
 
 
 def reached(names: Sequence[str], port: int, token: str) -> dict[str, Any]:
-    """Which of these addresses lead to the doorbell with the token, and why the others do not."""
+    """The addresses that lead to the doorbell with the token, and why the others do not."""
 
     def ring(name: str) -> tuple[str, str]:
         try:

@@ -1,8 +1,8 @@
-"""OpenMPI's mpirun as a launcher: it starts the ranks, on one host or several, and ends them.
+"""OpenMPI's mpirun as a launcher: it starts and ends the ranks, on one host or several.
 
-After a rank has ended with another code than 0, mpirun ends the others: it waits, sends SIGTERM,
-waits again, and sends SIGKILL. In the first wait they notice, and save. It does the same when it
-gets a SIGTERM itself, but passes SIGUSR1 and SIGUSR2 on, after which the ranks may take their time.
+After a rank has ended with a code other than 0, mpirun ends the others: it waits, sends SIGTERM,
+waits again, and sends SIGKILL. In the first wait the ranks notice and save. A SIGTERM to mpirun has
+the same effect, but mpirun passes SIGUSR1 and SIGUSR2 on, and then sets the ranks no time limit.
 """
 
 import os
@@ -21,38 +21,38 @@ from trainyard.launch.signals import handling
 from trainyard.parent import signal_without_parent
 
 _WAIT_S = 5
-"""Each of the two waits. They are not cut short when all ranks have ended."""
-_IMPATIENT_S = 1.0  # a terminal's Ctrl-C and that of a launcher around us may both come
+"""Length of each of the two waits. They are not cut short when all ranks have ended."""
+_IMPATIENT_S = 1.0  # a Ctrl-C of the terminal and one of an outer launcher may both arrive
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MpiOptions:
     hosts: Mapping[str, int]
-    """How many ranks each is to have, in order."""
+    """Number of ranks of each host, in order."""
     mpirun: str = "mpirun"
     extra: Sequence[str] = ()
-    """More words for mpirun."""
+    """Further arguments of mpirun."""
     is_root: bool = False
     passed_on: Sequence[str] = ()
-    """Names of variables that ranks on other hosts are to have too."""
+    """Names of variables that ranks on other hosts get too."""
 
 
 def variables(options: MpiOptions) -> dict[str, str]:
-    """For mpirun's environment, where they are asked for only if the user has not said other."""
+    """Defaults for mpirun's environment; the user's own variables take precedence."""
     settings = {"OMPI_MCA_odls_base_sigkill_timeout": str(_WAIT_S)}
     if list(options.hosts) == ["localhost"]:
-        settings["OMPI_MCA_oob_tcp_if_include"] = "lo"  # it listens where the network comes in
+        settings["OMPI_MCA_oob_tcp_if_include"] = "lo"  # it listens on network interfaces otherwise
     return settings
 
 
 def command_line(job: Job, options: MpiOptions, port: int) -> list[str]:
-    """What starts all ranks, which meet at a port of the first host."""
+    """The command that starts all ranks, which meet at a port of the first host."""
     first = next(iter(options.hosts)) if len(options.hosts) > 1 else "127.0.0.1"
     words = [options.mpirun, *(["--allow-run-as-root"] if options.is_root else [])]
     words += ["--host", ",".join(f"{host}:{count}" for host, count in options.hosts.items())]
     words += ["-np", str(sum(options.hosts.values()))]
-    words += ["--bind-to", "none"]  # or each rank, with all its threads, gets a single core
+    words += ["--bind-to", "none"]  # otherwise each rank, with all its threads, gets a single core
     told = [f"MASTER_ADDR={first}", f"MASTER_PORT={port}", *options.passed_on]
     words += [word for variable in told for word in ("-x", variable)]
     return [*words, *options.extra, *job.command]
@@ -66,10 +66,10 @@ def launch_mpi(
     free_port: Callable[[], int],
     say: Callable[[str], None],
 ) -> int:
-    """Run a job; mpirun's exit code, which is that of the first rank that failed.
+    """Run a job. Returns mpirun's exit code, which is that of the first rank that failed.
 
-    After a failure that need not come again all ranks are started again, up to `restarts` times,
-    and `say` is told. Signals that end a run have the ranks save first.
+    After a failure that may not recur, all ranks are restarted, up to `restarts` times, with a
+    message to `say`. Signals that end a run make the ranks save first.
     """
     environment = variables(options) | os.environ
     for again in range(restarts + 1):
@@ -86,7 +86,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # it would take a Ctrl-C for SIGTERM
+            start_new_session=True,  # mpirun treats a Ctrl-C as SIGTERM
             preexec_fn=_end_with_us,
         )
     except FileNotFoundError:
@@ -104,15 +104,15 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
 
 
 def _end_with_us() -> None:
-    """If this launcher is killed, mpirun has its ranks save and end."""
+    """Have the kernel signal mpirun if this launcher is killed: its ranks then save and end."""
     signal_without_parent(signal.SIGUSR1)
 
 
 @contextmanager
 def _passing_signals(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
-    """Inside, signals that end a run have the ranks save, and are listed.
+    """Inside, signals that end a run make the ranks save, and are appended to the list.
 
-    Another one, after a moment, has mpirun end the ranks whether or not they have saved.
+    A second one, after a moment, makes mpirun end the ranks whether or not they have saved.
     """
     got: list[int] = []
     began = 0.0

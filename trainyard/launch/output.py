@@ -1,4 +1,4 @@
-"""What ranks on several hosts write, each line with its host and rank."""
+"""Output of ranks on several hosts, each line with its host and rank."""
 
 import io
 import os
@@ -8,33 +8,33 @@ from typing import TextIO
 
 from trainyard.launch.events import Line
 
-_COLOURS = (36, 33, 35, 32, 34, 31)  # of the text of a terminal: cyan, yellow, magenta, …
+_COLOURS = (36, 33, 35, 32, 34, 31)  # text colours of a terminal: cyan, yellow, magenta, …
 
 
 def take_any_text() -> None:
-    """Have our stdout, in Latin-1 say, put a ? for what it cannot write."""
+    """Make stdout write a ? for characters that its encoding lacks, Latin-1 for instance."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
 
 class Printer:
-    """Passes lines on: those of stdout to ours, those of stderr to ours."""
+    """Prints lines of ranks: their stdout to this stdout, their stderr to this stderr."""
 
     def __init__(self, hosts: Sequence[str], *, as_they_are: bool = False) -> None:
-        """`as_they_are`: what ranks write to stdout is for a program to read."""
+        """`as_they_are`: no prefix on stdout, since a program reads it."""
         self._number = {host: number for number, host in enumerate(hosts)}
         self._as_they_are = as_they_are
         take_any_text()
 
     def line(self, host: str, line: Line) -> None:
-        """OSError, once, if nobody reads it any more."""
+        """Print a line. OSError, once, if the reader is gone."""
         stream = sys.stderr if line.is_error else sys.stdout
         bare = self._as_they_are and not line.is_error
         try:
             stream.write(f"{'' if bare else self._prefix(host, line.rank, stream)}{line.text}\n")
             stream.flush()
         except OSError:
-            with open(os.devnull, "w") as nowhere:  # or what is left fails again, at the end
+            with open(os.devnull, "w") as nowhere:  # buffered text would fail again at exit
                 os.dup2(nowhere.fileno(), stream.fileno())
             raise
 

@@ -1,12 +1,12 @@
-"""The ranks of one pod, and an exit code that tells an operator what to do about the pod.
+"""The ranks of one pod, and an exit code that tells an operator what to do with the pod.
 
-torchrun would end with 1 whatever its ranks end with, and an operator could not tell a pod that is
-to come back from one that is not to:
+torchrun ends with 1 for every failure of its ranks, so an operator could not tell a pod that must
+come back from one that must not:
 
 0      the run is over
 1      failed as often as was allowed, or stopped by hand: the job is over
-2, 3   a mistake in what was given; diverged: the job is over
-143    told to end (SIGTERM), as when its node is drained: the pod is to come back, and goes on
+2, 3   a mistake in the input; diverged: the job is over
+143    told to end (SIGTERM), as when its node is drained: the pod comes back, and resumes
 """
 
 import os
@@ -39,14 +39,14 @@ _LOOK_S = 0.1
 
 @dataclass(frozen=True)
 class Place:
-    """Of a pod among those of its job."""
+    """A pod's place among those of its job."""
 
     node: int
     num_nodes: int
     ranks: int
-    """Of each pod."""
+    """Ranks per pod."""
     address: str
-    """Of the first pod, where the ranks meet."""
+    """Address of the first pod, where the ranks meet."""
     port: int
 
     def share(self, job: Job) -> Share:
@@ -62,7 +62,7 @@ class Place:
         )
 
 
-# As both operators name it; for torchrun, of whose options these are the variables.
+# Set by both operators for torchrun: the variables stand for its options.
 _NAMES = {
     "node": "PET_NODE_RANK",
     "num_nodes": "PET_NNODES",
@@ -73,10 +73,10 @@ _NAMES = {
 
 
 def place_in(env: Mapping[str, str]) -> Place:
-    """InputError if the environment is not that of a pod of an operator's."""
+    """The pod's place. InputError if the environment is not that of an operator's pod."""
     texts = {}
     for field, name in _NAMES.items():
-        # The first operators had the address by this name alone.
+        # Early operators set the address under this name alone.
         text = env.get(name, env.get(name.removeprefix("PET_")))
         if text is None:
             raise InputError(
@@ -99,14 +99,14 @@ def launch_pod(
     on_line: OnLine,
     say: Callable[[str], None],
 ) -> int:
-    """Run this pod's ranks until the run is over, or the pod is to end; the exit code for it.
+    """Run this pod's ranks until the run is over or the pod must end. Returns the pod's exit code.
 
-    After a failure they are started again, up to `restarts` times, as those of all pods are: they
-    wait for each other. When another pod is to end, all ranks save, and those of this pod wait for
-    it to come back: that does not count. `on_line` is given what the ranks write.
+    After a failure the ranks of all pods restart, up to `restarts` times; they wait for each other.
+    When another pod is told to end, all ranks save, and those of this pod restart and wait for it;
+    that does not count. `on_line` receives the output of the ranks.
     """
     for name in _NAMES.values():
-        os.environ.pop(name, None)  # the ranks are told by other names
+        os.environ.pop(name, None)  # ranks use other variables
     failures, notice = 0, _Notice()
     with handling((signal.SIGTERM,), notice.come):
         while True:
@@ -126,7 +126,7 @@ def launch_pod(
 
 
 class _Notice:
-    """That this pod is to end."""
+    """Records that this pod must end."""
 
     has_come = False
 
@@ -135,7 +135,7 @@ class _Notice:
 
 
 def _run(share: Share, notice: _Notice, grace_s: float, on_line: OnLine) -> tuple[int, int]:
-    """The rank that ended it, and how: its exit code, or minus the signal that killed it."""
+    """The rank that ended the run, and its exit code, or minus the signal that killed it."""
     ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
     ranks = Ranks(share, on_line=on_line, on_end=lambda rank, code: ended.put((rank, code)))
     ends: dict[int, int] = {}
@@ -156,7 +156,7 @@ def _run(share: Share, notice: _Notice, grace_s: float, on_line: OnLine) -> tupl
 
 
 def _urges(ends: dict[int, int], notice: _Notice, grace_s: float) -> list[tuple[float, int]]:
-    """When to send which signal to the ranks that are left."""
+    """Times and signals for the remaining ranks."""
     now = time.monotonic()
     if notice.has_come:
         return [(now, REQUEUE_SIGNALS[0]), (now + grace_s, signal.SIGKILL)]
@@ -167,7 +167,7 @@ def _urges(ends: dict[int, int], notice: _Notice, grace_s: float) -> list[tuple[
 
 
 def _reap() -> None:
-    """What ranks have left behind is a child of a container's first process, which this may be."""
+    """Reap orphans of the ranks: this process may be a container's first, their new parent."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

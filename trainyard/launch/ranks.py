@@ -1,4 +1,4 @@
-"""The ranks of one host as processes, for launchers that have an agent on every host.
+"""The ranks of one host as processes, for launchers with an agent on every host.
 
     shares = shares_of(job.command, {"a": 4, "b": 4}, address="10.0.0.1", port=29500)
     ranks = Ranks(shares["b"], on_line=print_line, on_end=note_end)     # on host b
@@ -19,33 +19,33 @@ from typing import IO
 
 from trainyard.parent import LAUNCHER
 
-_READ_S = 10  # for what a rank wrote to be read; what has left its session may hold it open
+_READ_S = 10  # to read a rank's last output; a process that left its session may hold the pipe open
 
 OnLine = Callable[[int, str, bool], None]
-"""Called with a rank, a line that it wrote without its end, and whether to its stderr."""
+"""Called with a rank, a line without its end, and True if the rank wrote it to stderr."""
 OnEnd = Callable[[int, int], None]
 """Called with a rank and its exit code, or minus the signal that killed it."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one host is to start of a world, and where its ranks meet the others."""
+    """The ranks that one host starts, and the meeting point of all ranks."""
 
     command: Sequence[str]
     first: int
-    """The rank of the first process here; the others follow."""
+    """Rank of the first process here; the others follow."""
     count: int
     size: int
-    """Of the world."""
+    """World size."""
     node: int
     num_nodes: int
     address: str
     port: int
     variables: Mapping[str, str] = field(default_factory=dict)
-    """More for the environment of every rank."""
+    """Further variables for the environment of every rank."""
 
     def environment(self, local_rank: int) -> dict[str, str]:
-        """What a rank's environment is to have besides that of this process."""
+        """A rank's variables on top of the environment of this process."""
         place = {
             "RANK": self.first + local_rank,
             "WORLD_SIZE": self.size,
@@ -57,9 +57,9 @@ class Share:
             "MASTER_PORT": self.port,
         }
         texts = {name: str(value) for name, value in place.items()}
-        # They write to a pipe, whatever a notebook says.
+        # The output is a pipe, even if a notebook has forced colours.
         usual = {"PYTHONUNBUFFERED": "1", "FORCE_COLOR": ""}
-        if self.count > 1:  # as torchrun has it: each of several ranks would take all cores
+        if self.count > 1:  # like torchrun: otherwise each of several ranks takes all cores
             usual["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
         return {**usual, **self.variables, **texts}
 
@@ -72,7 +72,7 @@ def shares_of(
     port: int,
     variables: Mapping[str, str] | None = None,
 ) -> dict[str, Share]:
-    """Each host's share, given how many ranks each is to have; ranks go through hosts in order."""
+    """The share of each host. `counts`: ranks by host; ranks are numbered host by host."""
     size, first = sum(counts.values()), 0
     variables = {**(variables or {}), "TRAINYARD_HOSTS": ",".join(counts)}
     shares = {}
@@ -87,16 +87,16 @@ def shares_of(
 class Ranks:
     """The processes of a share, each in a session of its own.
 
-    They save and end if this process is killed, or the thread that made this object ends: make it
-    in one that lasts as long as they do. `on_line` and `on_end` are called by other threads, for
-    each rank in order: its lines, then its end, when nothing is left of its session.
+    They save and end if this process is killed or the thread that made this object ends, so that
+    thread must outlive them. `on_line` and `on_end` are called from other threads: for each rank
+    its lines in order, then its end, after its whole session has ended.
     """
 
     def __init__(self, share: Share, *, on_line: OnLine, on_end: OnEnd) -> None:
-        """OSError if the command cannot be started; then no process is left of those before."""
+        """OSError if the command cannot be started; ranks already started are killed."""
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()  # held to signal a process, and to take note of its end
+        self._lock = threading.Lock()  # held to signal a process, and to record its end
         try:
             for local_rank in range(share.count):
                 self._processes[share.first + local_rank] = _start(share, local_rank)
@@ -112,7 +112,7 @@ class Ranks:
 
     @property
     def running(self) -> bool:
-        """Whether a rank, or what is to be told of one, is left."""
+        """True while a rank runs or one of its events is still to be delivered."""
         return any(thread.is_alive() for thread in self._threads)
 
     def signal(self, number: int) -> None:
@@ -123,21 +123,21 @@ class Ranks:
                     os.kill(process.pid, number)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether all have ended, and all has been told, within so long."""
+        """Wait for the end of all ranks and events. True if they ended within `seconds`."""
         deadline = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
             thread.join(None if deadline is None else max(deadline - time.monotonic(), 0))
         return not self.running
 
     def stop(self, grace_s: float) -> None:
-        """SIGTERM; SIGKILL for those that have not ended after the grace. Waits for all."""
+        """Send SIGTERM, then SIGKILL to ranks that are left after `grace_s`. Waits for all."""
         self.signal(signal.SIGTERM)
         if not self.wait(grace_s):
             self.kill()
             self.wait()
 
     def kill(self) -> None:
-        """SIGKILL. Does not wait."""
+        """Send SIGKILL without waiting."""
         self.signal(signal.SIGKILL)
 
     def _follow(
@@ -153,7 +153,8 @@ class Ranks:
         readers = [threading.Thread(target=read, args=each, daemon=True) for each in streams]
         for reader in readers:
             reader.start()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # its number stays its own
+        # WNOWAIT does not reap the process, so its pid is not reused.
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
             _end_session(process)
         for reader in readers:

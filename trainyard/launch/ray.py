@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster: an actor on each starts the ranks there."""
+"""Ranks on a Ray cluster: an actor on each node starts them."""
 
 import os
 import socket
@@ -14,13 +14,13 @@ from trainyard.launch.output import Printer
 from trainyard.launch.ray_cluster import RayOptions, placed
 
 _CONNECT_S = 10
-_STORE_BYTES = 100_000_000  # we keep nothing there; Ray takes no less than 80 MB
+_STORE_BYTES = 100_000_000  # the store stays empty; Ray's minimum is about 80 MB
 
 
 def launch_ray(job: Job, options: RayOptions, policy: Policy, say: Callable[[str], None]) -> int:
-    """Run a job on nodes of Ray; the exit code of the run.
+    """Run a job on nodes of Ray. Returns the exit code of the run.
 
-    InputError if there is no such cluster, or it has less than is asked for.
+    InputError if there is no such cluster, or it has too few resources.
     """
     events = Events()
     with (
@@ -34,9 +34,9 @@ def launch_ray(job: Job, options: RayOptions, policy: Policy, say: Callable[[str
 
 @contextmanager
 def _connected(options: RayOptions) -> Iterator[None]:
-    """To a cluster; one of our own ends at the end."""
+    """Connects to a cluster. A cluster started here is shut down at the end."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
     try:
         import ray
     except ImportError:
@@ -56,14 +56,14 @@ def _connected(options: RayOptions) -> Iterator[None]:
     except (ConnectionError, RuntimeError, ValueError) as error:
         if ray.is_initialized():
             raise
-        first_line = str(error).strip().partition("\n")[0]  # of another version, say
+        first_line = str(error).strip().partition("\n")[0]  # for instance of a version mismatch
         raise InputError(f"Ray at {address}: {first_line}") from None
     finally:
         ray.shutdown()
 
 
 def _check_answer(address: str) -> None:
-    """InputError at once if nothing answers: Ray itself tries for a minute."""
+    """InputError at once if nothing answers; Ray itself tries for a minute."""
     host, colon, port = address.rpartition(":")
     if not colon or "/" in host or not port.isdigit():
         return

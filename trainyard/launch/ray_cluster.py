@@ -1,4 +1,4 @@
-"""The nodes that Ray gives to `trainyard launch ray`."""
+"""The nodes that Ray provides to `trainyard launch ray`."""
 
 import os
 import time
@@ -16,9 +16,9 @@ from trainyard.launch.ranks import Share, shares_of
 from trainyard.launch.ray_node import CONCURRENT, Node, RayHost, why_lost
 from trainyard.launch.readiness import as_text, differences, installed
 
-_ANSWER_S = 60  # for an actor and its agent to start: Python from a slow file system
+_ANSWER_S = 60  # for an actor and its agent to start, with Python on a slow file system
 _LOOK_S = 0.2
-_PATIENCE_S = 2.0  # before it is said what is waited for
+_PATIENCE_S = 2.0  # before the first message about waiting
 
 Say = Callable[[str], None]
 
@@ -26,24 +26,24 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, kw_only=True)
 class RayOptions:
     address: str | None = None
-    """host:port; "local": a cluster of our own, on this machine; None: one that is there, or that.
+    """host:port, or "local" for a new cluster on this machine. None: a running one, else a new one.
     """
     nodes: int = 1
     ranks: int | None = None
-    """On each node; else one for each GPU, or one."""
+    """Ranks per node; by default one per GPU, or one."""
     gpus: int | None = None
-    """Of each node; else, if no number of ranks is given, as many as the nodes have."""
+    """GPUs per node; by default as many as the nodes have, if `ranks` is not given."""
     cpus: int = 1
-    """Of each rank."""
+    """CPUs per rank."""
     wait_s: float = 300
-    """For what others use now to be free, or for a node that is gone to be back."""
+    """Seconds to wait for busy resources, or for a lost node to be back."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """Ray's runtime environment."""
     is_json: bool = False
 
     @property
     def folder(self) -> str | None:
-        """The working directory of ranks, if Ray does not make one."""
+        """Working directory of the ranks; None if Ray makes one."""
         return None if "working_dir" in self.environment else os.getcwd()
 
 
@@ -51,7 +51,7 @@ class RayOptions:
 def placed(
     command: Sequence[str], options: RayOptions, events: Events, say: Say
 ) -> "Iterator[RayCluster]":
-    """As many nodes as asked for, which are given back at the end.
+    """The requested number of nodes, released at the end.
 
     InputError if there are too few, or they lack something.
     """
@@ -69,7 +69,7 @@ def placed(
 
 
 def _bundle(options: RayOptions) -> dict[str, int]:
-    """What is taken of each node. InputError, which says what there is, for more than that."""
+    """Resources to reserve on each node. InputError, which lists what there is, if too few fit."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -99,26 +99,26 @@ def _words(resources: Mapping[str, float]) -> str:
 
 
 class RayCluster:
-    """Nodes with an actor on each."""
+    """Ray nodes with an actor on each."""
 
     def __init__(
         self, command: Sequence[str], options: RayOptions, events: Events, *, say: Say, group: Any
     ) -> None:
         self._command, self._options, self._events = command, options, events
         self._say, self._group = say, group
-        self._taken: dict[int, RayHost] = {}  # by the number of its bundle
+        self._taken: dict[int, RayHost] = {}  # by bundle index
 
     @property
     def hosts(self) -> Mapping[str, Host]:
         return {host.name: host for _, host in sorted(self._taken.items())}
 
     def check(self) -> None:
-        """Have an actor on each node. InputError, with a line for each that is not ready."""
+        """Start an actor on each node. InputError, with a line for each node that is not ready."""
         problems = self._take(range(self._options.nodes))
         if problems:
             raise InputError(as_text(problems, self._options.nodes))
 
-    # --- what `supervise` asks ---
+    # --- called by `supervise` ---
 
     def shares(self) -> dict[str, Share]:
         gone = {host.name: host.gone for host in self._taken.values() if host.gone}
@@ -127,7 +127,7 @@ class RayCluster:
         first = self._taken[min(self._taken)]
         gpus = self._group.bundle_specs[0].get("GPU", 0)
         ranks = self._options.ranks or int(gpus) or 1
-        own = {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}  # they take no GPU that is not theirs
+        own = {} if gpus else {"CUDA_VISIBLE_DEVICES": ""}  # hides GPUs that were not reserved
         return shares_of(
             self._command,
             dict.fromkeys(self.hosts, ranks),
@@ -143,7 +143,7 @@ class RayCluster:
                 del self._taken[number]
 
     def bring_back(self, gone: Mapping[str, str]) -> None:
-        """Or others in their place: waits for them."""
+        """Waits for these nodes or for replacements."""
         numbers = [number for number, host in self._taken.items() if host.name in gone]
         self.leave_out(gone)
         forget(self._events)
@@ -165,7 +165,7 @@ class RayCluster:
     # --- actors ---
 
     def _take(self, numbers: Sequence[int]) -> Mapping[str, str]:
-        """An actor for each of these bundles; problems of those that are not ready."""
+        """Start an actor for each of these bundles. Returns the problems of those not ready."""
         for number, (actor, node) in self._placed(numbers).items():
             address = node["NodeManagerAddress"]
             self._taken[number] = RayHost(actor, _name(node), address, self._events)
@@ -174,7 +174,7 @@ class RayCluster:
         return {**problems, **(differences(facts, installed()) if facts else {})}
 
     def _placed(self, numbers: Sequence[int]) -> dict[int, tuple[Any, dict[str, Any]]]:
-        """For each of these bundles an actor, and what Ray says of its node."""
+        """An actor for each of these bundles, and Ray's record of its node."""
         import ray
         from ray.exceptions import RayError
 
@@ -204,7 +204,7 @@ class RayCluster:
         return kind.remote(self._options.folder)
 
     def _await(self, calls: list[Any]) -> None:
-        """Until Ray has done these. Stopped if a signal comes."""
+        """Wait until Ray has finished these calls. Raises Stopped if a signal arrives."""
         import ray
         from ray.util import placement_group_table
 
@@ -222,7 +222,7 @@ class RayCluster:
 
 
 def _name(node: Mapping[str, Any]) -> str:
-    """Its host's; its address if several nodes have that."""
+    """The node's host name; its address if several nodes share that name."""
     import ray
 
     host = str(node["NodeManagerHostname"])

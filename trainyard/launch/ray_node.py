@@ -1,7 +1,7 @@
-"""An actor of Ray's on each node, which runs an agent there, and how the launcher speaks to it.
+"""A Ray actor for each node, which runs an agent there, and the launcher's handle of it.
 
-The agent is a process of its own, so that its ranks are none of the actor's children: Ray kills
-those without a word when it ends an actor.
+The agent is a process of its own, so that its ranks are not children of the actor: Ray kills an
+actor's children without warning when it ends the actor.
 """
 
 import json
@@ -25,7 +25,7 @@ from trainyard.launch.meeting_point import free_port
 from trainyard.launch.ranks import Share
 
 CONCURRENT = 4
-"""Calls of a Node at a time: one waits for events."""
+"""Concurrent calls of a Node: one of them waits for events."""
 _CAUSES = (
     ("its node has died", "its node has died"),
     ("its worker process has died", "its actor was killed"),
@@ -35,10 +35,10 @@ _ERROR = re.compile(r"\s*\w*Error: ")
 
 
 class Node:
-    """The actor: passes orders on to the agent, and what it tells back."""
+    """The actor: passes orders to the agent and its events back."""
 
     def __init__(self, folder: str | None) -> None:
-        """`folder`: the working directory; else that which Ray has made."""
+        """`folder`: the working directory; None keeps the one that Ray made."""
         if folder is not None:
             os.chdir(folder)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT, and children inherit it
@@ -53,7 +53,7 @@ class Node:
             threading.Thread(target=work, daemon=True).start()
 
     def node(self) -> str:
-        """Its number in Ray's table."""
+        """Ray's id of this node."""
         import ray
 
         return str(ray.get_runtime_context().get_node_id())
@@ -62,7 +62,7 @@ class Node:
         return free_port()
 
     def order(self, order: dict[str, Any]) -> None:
-        if order["do"] == "start":  # by the Python that Ray has here
+        if order["do"] == "start":  # runs Ray's Python on this node
             order["share"]["command"] = (sys.executable, *order["share"]["command"][1:])
         assert self._agent.stdin
         with self._lock, suppress(OSError):
@@ -70,7 +70,7 @@ class Node:
             self._agent.stdin.flush()
 
     def told(self) -> list[dict[str, Any]]:
-        """What the agent has told since; waits for something. Empty once the agent has ended."""
+        """The agent's next messages; waits for at least one. Empty once the agent has ended."""
         messages = [self._told.get()]
         while not self._told.empty():
             messages.append(self._told.get())
@@ -89,9 +89,9 @@ class Node:
 
 
 class RayHost:
-    """A node, by its actor: what it tells becomes events.
+    """A node through its actor: messages of the agent become events.
 
-    The first is an Answer, what is installed there. If it is lost, the last is Gone.
+    The first event is an Answer with the installed versions. If the node is lost, the last is Gone.
     """
 
     def __init__(self, actor: Any, name: str, address: str, events: Events) -> None:
@@ -116,7 +116,7 @@ class RayHost:
             raise HostsGone({self.name: why_lost(error)}) from None
 
     def close(self) -> None:
-        """The actor ends; ranks that are left save, and end too."""
+        """End the actor; its remaining ranks save and end too."""
         import ray
 
         self._is_closed = True
@@ -145,7 +145,7 @@ class RayHost:
 
 
 def why_lost(error: Exception) -> str:
-    """In few words what Ray says, with many, of an actor that is lost or could not begin."""
+    """A short form of Ray's long message about an actor that is lost or could not start."""
     text = str(error)
     known = (short for words, short in _CAUSES if words in text)
     errors = [line for line in text.splitlines() if _ERROR.match(line)]

@@ -1,4 +1,4 @@
-"""Whether hosts are ready: what is installed there, as all ranks must have it alike."""
+"""Checks that hosts are ready: all ranks need the same code and torch."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def installed() -> dict[str, str]:
-    """Versions and a checksum of Trainyard's own code; imports none of it."""
+    """Versions of trainyard and torch, and a checksum of Trainyard's code; imports neither."""
     return {"trainyard": version("trainyard"), "torch": version("torch"), "code": checksum()}
 
 
@@ -21,7 +21,7 @@ def version(package: str) -> str:
 
 
 def checksum() -> str:
-    """Of all modules and recipes."""
+    """Digest of all modules and recipes, 12 hex digits."""
     digest = hashlib.sha256()
     files = (path for path in _PACKAGE.rglob("*") if path.suffix in (".py", ".toml"))
     for path in sorted(files):
@@ -31,7 +31,7 @@ def checksum() -> str:
 
 
 def differences(facts: Mapping[str, Mapping[str, str]], here: Mapping[str, str]) -> dict[str, str]:
-    """What hosts have that do not have the same code as this one, and torch as the first."""
+    """Problems by host: code that differs from this host's, torch that differs from the first's."""
     first, torch = next((host, each["torch"]) for host, each in facts.items())
     problems = {}
     for host, each in facts.items():
@@ -51,7 +51,7 @@ def differences(facts: Mapping[str, Mapping[str, str]], here: Mapping[str, str])
 
 
 def as_text(problems: Mapping[str, str], total: int) -> str:
-    """One line each."""
+    """The problems, one line per host."""
     lines = [f"host {host}: {problem}" for host, problem in problems.items()]
     if total == 1:
         return lines[0]

@@ -1,4 +1,4 @@
-"""Signals to a launcher, for as long as it has something to end."""
+"""Signal handlers that a launcher installs for a while."""
 
 import signal
 from collections.abc import Callable, Iterable, Iterator
@@ -11,9 +11,9 @@ from typing import Any
 def handling(
     numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
 ) -> Iterator[None]:
-    """Inside, these signals are handled, in place of what they do else.
+    """Inside, `handler` handles these signals; afterwards the previous handlers are back.
 
-    A SIGHUP that is ignored stays so: that is what nohup is for.
+    An ignored SIGHUP stays ignored, as nohup wants it.
     """
     before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
     if before.get(signal.SIGHUP) == signal.SIG_IGN:

@@ -1,4 +1,4 @@
-"""Several nodes, through Slurm: the text of a batch job, as sbatch takes it."""
+"""Several nodes through Slurm: the text of a batch job for sbatch."""
 
 import shlex
 import signal
@@ -13,7 +13,7 @@ from trainyard.launch.job import Job
 SIGNAL = REQUEUE_SIGNALS[0].name.removeprefix("SIG")
 _FINAL = (0, InputError.exit_code, DivergedError.exit_code)
 _STOPPED = (Stopped.exit_code, shell_code(-signal.SIGTERM))
-# As a rank ends that was told before it had begun, too.
+# The signals themselves too: a rank that gets one before it has started dies by it.
 _REQUEUED = (Requeued.exit_code, *(shell_code(-number) for number in REQUEUE_SIGNALS))
 _BREAK = " \\\n        "
 _SEED = "$SLURM_ARRAY_TASK_ID"  # an array's indices are the seeds
@@ -21,27 +21,27 @@ _SEED = "$SLURM_ARRAY_TASK_ID"  # an array's indices are the seeds
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """What is asked of Slurm."""
+    """Resources to request from Slurm."""
 
     nodes: str = "1"
-    """How many, or from how many to how many: "1-4"."""
+    """A number, or a range: "1-4"."""
     gpus: int = 0
-    """Of each node; a rank for each of them."""
+    """GPUs per node, with one rank each."""
     ranks: int = 0
-    """In all, where there are no GPUs."""
+    """Ranks in all, without GPUs."""
     cpus: int | None = None
-    """For each rank."""
+    """CPUs per rank."""
     wishes: tuple[tuple[str, str], ...] = ()
-    """Options of sbatch that are handed on as they are: ("time", "72:00:00")."""
+    """Options passed to sbatch unchanged: ("time", "72:00:00")."""
     mail: str | None = None
     extra: tuple[str, ...] = ()
-    """Further lines, as "#SBATCH --exclusive", or without the #SBATCH."""
+    """Further lines, with or without the #SBATCH: "#SBATCH --exclusive"."""
     grace: int = 120
-    """Seconds before the time limit at which the ranks are told to save."""
+    """Seconds before the time limit at which the ranks get the signal to save."""
 
 
 def options_of(allocation: Allocation) -> dict[str, str]:
-    """Options of sbatch, and their values, that say where and for how long."""
+    """sbatch options and values for resources, time and mail."""
     options = {"nodes": allocation.nodes}
     if allocation.gpus:
         options |= {"ntasks-per-node": f"{allocation.gpus}", "gpus-per-node": f"{allocation.gpus}"}
@@ -56,7 +56,7 @@ def options_of(allocation: Allocation) -> dict[str, str]:
 
 
 def runs_of(run: Path, seeds: Sequence[int]) -> list[Path]:
-    """The run directories: one, or one for each seed."""
+    """The run directories: one, or one per seed."""
     return [Path(f"{run}-seed{seed}") for seed in seeds] or [run]
 
 
@@ -71,9 +71,9 @@ def script(
 ) -> str:
     """The text for sbatch.
 
-    `folder`: where it runs; `setup`: lines of shell before the ranks start, modules say; `seeds`:
-    an array of jobs, one for each. What the job does after each way that ranks can end stands in
-    the text itself.
+    `folder`: working directory; `setup`: shell lines before the ranks start, to load modules for
+    instance; `seeds`: makes an array with one job per seed. The text itself documents how the job
+    reacts to each exit code of the ranks.
     """
     options = {"job-name": job.name, "chdir": str(folder), **options_of(allocation)}
     if seeds:
@@ -101,7 +101,7 @@ def script(
 
 
 def _srun(job: Job, cpus: int | None, *, has_seeds: bool) -> str:
-    """The command that starts the ranks, each of its options on a line of its own."""
+    """The command that starts the ranks, with each option on its own line."""
     options = ["--kill-on-bad-exit=0", f"--wait={GRACE_S}"]
     options += [f"--cpus-per-task={cpus}"] if cpus else []
     arguments = [_quoted(word) for word in job.arguments]

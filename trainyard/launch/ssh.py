@@ -1,4 +1,4 @@
-"""Several hosts through ssh."""
+"""A run on several hosts through ssh."""
 
 import shlex
 import subprocess
@@ -17,13 +17,13 @@ from trainyard.launch.ssh_remote import Login
 
 _NOT_COPIED = ("--filter=:- .gitignore", "--exclude=.git")
 
-_NO_RSYNC = (127, 12)  # rsync's exit codes where its like does not answer
+_NO_RSYNC = (127, 12)  # exit codes if the remote rsync does not answer
 
 
 def launch_ssh(job: Job, options: SshOptions, policy: Policy, say: Callable[[str], None]) -> int:
-    """Run a job on several hosts; the exit code of the run.
+    """Run a job on several hosts. Returns the exit code of the run.
 
-    InputError, with a line for each, if hosts are not ready; then nothing was started.
+    InputError, with a line per host, if hosts are not ready; then nothing was started.
     """
     events = Events()
     with passing_signals(events), connected(job.command, options, events) as cluster:
@@ -33,7 +33,7 @@ def launch_ssh(job: Job, options: SshOptions, policy: Policy, say: Callable[[str
 
 
 def sync(hosts: Sequence[GivenHost], login: Login) -> None:
-    """Copy the working directory to all hosts, but for .git and what .gitignore names.
+    """Copy the working directory to all hosts, except .git and files that .gitignore names.
 
     Nothing is deleted there. InputError, with a line for each host where it failed.
     """
@@ -45,7 +45,7 @@ def sync(hosts: Sequence[GivenHost], login: Login) -> None:
 
 
 def _copy(host: GivenHost, login: Login) -> str | None:
-    """Why it failed."""
+    """Copy to one host. Returns the reason of a failure, else None."""
     user, at, name = host.target.rpartition("@")
     target = f"{user}{at}[{name}]" if ":" in name else host.target
     there = f"mkdir -p {shlex.quote(login.folder)} && rsync"

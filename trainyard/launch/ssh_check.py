@@ -1,4 +1,4 @@
-"""What is wrong with a host, in one line that says what to do."""
+"""Problems of a host in one line that says what to do."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _NO_MODULE = re.compile(r"No module named '?trainyard|Error while finding module
 
 
 def why_not(code: int, said: Sequence[str], *, folder: str, python: str) -> str:
-    """Why no agent runs there: by the exit code of ssh, and what it wrote to stderr."""
+    """The reason why no agent runs there, from ssh's exit code and stderr lines."""
     last = said[-1].strip() if said else ""
     if code == NO_FOLDER:
         return f"there is no directory {folder} there: name it by --folder, or copy this by --sync"
@@ -38,7 +38,7 @@ def why_not(code: int, said: Sequence[str], *, folder: str, python: str) -> str:
 
 
 def why_gone(code: int, said: Sequence[str]) -> str:
-    """Why a connection has ended that was in use."""
+    """The reason why an established connection ended."""
     last = said[-1].strip() if said else "connection closed"
     if code == _SSH_FAILED:
         return last

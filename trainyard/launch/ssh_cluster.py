@@ -1,4 +1,4 @@
-"""The hosts of `trainyard launch ssh`: checked before anything starts, and where ranks meet."""
+"""The hosts of `trainyard launch ssh`: checks before the start, and the meeting point of ranks."""
 
 import os
 import threading
@@ -22,7 +22,7 @@ from trainyard.launch.readiness import as_text, differences, installed
 from trainyard.launch.ssh_remote import Login, Remote
 from trainyard.monitor.progress import counter
 
-_ANSWER_S = 120  # for an agent to start, or to count its GPUs: Python from a slow file system
+_ANSWER_S = 120  # for an agent to start, or to count its GPUs, with Python on a slow file system
 _RETRY_S = 1.0
 
 
@@ -31,12 +31,12 @@ class SshOptions:
     hosts: Sequence[GivenHost]
     login: Login
     ranks: int | None = None
-    """On each host that has no number of its own; else one for each GPU, or one."""
+    """Ranks per host without a number of its own; by default one per GPU, or one."""
     gpus: int | None = None
-    """On each host, of which it is to have as many."""
+    """GPUs that each host must have."""
     master_addr: str | None = None
     wait_s: float = 300
-    """For a host that is gone to come back."""
+    """Seconds to wait for a lost host to come back."""
     is_json: bool = False
 
 
@@ -44,7 +44,7 @@ class SshOptions:
 def connected(
     command: Sequence[str], options: SshOptions, events: Events
 ) -> "Iterator[SshCluster]":
-    """Whose agents end at the end."""
+    """An SshCluster whose agents end at the end."""
     cluster = SshCluster(command, options, events)
     ended = threading.Event()
 
@@ -80,7 +80,7 @@ class SshCluster:
     # --- before anything starts ---
 
     def check(self) -> None:
-        """Have an agent on each host. InputError, with a line for each that is not ready."""
+        """Start an agent on each host. InputError, with a line for each host that is not ready."""
         hosts = {host.name: host for host in self._options.hosts}
         found, problems = self._connect(hosts.values())
         facts = {name: found[name] for name in hosts if name in found}
@@ -94,7 +94,7 @@ class SshCluster:
     def _connect(
         self, hosts: Iterable[GivenHost]
     ) -> tuple[dict[str, dict[str, str]], Mapping[str, str]]:
-        """The facts of hosts that have an agent now, and why others have none."""
+        """Start agents. Returns the facts of hosts that have one, and why the others have none."""
         names = []
         for host in hosts:
             self.remotes[host.name] = Remote(host, self._options.login, self._events)
@@ -102,7 +102,7 @@ class SshCluster:
         return self._answers(names, "checking hosts")
 
     def _count(self) -> Mapping[str, str]:
-        """How many ranks each host is to have; problems of those that lack GPUs."""
+        """Set the number of ranks of each host. Returns the problems of hosts that lack GPUs."""
         options = self._options
         given = {host.name: host.slots or options.ranks for host in options.hosts}
         unknown = [name for name, count in given.items() if count is None or options.gpus]
@@ -116,7 +116,7 @@ class SshCluster:
         lacks = {name: f"it has {count} GPUs, not {wanted}" for name, count in few.items()}
         return {**problems, **lacks}
 
-    # --- what `supervise` asks ---
+    # --- called by `supervise` ---
 
     def shares(self) -> dict[str, Share]:
         names = list(self.hosts)
@@ -137,7 +137,7 @@ class SshCluster:
         self.close(gone)
 
     def bring_back(self, gone: Mapping[str, str]) -> None:
-        """Waits for them."""
+        """Waits for these hosts, up to `wait_s`."""
         deadline = time.monotonic() + self._options.wait_s
         hosts = {host.name: host for host in self._options.hosts if host.name in gone}
         while hosts:
@@ -160,10 +160,10 @@ class SshCluster:
     # --- where the ranks meet ---
 
     def _meeting_point(self, names: Sequence[str]) -> tuple[str, int]:
-        """An address of the first host that all others have reached, and a free port there."""
+        """An address of the first host that all others reach, and a free port there."""
         first, *others = names
         is_first = first == self._options.hosts[0].name
-        wanted = self._options.master_addr if is_first else None  # it is that of no other
+        wanted = self._options.master_addr if is_first else None  # it is that host's
         known = [wanted] if wanted else [self.remotes[first].address, first]
         towards = [] if wanted else [self.remotes[name].address for name in others]
         order = {"do": "listen", "names": [n for n in known if n], "towards": towards}
@@ -181,7 +181,7 @@ class SshCluster:
     # --- questions and answers ---
 
     def _sure(self, orders: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-        """Each host's answer. HostsGone if there is none."""
+        """Each host's answer. HostsGone if one is missing."""
         answers, gone = self._ask(orders, "looking for a meeting point")
         if gone:
             raise HostsGone(gone)

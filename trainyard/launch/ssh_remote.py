@@ -1,4 +1,4 @@
-"""A host's agent, through a connection of ssh."""
+"""A host's agent, through an ssh connection."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from trainyard.launch.ranks import Share
 from trainyard.launch.ssh_check import NO_FOLDER, NO_PYTHON, why_gone, why_not
 
 SILENT_S = 8
-"""So long without an answer to a ping, and a host is gone."""
+"""Seconds without an answer to a ping after which a host counts as gone."""
 _CLOSE_S = 5
 _OPTIONS = (
-    "BatchMode=yes",  # a question would never be answered
+    "BatchMode=yes",  # ssh must not prompt
     "ConnectTimeout=10",
     "ServerAliveInterval=2",
     "ServerAliveCountMax=3",
@@ -38,17 +38,17 @@ _SCRIPT = (
 
 @dataclass(frozen=True)
 class Login:
-    """How a host is logged in to, and what is there."""
+    """The ssh command, and the folder and Python on the host."""
 
     ssh: tuple[str, ...]
-    """The command, with options of the user's."""
+    """The ssh command with the user's options."""
     folder: str
-    """The working directory there."""
+    """Working directory on the host."""
     python: str
 
     @property
     def command(self) -> tuple[str, ...]:
-        """Of ssh, before the host."""
+        """The ssh words before the host."""
         return (*self.ssh, "-T", *(word for option in _OPTIONS for word in ("-o", option)))
 
     def agent_of(self, host: GivenHost) -> list[str]:
@@ -58,10 +58,10 @@ class Login:
 
 
 class Remote:
-    """A host whose agent takes orders; what it tells becomes events.
+    """A host's agent; its messages become events.
 
-    Its first event is an Answer: its facts. If it cannot be had, or is lost, the last is Gone, and
-    `gone` says why.
+    The first event is an Answer with the host's facts. If the agent does not start or is lost, the
+    last event is Gone, and `gone` holds the reason.
     """
 
     def __init__(self, host: GivenHost, login: Login, events: Events) -> None:
@@ -77,14 +77,14 @@ class Remote:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for the launcher, which tells the ranks
+                start_new_session=True,  # Ctrl-C is for the launcher, which signals the ranks
             )
         except OSError as error:
             raise InputError(f"{login.ssh[0]} cannot be run here: {error.strerror}") from None
         self._lock = threading.Lock()  # one order at a time
         self._ending = threading.Lock()  # killed or reaped, not both at once
         self._threads = [threading.Thread(target=each) for each in (self._listen, self._note)]
-        for thread in reversed(self._threads):  # the first waits for the other
+        for thread in reversed(self._threads):  # _listen joins _note
             thread.start()
 
     @property
@@ -98,14 +98,14 @@ class Remote:
         self.order({"do": "signal", "number": int(number)})
 
     def order(self, order: dict[str, Any]) -> None:
-        """Does not fail: a host that is gone says so itself."""
+        """Send an order. Does not fail: a lost host puts Gone itself."""
         assert self._process.stdin
         with self._lock, suppress(OSError, ValueError):
             self._process.stdin.write(json.dumps(order).encode() + b"\n")
             self._process.stdin.flush()
 
     def ping(self) -> None:
-        """Ask for a sign of life; one that has given none for too long is given up."""
+        """Send a ping, and kill a connection that has been silent for too long."""
         if not self._is_here:
             return
         if time.monotonic() - self._heard > SILENT_S:
@@ -114,7 +114,7 @@ class Remote:
         self.order({"do": "ping"})
 
     def close(self) -> None:
-        """The agent ends, with its ranks, if any are left; after a while it is not waited for."""
+        """End the agent and its remaining ranks; the connection is killed after _CLOSE_S."""
         self._is_closed = True
         assert self._process.stdin and self._process.stdout and self._process.stderr
         with self._lock, suppress(OSError):
@@ -128,7 +128,7 @@ class Remote:
         self._process.stderr.close()
 
     def _kill(self) -> None:
-        """What ssh has started, a ProxyCommand say, too: it may hold our end of its output."""
+        """Kill ssh and its children: a ProxyCommand, say, may hold the output pipe open."""
         with self._ending:
             kill_group(self._process)
 
@@ -136,15 +136,16 @@ class Remote:
         assert self._process.stdout
         for line in self._process.stdout:
             self._heard = time.monotonic()
-            with suppress(ValueError):  # what a login shell greets with
+            with suppress(ValueError):  # greeting of a login shell
                 self._hear(json.loads(line))
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)  # its number stays its own
+        # WNOWAIT does not reap the process, so its pid is not reused.
+        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         with self._ending:
             kill_group(self._process)
             code = self._process.wait()
         if self._is_closed:
             return
-        self._threads[1].join()  # all that ssh has said
+        self._threads[1].join()  # until all of ssh's stderr is read
         if self._is_here:
             why = self._why or why_gone(code, self._said)
         else:

@@ -1,4 +1,4 @@
-"""Slurm through submitit: what it pickles, and how that is submitted."""
+"""Slurm through submitit: the pickled rank and its submission."""
 
 import os
 import signal
@@ -16,26 +16,26 @@ from trainyard.launch.job import Job
 from trainyard.launch.signals import handling
 from trainyard.launch.slurm import Allocation, options_of, runs_of
 
-_SIGNAL = signal.SIGUSR2  # submitit's own
+_SIGNAL = signal.SIGUSR2  # the signal that submitit handles
 _PASSED_ON = (*REQUEUE_SIGNALS, signal.SIGTERM, signal.SIGINT)
 _REQUEUED = (Requeued.exit_code, *(-number for number in REQUEUE_SIGNALS))
-_NO_LIMIT = 1_000_000  # of requeues
+_NO_LIMIT = 1_000_000  # requeues
 
 
 @dataclass(frozen=True)
 class Training:
-    """A rank, which submitit calls, and calls again after a requeue."""
+    """One rank. Submitit calls it, and again after each requeue."""
 
     command: tuple[str, ...]
 
     def __call__(self) -> int:
-        """The exit code of a run that is done, or was stopped by its user."""
+        """Returns the exit code of a run that is done or was stopped by its user."""
         with subprocess.Popen(self.command) as rank:
 
             def pass_on(number: int, frame: FrameType | None) -> None:
                 rank.send_signal(number)
 
-            # Submitit's own handler would requeue before the checkpoint is there.
+            # Submitit's own handler would requeue before the checkpoint is written.
             with handling(_PASSED_ON, pass_on):
                 code = rank.wait()
         if code in _REQUEUED:
@@ -45,12 +45,12 @@ class Training:
         return code
 
     def checkpoint(self) -> Any:
-        """What to call after the requeue: the same, which goes on from the run directory."""
+        """The call after a requeue: this object again, which resumes from the run directory."""
         return _submitit().helpers.DelayedSubmission(self)
 
 
 def _requeue() -> None:
-    """By the first rank. The others leave without a result: theirs would be taken for the job's."""
+    """Requeue from rank 0. The others leave without a result, which would count as the job's."""
     if _submitit().JobEnvironment().global_rank == 0:
         signal.raise_signal(_SIGNAL)
     sys.exit()
@@ -59,7 +59,7 @@ def _requeue() -> None:
 def submit(
     job: Job, allocation: Allocation, *, setup: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> str:
-    """The id of the job, or of the array of them; TrainyardError if Slurm refuses it."""
+    """The id of the job or of its array. TrainyardError if Slurm refuses it."""
     runs = runs_of(job.run, seeds)
     for run in runs:
         run.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def submit(
 
 
 def _jobs(job: Job, runs: Sequence[Path], seeds: Sequence[int]) -> list[Job]:
-    """One, or one for each seed."""
+    """One job, or one per seed."""
     place = job.arguments.index("--run") + 1
     jobs = []
     for number, run in enumerate(runs):

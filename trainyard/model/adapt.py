@@ -1,4 +1,4 @@
-"""Weights of one model put into another: names converted, sizes resampled, the rest exact."""
+"""Loading of weights into another model: converts names and resamples sizes."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from trainyard.errors import CheckpointError
 from trainyard.model.weights import Source, Weights, without_prefix
 
-# Buffers that a model works out by itself, or that only count: some programs save them, some not.
+# Buffers that a model computes by itself, or counters: some programs save them, some do not.
 _HARMLESS = (
     "num_batches_tracked",
     "relative_position_index",
@@ -23,7 +23,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class Misfits:
-    """How weights differ from a model's: names of weights."""
+    """Names of weights that differ from a model's."""
 
     missing: list[str]
     unexpected: list[str]
@@ -36,12 +36,12 @@ class Misfits:
 def adapt_weights(
     model: nn.Module, source: Source, *, classes: Sequence[str], name: str, prefix: str = ""
 ) -> list[str]:
-    """Give a timm model, `name`, the weights of `source`; returns what was done, as sentences.
+    """Load the weights of `source` into a timm model, `name`. Returns a log, as sentences.
 
     Names of the original programs become timm's. Position embeddings and tables are resampled to
-    the model's grid, the stem to its kernel. The classifier is left out where the source has
-    another number of classes, or others than `classes`. All else must fit exactly, or a
-    CheckpointError lists what does not, and the model stays as it was.
+    the model's grid, the stem to its kernel. The classifier is left out if the source has other
+    classes than `classes`, or another number of them. All else must fit exactly, or a
+    CheckpointError lists the misfits, and the model stays unchanged.
     """
     own = model.state_dict()
     weights, done = without_prefix(source, prefix, set(own))
@@ -79,14 +79,14 @@ def _misfits(own: dict[str, Tensor], weights: Weights) -> Misfits:
 
 
 def _converted(weights: Weights, model: nn.Module, name: str, done: list[str]) -> Weights:
-    """By timm's own conversion of published checkpoints of the model, where it has one."""
+    """Apply timm's own conversion of published checkpoints of the model, if it has one."""
     convert = _conversion(name)
     if convert is None:
         return dict(weights)
     try:
-        with warnings.catch_warnings(action="ignore"):  # of timm's own making
+        with warnings.catch_warnings(action="ignore"):  # from timm itself
             converted = convert(dict(weights), model)
-    except Exception:  # of another model, so that it met names that it does not know
+    except Exception:  # the checkpoint of another model, with names unknown to timm
         return dict(weights)
     renamed = sum(key not in weights for key in converted)
     if renamed:
@@ -97,7 +97,7 @@ def _converted(weights: Weights, model: nn.Module, name: str, done: list[str]) -
 
 
 def _conversion(name: str) -> Callable[[Weights, nn.Module], Weights] | None:
-    """What timm does to a downloaded file before it loads it, which it has no public way to ask."""
+    """timm's conversion of a downloaded checkpoint; timm has no public way to get it."""
     import timm
     from timm.models import _builder
 
@@ -115,7 +115,7 @@ def _conversion(name: str) -> Callable[[Weights, nn.Module], Weights] | None:
 def _resample_stem(
     weights: Weights, model: nn.Module, own: dict[str, Tensor], done: list[str]
 ) -> None:
-    """Bring the first convolution to the model's kernel size (FlexiViT, Beyer et al. 2023)."""
+    """Resample the first convolution to the model's kernel size (FlexiViT, Beyer et al. 2023)."""
     from timm.layers import resample_patch_embed
 
     first: Any = model.pretrained_cfg.get("first_conv")  # type: ignore[union-attr, operator]
@@ -142,7 +142,7 @@ def _tell_sizes(done: list[str], before: Weights, after: Weights) -> None:
 
 
 def _classifier(model: nn.Module) -> list[str]:
-    """Names of the tensors of what makes scores; two layers in models with a distilled token."""
+    """Names of the classifier's tensors; two layers in models with a distillation token."""
     layers: Any = model.get_classifier()  # type: ignore[operator]
     layers = layers if isinstance(layers, (tuple, list, nn.ModuleList)) else (layers,)
     return [
@@ -162,7 +162,7 @@ def _fit_classifier(
     there: list[str] | None,
     here: Sequence[str],
 ) -> None:
-    """Keep the classifier, put its rows into the order of the classes `here`, or leave it out."""
+    """Keep the classifier, sort its rows into the order of the classes `here`, or leave it out."""
     held = [key for key in classifier if key in weights]
     if not classifier:
         return
@@ -185,7 +185,7 @@ def _fit_classifier(
     done.append(f"the classifier begins anew: {reason}")
 
 
-# --- saying what does not fit ---
+# --- messages about misfits ---
 
 
 def _complaint(misfits: Misfits, about: str, own: dict[str, Tensor], weights: Weights) -> str:

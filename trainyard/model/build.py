@@ -1,4 +1,4 @@
-"""A timm model by name, that takes the images it will be given."""
+"""A timm model by name, checked for the image sizes that it will get."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# Options of timm's that a recipe says elsewhere, or that are not for it to say.
+# Options of timm that belong to another recipe key or are not configurable.
 _ELSEWHERE = {
     "num_classes": "the data says it",
     "in_chans": "images have 3 channels",
@@ -26,11 +26,11 @@ _ELSEWHERE = {
     "pretrained": 'say model.checkpoint = "timm"',
     "checkpoint_path": "say model.checkpoint",
 }
-# What makes constructors of a fixed image size take several, in order of preference.
+# Options that make models of a fixed image size accept several, in order of preference.
 _FLEXIBLE: tuple[dict[str, bool], ...] = (
     {"dynamic_img_size": True},
     {"strict_img_size": False},
-    {},  # some take them anyhow
+    {},  # some accept them without an option
 )
 
 _SMALLEST_PATCH = 4  # pixels; strides below are those of convolutions
@@ -79,8 +79,8 @@ def build_model(
 ) -> "nn.Module":
     """The model on the CPU, freshly initialised from torch's random state.
 
-    It takes images of `image_size` pixels, for which its position embeddings are, and of each of
-    `other_sizes`. RecipeError where there is no such model, or none with these options or sizes.
+    It accepts images of `image_size` pixels, the size of its position embeddings, and of each of
+    `other_sizes`. RecipeError if there is no such model, or none with these options or sizes.
     """
     import timm
     import torch
@@ -107,7 +107,7 @@ def build_model(
 def _first_that_takes(
     ways: tuple[dict[str, bool], ...], config: ModelConfig, options: dict[str, Any]
 ) -> "nn.Module":
-    """The model by the first of `ways`, further options, that its constructor knows."""
+    """The model with the first of `ways`, further options, that its constructor accepts."""
     import timm
 
     for way in ways:
@@ -121,9 +121,9 @@ def _first_that_takes(
 
 
 def _check_images(model: "nn.Module", config: ModelConfig, size: int, num_classes: int) -> None:
-    """RecipeError unless the model makes an image of `size` pixels a score per class.
+    """RecipeError unless the model maps an image of `size` pixels to one score per class.
 
-    Tried without data, on torch's meta device; and where that fails with data, to be sure.
+    Tried on torch's meta device; if that fails, also with real data, to be sure.
     """
     import torch
     from torch.func import functional_call
@@ -154,21 +154,21 @@ def _check_images(model: "nn.Module", config: ModelConfig, size: int, num_classe
 
 @contextmanager
 def _whole_patches(model: "nn.Module", config: ModelConfig, size: int) -> "Iterator[None]":
-    """RecipeError if patches do not cover the images of `size` pixels that the block runs.
+    """RecipeError if patches do not cover the images of `size` pixels that run inside.
 
-    timm's transformers leave out what is too little for a patch, without an error. So do strided
-    convolutions of other models, which are made for sizes that do not fit and lose less by it.
+    timm's transformers crop a remainder smaller than a patch, without an error. So do strided
+    convolutions of other models, which are made for such sizes and lose less by it.
     """
     from timm.layers import PatchEmbed
     from torch import nn
 
-    cuts: list[tuple[int, int]] = []  # pixels of a patch, and those that no patch has
+    cuts: list[tuple[int, int]] = []  # pixels of a patch, and pixels outside of all patches
 
     def look(module: nn.Module, inputs: "tuple[torch.Tensor, ...]") -> None:
         side = inputs[0].shape[-1]
         patch, left = _uncovered(module, side)
         if patch >= _SMALLEST_PATCH and left > 0:
-            pixels = round(size / side)  # of what convolutions before it have made smaller
+            pixels = round(size / side)  # earlier convolutions have made the input smaller
             cuts.append((patch * pixels, left * pixels))
 
     about, modules = getattr(model, "pretrained_cfg", {}), [*model.modules()]
@@ -188,7 +188,7 @@ def _whole_patches(model: "nn.Module", config: ModelConfig, size: int) -> "Itera
 
 
 def _uncovered(module: "nn.Module", side: int) -> tuple[int, int]:
-    """The side of a module's patches, and how much of an input's `side` they leave out."""
+    """The side of a module's patches, and the pixels of an input's `side` that they leave out."""
     from timm.layers import PatchEmbed
     from torch import nn
 
@@ -196,7 +196,7 @@ def _uncovered(module: "nn.Module", side: int) -> tuple[int, int]:
         return module.patch_size[-1], 0 if module.dynamic_img_pad else side % module.patch_size[-1]
     assert isinstance(module, nn.Conv2d)
     stride, kernel, padding = module.stride[-1], module.kernel_size[-1], module.padding[-1]
-    if kernel < stride or isinstance(padding, str):  # it samples, as in the attention of mvitv2
+    if kernel < stride or isinstance(padding, str):  # subsampling, as in the attention of mvitv2
         return stride, 0
     return stride, (side + 2 * padding - kernel) % stride - padding
 
@@ -226,7 +226,7 @@ def _check_options(options: dict[str, bool | int | float | str]) -> None:
 
 
 def _unknown_option(error: Exception) -> str | None:
-    """The keyword that a constructor refused, if that is what the error is about."""
+    """The keyword that a constructor rejected; None for other errors."""
     match = re.search(r"unexpected keyword argument '(\w+)'", str(error))
     return match[1] if match and isinstance(error, TypeError) else None
 

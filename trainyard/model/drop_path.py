@@ -1,4 +1,4 @@
-"""Stochastic depth whose rate changes while a model trains."""
+"""Stochastic depth with a rate that changes during training."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from trainyard.errors import RecipeError
 
 
 def drop_path_setter(model: nn.Module, built_with: float) -> Callable[[float], None]:
-    """A function that sets the rate of a model as if it were built with that one.
+    """A function that sets a model's rate as if the model had been built with it.
 
-    `built_with`: the rate (timm's `drop_path_rate`) that it was built with, above 0. Every block
-    keeps its share: in most models it grows with the depth. RecipeError if the model has none.
+    `built_with`: the rate (timm's `drop_path_rate`) of the build, above 0. Every block keeps its
+    share of the rate, which grows with depth in most models. RecipeError if the model has none.
     """
     blocks = [block for block in model.modules() if isinstance(block, DropPath)]
     shares = [block.drop_prob / built_with for block in blocks]

@@ -7,9 +7,9 @@ from torch import nn
 class Ema:
     """average = decay * average + (1 - decay) * weights, buffers too (timm's ModelEmaV3).
 
-    With warm-up the decay after n updates is 1 - n^(-2/3), until it reaches its value. There is
-    no state but the average: the decay follows from the step. An update that was skipped counts:
-    the average then moves on towards weights that have stayed as they were.
+    With warm-up the decay after n updates is 1 - n^(-2/3), until it reaches its value. The average
+    is the only state: the decay follows from the step. A skipped update counts too: the average
+    then moves on towards unchanged weights.
     """
 
     def __init__(self, model: nn.Module, decay: float, *, warmup: bool, cpu: bool) -> None:
@@ -25,9 +25,9 @@ class Ema:
         return averaged
 
     def update(self, step: int) -> None:
-        """After the update of a step, counted from 0. The first one makes the average a copy."""
+        """Call after the update of each step, counted from 0. The first call copies the weights."""
         from torch.distributed.tensor import DTensor
 
-        # Sharded weights and buffers that are whole cannot be averaged in one call.
+        # One call cannot average sharded weights together with buffers that are not sharded.
         self._ema.foreach &= not isinstance(next(self.module.parameters()), DTensor)
         self._ema.update(self._model, step + 1)  # timm counts updates

@@ -1,4 +1,4 @@
-"""How a model is carried out: with activations computed again, compiled. Results stay."""
+"""Execution modes of a model: recomputed activations, compilation. Results do not change."""
 
 from torch import nn
 
@@ -6,7 +6,7 @@ from trainyard.errors import RecipeError
 
 
 def recompute_activations(model: nn.Module, name: str) -> None:
-    """Keep the activations between a timm model's blocks alone, from the next forward pass on."""
+    """Keep only the activations between a timm model's blocks, from the next forward pass on."""
     try:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     except (AttributeError, AssertionError):
@@ -16,15 +16,15 @@ def recompute_activations(model: nn.Module, name: str) -> None:
 
 
 def compile_in_place(model: nn.Module, mode: str) -> None:
-    """Compile a model by torch.compile's `mode`, or leave it as it is if that is "off".
+    """Compile a model with torch.compile's `mode`; "off" does nothing.
 
-    In place, so that the names of its weights stay. A model in DDP is compiled after it was
-    wrapped: in pieces, so that averaging begins before the backward pass ends.
+    In place, so that names of weights stay. A model in DDP must be compiled after it is wrapped:
+    it then compiles in pieces, so that averaging begins before the backward pass ends.
     """
     if mode != "off":
         model.compile(mode=mode)
 
 
 def has_cuda_graphs(mode: str) -> bool:
-    """Whether a mode of torch.compile replays CUDA graphs (on a GPU)."""
+    """True if a mode of torch.compile replays CUDA graphs (on a GPU)."""
     return mode in ("reduce-overhead", "max-autotune")

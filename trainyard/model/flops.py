@@ -1,4 +1,4 @@
-"""How much a model computes."""
+"""The number of floating-point operations of a model."""
 
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import nn
 
-_BATCH = 2  # batch norm refuses to take one sample of one pixel
+_BATCH = 2  # batch norm rejects a single sample of one pixel
 
 
 def forward_flops(model: "nn.Module", image_size: int) -> int:
     """Floating-point operations of one image's forward pass; training takes three times as many.
 
-    A multiply-add counts two, as peaks of devices do; twice what papers call FLOPs or MACs.
-    Convolutions, matrix products and attention count. Nothing is computed: the model, on whatever
-    device it is, stays as it is, and meta tensors go through it.
+    A multiply-add counts as two, as in peaks of devices: twice the FLOPs or MACs of papers.
+    Convolutions, matrix products and attention count. Nothing is computed: meta tensors pass
+    through the model, which stays unchanged, on any device.
     """
     import torch
     from torch.func import functional_call
@@ -24,7 +24,7 @@ def forward_flops(model: "nn.Module", image_size: int) -> int:
     shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
     images = torch.empty(_BATCH, 3, image_size, image_size, device="meta")
     counter = FlopCounterMode(display=False)
-    # A compiled model is run as it was written.
+    # A compiled model runs uncompiled here.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
         functional_call(model, shapes, (images,))
     return int(counter.get_total_flops()) // _BATCH

@@ -1,4 +1,4 @@
-"""Parameters that are not trained, by patterns of their names."""
+"""Frozen parameters, by patterns of their names."""
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -12,10 +12,10 @@ from trainyard.hints import near_pattern
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Take gradients from the parameters that match one of `patterns`.
+    """Freeze the parameters that match one of `patterns`.
 
-    A batch norm of which nothing is trained keeps its statistics too: it normalises with them,
-    in training as in evaluation. RecipeError if a pattern matches nothing, or all match.
+    A batch norm without trainable parameters keeps its statistics too, and normalises with them in
+    training as in evaluation. RecipeError if a pattern matches nothing, or all match.
     """
     parameters = dict(model.named_parameters())
     for pattern in patterns:
@@ -40,5 +40,5 @@ def _is_frozen(module: nn.Module) -> bool:
 
 
 def _stay(module: nn.Module, mode: bool = True) -> nn.Module:
-    """In place of Module.train(), which whoever evaluates the whole model calls afterwards."""
+    """Replaces Module.train(), which evaluation of the whole model calls afterwards."""
     return nn.Module.train(module, False)

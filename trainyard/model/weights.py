@@ -1,4 +1,4 @@
-"""Where weights to begin with come from: files of other programs, and timm's pretrained ones."""
+"""Sources of initial weights: files of other programs, and timm's pretrained weights."""
 
 import argparse
 import json
@@ -15,9 +15,9 @@ from trainyard.errors import CheckpointError
 
 Weights = dict[str, Tensor]
 
-# Where training programs put weights, averaged ones first: timm, ConvNeXt and DeiT, the rest.
+# Entries with weights in checkpoints, averaged ones first: timm, ConvNeXt and DeiT, others.
 KEYS = ("state_dict_ema", "model_ema", "model", "state_dict", "module")
-# What wrappers put before names: DDP, torch.compile, Lightning and Colossal-AI, decent-dp.
+# Prefixes that wrappers add to names: DDP, torch.compile, Lightning and Colossal-AI, decent-dp.
 _WRAPPERS = ("module.", "_orig_mod.", "model.", "_model.")
 
 
@@ -25,16 +25,16 @@ _WRAPPERS = ("module.", "_orig_mod.", "model.", "_model.")
 class Source:
     weights: Weights
     about: str
-    """What they are, for a person: "model.pth, entry 'model_ema'"."""
+    """A description for users: "model.pth, entry 'model_ema'"."""
     classes: list[str] | None = None
-    """Names of the classifier's rows, where they are known."""
+    """Names of the classifier's rows, if known."""
 
 
 def read_weights(path: Path, key: str | None = None) -> Source:
-    """The weights of a .safetensors file, or of one of torch's, of which `key` is the entry.
+    """The weights of a .safetensors file or a torch file, of which `key` names the entry.
 
-    Of a file that was exported the classes are known, too.
-    Nothing in a file is ever run. CheckpointError where it cannot be read or holds no weights.
+    The classes are known for exported files. No code in a file is run. CheckpointError if the file
+    cannot be read or holds no weights.
     """
     if path.suffix == ".safetensors":
         content: Any = _read_safetensors(path)
@@ -59,13 +59,13 @@ def read_weights(path: Path, key: str | None = None) -> Source:
 
 
 def pretrained_weights(name: str) -> Source:
-    """The weights that timm has for a model, as it was trained; CheckpointError without any."""
+    """timm's pretrained weights of a model; CheckpointError if there are none."""
     import timm
 
     try:
         with torch.random.fork_rng(devices=[]):
             model: Any = timm.create_model(name, pretrained=True)
-    except Exception as error:  # of any library between here and the hub
+    except Exception as error:  # from any library between here and the hub
         raise CheckpointError(
             f"model.checkpoint = 'timm': cannot get the weights of {name}: {_reason(error)}"
         ) from error
@@ -75,9 +75,9 @@ def pretrained_weights(name: str) -> Source:
 
 
 def without_prefix(source: Source, prefix: str, names: set[str]) -> tuple[Weights, list[str]]:
-    """Weights under the names of a model (`names`), and what was done to theirs.
+    """Weights under a model's names (`names`), and a log of the changes to names.
 
-    Those that do not begin with `prefix` are left out. What wrappers add is found without asking.
+    Weights whose names lack `prefix` are left out. Prefixes of wrappers are removed automatically.
     """
     weights, done = dict(source.weights), []
     if prefix:
@@ -96,7 +96,7 @@ def without_prefix(source: Source, prefix: str, names: set[str]) -> tuple[Weight
 
 
 def _wrapper(weights: Weights, names: set[str]) -> str | None:
-    """What all names begin with although the model's do not."""
+    """A wrapper's prefix that all names share but none of the model's has."""
     for wrapper in _WRAPPERS:
         is_new = not any(name.startswith(wrapper) for name in names)
         if weights and is_new and all(name.startswith(wrapper) for name in weights):
@@ -118,7 +118,7 @@ def _read_safetensors(path: Path) -> Weights:
 
 
 def _classes_in(path: Path) -> list[str] | None:
-    """Those that the header of a .safetensors file names, as `trainyard export` writes it."""
+    """Classes in the header of a .safetensors file, as `trainyard export` writes it."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
@@ -132,11 +132,11 @@ def _classes_in(path: Path) -> list[str] | None:
 
 
 def _read_torch(path: Path) -> Any:
-    # Of plain attributes only; checkpoints of timm, ConvNeXt and DeiT keep their options in one.
+    # A Namespace has plain attributes only; timm, ConvNeXt and DeiT save their options in one.
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file fails in a dozen ways
+    except Exception as error:  # a damaged file raises many kinds of errors
         unsafe = re.findall(r"GLOBAL (\S+)", str(error))
         if unsafe:
             raise CheckpointError(
@@ -148,7 +148,7 @@ def _read_torch(path: Path) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    """What an error of torch's says, without its advice how to switch safety off."""
+    """The message of a torch error, without its advice on how to switch safety off."""
     if "Weights only load failed" in str(error):
         return "it is no file of weights that torch wrote, or is damaged"
     return re.split(r"\n|\. ", str(error))[0] or type(error).__name__
@@ -164,7 +164,7 @@ def _are_weights(value: Any) -> bool:
 
 
 def _tensors(value: Mapping[str, Tensor]) -> Weights:
-    # The count that torch's AveragedModel keeps beside the weights is none of the model's.
+    # torch's AveragedModel keeps this counter beside the weights; models do not have it.
     return {name: weight for name, weight in value.items() if name != "n_averaged"}
 
 

@@ -1,12 +1,12 @@
-"""What bounds a run: its data, its device, the other ranks; a judgement of what was measured."""
+"""The bottleneck of a run - data, device or other ranks - judged from measurements."""
 
 from typing import Any, NamedTuple
 
 Report = dict[str, Any]
 
-_ALL = 0.9  # share of its time from which on a part is what bounds a run, whatever the others are
-_NOTABLE = 0.1  # share below which a part is no bound
-_SPARE = 1.25  # times what is asked of it: a loader that could make so many is not waited for
+_ALL = 0.9  # share of time from which a part counts as the bottleneck on its own
+_NOTABLE = 0.1  # share of time below which a part is no bottleneck
+_SPARE = 1.25  # loader speed over demand from which a wait is not the loader's fault
 
 LOADER_ADVICE = "see `trainyard bench loader`"
 RANKS_ADVICE = "a larger batch.size, average.compress or gossip send less (docs/averaging.md)"
@@ -14,40 +14,39 @@ HOST_ADVICE = "does something else use the trainer's cores?"
 
 
 class Measured(NamedTuple):
-    """Images a second of all ranks, over a stretch of training."""
+    """Images per second of all ranks, over an interval of training."""
 
     real: float
     device: float | None
-    """If every device had its batches at hand and waited for nobody; None where that cannot be
-    tried, because a forward pass waits for other ranks."""
+    """Speed of all devices with batches at hand and without waiting for each other. None if that
+    cannot be tried, because a forward pass waits for other ranks."""
     data: float | None
-    """That the loaders would make if they never waited for the trainer; None if not known."""
+    """Speed of the loaders if they never waited for the trainer; None if not known."""
     data_wait: float
-    """Share of the time."""
+    """Share of the time spent waiting for data."""
     ranks: int = 1
 
     @property
     def idle(self) -> float:
-        """How many times as many images the devices could take, where that is known."""
+        """Speed that the devices could reach, over the real speed."""
         assert self.device is not None
         return self.device / self.real
 
 
 class Judgement(NamedTuple):
     bound: str
-    """"data", "device" or "ranks"; "host" where there are no other ranks and it is none of these;
-    "device or ranks" where they cannot be told apart."""
+    """"data", "device" or "ranks"; "host" for a single rank bound by neither data nor device;
+    "device or ranks" if they cannot be told apart."""
     head_room: float | None
-    """How many times as fast the run would be without the bound, by what the next one allows."""
+    """Speed-up without the bottleneck, as far as the next one allows."""
     message: str
 
 
 def judge(found: Measured, device_advice: str = "") -> Judgement:
-    """What bounds a run, by where the time of an image goes; and what to do about it.
+    """Find the bottleneck of a run from the share of time of each part; adds advice.
 
-    Waiting for data is put down to the device where the loader could make far more than is asked
-    of it: then it is the copies and the augmentation of whole batches that are waited for, which
-    take their turn on the device beside the steps.
+    A wait for data counts for the device if the loader is much faster than needed: the wait is then
+    for copies and augmentation of whole batches, which share the device with the steps.
     """
     has_spare = found.data is not None and found.data >= _SPARE * found.real
     if found.device is None:

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, over all its restarts."""
+"""Time of a run by phase, over all its restarts."""
 
 import time
 from collections import defaultdict
@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-_BESIDES = ("eval", "save", "trial")  # phases that are no training
+_BESIDES = ("eval", "save", "trial")  # phases that do not count as training
 
 
 class Clock:
-    """Seconds in total and per phase; what is left of "eval", "save" and "trial" is training.
+    """Seconds in total and per phase. Training is all time outside "eval", "save" and "trial".
 
-    That includes "data", waiting for the next batch.
+    Training includes "data", the wait for the next batch.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Clock:
 
 
 class Stopwatch:
-    """Seconds of a device, of all that is started inside; it is waited for before and after."""
+    """Device seconds of the work started inside; synchronises before and after."""
 
     def __init__(self, device: "torch.device") -> None:
         self.seconds = 0.0
@@ -67,7 +67,7 @@ class Stopwatch:
 
 
 def finish(device: "torch.device") -> None:
-    """Wait until a device has done all that was asked of it."""
+    """Wait until a device has done all its work."""
     if device.type == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""What is watched of a run, and where its figures go besides its own directory."""
+"""Recipe section for trackers, the profiler and bottleneck reports."""
 
 import re
 
@@ -43,7 +43,7 @@ class WatchConfig(Section):
 
 
 def window_of(text: str) -> tuple[int, int]:
-    """The first step that "64:72" records, and the one after the last, as updates before them."""
+    """The first step that "64:72" records, and the one after the last, both counted from 0."""
     match = re.fullmatch(r"(\d+):(\d+)", text, re.ASCII)
     if match is None or int(match[1]) >= int(match[2]):
         raise ValueError('write the first step and the one after the last: "64:72" for eight steps')

@@ -1,4 +1,4 @@
-"""What a person sees of a run: two live lines, and a table that grows by a row per evaluation."""
+"""Console output of a run: live lines, and a table with a row per evaluation."""
 
 import platform
 import sys
@@ -20,7 +20,7 @@ from trainyard.world import World
 
 Report = dict[str, Any]
 
-_LINE_EVERY_S = 10  # seconds between lines where there is no terminal to draw on
+_LINE_EVERY_S = 10  # seconds between lines without a terminal
 _REDRAWN_HZ = 4
 _EMA = "ema_top1"
 _DISTANCE = "consensus_distance"
@@ -29,9 +29,9 @@ _DISTANCE = "consensus_distance"
 def console_of(
     world: World, *, is_quiet: bool = False, is_plain: bool = False, all_ranks: bool = False
 ) -> Console:
-    """Where a rank speaks: on a terminal live, unless it is to be plain; of many only the first.
+    """A rank's console: live on a terminal unless `is_plain`; muted on all but the first rank.
 
-    With `all_ranks` each of them, in plain lines that begin with who it is.
+    With `all_ranks` each rank prints plain lines that begin with its rank and host.
     """
     if all_ranks and not is_quiet:
         prefix = f"[rank {world.rank} {platform.node()}] "
@@ -43,7 +43,7 @@ def console_of(
 
 
 class _Prefixed(TextIOBase):
-    """Writes whole lines, each in one piece, so that those of several processes do not mix."""
+    """Writes whole lines, each in one piece, so that lines of several processes do not mix."""
 
     def __init__(self, stream: TextIO, prefix: str) -> None:
         self._stream, self._prefix, self._line = stream, prefix, ""
@@ -57,7 +57,7 @@ class _Prefixed(TextIOBase):
 
 
 class ConsoleSink:
-    """Live lines on a terminal; in a log file plain lines, seldom."""
+    """Live lines on a terminal; occasional plain lines in a log file."""
 
     def __init__(self, course: Course, console: Console) -> None:
         self._console, self._num_steps = console, course.num_steps
@@ -117,7 +117,7 @@ class ConsoleSink:
 
     def _on_event(self, report: Report) -> None:
         style = {"warning": "yellow"}.get(report.get("level", ""), "cyan")
-        # As a text with its style: one given to print() would be that of the live lines too.
+        # The style is the text's: as an argument of print() it would apply to the live lines too.
         self._console.print(Text(printable(report["message"]), style), soft_wrap=True)
 
 

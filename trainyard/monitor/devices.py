@@ -1,4 +1,4 @@
-"""How hard a rank's device works, and how much of its memory is taken."""
+"""Utilisation, power and memory of a rank's device."""
 
 import os
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from trainyard.hardware import find_accelerator
 
 
 class Gauged(NamedTuple):
-    """None is what is not known."""
+    """Readings of a device; None if not known."""
 
-    memory: int  # bytes: the most that torch had on the device; on the CPU, this process
-    gpu_use: float | None = None  # share of the last second or less in which it computed
+    memory: int  # bytes: torch's peak on a GPU; on the CPU, of this process
+    gpu_use: float | None = None  # share of the last second or less in which the GPU computed
     gpu_power: float | None = None  # watts
 
 
 class Gauge:
-    """Reads a device. NVIDIA's library is asked, if it is there, about NVIDIA's GPUs."""
+    """Reads a device, NVIDIA GPUs through NVIDIA's library if it is there."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,7 +42,7 @@ class Gauge:
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Of a device per second, in dense matrix products; None if it is not known."""
+    """FLOP/s of a device in dense matrix products; None if not known."""
     if device.type != "cuda":
         return None
     accelerator = find_accelerator(torch.cuda.get_device_name(device))
@@ -50,18 +50,18 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def _handle(device: torch.device) -> Any:
-    """The library's name for a GPU, whose number there may be another than torch's."""
+    """NVML's handle of a GPU, found by UUID since NVML's index may differ from torch's."""
     if device.type != "cuda":
         return None
     import pynvml
 
     uuid = torch.cuda.get_device_properties(device).uuid
-    _asked(pynvml.nvmlInit)  # without it there is no handle either
+    _asked(pynvml.nvmlInit)  # there is no handle without it
     return _asked(lambda: pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
 
 
 def _asked(question: Callable[[], Any]) -> Any:
-    """None without the library or for a GPU that does not know: a part of one (MIG) no use."""
+    """The answer of NVML; None without it, or for values that a GPU lacks (use of a MIG slice)."""
     import pynvml
 
     with suppress(pynvml.NVMLError):
@@ -70,7 +70,7 @@ def _asked(question: Callable[[], Any]) -> Any:
 
 
 def _resident() -> int:
-    """Bytes of memory that this process has; 0 where there is no /proc."""
+    """Resident memory of this process in bytes; 0 without /proc."""
     with suppress(OSError):
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Lines that stay at the foot of a terminal while a run trains."""
+"""Live lines at the foot of a terminal during training."""
 
 import time
 from collections.abc import Iterator
@@ -16,15 +16,15 @@ _BAR = Figure(" " * _LEAST_BAR, 5)
 
 
 class Display:
-    """How far the run is, how fast, how well, how long to go; and below, the lesser figures."""
+    """Progress, speed, loss and time left; minor figures on a second line."""
 
     def __init__(self, num_steps: int, epochs: str) -> None:
         self._num_steps, self._epochs = num_steps, epochs
         self._now: Report = {"step": 0, "epoch": 0.0}
-        self._training: Report | None = None  # the newest report
-        self._told = 0.0  # when it came
+        self._training: Report | None = None  # the latest report
+        self._told = 0.0  # time of the latest report
         self._ended: float | None = None
-        self._evaluated: float | None = None  # share of the images, in an evaluation
+        self._evaluated: float | None = None  # share of the images, during an evaluation
 
     def tell(self, report: Report) -> None:
         self._now, self._evaluated = report, None
@@ -35,12 +35,12 @@ class Display:
         self._evaluated = share
 
     def end(self) -> None:
-        """The time left is what it is now."""
+        """Stop the countdown of the time left."""
         self._ended = time.monotonic()
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width
-        yield Text()  # apart from the table
+        yield Text()  # separates it from the table
         yield self._first_line(width, is_ascii=options.ascii_only)
         if self._training is not None:
             yield joined(fitted(figures(self._training), width), "dim")

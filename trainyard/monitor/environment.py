@@ -1,4 +1,4 @@
-"""What a run ran on: versions, hardware, the state of the code."""
+"""Environment of a run: versions, hardware, state of the code."""
 
 import os
 import platform
@@ -27,7 +27,7 @@ def describe_environment() -> dict[str, Any]:
 
 
 def versions() -> dict[str, str | None]:
-    """Of Trainyard and of what its results depend on; None if not installed."""
+    """Versions of Trainyard and of packages that affect its results; None if not installed."""
     return {name: _version(name) for name in _PACKAGES}
 
 
@@ -39,7 +39,7 @@ def _version(package: str) -> str | None:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Commit of Trainyard's own checkout and whether it was altered; None outside a checkout."""
+    """Commit of Trainyard's checkout, and whether it was altered; None outside a checkout."""
     folder = Path(__file__).parent
     try:
         commit = _git(folder, "rev-parse", "HEAD")

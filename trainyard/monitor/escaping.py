@@ -1,4 +1,4 @@
-"""A console that may be given names from users' files."""
+"""A console that is safe for names from users' files."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ from trainyard.printable import printable
 
 
 class EscapingConsole(Console):
-    """A console that shows control characters in texts and cells of tables as escapes.
+    """A console that shows control characters in texts and table cells as escapes.
 
-    Colours and movements of the cursor that rich itself makes are not concerned.
+    Colours and cursor movements made by rich itself stay.
     """
 
     def render_str(self, text: str, **options: Any) -> Text:

@@ -1,4 +1,4 @@
-"""How long a run, and its epoch, will take from here."""
+"""Time left of a run and of its epoch."""
 
 import math
 from collections import deque
@@ -6,25 +6,24 @@ from collections import deque
 from trainyard.course import Course, Every
 from trainyard.monitor.clock import Clock
 
-_REPORTS = 32  # over whose time the pace is taken
+_REPORTS = 32  # window of the pace
 
 
 class Eta:
-    """Seconds that are left, by the pace of late and the evaluations that there were."""
+    """Estimates the seconds left from the recent pace and from past evaluations."""
 
     def __init__(self, course: Course, eval_every: Every) -> None:
         self._course, self._eval_every = course, eval_every
         self._passed: deque[tuple[float, float]] = deque(maxlen=_REPORTS + 1)
 
     def after(self, step: int, clock: Clock) -> dict[str, float | None]:
-        """`eta_epoch` and `eta`, when a step has been made; None until there is a pace.
+        """`eta_epoch` and `eta` after a step; None until there is a pace.
 
-        The time of an image is taken to grow as its pixels do. Of evaluations, which include the
-        checkpoints made meanwhile, so many are to come as are due; what they take is known after
-        the first one.
+        The time of an image is assumed proportional to its pixels. An evaluation still due adds the
+        mean time of past ones, including their checkpoints; 0 before the first one.
         """
         now = (self._work(step), clock.training)
-        if self._passed and now[0] <= self._passed[-1][0]:  # the run went back
+        if self._passed and now[0] <= self._passed[-1][0]:  # the run rolled back
             self._passed.clear()
         self._passed.append(now)
         work, seconds = (last - first for first, last in zip(self._passed[0], now, strict=True))
@@ -44,12 +43,12 @@ class Eta:
         return {"eta_epoch": until(stop), "eta": until(last)}
 
     def _evaluations(self, step: int) -> int:
-        """That a run has had after the evaluation of a step, if it has one."""
+        """Number of evaluations of a run up to a step, including that of the step itself."""
         is_last = step >= self._course.num_steps and not self._eval_every.due(step)
         return self._eval_every.times(step) + is_last
 
     def _work(self, step: int) -> float:
-        """Pixels of the first so many steps' images."""
+        """Pixels of the images of the first `step` steps."""
         return sum(
             (min(step, phase.stop) - phase.start) * phase.batch * phase.image_size**2
             for phase in self._course.phases

@@ -1,4 +1,4 @@
-"""The figures of a training report as a person reads them, the more important ones first."""
+"""Figures of a training report as texts for people."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ from trainyard.monitor.units import in_bytes
 
 Report = dict[str, Any]
 
-_MUCH = 0.05  # share of the time: to wait longer for data is worth a look
+_MUCH = 0.05  # share of time waiting for data above which it is highlighted
 _DAY_S = 24 * 3600
 
 
 class Figure(NamedTuple):
-    """A text with its style, and how dear it is where there is no room for all: 0 is dearest."""
+    """A text with its style and display priority; 0 is shown first."""
 
     text: str
     rank: int
@@ -23,7 +23,7 @@ class Figure(NamedTuple):
 
 
 def figures(report: Report) -> Iterator[Figure]:
-    """What there is to say besides speed and loss, in the order in which it is shown."""
+    """All figures but speed and loss, in display order."""
     if report.get("bad"):
         yield Figure(f"{report['bad']:,} bad", 0, "yellow")
     if report.get("skipped"):
@@ -52,14 +52,14 @@ def _of_gpu(use: float | None, power: float | None) -> Iterator[Figure]:
 
 
 def fitted(found: Iterable[Figure], width: int, *, gap: int = 2) -> list[Figure]:
-    """As many of them, the dearest first, as a line has room for; they stay in their order."""
+    """The figures of highest priority that fit into a line, in their original order."""
     found = list(found)
     kept: set[int] = set()
     room = width + gap
     for number in sorted(range(len(found)), key=lambda number: found[number].rank):
         needed = len(found[number].text) + gap
         if needed > room:
-            break  # what is less dear does not take the place of what is dearer
+            break  # a figure of lower priority does not fill the gap
         kept.add(number)
         room -= needed
     return [figure for number, figure in enumerate(found) if number in kept]
@@ -81,12 +81,12 @@ def as_markup(found: Iterable[Figure]) -> str:
 
 
 def epochs_in_all(epochs: float) -> str:
-    """300, 8, 0.89: a run has whole steps, so that the last epoch may be a little more."""
+    """300, 8, 0.89: steps are whole, so the last epoch may exceed the number a little."""
     return f"{round(epochs, 1 if epochs >= 1 else 2):g}"
 
 
 def duration(seconds: float | None) -> str:
-    """0:01:05, 26:00:00, 3d 4:00; dashes for what is not known."""
+    """0:01:05, 26:00:00, 3d 4:00; dashes for None."""
     if seconds is None:
         return "-:--:--"
     minutes, rest = divmod(round(seconds), 60)

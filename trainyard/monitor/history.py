@@ -1,4 +1,4 @@
-"""The reports of a run, as its metrics.jsonl has them, in the order of training."""
+"""Reports of a run from its metrics.jsonl, in the order of training."""
 
 import json
 from pathlib import Path
@@ -10,25 +10,25 @@ Report = dict[str, Any]
 
 
 class History(NamedTuple):
-    """After a kill or a roll-back, steps are made again: then the later report counts."""
+    """Reports by kind. If a step was repeated, after a kill or a rollback, the later one counts."""
 
     train: list[Report]
     val: list[Report]
-    events: list[Report]  # all there were
+    events: list[Report]  # all of them
 
 
 def score(evaluation: Report) -> float:
-    """By which the best is chosen: the better top1 of the weights and their average.
+    """Value that decides the best evaluation: the better top1 of the weights and their average.
 
-    Below all others for no evaluation.
+    An empty report scores below all others.
     """
     return max(float(evaluation.get(key, -1.0)) for key in ("top1", "ema_top1"))
 
 
 def read_history(metrics: Path) -> History:
-    """InputError if there is no such file, or a line of it that is not one of ours.
+    """InputError if the file is missing or a line is not one of Trainyard's reports.
 
-    A last line that is being written is left out.
+    An incomplete last line is ignored, as it is still being written.
     """
     try:
         text = metrics.read_text(encoding="utf-8", errors="replace")

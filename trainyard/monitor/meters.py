@@ -1,4 +1,4 @@
-"""What a stretch of training came to, summed over ranks when it is reported."""
+"""Means over an interval of training, reduced over ranks when reported."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -29,7 +29,7 @@ class Stats(Protocol):
 
 
 class Meter:
-    """Adds steps on the device; `report` waits for it, adds up the ranks and starts afresh."""
+    """Sums steps on the device; `report` synchronises, reduces over ranks and resets the sums."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Meter:
         clock: Clock,
         ideal_s: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """`ideal_s`: seconds an image would take a device at its peak; None if not known."""
+        """`ideal_s`: seconds per image of a device at its peak; None if not known."""
         self._world, self._device, self._clock = world, device, clock
         self._ideal_s, self._gauge = ideal_s, Gauge(device)
         self._grad_norm = torch.zeros((), device=device)
@@ -46,7 +46,7 @@ class Meter:
         self._reset()
 
     def add(self, stats: Stats) -> None:
-        # A step without an update counts as skipped, not into the means: its loss may be no number.
+        # A step without an update counts as skipped and not in the means: its loss may be NaN.
         good = 1 - stats.skipped
         means = torch.stack([stats.loss_sum, stats.correct, stats.count]).mul(good).nan_to_num()
         self._sums += torch.cat([means, stats.count.view(1), stats.skipped.view(1)])
@@ -55,10 +55,10 @@ class Meter:
             self._update_ratio = stats.update_ratio
 
     def report(self) -> dict[str, Any]:
-        """Mean loss and accuracy of the updates, gradient norm of the last one of them.
+        """Mean loss and accuracy of the updates, and the gradient norm of the last update.
 
-        And images per second of training time, and the share of it spent waiting for data. Of
-        replicas that differ, the norm is the first one's, and `skipped` a mean over them. `mfu` is
+        Also images per second of training time, and the share of it spent waiting for data. If
+        replicas differ, the norm is the first one's, and `skipped` the mean over replicas. `mfu` is
         the share of the devices' peak that the model's own arithmetic takes (Chowdhery et al. 2022,
         appendix B). Memory, use and power are this rank's.
         """
@@ -83,7 +83,7 @@ class Meter:
         return report
 
     def _reset(self) -> None:
-        # float64: a float32 sum of a million images would drop the last digits.
+        # float64: a float32 sum over a million images would lose the last digits.
         self._sums = torch.zeros(5, dtype=torch.float64, device=self._device)
         self._training_before = self._clock.training
         self._waiting_before = self._clock.seconds("data")

@@ -1,7 +1,6 @@
-"""A console in a notebook that looks as in a terminal: redrawn in its place, in one output.
-from trainyard.monitor.escaping import EscapingConsole
+"""A notebook console that works like a terminal: it redraws in place, in one output.
 
-Rich's own way needs ipywidgets for anything that is redrawn, and puts a frame around each line.
+Rich's own support needs ipywidgets for live displays, and frames each line.
 """
 
 import importlib
@@ -18,7 +17,7 @@ from trainyard.monitor.escaping import EscapingConsole
 
 _REDRAW_S = 0.25
 _WIDTH, _HEIGHT = 100, 40  # characters; about what a cell shows without scrolling
-_END_OF_REDRAWING = "\x1b[?25h"  # the cursor is shown again
+_END_OF_REDRAWING = "\x1b[?25h"  # shows the cursor again
 _TOKEN = re.compile(
     r"\r|\n|\x1b\[\?25[hl]|\x1b\[2K|\x1b\[(?P<up>\d+)A|(?:[^\r\n\x1b]|\x1b\[[\d;]*m)+"
 )
@@ -28,20 +27,20 @@ def notebook_console() -> Console | None:
     """A console for the cell that is running; None outside of a notebook."""
     if not Console().is_jupyter:
         return None
-    # A library of ours would like to draw widgets, and says so when it is loaded; we draw none.
+    # A dependency warns on import that it cannot draw widgets; none are used.
     warnings.filterwarnings("ignore", "IProgress not found")
     return EscapingConsole(
         file=cast(IO[str], Screen(_show())),
         force_terminal=True,
         force_jupyter=False,
-        color_system="standard",  # the notebook's own theme, light or dark, says how they look
+        color_system="standard",  # the notebook's theme defines the colours
         width=_WIDTH,
         height=_HEIGHT,
     )
 
 
 def _show() -> Callable[[str], None]:
-    """What puts a text in the place of the one before, in the output of the cell."""
+    """A function that replaces the text in the cell's output."""
     display = importlib.import_module("IPython.display").display
     handles: list[Any] = []
 
@@ -56,10 +55,10 @@ def _show() -> Callable[[str], None]:
 
 
 class Screen(io.TextIOBase):
-    """A terminal as far as rich needs one: lines, redrawn whole, and colours that pass through."""
+    """A minimal terminal for rich: lines that are redrawn whole, and colours."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
-        """`show` is given the whole text each time it has changed."""
+        """`show` receives the whole text each time it changes."""
         self._show = show
         self._lines = [""]
         self._row = 0

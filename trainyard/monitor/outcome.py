@@ -1,4 +1,4 @@
-"""What a run came to."""
+"""The result of a run."""
 
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -9,13 +9,13 @@ from trainyard.errors import Stopped
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     run: str
     step: int
-    seconds: float  # of the whole run, all restarts together
-    last: dict[str, Any]  # the newest evaluation
-    best: dict[str, Any]  # the one with the highest top1
+    seconds: float  # of the whole run, over all restarts
+    last: dict[str, Any]  # the latest evaluation
+    best: dict[str, Any]  # the evaluation with the highest top1
     stopped: type[Stopped] | None
 
     def as_dict(self) -> dict[str, Any]:

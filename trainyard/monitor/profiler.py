@@ -1,4 +1,4 @@
-"""Some steps of a run as torch's profiler sees them: a trace, and a table of operators."""
+"""Recording of some steps with torch's profiler: a trace, and a table of operators."""
 
 import gzip
 import os
@@ -26,12 +26,12 @@ _MARK = "step "
 def profiling(
     window: str | None, folder: Path, report: Callable[[dict[str, Any]], None]
 ) -> Iterator[Callable[[Step[Stats]], Step[Stats]]]:
-    """What makes a step one that is recorded within a window, "64:72"; at None it stays the same.
+    """Yields a decorator of a step that records a window, "64:72"; None records nothing.
 
-    Step 64 is the one that makes update 65, so that it begins where 64 updates are made. What lies
-    between the steps, an evaluation say, is in the trace too. A run that goes on within its window
-    records the rest of it; one that ends there, what there was. `folder` then has trace.json.gz,
-    for a browser's chrome://tracing or Perfetto, and summary.txt.
+    Step 64 makes update 65: it begins after 64 updates. The trace includes work between the steps,
+    such as an evaluation. A run that resumes within its window records the rest of it; one that
+    ends there writes the part so far. `folder` gets trace.json.gz, for chrome://tracing or
+    Perfetto, and summary.txt.
     """
     if window is None:
         yield lambda step: step
@@ -52,9 +52,9 @@ class _Recorder:
         self._first, self._end = window
         self._folder = folder
         self._report = report
-        self._profile: torch.profiler.profile | None = None  # while it records
-        self._begin = self._next = 0  # what has been recorded
-        self._is_done = False  # once is enough, though a roll-back make the steps again
+        self._profile: torch.profiler.profile | None = None  # set while it records
+        self._begin = self._next = 0  # range of recorded steps
+        self._is_done = False  # records once, even if a rollback repeats the steps
 
     def around(self, step: Step[Stats]) -> Step[Stats]:
         def recorded(batch: Any, number: int, rates: Any) -> Stats:
@@ -74,7 +74,7 @@ class _Recorder:
         return recorded
 
     def finish(self) -> None:
-        """End the recording, if there is one, and write it down; a full disk ends no run."""
+        """End a recording, if there is one, and write it; a full disk does not end the run."""
         profile = self._stopped()
         if profile is None:
             return
@@ -93,7 +93,7 @@ class _Recorder:
         self._report(event | {"message": message})
 
     def drop(self) -> None:
-        """End the recording, and forget it."""
+        """Discard the recording."""
         self._stopped()
 
     def _is_due(self, number: int) -> bool:
@@ -104,11 +104,11 @@ class _Recorder:
         from torch.profiler import ProfilerActivity, profile
 
         has_gpu = torch.cuda.is_available()
-        # What the profiler writes on the terminal: its errors, of which the first is "no GPU".
+        # The profiler prints errors alone; without a GPU nothing, as "no GPU" is an error.
         os.environ.setdefault("KINETO_LOG_LEVEL", "4" if has_gpu else "99")
         activities = [ProfilerActivity.CPU]
         if has_gpu:
-            torch.cuda.synchronize()  # else earlier steps are seen to end in here
+            torch.cuda.synchronize()  # otherwise earlier steps would end in the trace
             activities.append(ProfilerActivity.CUDA)
         self._profile = profile(activities=activities)
         self._profile.start()
@@ -141,12 +141,12 @@ def _write_trace(profile: "torch.profiler.profile", path: Path) -> None:
 class _Row(NamedTuple):
     operator: str
     calls: int
-    cpu_ms: float  # without what it calls in turn
+    cpu_ms: float  # without the operators that it calls
     device_ms: float
 
 
 def _operators(profile: "torch.profiler.profile") -> list[_Row]:
-    """Those that took longest by themselves first: on the GPU where there is one."""
+    """Operators by their own time, longest first: on the GPU if there is one."""
     rows = [
         _Row(
             event.key,
@@ -181,5 +181,5 @@ def _table(rows: list[_Row], most: int) -> str:
 
 
 def _short(operator: str) -> str:
-    """Kernels are named by all their template arguments."""
+    """A shortened name: names of kernels include all their template arguments."""
     return operator if len(operator) <= 60 else operator[:59] + "…"

@@ -1,4 +1,4 @@
-"""A counter on the screen for work that turns out to be long."""
+"""A progress counter on the screen for long work."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -10,16 +10,16 @@ from rich.markup import escape
 
 from trainyard.printable import printable
 
-_PATIENCE_S = 2  # what takes less is done in silence
+_PATIENCE_S = 2  # shorter work shows no counter
 _REDRAW_S = 0.2
-_AT_ONCE_S = 1  # a count that is there so soon is what an earlier attempt has done
+_AT_ONCE_S = 1  # a first count this early is the work of an earlier attempt
 
 
 @contextmanager
 def counter(
     console: Console, what: str, total: int | None = None
 ) -> Iterator[Callable[[int], None]]:
-    """A function to be called with the count so far; drawn once two seconds have passed."""
+    """Yields a function to call with the count so far; it draws after two seconds."""
     started = drawn = time.monotonic()
     before: int | None = None
     status = console.status("")

@@ -1,4 +1,4 @@
-"""Samples that could not be read: written down, counted, and too many of them stop the run."""
+"""Unreadable samples: recorded and counted; too many of them stop the run."""
 
 import json
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ class Bad(NamedTuple):
 
 
 class Quarantine:
-    """Each bad sample once, in quarantine.jsonl, whichever rank met it and however often."""
+    """Records each bad sample once in quarantine.jsonl, for all ranks and epochs."""
 
     def __init__(
         self, path: Path, *, world: World, max_bad: float, num_samples: dict[str, int]
@@ -42,11 +42,11 @@ class Quarantine:
                 ) from None
 
     def note(self, split: str, bad: Iterable[tuple[int, str, int, str]]) -> None:
-        """Remember what this rank met (id, file, offset, reason), until `exchange`."""
+        """Record this rank's bad samples (id, file, offset, reason) until `exchange`."""
         self._noted.extend(Bad(split, *sample) for sample in bad)
 
     def exchange(self) -> None:
-        """Tell all ranks; DataError, on all of them, once a split has more than `max_bad`."""
+        """Share bad samples. DataError on all ranks if a split has more than `max_bad`."""
         found = (bad for noted in gather(self._world, self._noted) for bad in noted)
         for bad in sorted(set(found)):
             if bad.id not in self._seen[bad.split]:

@@ -1,4 +1,4 @@
-"""Reports, and when and where in the run each was made."""
+"""Adds step, epoch and time to reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Report = dict[str, Any]
 
 
 class State(Protocol):
-    """How far a run is."""
+    """Progress of a run."""
 
     @property
     def step(self) -> int: ...
@@ -22,13 +22,13 @@ class State(Protocol):
 
 @dataclass(frozen=True)
 class Reporter:
-    """Adds to reports what each of them has, and passes them on."""
+    """Adds the common fields to reports and passes them on."""
 
     write: Callable[[Report], None]
     state: State
     course: Course
     count_bad: Callable[[], int]
-    """Samples of the training data that could not be read."""
+    """Number of unreadable training samples."""
     eta: Eta
 
     def __call__(self, report: Report) -> None:

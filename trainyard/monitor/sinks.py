@@ -1,4 +1,4 @@
-"""Where reports go. A report is a flat dict whose "kind" is train, val or event."""
+"""Destinations of reports. A report is a flat dict whose "kind" is train, val or event."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,13 +13,13 @@ class Sink(Protocol):
     def write(self, report: Report) -> None: ...
 
     def show_evaluation(self, count: int, total: int) -> None:
-        """An evaluation has seen `count` of `total` samples: for eyes, not for the record."""
+        """Show that an evaluation has seen `count` of `total` samples; nothing is recorded."""
 
     def close(self) -> None: ...
 
 
 class JsonLinesSink:
-    """metrics.jsonl of the run directory: a line per report."""
+    """metrics.jsonl of the run directory, with a line per report."""
 
     def __init__(self, path: Path) -> None:
         self._lines = JsonLines(path)
@@ -35,7 +35,7 @@ class JsonLinesSink:
 
 
 class Sinks:
-    """Several sinks as one; none at all on every rank but the first."""
+    """Several sinks as one; empty on every rank but the first."""
 
     def __init__(self, sinks: Iterable[Sink]) -> None:
         self._sinks = list(sinks)

@@ -1,4 +1,4 @@
-"""Figures as rows show them."""
+"""Formatting of quantities with units."""
 
 
 def in_seconds(seconds: float) -> str:
@@ -9,7 +9,7 @@ def in_seconds(seconds: float) -> str:
 
 
 def in_bytes(num_bytes: float) -> str:
-    """1.28 MB and the like."""
+    """A decimal size: 1.28 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if num_bytes < 1000:
             return f"{num_bytes:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Adam whose moments see the mean of several gradients (Wang et al. 2024, arXiv 2410.11998)."""
+"""Adam with moments of the mean of several gradients (Wang et al. 2024, arXiv 2410.11998)."""
 
 import math
 from collections import defaultdict
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 class AccumAdam(Optimizer):
     """AccumAdam, or AccumAdamW with `decoupled` weight decay.
 
-    The moments m and v stand still for K = `accum_iter` steps, while each step looks ahead with its
+    The moments m and v stay fixed for K = `accum_iter` steps, while each step looks ahead with its
     own gradient. In step t = 1, 2, ... with gradient g (plus weight_decay * w, or w first times
     1 - lr * weight_decay if `decoupled`), and with n = ceil(t / K):
 
@@ -26,7 +26,7 @@ class AccumAdam(Optimizer):
         m  = b1 * m + (1 - b1) * h
         v  = b2 * v + (1 - b2) * h^2
 
-    With K = 1 it is Adam. It updates the weights in every step: this is no gradient accumulation.
+    K = 1 gives Adam. The weights change in every step, unlike with gradient accumulation.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AccumAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of all parameters that have a gradient; gradients are left as they are."""
+        """Update all parameters that have a gradient; gradients stay unchanged."""
         for group in self.param_groups:
             parameters_by_step: defaultdict[int, list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:

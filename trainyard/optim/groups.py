@@ -1,4 +1,4 @@
-"""Parameter groups: which share of the learning rate and of weight decay each parameter has."""
+"""Parameter groups: factors of the learning rate and of weight decay per parameter."""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -14,21 +14,21 @@ from trainyard.optim.optimizers import OptimConfig
 
 
 class Share(NamedTuple):
-    """What the parameters of one group have in common."""
+    """The rates of one parameter group, and the rule that updates it."""
 
     lr_scale: float
-    """Factor of the learning rate of the step."""
+    """Factor of the step's learning rate."""
     decay_scale: float
-    """Factor of the weight decay of the step."""
+    """Factor of the step's weight decay."""
     rule: str
-    """What updates them: the name of the optimizer, or adamw for what Muon does not take."""
+    """Name of the optimizer; adamw for parameters that Muon does not update."""
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Groups for a torch optimizer, one for each `Share` of a trainable parameter.
+    """Groups for a torch optimizer, one per distinct `Share` of trainable parameters.
 
-    Each has the keys lr_scale and decay_scale besides lr and weight_decay, which are the peaks;
-    Muon's also have use_muon. RecipeError for a pattern that fits no parameter, and where no
+    Groups have the keys lr_scale and decay_scale besides lr and weight_decay, which are the peaks;
+    Muon's also have use_muon. RecipeError for a pattern that matches no parameter, and if no
     parameter is trainable.
     """
     members: dict[Share, list[nn.Parameter]] = {}
@@ -42,7 +42,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
 
 
 def parameter_shares(model: nn.Module, config: OptimConfig) -> dict[str, Share]:
-    """The share of every parameter by its name, of frozen ones too."""
+    """The share of every parameter by name, including frozen ones."""
     names = [name for name, _ in model.named_parameters()]
     exempt = _exempt(model, names)
     classifier = {id(parameter) for parameter in classifier_parameters(model)}
@@ -65,17 +65,17 @@ def parameter_shares(model: nn.Module, config: OptimConfig) -> dict[str, Share]:
 
 
 def set_group_rates(optimizer: Optimizer, *, lr: float, weight_decay: float) -> None:
-    """Give each group its share of a step's rates."""
+    """Set each group's learning rate and weight decay for a step."""
     for group in optimizer.param_groups:
         group["weight_decay"] = weight_decay * group["decay_scale"]
-        if torch.is_tensor(group["lr"]):  # of a compiled update
+        if torch.is_tensor(group["lr"]):  # in a compiled update
             group["lr"].fill_(lr * group["lr_scale"])
         else:
             group["lr"] = lr * group["lr_scale"]
 
 
 def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Those of timm's classifier, or of both of a distilled model; none of a model without."""
+    """Parameters of timm's classifier, or of both in a distilled model; empty without one."""
     found: Any = getattr(model, "get_classifier", tuple)()
     heads: Iterable[nn.Module] = found if isinstance(found, tuple) else (found,)
     return [parameter for head in heads for parameter in head.parameters()]
@@ -93,18 +93,18 @@ def _group(share: Share, parameters: list[nn.Parameter], config: OptimConfig) ->
 
 
 def _exempt(model: nn.Module, names: list[str]) -> set[str]:
-    """What timm's model itself says is not to decay: position embeddings and the like."""
+    """Parameters that timm's model exempts from weight decay: position embeddings and the like."""
     patterns: Any = getattr(model, "no_weight_decay", set)()
     return {name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)}
 
 
 def _mixes_channels(parameter: nn.Parameter) -> bool:
-    """Whether this is a linear map between channels; depthwise kernels and [1, N, C] are none."""
+    """True for a linear map between channels; false for depthwise kernels and [1, N, C]."""
     return min(parameter.shape[:2]) > 1
 
 
 def _layer_factors(model: nn.Module, decay: float | None) -> dict[str, float]:
-    """Factor of each parameter's learning rate; layers as timm numbers them, the last has 1."""
+    """Factor of each parameter's learning rate; layers are timm's, the last has factor 1."""
     if decay is None:
         return {}
     from timm.models import group_parameters
@@ -118,7 +118,7 @@ def _layer_factors(model: nn.Module, decay: float | None) -> dict[str, float]:
 
 
 def _overrides(key: str, texts: tuple[str, ...], names: list[str]) -> dict[str, float]:
-    """The factor of each parameter that a "pattern: factor" fits; the last one counts."""
+    """The factor of each parameter that a "pattern: factor" matches; the last match counts."""
     factors: dict[str, float] = {}
     for text in texts:
         pattern, _, factor = text.rpartition(":")

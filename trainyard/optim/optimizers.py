@@ -114,10 +114,10 @@ Groups = list[dict[str, Any]]
 
 
 def build_optimizer(model: "nn.Module", config: OptimConfig) -> "optim.Optimizer":
-    """The optimizer over `model`'s trainable parameters, which are where they are to stay.
+    """The optimizer over `model`'s trainable parameters, which must not be replaced later.
 
-    Where torch has fused kernels they are taken. With `compile` the group's learning rates are
-    tensors, to be filled: a number would be compiled in, anew in every step.
+    It uses torch's fused kernels if there are any. With `compile`, the learning rates of groups are
+    tensors, to be filled in place: a number would trigger a new compilation in every step.
     """
     from trainyard.optim.groups import parameter_groups
 
@@ -137,7 +137,7 @@ def _compiled(optimizer: "optim.Optimizer") -> "optim.Optimizer":
 def _sgd(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
     import torch
 
-    fused = not config.compile and not _is_sharded(groups)  # for which torch has no kernel
+    fused = not config.compile and not _is_sharded(groups)  # torch has no fused kernel for DTensors
     optimizer = torch.optim.SGD(
         groups, config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
     )
@@ -151,7 +151,7 @@ def _is_sharded(groups: Groups) -> bool:
 
 
 def with_momenta(optimizer: "optim.SGD") -> "optim.SGD":
-    """A fused SGD whose momenta are there: torch's are uninitialised if its first update skips."""
+    """Allocates a fused SGD's momenta: torch's are uninitialised if the first update skips."""
     import torch
 
     for group in optimizer.param_groups:
@@ -182,7 +182,7 @@ def _accum_adam(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
 
 
 def _lamb(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
-    """With bias_correction = false, trust_clip = false and decay = "all" it is Colossal-AI's."""
+    """timm's LAMB; bias_correction = trust_clip = false and decay = "all" make it Colossal-AI's."""
     from timm.optim.lamb import Lamb
 
     optimizer: optim.Optimizer = Lamb(
@@ -193,7 +193,7 @@ def _lamb(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
         bias_correction=config.bias_correction,
         trust_clip=config.trust_clip,
         always_adapt=config.decay == "all",
-        max_grad_norm=None,  # clipping is a matter of the update, for all optimizers alike
+        max_grad_norm=None,  # the update clips, for all optimizers alike
     )
     return optimizer
 

@@ -57,14 +57,14 @@ class ScheduleConfig(Section):
 class Rates(NamedTuple):
     lr: float
     weight_decay: float
-    drop_path: float | None  # None where the model keeps its own
+    drop_path: float | None  # None if the model keeps its own
 
 
 Schedule = Callable[[int], Rates]
-"""The rates of each step, counted from 0."""
+"""Rates by step, counted from 0."""
 
 Curve = Callable[[float], float]
-"""A value over time, which is in steps, or in whole epochs where rates change with those."""
+"""A value over time in steps, or in whole epochs if rates change per epoch."""
 
 
 def build_schedule(
@@ -75,16 +75,16 @@ def build_schedule(
     weight_decay: float,
     drop_path: float | None,
 ) -> Schedule:
-    """The rates of a run: `lr` is the highest, `drop_path` the last, `weight_decay` the first.
+    """The rates of a run. `lr` is the highest, `drop_path` the last, `weight_decay` the first.
 
-    RecipeError where keys do not go together.
+    RecipeError if keys contradict each other.
     """
     rate = _learning_rate(config, course, lr)
     decay = _weight_decay(config, course, weight_decay)
     drop = _drop_path(config, course, drop_path)
 
     def schedule(step: int) -> Rates:
-        step = min(step, course.num_steps - 1)  # a stream may be longer than was thought
+        step = min(step, course.num_steps - 1)  # a stream may be longer than expected
         epoch = course.samples(step) // course.epoch_samples
         now = step if config.per == "step" else epoch
         return Rates(rate(now), decay(now), drop(epoch))
@@ -116,12 +116,12 @@ def _learning_rate(config: ScheduleConfig, course: Course, lr: float) -> Curve:
 
 
 def _rise(now: float, warmup: float, ends: str) -> float:
-    """How much of the warm-up is done, 0 to 1; times from 0 up to below `warmup` belong to it."""
+    """Progress of the warm-up, 0 to 1, for times from 0 up to below `warmup`."""
     if ends == "first":
         return now / warmup
     if ends == "neither":
         return (now + 1) / (warmup + 1)
-    # A warm-up of no whole number of steps could overshoot by a part of one.
+    # A warm-up of a fractional number of steps could overshoot by the fraction.
     return min(now / (warmup - 1), 1) if warmup > 1 else 0
 
 

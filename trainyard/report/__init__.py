@@ -1,1 +1,1 @@
-"""A run, or several, as one HTML file that opens without a network."""
+"""HTML reports: one or several runs as one file that needs no network."""

@@ -1,4 +1,4 @@
-"""The figures at the top: one run's as cards, several runs' as a table."""
+"""Figures at the top of the page: cards for one run, a table for several."""
 
 from collections.abc import Sequence
 from statistics import mean, stdev
@@ -12,7 +12,7 @@ from trainyard.report.ticks import duration, percent, short
 
 
 def cards(run: Run) -> Html:
-    """What came of one run."""
+    """Cards with the results of one run."""
     top1, ema = run.best("top1"), run.best("ema_top1")
     share = run.share_done()
     found = [
@@ -52,7 +52,7 @@ def _thousands(value: float | None) -> str | None:
 
 
 def speed(run: Run) -> float | None:
-    """Images per second while training: the median of reports, without the first tenth."""
+    """Images per second in training: the median of reports, without the first tenth."""
     reports = run.history.train[len(run.history.train) // 10 :]
     found = sorted(of for report in reports if (of := number(report, "images_per_s")) is not None)
     return found[len(found) // 2] if found else None
@@ -69,7 +69,7 @@ def _model(run: Run) -> str:
 
 
 def _devices_in_words(run: Run) -> str:
-    """Of the first rank's node, and how many ranks there are, as far as that is on record."""
+    """Number of ranks, and devices of the first rank's node, as far as recorded."""
     found = run.environment.get("devices") or []
     size = next(
         (of for report in reversed(run.history.train) if (of := report.get("world_size"))), None
@@ -88,7 +88,7 @@ def _devices_in_words(run: Run) -> str:
 
 
 def comparison(groups: Sequence[Group]) -> Html:
-    """A row for each run, and for runs that differ in the seed alone one for all of them."""
+    """A row for each run, and one for each group of runs that differ in the seed alone."""
     has_ema = any(run.best("ema_top1") for group in groups for run in group.runs)
     head = ["Run", "Seed", "Best top-1", *(["Best EMA top-1"] if has_ema else []), "Top-5"]
     head += ["Lowest loss", "Epochs", "Time", "Images/s"]
@@ -134,7 +134,7 @@ def _lowest_loss(run: Run) -> float | None:
 
 
 def _spread(values: Sequence[float], form: str, unit: str = "", *, spreads: bool = True) -> str:
-    """The mean, of several values with two standard deviations."""
+    """The mean; for several values with two standard deviations."""
     if not values:
         return "\N{EM DASH}"
     text = form.format(mean(values))

@@ -1,4 +1,4 @@
-"""Which charts there are, and what each shows."""
+"""The charts of the page, and their curves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from trainyard.report.groups import Group
 from trainyard.report.runs import Run
 
 Kind = Literal["loss", "percent", "rate", "count", "number", "bytes"]
-COLOURS = 7  # that the style sheet has, told apart by colour-blind eyes too
-_POINTS = 1000  # of a curve
-_MOST = 6000  # of all runs' curves in one chart
+COLOURS = 7  # colours in the style sheet, distinct for colour-blind readers too
+_POINTS = 1000  # per curve
+_MOST = 6000  # in one chart, over all runs' curves
 
 
 @dataclass(frozen=True)
@@ -21,26 +21,26 @@ class Series:
     group: int
     colour: int
     curve: Curve
-    is_noisy: bool = False  # drawn faintly, with its smoothed course on top
+    is_noisy: bool = False  # drawn faintly, with its smoothed curve on top
     is_dashed: bool = False
     has_dots: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
-    name: str  # as an id
+    name: str  # an id
     title: str
     kind: Kind
     series: tuple[Series, ...] = ()
     from_zero: bool = False
-    has_log: bool = False  # whether the switch for logarithmic axes is about it
+    has_log: bool = False  # True if the switch for logarithmic axes applies
     is_large: bool = False
     about: str = ""
 
 
 @dataclass(frozen=True)
 class Role:
-    """A key of train or val reports, and how it is drawn."""
+    """A key of train or val reports, and its curve."""
 
     key: str
     kind: Literal["train", "val"]
@@ -105,7 +105,7 @@ _SMALL: tuple[tuple[Chart, tuple[Role, ...]], ...] = (
 
 
 def charts_of(groups: Sequence[Group]) -> list[Chart]:
-    """Those that have anything to show. Of several groups one chart for each role."""
+    """Charts with data. For several groups, training and validation get a chart each."""
     found = []
     for chart, roles in (*_LARGE, *_SMALL):
         several = len(groups) > 1
@@ -124,7 +124,7 @@ def _of_one(chart: Chart, roles: Sequence[Role], group: Group) -> Chart:
 
 
 def _compared(chart: Chart, roles: Sequence[Role], groups: Sequence[Group]) -> list[Chart]:
-    """A colour for each group; what training and validation say apart, the EMA dashed."""
+    """A colour for each group; training and validation in separate charts, the EMA dashed."""
     found = []
     kinds = list(dict.fromkeys(role.kind for role in roles))
     for kind in kinds:
@@ -165,11 +165,11 @@ def _reports(role: Role) -> Reports:
     return of
 
 
-# --- for the script in the page ---
+# --- data for the script in the page ---
 
 
 def as_data(charts: Sequence[Chart], groups: Sequence[Group]) -> dict[str, Any]:
-    """Plain values, rounded to what can be seen and read."""
+    """Plain values for JSON, rounded to visible precision."""
     return {
         "axes": [_axes(axes_of(group)) for group in groups],
         "marks": _marks(groups),
@@ -226,7 +226,7 @@ def _rounded(values: Floats) -> list[float]:
 
 
 def _marks(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """What happened to the one run that is shown, at its steps."""
+    """Events of a single run, at their steps; none for several runs."""
     if len(groups) > 1 or groups[0].is_several:
         return []
     return [

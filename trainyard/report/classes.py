@@ -1,4 +1,4 @@
-"""How well each class is recognised: a histogram, the worst and the best, all of them as data."""
+"""Accuracy per class: a histogram, a table of the worst and the best, and all of them as data."""
 
 from typing import Any, NamedTuple
 
@@ -9,9 +9,9 @@ from trainyard.report.runs import Run
 from trainyard.report.ticks import short, ticks
 from trainyard.training.predictions import ClassAccuracy, per_class
 
-_ALL = 60  # classes of which each has a row that needs no script
-_WORST, _BEST = 25, 10  # of more
-_BINS = 20  # of the histogram
+_ALL = 60  # most classes that are all listed without a script
+_WORST, _BEST = 25, 10  # rows shown for more classes
+_BINS = 20  # histogram bins
 
 
 def name_of(run: Run, label: int) -> str:
@@ -21,11 +21,11 @@ def name_of(run: Run, label: int) -> str:
 class Classes(NamedTuple):
     content: Html
     data: list[Any]
-    """Of each class, the worst first: name, samples, top-1, top-5."""
+    """Rows of all classes, the worst first: name, samples, top-1, top-5."""
 
 
 def classes_section(run: Run) -> Classes | None:
-    """None where no predictions are on record."""
+    """The section; None without saved predictions."""
     if run.recorded is None:
         return None
     rows = per_class(run.recorded.said, run.recorded.labels)
@@ -74,7 +74,7 @@ def _bar(share: float) -> Html:
 
 
 def _histogram(top1: np.ndarray[Any, Any]) -> Html:
-    """How many classes are recognised how well."""
+    """A histogram of classes by top-1 accuracy."""
     counts = np.histogram(top1, _BINS, (0, 1))[0].tolist()
     width, height, left, bottom = 1200, 170, 48, 36
     most, inner = max(counts), width - left - 10

@@ -1,4 +1,4 @@
-"""Curves out of reports: one run's, or the mean of several seeds', in few enough points."""
+"""Curves from reports, of one run or the mean over seeds, reduced to few points."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """`drawn` has the lowest and the highest of every stretch; `means` is what is smoothed."""
+    """`drawn` keeps the extremes of every interval; `means` is the input of smoothing."""
 
     drawn: Points
     means: Points
     band: tuple[Floats, Floats] | None = None
-    """At the steps of `means`: mean - 2 sigma and mean + 2 sigma over seeds."""
+    """Mean - 2 sigma and mean + 2 sigma over seeds, at the steps of `means`."""
 
 
 class Axes(NamedTuple):
-    """Steps, and how far a run was at each of them."""
+    """Seconds and epochs of a run at some of its steps."""
 
     steps: Floats
     seconds: Floats
@@ -39,7 +39,7 @@ class Axes(NamedTuple):
 
 
 def curve_of(group: Group, reports: Reports, key: str, points: int) -> Curve | None:
-    """None if no report has the key. Of several runs their mean, as far as all of them are."""
+    """A curve of `key`, None if no report has it. For several runs, the mean over common steps."""
     found = [_points(reports(run), key) for run in group.runs]
     found = [each for each in found if len(each.steps)]
     if not found:
@@ -58,7 +58,7 @@ def curve_of(group: Group, reports: Reports, key: str, points: int) -> Curve | N
 
 
 def axes_of(group: Group, points: int = 400) -> Axes:
-    """The mean over runs where there are several."""
+    """Axes of a group; the mean over its runs."""
     found = [_axes(run) for run in group.runs]
     found = [each for each in found if len(each.steps)]
     if not found:
@@ -90,7 +90,7 @@ def _points(reports: Sequence[Report], key: str) -> Points:
 
 
 def _common_steps(found: Sequence[Points]) -> Floats:
-    """All steps of any, from where all have begun to where the first one ends."""
+    """All steps of any run, from the latest first step to the earliest last step."""
     low = max(each.steps[0] for each in found)
     high = min(each.steps[-1] for each in found)
     steps = np.unique(np.concatenate([each.steps for each in found]))
@@ -98,7 +98,7 @@ def _common_steps(found: Sequence[Points]) -> Floats:
 
 
 def lowest_and_highest(points: Points, count: int) -> Points:
-    """At most about so many of the points, with the lowest and highest of each stretch."""
+    """About `count` of the points at most, with the extremes of each interval."""
     if len(points.steps) <= count:
         return points
     chosen = {0, len(points.steps) - 1}
@@ -110,7 +110,7 @@ def lowest_and_highest(points: Points, count: int) -> Points:
 
 
 def stretches(points: Points, count: int) -> Points:
-    """At most so many points, each the mean of a stretch."""
+    """At most `count` points, each the mean of an interval."""
     if len(points.steps) <= count:
         return points
     parts = np.array_split(np.arange(len(points.steps)), count)
@@ -121,9 +121,9 @@ def stretches(points: Points, count: int) -> Points:
 
 
 def smoothed(points: Points, share: float) -> Floats:
-    """The mean over a window around each point, `share` of the whole stretch of steps wide.
+    """The mean over a window around each point, `share` of the range of steps wide.
 
-    Near the ends the window is narrower, alike on both sides, so that the mean is not shifted.
+    Near the ends the window shrinks on both sides alike, so that the mean is not shifted.
     """
     steps, values = points
     if len(steps) < 3 or not share:

@@ -1,4 +1,4 @@
-"""A chart as a picture that needs no script: SVG, against steps."""
+"""Charts as SVG pictures that need no script, against steps."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from trainyard.report.markup import Html, join, tag
 from trainyard.report.ticks import padded, short, tick_text, ticks
 
 SMOOTHING = 0.02
-"""Of the length of a run: the window that noisy curves are averaged over."""
-_POINTS = 240  # of a curve; the script has more
-_SIZES = {True: (640, 300), False: (420, 190)}  # large or not: width and height
+"""Window of the average of noisy curves, as a share of a run's length."""
+_POINTS = 240  # per curve; the script has more
+_SIZES = {True: (640, 300), False: (420, 190)}  # width and height of large charts, and of others
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 14, 10, 36
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """From steps and values to places in the picture."""
+    """Maps steps and values to positions in the picture."""
 
     width: int
     height: int
@@ -60,7 +60,7 @@ def _steps(chart: Chart) -> tuple[float, float]:
 
 
 def limits(chart: Chart) -> tuple[float, float]:
-    """The lowest and highest value that is drawn, with some room, but none beyond 0 and 100%."""
+    """The lowest and highest drawn value, with a margin; percentages stay within 0 and 100%."""
     columns = [each.curve.drawn.values for each in chart.series]
     columns += [side for each in chart.series for side in each.curve.band or ()]
     values = np.concatenate(columns)

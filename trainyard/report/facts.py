@@ -1,4 +1,4 @@
-"""What happened in a run, what it ran on, and its recipe."""
+"""Sections on events, unreadable images, environment and recipe of a run."""
 
 import json
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ from trainyard.report.markup import Child, Html, join, table, tag
 from trainyard.report.runs import Run, counted, number
 from trainyard.report.ticks import clock
 
-_ROWS = 200  # of events and of images that could not be read
+_ROWS = 200  # most rows of events and of unreadable images
 
 
 def events_section(runs: Sequence[Run]) -> Html:
-    """The newest of them, in the order of time, and how many updates were skipped."""
+    """The latest events in order of time, and the number of skipped updates."""
     rows: list[list[Child]] = []
     for run in runs:
         for event in run.history.events:
@@ -67,7 +67,7 @@ def quarantine_section(runs: Sequence[Run]) -> Html:
 
 
 def environment_section(runs: Sequence[Run]) -> Html:
-    """A column for each run."""
+    """A table with a column for each run."""
     found = [_environment(run) for run in runs]
     keys = list(dict.fromkeys(key for rows in found for key in rows))
     if not keys:
@@ -116,7 +116,7 @@ def recipe_section(groups: Sequence[Group]) -> Html:
 
 
 def differences_section(runs: Sequence[Run]) -> Html:
-    """A row for each recipe key that is not the same in all runs; those that matter first."""
+    """A row for each recipe key that differs between runs; practical keys come last."""
     found = sorted(differences(runs), key=lambda row: row[0] in PRACTICAL)
     if not found:
         return tag("p", "The recipes are the same.", class_="about")

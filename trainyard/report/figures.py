@@ -1,4 +1,4 @@
-"""Charts in the page: picture, legend, and their figures as a table."""
+"""Charts in the page: picture, legend, and values as a table."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,11 @@ from trainyard.report.frame import switch
 from trainyard.report.markup import Child, Html, join, table, tag
 from trainyard.report.ticks import value_text
 
-_TABLE = 40  # points of a curve that stand in the table below a chart
+_TABLE = 40  # points per curve in the table below a chart
 
 
 def curves_section(charts: Sequence[Chart]) -> Html:
-    """The charts under the switches that are for all of them."""
+    """The charts, below switches that apply to all of them."""
     log = tag("label", tag("input", type="checkbox", name="log"), "Logarithmic loss and norms")
     slider = tag("input", type="range", name="smoothing", min=0, max=100, step=1)
     smoothing = tag("label", "Smoothing ", slider, tag("span", id="smoothing-value"))
@@ -23,7 +23,7 @@ def curves_section(charts: Sequence[Chart]) -> Html:
 
 
 def _widths(charts: Sequence[Chart]) -> list[str]:
-    """Halves for the large charts, thirds for the others, and no gap in the last row."""
+    """Half width for large charts, a third for others; the last row has no gap."""
     large = sum(chart.is_large for chart in charts)
     small = len(charts) - large
     halves = min((0, 4, 2)[small % 3], small)
@@ -57,7 +57,7 @@ def _key(chart: Chart, series: Series) -> Html:
 
 
 def _figures(chart: Chart) -> Html:
-    """Some reports of each curve, with the first, the last, and the extremes between."""
+    """A table of some points of each curve: the first, the last, and extremes between them."""
     columns = []
     for series in chart.series:
         points = lowest_and_highest(series.curve.drawn, _TABLE)

@@ -1,4 +1,4 @@
-"""What is around the contents of the page: policy, style, script, title, navigation, switches."""
+"""The frame of the page: policy, style, script, title, navigation, switches."""
 
 import base64
 import hashlib
@@ -26,7 +26,7 @@ def script() -> str:
 
 
 def head(runs: Sequence[Run], *, is_live: bool) -> Html:
-    """What is not from this page by its hash can neither run nor be fetched."""
+    """The head. Its policy blocks everything but this page's own style and script, by hash."""
     policy = (
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"style-src {_hash(_file('style.css'))}; script-src {_hash(script())}"
@@ -52,7 +52,7 @@ def _hash(text: str) -> str:
 
 
 def as_json(data: Any) -> Html:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot close its script element."""
     return Html(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 
 

@@ -1,4 +1,4 @@
-"""Runs that differ in their seed alone, as one; and what recipes differ in."""
+"""Groups of runs that differ in the seed alone, and differences between recipes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Group:
 
 
 def groups_of(runs: Sequence[Run]) -> list[Group]:
-    """In the order in which their first runs are given. A seed that comes twice stands alone."""
+    """Groups in the order of their first runs. A run with a repeated seed gets its own group."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         key = repr((_what_counts(run), run.environment.get("fingerprints")))
@@ -34,7 +34,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def _what_counts(run: Run) -> list[tuple[str, Any]]:
-    aside = PRACTICAL | {_SEED}  # the data is compared by its fingerprint
+    aside = PRACTICAL | {_SEED}  # the data's fingerprint is compared instead
     return sorted((key, of) for key, of in run.recipe.items() if key not in aside)
 
 
@@ -47,13 +47,13 @@ def _name(runs: list[Run]) -> str:
 
 
 def _common(names: list[str]) -> str:
-    """The letters that they all begin with."""
+    """The common prefix of all names."""
     columns = takewhile(lambda letters: len(set(letters)) == 1, zip(*names, strict=False))
     return "".join(letters[0] for letters in columns)
 
 
 def differences(runs: Iterable[Run]) -> list[tuple[str, list[Any]]]:
-    """The recipe keys that are not the same in all runs, with each run's value; None if unset."""
+    """Recipe keys that differ between runs, with each run's value; None if unset."""
     recipes = [run.recipe for run in runs]
     keys = dict.fromkeys(key for recipe in recipes for key in recipe)
     rows = [(key, [recipe.get(key) for recipe in recipes]) for key in keys]

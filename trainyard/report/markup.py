@@ -1,28 +1,27 @@
-"""HTML put together from parts, with all text escaped that is not markup itself."""
+"""HTML from parts; all text that is not markup is escaped."""
 
 from html import escape
 
 
 class Html(str):
-    """Text that is markup already, made by `tag` alone."""
+    """Text that is markup already, and is not escaped again."""
 
 
 Child = str | int | float | None
-_EMPTY = frozenset(("img", "input", "link", "meta"))  # of HTML; SVG closes all of its own
+_EMPTY = frozenset(("img", "input", "link", "meta"))  # in HTML; SVG closes all of its elements
 
 
 def tag(name: str, /, *children: Child, **attributes: str | float | bool | None) -> Html:
     """An element. Attributes are named as in HTML, with `class_` for class and _ for -.
 
-    True gives a bare attribute; None and False none at all. Characters that a browser would not
-    show are replaced.
+    True gives a bare attribute; None and False leave it out. Invisible characters are replaced.
     """
     opening = "".join([f"<{name}", *(_attribute(key, of) for key, of in attributes.items()), ">"])
     return Html(opening if name in _EMPTY else f"{opening}{join(*children)}</{name}>")
 
 
 def join(*children: Child) -> Html:
-    """One after another; nothing for None."""
+    """The children, concatenated; None is left out."""
     return Html("".join(_escaped(child) for child in children if child is not None))
 
 
@@ -38,7 +37,7 @@ def _escaped(child: Child) -> str:
 
 
 def _visible(text: str) -> str:
-    """Without control characters, and without halves of surrogates that UTF-8 cannot write."""
+    """The text with control characters and lone surrogates, which UTF-8 lacks, replaced."""
     return "".join(
         "\N{REPLACEMENT CHARACTER}"
         if (letter < " " and letter not in "\n\t") or "\x7f" <= letter < "\xa0" or _is_half(letter)
@@ -54,7 +53,7 @@ def _is_half(letter: str) -> bool:
 def table(
     head: list[str], rows: list[list[Child]], *, caption: str, numbers: int = 0, **attributes: str
 ) -> Html:
-    """A table in a box that scrolls sideways; the first so many columns are text, others numbers.
+    """A table in a box that scrolls sideways.
 
     `numbers` is the first column of numbers, 0 for none. The first cell of a row is its heading.
     """

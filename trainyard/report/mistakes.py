@@ -1,4 +1,4 @@
-"""What the model gets wrong, in pictures: classes that it confuses, and its worst errors."""
+"""Mistakes of the model, with pictures: confused classes and the worst errors."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from trainyard.training.predictions import confusions
 from trainyard.training.recorded import Recorded
 
 _PAIRS, _EXAMPLES = 12, 4
-_WORST = 24  # by the loss, and as many by the confidence
+_WORST = 24  # highest losses shown, and as many of the highest confidences
 
 
 def confusions_section(run: Run, album: Album) -> Html | None:
@@ -42,7 +42,7 @@ def confusions_section(run: Run, album: Album) -> Html | None:
 
 
 def _examples(recorded: Recorded, label: int, guess: int) -> list[int]:
-    """The most confident ones."""
+    """The most confident errors of a pair of classes."""
     said = recorded.said
     found = np.flatnonzero((recorded.labels == label) & (said.guess == guess) & said.is_read())
     return [int(n) for n in found[np.argsort(-said.confidence[found], kind="stable")][:_EXAMPLES]]

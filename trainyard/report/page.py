@@ -1,4 +1,4 @@
-"""The page: one HTML file that holds its style, script, data and pictures."""
+"""The page: one HTML file with its style, script, data and pictures."""
 
 import time
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ _Sections = list[tuple[str, str, Html | None]]  # id, title and content of each
 
 
 def page(runs: Sequence[Run], gallery: Gallery, *, is_live: bool = False) -> str:
-    """The page of one run or several; `is_live` where a server keeps it up to date."""
+    """The page of one or several runs. `is_live`: a server keeps it up to date."""
     groups = groups_of(runs)
     charts = charts_of(groups)
     best = _best(runs)
@@ -82,7 +82,7 @@ def _rest(sections: _Sections, data: Any) -> list[Html]:
 
 
 def _best(runs: Sequence[Run]) -> Run:
-    """Whose mistakes are shown: of the runs with predictions the one with the highest top-1."""
+    """The run whose mistakes are shown: the highest top-1 among those with predictions."""
     with_predictions = [run for run in runs if run.recorded is not None] or list(runs)
     return max(with_predictions, key=lambda run: (run.best("top1") or {}).get("top1", 0.0))
 

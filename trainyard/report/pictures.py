@@ -1,4 +1,4 @@
-"""Small pictures of validation samples, for the page to hold them itself."""
+"""Thumbnails of validation samples, embedded in the page."""
 
 import base64
 import io
@@ -17,27 +17,27 @@ from trainyard.data.read import Reader
 from trainyard.errors import InputError
 from trainyard.report.runs import Run
 
-_SIDE = 160  # pixels of the longer side, at most
-_SMALL = 48  # pixels; what is as small is stored as it is, its pixels are seen
+_SIDE = 160  # pixels; most of the longer side
+_SMALL = 48  # pixels; images this small are stored losslessly, as their pixels are visible
 _QUALITY = 80
-_READ_THREADS = 8  # hide the latency of a network file system
+_READ_THREADS = 8  # to hide the latency of a network file system
 
 
 @dataclass
 class Album:
-    """The pictures of one run's validation data, as far as it is at hand."""
+    """Thumbnails of one run's validation data, if the data is available."""
 
     index: Index | None = None
     why_none: str = ""
     _uris: dict[int, str | None] = field(default_factory=dict)
 
     def load(self, samples: Iterable[int]) -> None:
-        """Read those that are not here yet."""
+        """Read thumbnails that are not loaded yet."""
         wanted = sorted(set(samples) - self._uris.keys())
         if self.index is None or not wanted:
             return
         reader = Reader(self.index)
-        Image.init()  # here, not in threads: one would pass over formats another is registering
+        Image.init()  # not in threads: one would miss formats that another is registering
         with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
             warnings.filterwarnings("ignore", module="PIL")
             found = list(pool.map(lambda sample: _uri(reader, sample), wanted))
@@ -46,16 +46,16 @@ class Album:
             self.why_none = f"The validation images cannot be read here ({found[0][1]})."
 
     def uri(self, sample: int) -> str | None:
-        """What `load` has read; None for what cannot be read."""
+        """A loaded thumbnail as a data URI; None for an unreadable image."""
         return self._uris.get(sample)
 
     def file(self, sample: int) -> str:
-        """The file's name, "" if the data is not at hand."""
+        """The name of a sample's file; "" if the data is not available."""
         return "" if self.index is None else Path(self.index.locate(sample)[0]).name
 
 
 class Gallery:
-    """The albums of runs, kept for as long as their pages are made again and again."""
+    """Albums of runs, kept while their pages are rendered repeatedly."""
 
     def __init__(self) -> None:
         self._albums: dict[Path, Album] = {}
@@ -91,7 +91,7 @@ def _open(run: Run) -> Album:
 
 
 def _uri(reader: Reader, sample: int) -> tuple[str | None, str]:
-    """The picture, or None and why there is none."""
+    """The thumbnail, or None and the reason."""
     try:
         image = whole_image(reader.read(sample))
     except (InputError, OSError, BadImageError) as error:

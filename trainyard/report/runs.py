@@ -1,4 +1,4 @@
-"""A run directory read back, as far as it has got."""
+"""Reading of run directories, also of unfinished runs."""
 
 import json
 import math
@@ -26,19 +26,19 @@ class Run:
     environment: dict[str, Any]
     quarantine: list[dict[str, Any]]
     recorded: Recorded | None
-    classes: tuple[str, ...]  # () as long as no checkpoint names them
+    classes: tuple[str, ...]  # () until a checkpoint names them
     parameters: int | None
     notes: tuple[str, ...] = ()
-    """What is missing, and why."""
+    """Missing parts, with reasons."""
 
     @property
     def steps(self) -> int:
-        """Those made, as far as reported."""
+        """Number of steps, as far as reported."""
         return max((report["step"] for report in self._last()), default=0)
 
     @property
     def seconds(self) -> float:
-        """Of the whole run, all restarts together."""
+        """Seconds of the whole run, over all restarts."""
         return max((number(report, "time") or 0.0 for report in self._last()), default=0.0)
 
     @property
@@ -49,7 +49,7 @@ class Run:
         return [*self.history.train[-1:], *self.history.val[-1:]]
 
     def share_done(self) -> float | None:
-        """0 to 1, of `run.length`; None if that cannot be told."""
+        """Share of `run.length` that is done, 0 to 1; None if not known."""
         amount, _, unit = str(self.recipe.get("run.length", "")).partition(" ")
         samples = max((number(report, "samples") or 0.0 for report in self._last()), default=0.0)
         done = {"step": float(self.steps), "epoch": self.epoch, "sample": samples}
@@ -59,19 +59,19 @@ class Run:
             return None
 
     def best(self, key: str) -> Report | None:
-        """The evaluation with the highest `key`; of equal ones the first."""
+        """The evaluation with the highest `key`; the first if several are equal."""
         found = [report for report in self.history.val if number(report, key) is not None]
         return max(found, key=lambda report: float(report[key]), default=None)
 
 
 def number(report: Report, key: str) -> float | None:
-    """A figure of a report; None where there is none."""
+    """A number in a report; None if it is missing."""
     value = report.get(key)
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
-    """InputError where a folder is no run directory. Names are as short as they can be."""
+    """The runs, with the shortest unique names. InputError if a folder is no run directory."""
     for folder in folders:
         if not (folder / "recipe.toml").is_file() and not (folder / "metrics.jsonl").is_file():
             raise InputError(
@@ -85,7 +85,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 
 def _names(paths: list[Path]) -> list[str]:
-    """Their last parts, as many as tell them apart."""
+    """The last parts of each path, as many as make all names unique."""
     most = max(len(path.parts) for path in paths)
     for count in range(1, most + 1):
         names = ["/".join(path.parts[-count:]) for path in paths]
@@ -132,7 +132,7 @@ def _flat(path: Path, text: str) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Nothing where there is no such file, or it is not whole."""
+    """The object in a JSON file; empty if the file is missing or incomplete."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -141,7 +141,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """A line that is being written is left out."""
+    """The objects in a JSON lines file, without an incomplete last line."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -163,7 +163,7 @@ def _classes(folder: RunDirectory) -> tuple[str, ...]:
 
 
 def _parameters(folder: RunDirectory) -> int | None:
-    """Of the model, from the header of its saved weights; None if they are not in one file."""
+    """Parameters of the model, from the header of its weights; None if there is no such file."""
     path = _checkpoint_file(folder, "model.safetensors")
     if path is None:
         return None
@@ -179,5 +179,5 @@ def _parameters(folder: RunDirectory) -> int | None:
 
 
 def counted(devices: Sequence[str]) -> str:
-    """8 x NVIDIA H100 80GB HBM3, of each kind."""
+    """Devices with counts: 8 x NVIDIA H100 80GB HBM3."""
     return ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))

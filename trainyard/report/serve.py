@@ -1,4 +1,4 @@
-"""A report that keeps up with its runs, for a browser on this machine."""
+"""A live report for a browser on this machine."""
 
 import hashlib
 import threading
@@ -18,12 +18,12 @@ _FILES = ("recipe.toml", "environment.json", "metrics.jsonl", "quarantine.jsonl"
 
 
 class Made(NamedTuple):
-    tag: str  # changes when a file of a run does
+    tag: str  # changes with the files of the runs
     body: bytes
 
 
 class LivePage:
-    """The page of some runs, made anew when their files have changed."""
+    """The page of some runs, rendered again when their files change."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = list(folders)
@@ -32,14 +32,14 @@ class LivePage:
         self._made: Made | None = None
 
     def tag(self) -> str:
-        """Of the files as they are now."""
+        """A tag of the current state of the files."""
         looks = [_look(folder / name) for folder in self._folders for name in _FILES]
         looks += [_look(folder / "checkpoints" / "best") for folder in self._folders]
         return f'"{hashlib.sha256(repr(looks).encode()).hexdigest()[:20]}"'
 
     def made(self) -> Made:
-        with self._lock:  # a page that two ask for is made once
-            tag = self.tag()  # before it is made: what changes meanwhile is news again
+        with self._lock:  # concurrent requests render the page once
+            tag = self.tag()  # taken before rendering: later changes give a new tag
             if self._made is None or self._made.tag != tag:
                 text = page(read_runs(self._folders), self._gallery, is_live=True)
                 self._made = Made(tag, text.encode())
@@ -55,9 +55,9 @@ def _look(path: Path) -> tuple[int, int] | None:
 
 
 def server_of(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
-    """Listens on the loopback interface alone; port 0 takes any that is free.
+    """A server on the loopback interface alone; port 0 picks any free port.
 
-    InputError if a folder is no run directory, or the port cannot be had.
+    InputError if a folder is no run directory, or the port is not available.
     """
     live = LivePage(folders)
     live.made()
@@ -78,7 +78,7 @@ class _Handler(BaseHTTPRequestHandler):
     page: LivePage
 
     def do_GET(self) -> None:
-        # Another site's name that leads here could otherwise read the page from a browser.
+        # DNS rebinding: another site's name that resolves to this host must not read the page.
         if self.headers.get("Host", "").rpartition(":")[0] not in _NAMES:
             self.send_error(403, "only for this machine")
         elif self.path != "/":
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self) -> None:
         try:
             made = self.page.made()
-        except TrainyardError as error:  # a file that is being replaced, say: asked again soon
+        except TrainyardError as error:  # a file being replaced, say; retried soon
             self.send_error(503, explain=str(error))
             return
         self.send_response(200)
@@ -104,4 +104,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(made.body)
 
     def log_message(self, *_: object) -> None:
-        """Nothing: the terminal is not for requests."""
+        """Suppresses the log of requests on the terminal."""

@@ -1,10 +1,10 @@
-"""Round numbers on the axes of charts, and figures as people read them."""
+"""Tick positions for axes, and texts of numbers."""
 
 import math
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About so many multiples of 1, 2 or 5 times a power of ten in [low, high]."""
+    """About `count` multiples of 1, 2 or 5 times a power of ten in [low, high]."""
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -15,7 +15,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """1, 2 and 5 times powers of ten in [low, high]; of many decades the powers alone."""
+    """1, 2 and 5 times powers of ten in [low, high]; powers alone for over three decades."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     factors = (1, 2, 5) if last - first <= 3 else (1,)
     found = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
@@ -23,13 +23,13 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def padded(low: float, high: float) -> tuple[float, float]:
-    """A little room on both sides, also around a single value."""
+    """The range with a margin on both sides, also around a single value."""
     room = (high - low) * 0.04 or abs(high) * 0.1 or 1.0
     return low - room, high + room
 
 
 def short(value: float) -> str:
-    """A tick: 1.5M, 20k, 1,500, 0.25, 2e-4."""
+    """A tick label: 1.5M, 20k, 1,500, 0.25, 2e-4."""
     size = abs(value)
     if size >= 1e6:
         return f"{value / 1e6:.4g}M"
@@ -44,7 +44,7 @@ def short(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """Of a fraction of 1: 98.15%."""
+    """A fraction of 1 as 98.15%."""
     return f"{100 * value:.2f}%"
 
 
@@ -59,21 +59,21 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """1:02:03, to put beside each other."""
+    """1:02:03, for columns of times."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def tick_text(kind: str, value: float) -> str:
-    """On the axis of a chart of this kind (charts.Kind)."""
+    """A tick label on the axis of a chart of this kind (charts.Kind)."""
     if kind == "percent":
         return f"{round(100 * value, 6):g}%"
     return _gigabytes(value) if kind == "bytes" else short(value)
 
 
 def value_text(kind: str, value: float) -> str:
-    """A value that is read off."""
+    """The text of a value in a chart of this kind."""
     if kind == "loss" and abs(value) >= 1e-3:
         return f"{value:.4f}"
     if kind == "percent":

@@ -1,4 +1,4 @@
-"""Reports as files."""
+"""Reports written to files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ NAME = "report.html"
 
 
 def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Write the report of a run into its directory, or of several here; or to `out`.
+    """Write a report to `out`; by default into a run's directory, or here for several runs.
 
     InputError for a folder that is no run directory, or a file that cannot be written.
     """

@@ -1,4 +1,4 @@
-"""The statistics of batch norm layers, estimated anew for weights that training never ran with."""
+"""Re-estimation of batch norm statistics for weights that training never ran with."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,19 +16,19 @@ from trainyard.training.step import Samples
 from trainyard.world import World, total
 
 Sums = Tensor
-"""Of a layer's input over values, float64[3, C]: their number, their sum and that of squares."""
+"""float64[3, C] of a layer's inputs: count of values, their sum, and the sum of their squares."""
 
 
 @dataclass
 class _Seen:
-    """What batch norm layers were given."""
+    """Sums of the inputs of batch norm layers."""
 
     sums_of: dict[_BatchNorm, Sums]
     counts: bool = True
-    """Whether what they are given now is to be added."""
+    """True while inputs are to be added."""
 
     def add(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """A hook, before the forward pass of a layer."""
+        """Hook before the forward pass of a layer: adds its input."""
         if not self.counts:
             return
         assert isinstance(layer, _BatchNorm)
@@ -42,9 +42,9 @@ class _Seen:
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """The layers that keep statistics for evaluation; frozen ones keep those that they have."""
+    """The layers that keep running statistics, without frozen ones."""
     layers = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    # model/freeze.py gives a frozen layer a train() of its own.
+    # model/freeze.py gives a frozen layer its own train().
     return [x for x in layers if x.running_mean is not None and "train" not in vars(x)]
 
 
@@ -56,13 +56,13 @@ def estimate_statistics(
     world: World,
     precision: torch.dtype | None = None,
 ) -> int:
-    """Give all batch norm layers the mean and variance of their inputs over all ranks' batches.
+    """Set the statistics of batch norm layers from their inputs over all ranks' batches.
 
     PreciseBN (Wu and Johnson 2021, "Rethinking 'Batch' in BatchNorm", section 3): each batch, on
     each rank, is normalised with its own statistics, and the mean and variance over all values
-    replace the moving averages. All else is as in evaluation: nothing is dropped. Samples that
-    could not be read take no part, nor does one that is alone; DataError if none is left. Returns
-    how many images took part.
+    replace the moving averages. Other layers are in evaluation mode: no dropout. Unreadable samples
+    do not take part, nor does a sample that is alone in its batch; DataError if none is left.
+    Returns the number of images that took part.
     """
     for model in models:
         layers = batch_norms(model)
@@ -71,9 +71,9 @@ def estimate_statistics(
     with _observed(models) as seen, without_sync(models):
         for batch in batches:
             images_BCHW = batch.images_BCHW[batch.weights > 0]
-            seen.counts = len(images_BCHW) > 1  # of one value a layer's variance would be zero
+            seen.counts = len(images_BCHW) > 1  # the variance of a single value would be zero
             images += len(images_BCHW) * seen.counts
-            if not seen.counts:  # all ranks take part in a forward pass of a sharded model
+            if not seen.counts:  # a sharded model needs all ranks in each forward pass
                 images_BCHW = batch.images_BCHW.new_zeros(2, *batch.images_BCHW.shape[1:])
             for model in models:
                 with autocast(images_BCHW.device, precision):
@@ -94,7 +94,7 @@ def estimate_statistics(
 
 @contextmanager
 def _observed(models: Sequence[nn.Module]) -> Iterator[_Seen]:
-    """Inside, batch norm layers normalise with their batch, leave their buffers, and are summed."""
+    """Inside, batch norm layers use batch statistics, keep their buffers, and record inputs."""
     was_training = {module: module.training for model in models for module in model.modules()}
     layers = [layer for model in models for layer in batch_norms(model)]
     sums_of = {

@@ -1,4 +1,4 @@
-"""What a forward pass changes in a model: the statistics of batch norm."""
+"""Snapshots of batch-norm statistics, to undo a skipped or repeated step."""
 
 import torch
 from torch import Tensor, nn
@@ -9,11 +9,11 @@ from trainyard.averaging.flat import flatten, unflatten_into
 class Buffers:
     """A model's buffers as they were before a step, for a step that is repeated or skipped.
 
-    The copies are flat, one for each kind of number: a ResNet-50 has 159 small buffers.
+    The copies are flat, one per dtype: a ResNet-50 has 159 small buffers.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """The buffers are to stay where they are: to be written in place, not replaced."""
+        """The model must write its buffers in place, not replace them."""
         kinds: dict[torch.dtype, list[Tensor]] = {}
         for buffer in model.buffers():
             kinds.setdefault(buffer.dtype, []).append(buffer)
@@ -32,9 +32,9 @@ class Buffers:
 
     @torch.no_grad()
     def restore_if(self, skipped: Tensor) -> None:
-        """Where `skipped`, a number on the device, is not 0; without waiting for it.
+        """Restore where `skipped`, a tensor on the device, is not 0, without synchronising.
 
-        Counts stay: they cannot be spoiled as statistics are by what is not finite.
+        Integer counters are left: unlike statistics, they cannot become non-finite.
         """
         for buffers, flat in zip(self._kinds, self._flat, strict=True):
             if flat.is_floating_point():

@@ -1,15 +1,15 @@
-"""A checkpoint: what it holds, checksummed.
+"""Contents of a checkpoint, with checksums.
 
 checkpoints/step-00001234/
-    model.safetensors   the weights, for anyone; of replicas that differ, their mean
-    ema.safetensors     their moving average, where there is one
-    training.pt         loss scale; optimizer, averager, and the weights in training where those
-                        to use are others (schedule-free); loaded with weights_only
-    replicas/00000.pt   where replicas differ, of each: optimizer, averager with its own weights;
-                        where gradients are sent as PowerSGD: what was left out of each's own
-    sharded/            where each rank keeps a part: weights in training, average, moments; see
+    model.safetensors   weights to use elsewhere; the mean, if replicas differ
+    ema.safetensors     their moving average, if there is one
+    training.pt         loss scale; optimizer, averager, and the training weights if they differ
+                        from those to use (schedule-free); loaded with weights_only
+    replicas/00000.pt   per replica, if replicas differ: optimizer, averager with its own weights;
+                        with PowerSGD: the part of its gradients that was left out so far
+    sharded/            if each rank keeps a part: training weights, average, moments; see
                         shards.py
-    progress.json       version, step, clock, evaluations, what was skipped
+    progress.json       version, step, clock, evaluations, skipped samples
     manifest.json       SHA-256 of each file above
 """
 
@@ -67,12 +67,12 @@ _KINDS = {
     "last": dict,
     "best": dict,
 }
-"""What there is in progress.json."""
+"""Required entries of progress.json, with their types."""
 
 
 @dataclass
 class TrainState:
-    """All that is saved, and nothing that can be worked out from the recipe."""
+    """The saved state of a run. It holds nothing that follows from the recipe."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -84,18 +84,18 @@ class TrainState:
     classes: list[str]
     step: int = 0
     skipped: int = 0
-    """Samples of the stream that were passed over when the weights went back."""
+    """Samples of the stream that were passed over when the weights rolled back."""
     stream: dict[str, Any] = field(default_factory=dict)
-    """Where in data without an index the run is, as its feed keeps it; see data/stream/join.py."""
+    """Position in data without an index, kept by the feed; see data/stream/join.py."""
     roll_backs: int = 0
     last: dict[str, Any] = field(default_factory=dict)
-    """The newest evaluation and its step."""
+    """The latest evaluation and its step."""
     best: dict[str, Any] = field(default_factory=dict)
     """The evaluation with the highest top1 so far and its step."""
 
 
 def load_checkpoint(state: TrainState, path: Path) -> str | None:
-    """Put a verified checkpoint's contents into `state`; what is not as it was saved, in words."""
+    """Load a verified checkpoint into `state`. Returns a note on what differs from the save."""
     progress = read_progress(path)
     if state.ema is not None and not has_ema(path):
         raise CheckpointError(f"{path}: has no {_EMA}, its run had no model.ema_decay")
@@ -114,7 +114,7 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
     state.clock.load_state_dict(progress["clock"])
     state.step, state.skipped = progress["step"], progress["skipped"]
     state.stream.clear()
-    state.stream.update(progress.get("stream", {}))  # in place: a feed has it too
+    state.stream.update(progress.get("stream", {}))  # in place: the feed shares it
     state.roll_backs = progress["roll_backs"]
     state.last, state.best = progress["last"], progress["best"]
     return note
@@ -129,7 +129,7 @@ def _put_all_weights(state: TrainState, path: Path, training: dict[str, Any]) ->
 
 
 def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> str | None:
-    """What each replica has of its own; as many as were saved go on exactly as they were."""
+    """Load each replica's own part. It is exact if as many replicas resume as were saved."""
     replica = state.averager.replica
     saved = sorted((path / _REPLICAS).glob("*.pt"))
     mine = _load(saved[replica.number % len(saved)]) if saved else {}
@@ -146,7 +146,7 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
 
 
 def has_ema(path: Path) -> bool:
-    """Whether a checkpoint holds a moving average of the weights."""
+    """True if a checkpoint holds a moving average of the weights."""
     return (path / _EMA).exists()
 
 
@@ -162,13 +162,13 @@ def _load(file: Path) -> dict[str, Any]:
     try:
         loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]  # torch goes on about how to switch safety off
+        reason = str(error).partition("\n")[0]  # torch then explains how to switch safety off
         raise CheckpointError(f"{file.parent}: {file.name} cannot be read: {reason}") from None
     return loaded
 
 
 def read_progress(path: Path) -> dict[str, Any]:
-    """Step, best evaluation, class names and the like of a checkpoint."""
+    """The content of progress.json: step, best evaluation, class names and so on."""
     try:
         progress: Any = json.loads((path / _PROGRESS).read_text())
     except (OSError, ValueError) as error:
@@ -187,18 +187,18 @@ def read_progress(path: Path) -> dict[str, Any]:
 
 
 def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Give a model the weights of the checkpoint at `path`."""
+    """Load the weights of the checkpoint at `path` into a model."""
     own = model.state_dict()
     parts = {name: part_like(tensor, own.get(name)) for name, tensor in weights.items()}
     try:
         model.load_state_dict(parts)
     except RuntimeError as error:
-        first = str(error).splitlines()[1].strip()[:200]  # of what may be a line per weight
+        first = str(error).splitlines()[1].strip()[:200]  # the message may have a line per weight
         raise CheckpointError(f"{path}: its weights do not fit the model: {first}") from None
 
 
 def find_problem(path: Path) -> str | None:
-    """What is wrong with a checkpoint, or None if every file is there, unaltered."""
+    """A checkpoint's problem, or None if every file is there, unaltered."""
     if not path.is_dir():
         return "is no folder" if os.path.lexists(path) else "no such checkpoint"
     try:
@@ -224,7 +224,7 @@ def check(path: Path) -> None:
 
 
 Manifest = dict[str, str]
-"""The SHA-256 of each file, by its path in the checkpoint."""
+"""SHA-256 of each file by its path in the checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,11 +237,11 @@ class Snapshot:
     num_bytes: int
     """Bytes of weights, moving average and moments on all ranks: nearly all of the checkpoint."""
     common: "Common | None"
-    """The part that is the same on all ranks; None but on the first one, which writes it."""
+    """The part that all ranks share, on the first rank, which writes it; None on others."""
     replica: tuple[str, dict[str, Any]] | None
-    """The file of this replica and its content, where replicas differ."""
+    """This replica's file and content, if replicas differ."""
     shards: dict[str, torch.Tensor] | None
-    """This rank's parts of what is sharded, by name."""
+    """This rank's parts of sharded tensors, by name."""
 
 
 class Common(NamedTuple):
@@ -254,10 +254,10 @@ class Common(NamedTuple):
 
 
 def snapshot(state: TrainState, world: World, copies: HostCopies | None = None) -> Snapshot:
-    """Copy what this rank has to write, inside the consensus of the averager.
+    """Copy this rank's part of a checkpoint; call it inside the averager's consensus.
 
-    Every rank calls it: the parts of what is sharded come together. The copies are in the memory of
-    `copies`, if given, which those before them lose.
+    Every rank calls it, as sharded weights are gathered. The copies lie in the memory of `copies`,
+    if given, and overwrite its previous copies.
     """
     copies = HostCopies() if copies is None else copies
     copies.begin()
@@ -316,7 +316,7 @@ def _replica(state: TrainState, copies: HostCopies) -> tuple[str, dict[str, Any]
 
 
 def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
-    """What each replica saves by itself, or one for all."""
+    """State saved per replica (`by_each`), or state saved once for all."""
     replica = state.averager.replica
     own: dict[str, Any] = {}
     if replica.differs == by_each:
@@ -330,7 +330,7 @@ def _num_bytes(state: TrainState) -> int:
     modules = [module for module in (state.model, state.ema) if module is not None]
     weights = [tensor for module in modules for tensor in module.state_dict().values()]
     moments = [m for own in state.optimizer.state.values() for m in own.values()]
-    is_twice = is_sharded(state.model) or has_own_weights(state.optimizer)  # those in training too
+    is_twice = is_sharded(state.model) or has_own_weights(state.optimizer)  # training weights too
     replica = state.averager.replica
     copies = replica.total if replica.differs else 1
     return (1 + is_twice) * sum(map(_bytes_of, weights)) + copies * sum(map(_bytes_of, moments))
@@ -341,13 +341,13 @@ def _bytes_of(value: Any) -> int:
 
 
 def write_tensors(content: Any, path: Path) -> None:
-    """As torch.save, which by itself would not tell why a file cannot be written."""
+    """torch.save to a file opened here: torch's own error hides why a file cannot be written."""
     with open(path, "wb") as file:
         torch.save(content, file)
 
 
 def write_common(common: Common, folder: Path) -> Manifest:
-    """Write the part of the first rank to a new checkpoint's folder."""
+    """Write the first rank's part into the folder of a new checkpoint."""
     save_file(_contiguous(common.weights), folder / _MODEL)
     if common.ema is not None:
         save_file(_contiguous(common.ema), folder / _EMA)
@@ -358,7 +358,7 @@ def write_common(common: Common, folder: Path) -> Manifest:
 
 
 def write_own(taken: Snapshot, folder: Path, world: World) -> Manifest:
-    """Write the part of this rank alone; every rank calls it."""
+    """Write the part that is this rank's alone; every rank calls it."""
     if taken.shards is not None:
         from trainyard.training.shards import write_shards
 
@@ -372,12 +372,12 @@ def write_own(taken: Snapshot, folder: Path, world: World) -> Manifest:
 
 
 def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """As safetensors takes them."""
+    """Contiguous tensors, as safetensors requires."""
     return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make a checkpoint of the files in a folder."""
+    """Complete the checkpoint in `folder` with its manifest, and sync it to disk."""
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     _down_to_the_disk(folder, [_MANIFEST])
     for inner in (folder / _REPLICAS, folder / SHARDS, folder):

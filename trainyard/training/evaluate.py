@@ -36,13 +36,13 @@ def evaluate(
     columns: Tensor | None = None,
     flip: bool = False,
 ) -> dict[str, Predictions]:
-    """What each model says of the samples 0 … num_samples - 1; each batch is read and decoded once.
+    """Predictions of each model for the samples 0 … num_samples - 1, in one pass over the data.
 
-    `columns` are the numbers of the logits that take part, in the order of the labels; None for
-    all, as they are. With `flip` the mean of the softmax of an image and of its mirror image is
-    judged. The ranks meet once, at the end, so shares may differ.
+    `columns` are the indices of the logits to keep, in the order of the labels; None keeps all.
+    `flip` averages the softmax of an image and of its mirror image. The ranks communicate once, at
+    the end, so their shares may differ in size.
     """
-    # A row per sample, which its own rank alone fills: the sum over the ranks is the whole table.
+    # Each rank fills the rows of its own samples: the sum over ranks is the whole table.
     table = torch.zeros(len(models), len(_ROWS), num_samples, device=device)
     with _in_eval_mode(models.values()):
         for batch in batches:
@@ -79,13 +79,13 @@ def _logits(
     flip: bool,
 ) -> Tensor:
     images_BCHW = batch.images_BCHW
-    if not len(images_BCHW):  # a share of the last batch: all ranks take part in a sharded model
+    if not len(images_BCHW):  # empty share of the last batch: a sharded model needs all ranks
         images_BCHW = images_BCHW.new_zeros(1, *images_BCHW.shape[1:])
     logits_BC = _forward(model, images_BCHW, precision, columns)
     if flip:
         mirrored_BC = _forward(model, images_BCHW.flip(3), precision, columns)
         both = logits_BC.log_softmax(dim=1), mirrored_BC.log_softmax(dim=1)
-        logits_BC = torch.logaddexp(*both) - math.log(2)  # of the mean of the two softmax
+        logits_BC = torch.logaddexp(*both) - math.log(2)  # log of the mean of both softmax
     return logits_BC[: len(batch.images_BCHW)]
 
 

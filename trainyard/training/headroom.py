@@ -1,4 +1,4 @@
-"""How fast a run could be: its device and its loader, measured beside the run itself."""
+"""Throughput limits of the device and of the loader, measured during a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from trainyard.training.step import Batch, StepStats, TrainStep
 from trainyard.world import World
 
 _FIRST_S = 60.0
-_WARM_UP = 3  # steps of a process, or of a phase of the run, that take longer than others
+_WARM_UP = 3  # slower first steps of a process or of a phase
 
 
 class LoadedBatch(Batch, Protocol):
@@ -23,13 +23,13 @@ class LoadedBatch(Batch, Protocol):
 
 @dataclass
 class _Stretch:
-    """What came since it was begun."""
+    """Counts since the start of a measured interval."""
 
-    training: float  # seconds of the clock when it was begun
-    data_wait: float  # the same
+    training: float  # clock in seconds at the start
+    data_wait: float  # data wait in seconds at the start
     images: int = 0  # of all ranks
-    loaded: int = 0  # of this rank, as far as it is known how long they took to load
-    loading: float = 0.0  # seconds that the loader takes for these
+    loaded: int = 0  # of this rank, with a known loading time
+    loading: float = 0.0  # seconds that the loader needs for `loaded`
 
     def add(self, batch: LoadedBatch, images: int) -> None:
         self.images += images
@@ -39,10 +39,10 @@ class _Stretch:
 
 
 class Observed:
-    """A step that is measured now and then; what comes of it is the same.
+    """A step that is measured now and then, with unchanged results.
 
-    First after a minute of training, or after `every_s` if that is less. All ranks are taken to be
-    as fast as this one.
+    The first measurement comes after a minute of training, or after `every_s` if that is less. All
+    ranks are assumed to be as fast as this one.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Observed:
         can_try: bool,
         report: Callable[[Measured], None],
     ) -> None:
-        """`can_try`: whether a rank can try a step by itself, see TrainStep.trial."""
+        """`can_try`: a rank can try a step without the others, see TrainStep.trial."""
         self._step, self._course, self._clock, self._world = step, course, clock, world
         self._device, self._every_s, self._can_try = device, every_s, can_try
         self._report = report
@@ -67,7 +67,7 @@ class Observed:
 
     def __call__(self, batch: LoadedBatch, step: int, rates: Any) -> StepStats:
         phase = self._course.phase(step)
-        if phase.start != self._phase:  # other batches or images: there is no mean over both
+        if phase.start != self._phase:  # batch or image size changed: no mean over both
             self._phase, self._steps = phase.start, 0
         is_due = self._steps > _WARM_UP and self._clock.total >= self._next
         before = self._stretch
@@ -81,7 +81,7 @@ class Observed:
         return self._measured(batch, step, rates, before)
 
     def _measured(self, batch: LoadedBatch, step: int, rates: Any, stretch: _Stretch) -> StepStats:
-        """The step, and what there is to say of the stretch before it."""
+        """Run the step and report the interval before it."""
         update = Stopwatch(self._device)
         stats = self._step.timed(batch, step, rates, update)
         with self._clock.phase("trial"):

@@ -1,4 +1,4 @@
-"""Copies on the host of what a checkpoint holds, in memory that the next checkpoint uses again."""
+"""Host copies of checkpoint contents, in memory that the next checkpoint reuses."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class HostCopies:
-    """Copies nested states; those of a GPU go to page-locked memory without waiting for each.
+    """Copies nested states; GPU tensors go to page-locked memory, asynchronously.
 
-    One copy of all that was given is kept: begin the next one only when the last is done with.
+    There is one set of copies: call `begin` only when the last set is no longer needed.
     """
 
     def __init__(self) -> None:
@@ -18,12 +18,12 @@ class HostCopies:
         self._has_gpu = False
 
     def begin(self) -> None:
-        """Use the memory of the last copy again."""
+        """Reuse the memory of the last copies."""
         del self._buffers[self._used :]
         self._used = 0
 
     def __call__(self, value: Any) -> Any:
-        """A copy of tensors in dicts, lists and tuples; all else is shared."""
+        """Copies tensors in dicts, lists and tuples; other values are shared."""
         if isinstance(value, Tensor):
             return self._buffer(value).copy_(value.detach(), non_blocking=True)
         if isinstance(value, dict):
@@ -33,12 +33,12 @@ class HostCopies:
         return value
 
     def settle(self) -> None:
-        """Wait for the GPU to have made the copies."""
+        """Wait until the GPU has made the copies."""
         if self._has_gpu:
             torch.cuda.current_stream().synchronize()
 
     def _buffer(self, like: Tensor) -> Tensor:
-        """Memory of the same shape, type and strides: a state has its tensors in one order."""
+        """Memory of the same shape, dtype and strides. Reuse relies on a fixed order of tensors."""
         number, self._used = self._used, self._used + 1
         self._has_gpu = self._has_gpu or like.is_cuda
         if number < len(self._buffers):

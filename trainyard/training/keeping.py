@@ -1,4 +1,4 @@
-"""The checkpoints of a run: complete or absent, the newest good one first, old ones dropped.
+"""The checkpoint folder of a run: complete checkpoints only, and removal of old ones.
 
 checkpoints/step-00001234/    see checkpoint.py
 checkpoints/latest -> step-00001234        checkpoints/best -> step-00001000
@@ -36,7 +36,7 @@ def save_checkpoint(
     world: World = _ALONE,
     progress: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Write `state` as it is; see write_checkpoint. Nothing else goes on meanwhile."""
+    """Write `state` as a checkpoint and wait for it; see write_checkpoint."""
     with together(world):
         taken = snapshot(state, world)
     return write_checkpoint(taken, folder, keep=keep, world=world, progress=progress)
@@ -50,7 +50,7 @@ def write_checkpoint(
     world: World = _ALONE,
     progress: Callable[[], None] = lambda: None,
 ) -> Path:
-    """Write folder/step-…, move `latest` and `best` as it says, and drop all but `keep` old ones.
+    """Write folder/step-…, move the links `latest` and `best`, and drop all but `keep` old ones.
 
     Every rank calls it; the checkpoint is complete or absent. `progress` is called when a part of
     it is written. DiskError, on all ranks, if the disk is full or read-only.
@@ -83,7 +83,7 @@ def write_checkpoint(
 
 @contextmanager
 def _written(taken: Snapshot, final: Path, part: Path | None, world: World) -> Iterator[None]:
-    """Inside, a piece of a checkpoint is written: on all ranks, or none goes on."""
+    """Inside, a piece of a checkpoint is written; an error of one rank is raised on all."""
     with together(world), writing(final, lambda: taken.num_bytes, part):
         yield
 
@@ -93,7 +93,7 @@ def path_of(folder: Path, step: int) -> Path:
 
 
 def begin(final: Path) -> Path:
-    """The folder in which a checkpoint comes to be."""
+    """Make the temporary folder in which a checkpoint is written."""
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final.parent)
     part = part_of(final)
@@ -102,7 +102,7 @@ def begin(final: Path) -> Path:
 
 
 def finish(part: Path, final: Path, manifest: Manifest, *, keep: int) -> None:
-    """Make it the latest checkpoint, and drop all but `keep` old ones."""
+    """Make a written folder the latest checkpoint, and drop all but `keep` old ones."""
     write_manifest(part, manifest)
     _put(part, final)
     point(final.parent / "latest", final)
@@ -110,7 +110,7 @@ def finish(part: Path, final: Path, manifest: Manifest, *, keep: int) -> None:
 
 
 def _put(part: Path, final: Path) -> None:
-    """One of this step is there if it was damaged, or if its evaluation is being made up for."""
+    """Move into place, over one of this step that is damaged or lacks its evaluation."""
     old = _hide(final) if os.path.lexists(final) else None
     os.replace(part, final)
     fsync_folder(final.parent)
@@ -119,7 +119,7 @@ def _put(part: Path, final: Path) -> None:
 
 
 def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint without a problem; `report` is told of each that is passed over."""
+    """The newest checkpoint without a problem; `report` receives the problems of newer ones."""
     for path in reversed(_named(folder)):
         problem = find_problem(path)
         if problem is None:
@@ -129,13 +129,13 @@ def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
 
 
 def finite(folder: Path) -> Iterator[Path]:
-    """Good checkpoints that were not saved while updates were being skipped, newest first."""
+    """Good checkpoints that were not saved during skipped updates, newest first."""
     paths = filter(_is_finite, reversed(_checkpoints(folder)))
     return (path for path in paths if find_problem(path) is None)
 
 
 def drop_after(folder: Path, path: Path) -> None:
-    """Make a checkpoint the latest, and remove those after it."""
+    """Make a checkpoint the latest, and remove later ones."""
     point(folder / "latest", path)
     paths = _checkpoints(folder)
     for later in paths[paths.index(path) + 1 :]:
@@ -143,14 +143,14 @@ def drop_after(folder: Path, path: Path) -> None:
 
 
 def point_best(folder: Path, step: int) -> None:
-    """Make `best` the checkpoint of the best evaluation's step, if it is there."""
+    """Point `best` at the checkpoint of the best evaluation's step, if it exists."""
     best = path_of(folder, step)
     if best.is_dir() and (folder / "best").resolve() != best.resolve():
         point(folder / "best", best)
 
 
 def point(link: Path, target: Path) -> None:
-    """Make `link` a relative symbolic link to a sibling, in one step."""
+    """Make `link` a relative symbolic link to a sibling, atomically."""
     part = part_of(link)
     part.symlink_to(target.name)
     os.replace(part, link)
@@ -158,11 +158,11 @@ def point(link: Path, target: Path) -> None:
 
 def _prune(folder: Path, keep: int) -> None:
     kept = {(folder / name).resolve() for name in ("latest", "best")}
-    # Those saved while updates were being skipped are not counted: there may be a way back.
+    # Checkpoints saved during skipped updates do not count: a rollback may need an older one.
     clean = [path.resolve() for path in _checkpoints(folder) if _is_finite(path)][-keep:]
     best_then = [read_progress(path)["best"].get("step", 0) for path in clean[-1:]]
     kept |= {*clean, *(path_of(folder, step).resolve() for step in best_then)}
-    # From the end of a pass over data without an index another number of ranks can go on.
+    # Data without an index can change its number of ranks only at the end of a pass.
     kept |= {path.resolve() for path in [*filter(_ends_pass, _checkpoints(folder))][-1:]}
     for path in _checkpoints(folder):
         if path.resolve() not in kept:
@@ -186,7 +186,7 @@ def _ends_pass(path: Path) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """CheckpointError if the checkpoints of a run cannot be saved there, for what is in the way."""
+    """CheckpointError if an obstacle prevents saving the checkpoints of a run there."""
     if os.path.lexists(folder) and not folder.is_dir():
         raise CheckpointError(f"{folder}: is no folder: move it away, or choose another with --run")
     for link in (folder / "latest", folder / "best"):
@@ -198,36 +198,36 @@ def check_folder(folder: Path) -> None:
 
 
 def has_any(folder: Path) -> bool:
-    """Whether there is a checkpoint in the folder of a run, or something of the name of one."""
+    """True if the folder of a run holds a checkpoint, or any entry with the name of one."""
     return bool(_named(folder))
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Those of a run, oldest first, and links to such. A plain file is none."""
+    """Checkpoints of a run, oldest first, including links to folders. Plain files do not count."""
     return [path for path in _named(folder) if path.is_dir()]
 
 
 def _named(folder: Path) -> list[Path]:
-    """What has a checkpoint's name: not a copy that someone set aside, step-00000100.bak."""
+    """Entries with the name of a checkpoint; not step-00000100.bak, a copy set aside."""
     paths = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
     return sorted(paths, key=lambda path: int(path.name[5:]))
 
 
 def _hide(path: Path) -> Path:
-    """A doomed checkpoint's new name: there is never half a one under a checkpoint's name."""
+    """Rename a checkpoint before its removal, so that no half of it has a checkpoint's name."""
     doomed = part_of(path)
     os.replace(path, doomed)
     return doomed
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """What a killed run left half-written."""
+    """Remove files that a killed run left half-written."""
     for part in folder.glob(".*.part"):
         _remove(part)
 
 
 def _remove(path: Path) -> None:
-    """A folder, or a file; of a link the link alone."""
+    """Remove a folder or a file; a link without its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

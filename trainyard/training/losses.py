@@ -1,4 +1,4 @@
-"""Losses of each sample of a micro-batch, of which the step takes the weighted mean."""
+"""Losses per sample of a micro-batch; the step takes their weighted mean."""
 
 from collections.abc import Callable
 from functools import partial
@@ -55,10 +55,10 @@ class LossConfig(Section):
 def build_loss(
     config: LossConfig, smoothing: float, *, teacher: "Teacher | None", mixes: bool = True
 ) -> "Loss":
-    """float32 logits[B, C] and their micro-batch to losses[B].
+    """A function from float32 logits[B, C] and their micro-batch to losses[B].
 
-    `smoothing`: of the targets, spread over all classes, with bce too, as timm does. Where `mixes`
-    is false the mixed labels are not looked at, and cross-entropy is torch's own.
+    `smoothing` spreads part of the targets over all classes, for bce too, as in timm. If `mixes`
+    is false, mixed labels are ignored, and cross-entropy is torch's own.
     """
     build = _cross_entropy if config.name == "ce" else partial(_binary_cross_entropy, config)
     loss = build(smoothing, mixes)
@@ -66,7 +66,7 @@ def build_loss(
 
 
 def _cross_entropy(smoothing: float, mixes: bool) -> "Loss":
-    """Of mixed, smoothed targets (timm's SoftTargetCrossEntropy), which are never written out."""
+    """Cross-entropy with mixed, smoothed targets (timm's SoftTargetCrossEntropy), never dense."""
     from torch.nn import functional as F
 
     def plain(logits: "Tensor", batch: "MicroBatch") -> "Tensor":
@@ -85,7 +85,7 @@ def _cross_entropy(smoothing: float, mixes: bool) -> "Loss":
 
 
 def _binary_cross_entropy(config: LossConfig, smoothing: float, mixes: bool) -> "Loss":
-    """Every class a question of its own (Wightman et al. 2021); timm's BinaryCrossEntropy."""
+    """A binary loss per class (Wightman et al. 2021), as timm's BinaryCrossEntropy."""
     import torch
     from torch.nn import functional as F
 
@@ -106,11 +106,11 @@ def _binary_cross_entropy(config: LossConfig, smoothing: float, mixes: bool) -> 
 
 
 def _distilled(config: LossConfig, loss: "Loss", teacher: "Teacher") -> "Loss":
-    """(1 - share) of `loss` and `share` of the distance from the teacher.
+    """(1 - share) of `loss` plus `share` of the distance from the teacher.
 
     soft: temperature**2 times KL(teacher || student) of the softened probabilities, summed over
-    the classes (Hinton et al. 2015; DeiT, eq. 2; its code divides by their number as well). hard:
-    cross-entropy with the teacher's best guess (DeiT, eq. 3), not smoothed. Both on the logits of
+    the classes (Hinton et al. 2015; DeiT, eq. 2; its code also divides by their number). hard:
+    cross-entropy with the teacher's top class (DeiT, eq. 3), not smoothed. Both use the logits of
     the classifier; there is no distillation token.
     """
     from torch.nn import functional as F

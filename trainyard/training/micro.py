@@ -1,4 +1,4 @@
-"""How many samples a device takes at a time: as many as fit, found by trying."""
+"""Micro-batch size: the largest that fits into memory, found by trial."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,24 +9,24 @@ from torch import nn
 from trainyard.errors import RecipeError
 from trainyard.world import World, gather
 
-# What is said where memory is refused elsewhere than in torch's own allocator of a GPU, which has
-# an error of its own: by the CPU's, by the driver, by cuBLAS and cuDNN, by C++, and by oneDNN.
+# Messages of allocation failures other than torch's own error for a GPU: from the CPU allocator,
+# the driver, cuBLAS and cuDNN, C++, and oneDNN.
 _SIGNS = (
     "can't allocate memory",
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "std::bad_alloc",
-    "could not create a primitive",  # which may have other reasons, so they are shown
+    "could not create a primitive",  # may have other causes, so the message is shown
     "could not execute a primitive",
 )
 
 
 class MicroBatchSize:
-    """The size in force. A smaller one changes the memory that a step needs, not its result.
+    """The current micro-batch size. It affects memory, not the result.
 
-    Two things depend on which samples are taken together, here as everywhere: the statistics by
-    which batch norm normalises, and the random numbers of dropout and drop path.
+    There are two exceptions, as everywhere: batch norm normalises with the statistics of a
+    micro-batch, and the random numbers of dropout and drop path depend on it.
     """
 
     def __init__(
@@ -38,18 +38,19 @@ class MicroBatchSize:
         report: Callable[[str], None],
         is_tried: bool = True,
     ) -> None:
-        """`size` None takes a rank's whole share; `phase` names the stretch of a step, in which
-        batches and images keep their size; `report` is told of sizes that did not fit. One that is
-        not tried is as it was asked for: no rank can repeat a step that takes all of them."""
+        """`size` None takes a rank's whole share. `phase` maps a step to its phase, in which
+        batches and images keep their size. `report` receives a message if a size did not fit.
+        Without `is_tried` the size is fixed: no rank can repeat a step that involves all of them.
+        """
         self.size = self._asked = size
         self._world, self._phase, self._report = world, phase, report
         self._is_tried = is_tried
         self._tried: set[int] = set()
 
     def begins(self, step: int) -> bool:
-        """Whether a step is this process's first of its phase, which then tries the size anew.
+        """True if a step is this process's first of its phase; the size is then tried anew.
 
-        All ranks find the same, as they take the same steps.
+        The result is equal on all ranks, as they take the same steps.
         """
         phase = self._phase(step)
         if phase in self._tried or not self._is_tried:
@@ -59,9 +60,9 @@ class MicroBatchSize:
         return True
 
     def halve(self, share: int, reason: str) -> None:
-        """After an out-of-memory error in a batch of `share` samples.
+        """Halve the size after an out-of-memory error in a batch of `share` samples.
 
-        RecipeError at one sample, and where sizes are not tried.
+        RecipeError at one sample, and if sizes are not tried.
         """
         now = min(self.size or share, share)
         if not self._is_tried and now > 1:
@@ -79,9 +80,9 @@ class MicroBatchSize:
             torch.cuda.empty_cache()
 
     def settle(self) -> None:
-        """After the trial of a phase: take the smallest size that a rank has come to.
+        """Take the smallest size of all ranks, after the trial of a phase.
 
-        Ranks on equal hardware differ in it only where memory is all but full.
+        Ranks on equal hardware differ only if memory is nearly full.
         """
         sizes = [size for size in gather(self._world, self.size) if size is not None]
         self.size = min(sizes, default=None)
@@ -94,21 +95,21 @@ class MicroBatchSize:
 
 @contextmanager
 def reserved(num_bytes: int, device: torch.device) -> Iterator[None]:
-    """Keep memory free for what is yet to be allocated."""
+    """Inside, `num_bytes` of memory stay allocated, in place of later allocations."""
     ballast = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     yield
     del ballast
 
 
 def bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """What an optimizer with two moments, as most have, allocates in its first update."""
+    """Bytes that an optimizer with two moments, as most have, allocates in its first update."""
     if optimizer.state:
         return 0
     return 2 * sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that there was no memory, on a GPU or on the CPU."""
+    """True if an error reports a lack of memory, on a GPU or on the CPU."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

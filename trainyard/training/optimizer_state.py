@@ -1,4 +1,4 @@
-"""What an optimizer adds to a checkpoint: its state, and weights of its own."""
+"""An optimizer's part of a checkpoint: its state, and training weights of its own."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,20 +12,20 @@ from torch.optim import Optimizer
 from trainyard.errors import CheckpointError
 from trainyard.training.sharding import part_like
 
-# Entries of a parameter group that are state: of timm's LAMB, and of schedule-free optimizers.
+# Entries of a parameter group that are state, in timm's LAMB and in schedule-free optimizers.
 _COUNTS = frozenset(("step", "k", "weight_sum", "lr_max", "scheduled_lr", "train_mode"))
 
 
 def has_own_weights(optimizer: Optimizer) -> bool:
-    """Whether the weights in training are not those to evaluate (Defazio et al. 2024)."""
+    """True if training and evaluation weights differ (schedule-free, Defazio et al. 2024)."""
     return hasattr(optimizer, "eval") and hasattr(optimizer, "train")
 
 
 @contextmanager
 def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
-    """Within, the model has the weights to evaluate and to export; then, bit by bit, its own.
+    """Inside, the model has the weights for evaluation and export; then its own again, bit by bit.
 
-    Nothing happens with an optimizer whose weights are one and the same.
+    No effect for optimizers without separate weights.
     """
     if not has_own_weights(optimizer):
         yield
@@ -37,7 +37,7 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
-        modes.train()  # computes them back, but for the rounding
+        modes.train()  # computes the weights back, up to rounding
         with torch.no_grad():
             for parameter, own in zip(parameters, in_training, strict=True):
                 parameter.copy_(own)
@@ -48,7 +48,7 @@ def save_optimizer(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
-    """Moments and counts come from the checkpoint at `path`; rates and such are the recipe's."""
+    """Load moments and counts from the checkpoint at `path`; rates and such stay the recipe's."""
     kind = type(optimizer).__name__
     if saved["kind"] != kind:
         raise CheckpointError(f"{path}: is of {saved['kind']}, the recipe says {kind}")

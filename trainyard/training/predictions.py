@@ -1,6 +1,6 @@
-"""What a model says of each sample of a data set, and what follows from it.
+"""A model's predictions, one row per sample of a data set, and metrics from them.
 
-One row per sample, so memory grows with the samples alone, however many classes there are.
+Memory grows with the number of samples alone, not with the number of classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 NOWHERE = 1 << 23
-"""The place of the true class among logits that are not all finite: the sample counts as wrong."""
+"""Rank of the true class if a logit is not finite: the sample counts as wrong."""
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    samples: int  # that could be decoded
-    bad: int  # that could not, and are in none of the means
-    top1: float  # fractions of 1
+    samples: int  # samples that could be decoded
+    bad: int  # samples that could not, excluded from the means
+    top1: float  # fraction of 1, as top5
     top5: float
     loss: float  # mean cross-entropy, without smoothing
 
@@ -33,12 +33,12 @@ class Predictions:
     """Columns by sample number, equal on all ranks."""
 
     place: Floats
-    """Of the true class by its logit, 1 for the best; of equal logits the lower class number comes
-    first. 0 if the sample could not be read, and then so is all else."""
+    """Rank of the true class by its logit, 1 for the highest; among equal logits the lower class
+    number ranks first. 0 for an unreadable sample, whose other columns are 0 too."""
     guess: Floats
-    """The class at place 1; -1 where a logit is not finite."""
+    """The class of rank 1; -1 if a logit is not finite."""
     confidence: Floats
-    """The softmax probability of the guess."""
+    """Softmax probability of the guess."""
     loss: Floats
     """Cross-entropy, without smoothing."""
 
@@ -56,14 +56,14 @@ class Predictions:
         )
 
     def not_finite(self) -> int:
-        """How many samples gave a logit that is not finite."""
+        """Number of samples with a logit that is not finite."""
         return int((self.guess < 0).sum())
 
 
 def summary(predictions: Mapping[str, Predictions]) -> dict[str, Any]:
-    """What is said of the weights, under "", and of others, under prefixes of their own.
+    """Metrics of the weights, under "", and of other weights, with their prefixes.
 
-    All read the same samples, so how many is said once.
+    The number of samples appears once, as all weights were evaluated on the same ones.
     """
     found = predictions[""].evaluation().as_dict()
     for prefix in predictions.keys() - {""}:
@@ -94,7 +94,7 @@ class ClassAccuracy(NamedTuple):
 
 
 def per_class(predictions: Predictions, labels: NDArray[np.int32]) -> list[ClassAccuracy]:
-    """The accuracy on the samples of each class that has some; the worst first."""
+    """Accuracy per class that has samples, the worst first."""
     is_read = predictions.is_read()
     place, labels = predictions.place[is_read], labels[is_read]
     counts, top1, top5 = (
@@ -117,7 +117,7 @@ class Confusion(NamedTuple):
 def confusions(
     predictions: Predictions, labels: NDArray[np.int32], count: int | None = None
 ) -> list[Confusion]:
-    """The pairs of a class and what it is wrongly taken for, the most frequent first."""
+    """Pairs of a true class and a wrongly predicted one, the most frequent first."""
     wrong = (predictions.place > 1) & (predictions.guess >= 0)
     base = int(max(labels.max(initial=0), predictions.guess.max(initial=0))) + 1
     pairs, counts = np.unique(
@@ -132,7 +132,7 @@ def confusions(
 
 
 def reassessed_top1(predictions: Predictions, labels: Sequence[Sequence[int]]) -> tuple[int, float]:
-    """How many samples that could be read have labels, and of how many the guess is one of them.
+    """Number of readable samples with labels, and the share whose guess is one of the labels.
 
     `labels` are all right classes of each sample: Beyer et al. 2020, "Are we done with ImageNet?".
     """

@@ -1,4 +1,4 @@
-"""What the best weights of a run say of each validation sample, kept in its directory."""
+"""Saved predictions of a run's best weights for each validation sample."""
 
 import io
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from trainyard.training.predictions import Predictions
 
 class Recorded(NamedTuple):
     step: int
-    weights: str  # "" for the weights themselves, "ema_" for their moving average
+    weights: str  # "": the weights themselves, "ema_": their moving average
     labels: NDArray[np.int32]  # by sample number of the validation data
     said: Predictions
 
@@ -25,9 +25,9 @@ class Recorded(NamedTuple):
 def record(
     path: Path, step: int, labels: NDArray[np.int32], said: Mapping[str, Predictions]
 ) -> None:
-    """Of several weights those with the highest top-1, in place of what was recorded before.
+    """Save the predictions of the weights with the highest top-1, over those saved before.
 
-    Of equals the moving average, as in initial.py.
+    If equal, the moving average is taken, as in initial.py.
     """
     weights = max(said, key=lambda name: (said[name].evaluation().top1, name))
     columns = asdict(said[weights])
@@ -40,7 +40,7 @@ def record(
 
 
 def load_recorded(path: Path) -> Recorded | None:
-    """None if nothing was recorded; DataError for a file that holds something else."""
+    """The saved predictions; None if there are none. DataError if the file holds something else."""
     if not path.exists():
         return None
     try:

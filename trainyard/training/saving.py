@@ -1,4 +1,4 @@
-"""Checkpoints that are written by a thread while training goes on."""
+"""Asynchronous checkpoints: a thread writes them while training continues."""
 
 import threading
 import time
@@ -15,15 +15,15 @@ from trainyard.training.host_memory import HostCopies
 from trainyard.world import World, new_group, together
 
 _LOOK_S = 0.5
-_LEAVE_S = 300  # for the checkpoint under way, where the run ends by an error: as launchers wait
-_LOST_S = 5  # the same where ranks write together, and one is lost
+_LEAVE_S = 300  # for a pending checkpoint after an error; launchers wait as long
+_LOST_S = 5  # the same if ranks write together and one is lost
 
 
 class Saver:
     """Writes the checkpoints of a run, one at a time.
 
-    `save` copies the state to the host and returns; a thread writes the copy, and the checkpoint is
-    there, as a whole, when it is done. `wait` returns then. All ranks call both alike.
+    `save` copies the state to the host and returns; a thread writes the copy. `wait` returns once
+    the checkpoint is complete on disk. All ranks make the same calls.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class Saver:
         all_write: bool = False,
         every_s: float | None = None,
     ) -> None:
-        """`all_write`: each rank has something of its own to write; else the first one writes all.
+        """`all_write`: each rank has a part of its own to write; else the first rank writes all.
 
-        `every_s`: the seconds after which a checkpoint is due, if that depends on the time.
+        `every_s`: seconds after which a checkpoint is due, if saves depend on time.
         """
         self._folder, self._keep, self._every_s = folder, keep, every_s
         self._world = self._writers = world
@@ -54,7 +54,7 @@ class Saver:
         if not self._all_write:
             self._writers = World()
         elif self._world.size > 1:
-            # A group of its own, so that its messages never mix with those of training.
+            # A group of its own keeps its messages apart from those of training.
             self._writers = replace(self._world, group=new_group(backend="gloo"))
         return self
 
@@ -64,38 +64,38 @@ class Saver:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if error is None or isinstance(error, Exception):  # no second Ctrl-C
+        if error is None or isinstance(error, Exception):  # not after a second Ctrl-C
             self.join(is_lost=isinstance(error, PeerError))
 
     def join(self, *, is_lost: bool = True) -> None:
-        """Let the checkpoint under way be written, within 300 s; `is_lost`: a rank is gone."""
+        """Wait for a pending checkpoint, at most 300 s, or 5 s if `is_lost`: a rank is gone."""
         if self._thread is not None:
             self._thread.join(_LOST_S if is_lost and self._writers.size > 1 else _LEAVE_S)
 
     @property
     def thread(self) -> int | None:
-        """Which thread writes a checkpoint, if one is under way."""
+        """Id of the thread that writes a pending checkpoint, or None."""
         return None if self._thread is None or self._written.is_set() else self._thread.ident
 
     @property
     def has_failed(self) -> bool:
-        """Whether a checkpoint could not be written; `wait` raises why."""
+        """True if a checkpoint could not be written; `wait` raises the reason."""
         return self._error is not None
 
     @property
     def by_time(self) -> bool:
-        """Whether a checkpoint is due by the time, not by the step."""
+        """True if checkpoints are due by time, not by step."""
         return self._every_s is not None
 
     @property
     def is_overdue(self) -> bool:
-        """Whether so much time has passed since the last save, by the first rank's clock."""
+        """True if `every_s` has passed since the last save, by the first rank's clock."""
         if self._every_s is None or not self._world.is_first:
             return False
         return time.monotonic() - self._begun >= self._every_s
 
     def save(self, state: TrainState) -> None:
-        """Begin to save, inside the consensus of the averager, once the last save is done."""
+        """Start a save once the last one is done; call it inside the averager's consensus."""
         self.wait()
         with together(self._world):
             taken = snapshot(state, self._world, self._copies)
@@ -108,9 +108,9 @@ class Saver:
             self._thread.start()
 
     def wait(self, progress: Callable[[], None] = lambda: None) -> None:
-        """Wait for the checkpoint under way, if any; `progress` is called as its parts are written.
+        """Wait for a pending checkpoint; `progress` is called as its parts are written.
 
-        Raises, on all ranks, why it could not be written.
+        If it could not be written, raises the reason on all ranks.
         """
         with together(self._world):
             seen = self._num_parts

@@ -9,21 +9,21 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 SHARDS = "sharded"
-"""The folder of a checkpoint in which they lie; see shards.py."""
+"""Folder of a checkpoint with the sharded tensors; see shards.py."""
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether each rank keeps a part of the model, so that all must take part in using it."""
+    """True if each rank keeps a part of the model; all ranks must then take part in using it."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor, gathered if it is sharded, for which every rank must ask."""
+    """A tensor, gathered if it is sharded; then every rank must call."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def part_like(tensor: Tensor, like: Tensor | None) -> Tensor:
-    """What this rank keeps of a whole tensor, as it does of `like`; all of it if that is whole."""
+    """This rank's part of a whole tensor, sharded like `like`; all of it if `like` is whole."""
     is_whole = not isinstance(tensor, DTensor)
     if not is_whole or not isinstance(like, DTensor) or tensor.shape != like.shape:
         return tensor
@@ -43,9 +43,9 @@ def _to_host(tensor: Tensor) -> Tensor:
 def whole_weights(
     module: nn.Module, copy_of: Callable[[Tensor], Tensor] = _to_host, *, keep: bool
 ) -> dict[str, Tensor]:
-    """Copies of a module's weights, for a rank that is to `keep` them.
+    """Copies of a module's weights; empty on ranks that do not `keep` them.
 
-    Sharded ones are gathered one after another, so that no device holds them all; every rank calls.
+    Sharded weights are gathered one by one, so that no device holds all of them; every rank calls.
     """
     weights = {}
     for name, tensor in module.state_dict().items():
@@ -56,7 +56,7 @@ def whole_weights(
 
 
 def without_shards(optimizer_state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state but for tensors of which each rank has a part."""
+    """An optimizer's state without sharded tensors."""
     state = {
         number: {key: value for key, value in own.items() if not isinstance(value, DTensor)}
         for number, own in optimizer_state["state"].items()
@@ -65,5 +65,5 @@ def without_shards(optimizer_state: dict[str, Any]) -> dict[str, Any]:
 
 
 def has_shards(path: Path) -> bool:
-    """Whether a checkpoint was written by ranks each of which kept a part."""
+    """True if a checkpoint has sharded tensors."""
     return (path / SHARDS).is_dir()

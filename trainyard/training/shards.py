@@ -1,8 +1,8 @@
-"""Checkpoints of weights and moments of which each rank keeps a part.
+"""Checkpoints of sharded weights and moments.
 
-sharded/            of a checkpoint, by torch.distributed.checkpoint: for any number of ranks
-    .metadata       what lies where
-    __0_0.distcp …  what each rank had: parameters, moving average, the optimizer's moments
+sharded/            in a checkpoint, by torch.distributed.checkpoint; loads on any number of ranks
+    .metadata       location of each tensor
+    __0_0.distcp …  parts of each rank: parameters, moving average, the optimizer's moments
 """
 
 import pickle
@@ -34,7 +34,7 @@ _UNREADABLE = (
     pickle.UnpicklingError,
     CheckpointException,
 )
-# All that the metadata of tensors is made of; pickle would call whatever a file names.
+# The classes in metadata of tensors; pickle would call any class that a file names.
 _KNOWN = {
     "pathlib": ("PosixPath",),
     "torch": ("Size", "float64", "float32", "float16", "bfloat16", "int64", "int32", "bool"),
@@ -55,7 +55,7 @@ _KNOWN = {
 def sharded_tensors(
     model: nn.Module, ema: nn.Module | None, optimizer: Optimizer
 ) -> dict[str, Tensor]:
-    """Copies on the host of this rank's parts: parameters, moving average, moments."""
+    """Host copies of this rank's parts: parameters, moving average, moments."""
     tensors = _weights(model, ema)
     state = optimizer.state_dict()["state"]
     for number, name in _numbered(model, optimizer):
@@ -66,8 +66,8 @@ def sharded_tensors(
 
 
 def write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> list[str]:
-    """Write sharded/ of a new checkpoint, all ranks together; the files that this rank wrote."""
-    # The tensors are on the host: without a way through the first GPU, which the thread would take.
+    """Write sharded/ of a new checkpoint, with all ranks. Returns the files of this rank."""
+    # No copies ahead: the tensors are on the host, and copies would go through the first GPU.
     writer = _Writer(folder / SHARDS, per_thread_copy_ahead=0)
     try:
         dcp.save(tensors, storage_writer=writer, process_group=world.group)
@@ -89,7 +89,7 @@ def _weights(model: nn.Module, ema: nn.Module | None) -> dict[str, Tensor]:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Raises an OSError for a full disk, which all ranks get; torch's own error hides it."""
+    """Raises an OSError for a full disk, on all ranks; torch's own error hides it."""
 
     def write_data(self, plan: Any, planner: Any) -> Any:
         try:
@@ -107,10 +107,10 @@ class _Writer(dcp.FileSystemWriter):
 def read_shards(
     path: Path, model: nn.Module, ema: nn.Module | None, optimizer: Optimizer
 ) -> dict[int, dict[str, Tensor]]:
-    """Put the weights of a checkpoint into modules, sharded or not; returns the moments.
+    """Load the weights of a checkpoint into modules, sharded or not. Returns the moments.
 
-    They come by number of the parameter, as in an optimizer's state, and are sharded as it is. Each
-    rank reads what it keeps, by itself.
+    Moments are keyed by parameter number, as in an optimizer's state, and sharded like the
+    parameter. Each rank reads its own parts, without communication.
     """
     reader = _Reader(path / SHARDS)
     try:
@@ -147,7 +147,7 @@ def _check_fit(
 
 
 def _numbered(model: nn.Module, optimizer: Optimizer) -> Iterable[tuple[int, str]]:
-    """Each parameter's number in an optimizer's state, and its name."""
+    """Each parameter's number in the optimizer's state, and its name."""
     named = {parameter: name for name, parameter in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     return [(number, named[parameter]) for number, parameter in enumerate(parameters)]
@@ -167,7 +167,7 @@ def _empty_moments(
 
 
 class _Reader(dcp.FileSystemReader):
-    """Reads metadata of tensors alone, and unpickles nothing else: files come from anywhere."""
+    """Reads metadata of tensors and unpickles nothing else, since files may be untrusted."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with open(Path(self.path) / ".metadata", "rb") as file:

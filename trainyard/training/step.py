@@ -55,7 +55,7 @@ Divisor = Callable[[], Tensor]
 Loss = Callable[[Tensor, MicroBatch], Tensor]
 """Gives losses[B] for float32 logits[B, C] and their micro-batch."""
 
-_TRIALS = 3  # steps that are timed together
+_TRIALS = 3  # steps per timed group
 _TRIED_S = 0.2  # trials repeat until they have taken this long
 
 
@@ -87,7 +87,7 @@ class TrainStep:
     to_reserve: Callable[[], int]  # bytes that the first update will allocate for good
     buffers: Buffers  # of the model
     autocast: torch.dtype | None  # None for fp32
-    graphs: bool  # whether the model is replayed as CUDA graphs
+    graphs: bool  # True if the model is replayed as CUDA graphs
     set_rates: Callable[[Any], None]  # sets the learning rate and the like of the schedule
     update: Update
     update_ema: Callable[[int], None]  # called with the step after each update

@@ -1,4 +1,4 @@
-"""Signals that end a run early, turned into one decision that all ranks share."""
+"""Signals that end a run early, as one decision of all ranks."""
 
 import signal
 import threading
@@ -13,7 +13,7 @@ from trainyard.early_stop import asked
 from trainyard.errors import PeerError, Requeued, Stopped
 from trainyard.world import World, new_group
 
-# What each signal asks for; where ranks differ, the higher number wins.
+# The request of each signal; if ranks differ, the higher number wins.
 _REQUEUE, _STOP = 1, 2
 _SIGNALS = {
     signal.SIGUSR1: _REQUEUE,
@@ -21,14 +21,14 @@ _SIGNALS = {
     signal.SIGTERM: _STOP,
     signal.SIGINT: _STOP,
 }
-# A launcher passes on the Ctrl-C that a terminal sends as well: what comes at once is one.
+# A Ctrl-C may arrive twice, from the terminal and from a launcher: within this time it counts once.
 _IMPATIENT_S = 1.0
-_DATA_S = 10.0  # how long a stop waits for data that does not come
+_DATA_S = 10.0  # seconds that a stop waits for data
 _REASONS: dict[int, type[Stopped]] = {_REQUEUE: Requeued, _STOP: Stopped}
 
 
 class Saving(Protocol):
-    """A writer of checkpoints beside the loop."""
+    """An asynchronous writer of checkpoints."""
 
     @property
     def has_failed(self) -> bool: ...
@@ -38,29 +38,29 @@ class Saving(Protocol):
 
 
 class StopSignal:
-    """While entered, signals no longer kill: they are noted, and `poll` tells all ranks alike.
+    """While entered, signals no longer kill: they are recorded, and `poll` agrees on them.
 
-    But a second Ctrl-C raises KeyboardInterrupt: no checkpoint, no waiting.
+    A second Ctrl-C raises KeyboardInterrupt: no checkpoint, no waiting.
     """
 
     def __init__(self, world: World, lag: int = 1, saver: Saving | None = None) -> None:
-        """What a rank was told is decided on `lag` steps later; by so many may ranks drift apart.
+        """A signal takes effect `lag` steps later; ranks may drift apart by as many steps.
 
-        That holds up no one in a run whose replicas do not wait for each other in every step. What
-        becomes of the checkpoints of `saver` is decided in the same way.
+        The lag keeps replicas from waiting for each other in every step. Failed and overdue
+        checkpoints of `saver` are decided in the same way.
         """
         self._world, self._lag = world, lag
         self._saver = saver
         self._save_is_due = False
         self._num_polls = 0  # since the last save
         self._wanted = 0
-        self._interrupted: float | None = None  # when Ctrl-C first came
+        self._interrupted: float | None = None  # time of the first Ctrl-C
         self._waits_for_data = False
-        self._overdue: threading.Timer | None = None  # reminds of what was asked for...
+        self._overdue: threading.Timer | None = None  # repeats the signal of a stop requested...
         self._asked = 0.0  # ... at this time
         self._previous: dict[signal.Signals, object] = {}
         self._group: Any = None
-        self._pending: deque[tuple[Any, Any]] = deque()  # messages under way and their tensors
+        self._pending: deque[tuple[Any, Any]] = deque()  # pending all-reduces and their tensors
 
     def __enter__(self) -> "StopSignal":
         early = asked()
@@ -70,7 +70,7 @@ class StopSignal:
             for number in _SIGNALS:
                 self._previous[number] = signal.signal(number, self._note)
         if self._world.size > 1:
-            # A group of its own, so that its messages never mix with those of the gradients.
+            # A group of its own keeps its messages apart from those of the gradients.
             self._group = new_group(backend="gloo")
         return self
 
@@ -80,7 +80,7 @@ class StopSignal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A launcher that misses a rank signals the others, which are ending: not in mid-sentence.
+        # A launcher that misses a rank signals the others, which end already: handlers stay.
         for number, handler in () if isinstance(error, PeerError) else self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         if self._overdue is not None:
@@ -89,29 +89,29 @@ class StopSignal:
             work.wait()
 
     def poll(self) -> type[Stopped] | None:
-        """How to stop now, the same on every rank, which all call it equally often.
+        """The reason to stop now, or None. Equal on every rank; all call it equally often.
 
-        What a rank was told reaches the others while they compute. Raises, on all ranks, what a
-        checkpoint could not be written for.
+        Requests of ranks are exchanged during computation. Raises, on all ranks, the reason why a
+        checkpoint could not be written.
         """
         wanted, has_failed, is_overdue = self._exchanged()
         self._num_polls += 1
-        # A wish that was sent before the last save has been granted by it.
+        # A save already covers a request that was sent before it.
         self._save_is_due = bool(is_overdue) and self._num_polls > self._lag
         if has_failed and self._saver is not None:
             self._saver.wait()
         return _REASONS.get(wanted)
 
     def due(self, step: int) -> bool:
-        """Whether the time to save had come at the last poll, the same on every rank."""
+        """True if a save was due by time at the last poll; equal on every rank."""
         return self._save_is_due
 
     def saved(self) -> None:
-        """A checkpoint was begun, on all ranks."""
+        """Record that a checkpoint was started, on all ranks."""
         self._num_polls = 0
 
     def _exchanged(self) -> list[int]:
-        """How to stop, whether a checkpoint has failed, and whether one is overdue, on any rank."""
+        """Maxima over ranks: stop request, failed checkpoint, overdue checkpoint."""
         own = [self._wanted, 0, 0]
         if self._saver is not None:
             own[1:] = [self._saver.has_failed, self._saver.is_overdue]
@@ -132,9 +132,9 @@ class StopSignal:
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """Inside, a stop asked for raises its reason after 10 s, in a world of one.
+        """Inside, a requested stop raises its reason after 10 s, in a world of one.
 
-        Several ranks, of which some may have their data, do not decide it alike.
+        With several ranks, some may have their data, so they could not decide alike.
         """
         self._waits_for_data = True
         try:
@@ -143,7 +143,7 @@ class StopSignal:
             self._waits_for_data = False
 
     def check(self) -> None:
-        """poll(), within something long: raises Stopped or Requeued, on every rank alike."""
+        """Poll during a long operation: raises Stopped or Requeued, on every rank alike."""
         reason = self.poll()
         if reason is not None:
             raise reason
@@ -153,7 +153,7 @@ class StopSignal:
             now = time.monotonic()
             self._interrupted = self._interrupted or now
             if now - self._interrupted > _IMPATIENT_S:
-                raise KeyboardInterrupt  # a step may wait for a server for minutes
+                raise KeyboardInterrupt  # the current step may wait minutes for a server
         self._wanted = max(self._wanted, _SIGNALS[signal.Signals(number)])
         if self._world.size > 1:
             return
@@ -167,5 +167,5 @@ class StopSignal:
 
 
 def _remind(thread: int) -> None:
-    """That a stop was asked for."""
+    """Repeat the signal of a requested stop."""
     signal.pthread_kill(thread, signal.SIGUSR2)

@@ -39,7 +39,7 @@ class Update:
         measure: Callable[[int], bool],
         all_reduce_max: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        """`measure`: whether to measure the move of the weights in a step, which copies them.
+        """`measure`: True for steps that measure the change of the weights, which copies them.
 
         `all_reduce_max` makes replicas that differ skip together.
         """

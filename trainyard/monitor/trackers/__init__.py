@@ -1,1 +1,1 @@
-"""Programs that draw and keep a run's figures: Weights & Biases, TensorBoard, trackio."""
+"""Experiment trackers: Weights & Biases, TensorBoard, trackio."""

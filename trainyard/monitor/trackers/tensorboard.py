@@ -13,8 +13,8 @@ _FLUSH_S = 10
 class TensorboardTracker:
     """Figures as scalars, events as text, each at its step.
 
-    Steps that are made again, after a kill or a roll-back, take the place of those before: a
-    mark in the file says from which step on what was written earlier does not count.
+    Repeated steps, after a kill or a rollback, replace earlier ones: a mark in the file invalidates
+    everything written before from a given step on.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -27,17 +27,17 @@ class TensorboardTracker:
         self._event, self._session, self._summary = Event, SessionLog, Summary
         self._tensor, self._text = make_tensor_proto, metadata.create_summary_metadata
         self._files = EventFileWriter(str(folder), flush_secs=_FLUSH_S)
-        # Its thread keeps the error that ends it, for the next `write` to raise, and prints it too.
+        # The thread keeps the error that ends it, for the next `write` to raise, but prints it too.
         self._thread = type(self._files).__module__
         self._hook, threading.excepthook = threading.excepthook, self._take
-        self._step: int | None = None  # of the newest report; None before the first
+        self._step: int | None = None  # of the latest report; None before the first
 
     def write(self, report: Report) -> None:
         step, is_event = report["step"], report["kind"] == "event"
         if is_event and self._step is None and report["event"] != "resumed":
-            return  # said before it is known where the run goes on
+            return  # written before the resumed step is known
         if self._step is None or step < self._step:
-            # What was made at a step stays; a run that begins anew keeps nothing.
+            # A resumed or rolled back run keeps the figures of its step; a new run keeps nothing.
             goes_on = is_event or self._step is not None
             self._purge(step + 1 if goes_on else 0)
         self._step = step

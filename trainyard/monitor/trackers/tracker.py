@@ -1,4 +1,4 @@
-"""What trackers have in common: names of figures, what they remember of a run, how they fail."""
+"""Common parts of trackers: names of figures, saved ids of runs, error handling."""
 
 import json
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from trainyard.files import write_text
 
 Report = dict[str, Any]
 
-# Of every report, whatever its kind; some trackers have a "time" of their own.
+# Fields of every report, whatever its kind; some trackers have a "time" of their own.
 _PLACE = {"step": "step", "epoch": "epoch", "samples": "samples", "time": "seconds"}
 
 
@@ -18,7 +18,7 @@ class Tracker(Protocol):
     def write(self, report: Report) -> None: ...
 
     def complete(self) -> None:
-        """The run is complete; only `close` comes after it."""
+        """Called when the run is complete; only `close` follows."""
 
     def close(self) -> None: ...
 
@@ -33,13 +33,13 @@ def figures(report: Report) -> dict[str, float]:
 
 
 class Memory:
-    """What a tracker knows a run by, kept in trackers.json of the run directory."""
+    """Ids of a run at trackers, kept in trackers.json of the run directory."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "trackers.json"
 
     def recall(self, tracker: str) -> str | None:
-        """RecipeError where the file is none of ours."""
+        """The id at a tracker, or None. RecipeError if the file is not Trainyard's."""
         try:
             known = json.loads(self._path.read_text(encoding="utf-8")).get(tracker)
         except FileNotFoundError:
@@ -57,12 +57,12 @@ class Memory:
 
 
 class Guarded:
-    """A tracker that must not end the run: when it fails, that is said once, and it is off."""
+    """A tracker whose failure does not end the run: it is reported once, and the tracker is off."""
 
     def __init__(
         self, name: str, open_tracker: Callable[[], Tracker], complain: Callable[[str], None]
     ) -> None:
-        """RecipeError where it cannot begin for a reason that the user can mend."""
+        """RecipeError if the tracker cannot start for a reason that the user can fix."""
         self._name = name
         self._complain = complain
         self._tracker: Tracker | None = None
@@ -102,7 +102,7 @@ class Guarded:
 
 
 def _close_anyway(tracker: Tracker) -> None:
-    """It has failed, and may fail at this too."""
+    """Close a tracker that has failed, and may fail here again."""
     try:
         tracker.close()
     except Exception:
@@ -110,6 +110,6 @@ def _close_anyway(tracker: Tracker) -> None:
 
 
 def missing(name: str, reason: str = "") -> RecipeError:
-    """`name` is that of the tracker, its package, its recipe key and its extra alike."""
+    """The error for a missing package; `name` is the tracker's package, recipe key and extra."""
     reason = f" ({reason})" if reason else ""
     return RecipeError(f"watch.{name} needs {name}{reason}: pip install 'trainyard[{name}]'")

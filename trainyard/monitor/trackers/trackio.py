@@ -1,4 +1,4 @@
-"""trackio: a data base of runs on this machine, in $TRACKIO_DIR."""
+"""trackio: a database of runs on this machine, in $TRACKIO_DIR."""
 
 import contextlib
 import io
@@ -11,7 +11,7 @@ from trainyard.monitor.trackers.tracker import Memory, Report, figures
 
 
 class TrackioTracker:
-    """A run of the name of the run directory, and the same again when ours goes on."""
+    """A run named like the run directory; a resumed run continues it."""
 
     def __init__(self, folder: Path, recipe: dict[str, Any], *, project: str) -> None:
         memory, name = Memory(folder), folder.resolve().name
@@ -26,10 +26,10 @@ class TrackioTracker:
                 project=project,
                 name=name,
                 config=recipe,
-                # Another run may have this name already, in another folder.
+                # A run in another folder may have the same name.
                 resume="allow" if is_known else "never",
                 embed=False,
-                auto_log_gpu=False,  # our own reports have that
+                auto_log_gpu=False,  # reports include GPU figures already
                 auto_log_cpu=False,
             )
             stack.pop_all()
@@ -54,7 +54,7 @@ class TrackioTracker:
 
 
 class _Warnings:
-    """trackio never raises: it warns, from a thread of its own."""
+    """Raises trackio's warnings as errors: it never raises, but warns from its own thread."""
 
     def __init__(self, package: str) -> None:
         self._package = package
@@ -86,5 +86,5 @@ class _Warnings:
 
 
 def _in_silence() -> contextlib.redirect_stdout[io.StringIO]:
-    """It greets and takes its leave on the standard output, which is our result's."""
+    """Hides trackio's greetings from stdout, which holds results alone."""
     return contextlib.redirect_stdout(io.StringIO())

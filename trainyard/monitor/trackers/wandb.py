@@ -1,4 +1,4 @@
-"""Weights & Biases: the same run there, whenever and wherever ours goes on."""
+"""Weights & Biases: a resumed run continues its W&B run, on any machine."""
 
 import os
 import secrets
@@ -11,23 +11,23 @@ from trainyard.files import RunDirectory
 from trainyard.monitor.history import read_history, score
 from trainyard.monitor.trackers.tracker import Memory, Report, figures
 
-_PATIENCE_S = 300.0  # for what has not been sent when the run ends; `wandb sync` sends the rest
+_PATIENCE_S = 300.0  # for unsent data at the end of a run; `wandb sync` sends the rest
 
 
 class WandbTracker:
-    """Figures are drawn against "step", a figure of our own.
+    """Figures are plotted against "step", a figure of Trainyard's.
 
-    W&B's own count of steps only goes up, and refuses those that are made again after a kill.
+    W&B's own step counter only increases, and rejects steps that are repeated after a kill.
     """
 
     def __init__(
         self, folder: RunDirectory, recipe: dict[str, Any], *, project: str, artifacts: bool
     ) -> None:
-        """RecipeError where W&B does not take what it is given, or nobody is logged in."""
+        """RecipeError if W&B rejects the settings or nobody is logged in."""
         import wandb
 
         silent = wandb.Settings(silent=True)
-        wandb.setup(settings=silent)  # else it would ask for a key, and wait
+        wandb.setup(settings=silent)  # otherwise W&B would ask for a key and wait
         try:
             self._run = wandb.init(
                 project=project,
@@ -39,7 +39,7 @@ class WandbTracker:
                 settings=wandb.Settings(
                     silent=True,
                     console="off",
-                    reinit="create_new",  # not the run of a program that trains by our library
+                    reinit="create_new",  # leaves alone a run of a program that uses this library
                     finish_timeout=_PATIENCE_S,
                 ),
             )
@@ -73,14 +73,14 @@ class WandbTracker:
             self._run.finish(exit_code=0 if self._is_complete else 1)
         except Exception:
             with suppress(Exception):
-                self._teardown(1)  # else it tries again when Python ends, and prints how it fails
+                self._teardown(1)  # otherwise it retries at exit and prints the failure
             raise
 
     def _note_best(self, report: Report) -> None:
         if score(report) > score(self._best):
             self._best = report
             best = figures(report | {"kind": "best"})
-            # Under a name of its own each: W&B puts the newest "step" into the summary by itself.
+            # "best/step" and so on: W&B itself puts the latest "step" into the summary.
             self._run.summary.update(
                 {f"best/{key.removeprefix('best/')}": value for key, value in best.items()}
             )
@@ -89,7 +89,7 @@ class WandbTracker:
         import wandb
 
         artifact = wandb.Artifact(f"run-{self._run.id}-best", "model", metadata=self._best)
-        # Immutable: else W&B keeps a copy of its own until it has been sent.
+        # Immutable: otherwise W&B keeps a copy until the upload is done.
         artifact.add_dir(str(checkpoint), policy="immutable")
         self._run.log_artifact(artifact, aliases=["best"])
 
@@ -104,5 +104,5 @@ def _identity(folder: RunDirectory) -> str:
 
 
 def _evaluations(metrics: Path) -> list[Report]:
-    """Those that a run had before it went on."""
+    """Evaluations of a run before it was resumed."""
     return read_history(metrics).val if metrics.exists() else []
