@@ -12,10 +12,11 @@ import resource
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,16 @@ def _open_more_files() -> None:
 
 
 def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
+    """The batches, in their order; images of many more are requested, if they lie on a server."""
+    ahead: deque[Work] = deque()
+    for batches in _planned(config, fill):
+        ahead += batches
+        while ahead and fill.has_planned_enough():
+            yield ahead.popleft()
+    yield from ahead
+
+
+def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[Work]]:
     """Several batches, if they are small, are planned in one go, which takes half the time."""
     plan, who = config.plan, (config.rank, config.size)
     together = max(1, _PLANNED * config.size // plan.global_batch)
@@ -95,10 +106,11 @@ def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
         ids = [plan.batch(step, *who) for step in steps]
         visits = [plan.epochs(step, *who) for step in steps]
         planned = fill.plan(np.concatenate(ids), np.concatenate(visits))
-        begin = 0
-        for count in map(len, ids):
-            yield Work(count, partial(fill, planned, begin))
-            begin += count
+        begins = [0, *accumulate(map(len, ids))]
+        yield [
+            Work(len(part), partial(fill, planned, begin))
+            for part, begin in zip(ids, begins, strict=False)
+        ]
 
 
 def fill_all(
