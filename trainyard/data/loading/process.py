@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     Channel = mpc.Connection[Any, Any]
 
 _PLANNED = 256  # samples of a rank, or one batch
+_MOST_AHEAD = 8192  # samples that are planned and not handed to threads
 
 
 Serve = Callable[["Channel", int, dict[str, Any]], None]
@@ -90,10 +91,15 @@ def _open_more_files() -> None:
 def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
     """The batches, in their order; images of many more are requested, if they lie on a server."""
     ahead: deque[Work] = deque()
+    samples = 0
     for batches in _planned(config, fill):
         ahead += batches
-        while ahead and fill.has_planned_enough():
-            yield ahead.popleft()
+        samples += sum(batch.count for batch in batches)
+        # Of images that lie in copies nothing is requested, so their number is a limit as well.
+        while ahead and (fill.has_planned_enough() or samples > _MOST_AHEAD):
+            batch = ahead.popleft()
+            samples -= batch.count
+            yield batch
     yield from ahead
 
 

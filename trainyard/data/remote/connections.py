@@ -8,6 +8,7 @@ chunked answers, malformed heads.
 import os
 import socket
 import ssl
+import threading
 from functools import cache, lru_cache
 from typing import Self
 
@@ -18,6 +19,7 @@ from trainyard.data.remote import deadline
 from trainyard.data.remote.deadline import Clock
 
 _CONNECT_S, _READ_S = 10, 60  # seconds; read: between two packets, see deadline.py
+_OPENING = 4  # connections at once, at first
 _HEAD = 16 << 10  # bytes; a longer head is left to urllib3
 _WITH_BODY = (200, 206)
 
@@ -147,27 +149,34 @@ class _Server:
         self._address = (host.strip("[]"), port or (443 if scheme == "https" else 80))
         self._tls = ssl.create_default_context() if scheme == "https" else None
         self._idle: list[_Connection] = []  # the last one that was used is the next
+        # A burst may overflow the server's queue of new connections, which loses some for a minute.
+        # So a few are opened at a time at first, and one more for each that was answered.
+        self._opening = threading.Semaphore(_OPENING)
 
     def ask(self, request: bytes) -> Answer:
         """OSError if the server cannot be reached or does not answer, NotPlain for odd answers."""
-        while True:
+        while self._idle:
             try:
-                connection, is_new = self._idle.pop(), False
-            except IndexError:
-                connection, is_new = self._connect(), True
+                connection = self._idle.pop()
+            except IndexError:  # another thread was faster
+                break
             try:
-                answer = connection.ask(request)
-            except ConnectionError:
-                connection.close()
-                if is_new:
-                    raise
-                self._idle.clear()  # the server has closed them, or has been restarted
-            except BaseException:
-                connection.close()
-                raise
-            else:
-                answer.idle = self._idle
-                return answer
+                return self._answer(connection, request)
+            except ConnectionError:  # the server closed it, or was restarted
+                self._idle.clear()
+        with self._opening:
+            answer = self._answer(self._connect(), request)
+        self._opening.release()
+        return answer
+
+    def _answer(self, connection: _Connection, request: bytes) -> Answer:
+        try:
+            answer = connection.ask(request)
+        except BaseException:
+            connection.close()
+            raise
+        answer.idle = self._idle
+        return answer
 
     def _connect(self) -> _Connection:
         sock = socket.create_connection(self._address, _CONNECT_S)
