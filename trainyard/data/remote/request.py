@@ -1,6 +1,7 @@
 """Asking a web server for bytes: connections, credentials, and which failures may pass.
 
-The user name and password of a URL, or those in ~/.netrc, and the query are in no message.
+The user name and password of a URL, or those in ~/.netrc, tokens and the query are in no message.
+They go to the server of the URL alone, and not to another one that it redirects to.
 """
 
 import netrc
@@ -19,7 +20,7 @@ from urllib.request import getproxies, proxy_bypass
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from trainyard.data.credentials import public_name, with_secrets, without_secrets
+from trainyard.data.credentials import public_name, token_of, with_secrets, without_secrets
 from trainyard.data.remote import connections
 from trainyard.data.remote.deadline import TooSlow, bounded
 from trainyard.data.remote.patience import Transient
@@ -153,13 +154,15 @@ class Resource:
                     f"{answer}: a login or a signature is missing, wrong or expired, or the file "
                     "is not there"
                 )
+            case 401 if self._headers.get("Authorization", "").startswith("Bearer"):
+                return DataError(f"{answer}: the token is wrong, expired or not for this file")
             case 401 if "Authorization" in self._headers:
                 return DataError(f"{answer}: the user name or the password is wrong")
             case 401:
                 return DataError(
                     f"{answer}: it wants a user name and a password; put them into ~/.netrc or "
                     "write them into the URL, as in http://NAME:PASSWORD@HOST/, each time (a run "
-                    "directory keeps none)"
+                    "directory keeps none); a token goes into HF_TOKEN or TRAINYARD_TOKENS"
                 )
             case 408 | 425 | 429 | 500 | 502 | 503 | 504:
                 pause = response.headers.get("Retry-After", "")
@@ -246,14 +249,23 @@ def _proxy_of(parts: SplitResult) -> str | None:
 
 
 def _headers(parts: SplitResult) -> dict[str, str]:
+    headers = {"Accept-Encoding": "identity", "User-Agent": "trainyard"}
+    authorization = _authorization(parts)
+    if authorization:
+        headers["Authorization"] = authorization
+    return headers
+
+
+def _authorization(parts: SplitResult) -> str | None:
+    """By the login of the URL, else a token of the environment, else the login in ~/.netrc."""
     if parts.username is not None:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-    else:
-        login = _login_in_netrc(parts.hostname or "") or ""
-    headers = {"Accept-Encoding": "identity", "User-Agent": "trainyard"}
-    if login:
-        headers["Authorization"] = f"Basic {b64encode(login.encode()).decode()}"
-    return headers
+        return f"Basic {b64encode(login.encode()).decode()}"
+    token = token_of(parts)
+    if token:
+        return f"Bearer {token}"
+    found = _login_in_netrc(parts.hostname or "")
+    return f"Basic {b64encode(found.encode()).decode()}" if found else None
 
 
 @cache
