@@ -28,17 +28,17 @@ others can either; retries belong to it."""
 
 @dataclass(frozen=True)
 class Limits:
-    """The default takes at most 256 MB: with random order about 80 MB, with locality up to all."""
+    """Bounds of one rank. A process needs up to twice `memory_bytes`, by malloc's fragmentation."""
 
-    memory_bytes: int = 256 << 20
+    memory_bytes: int = 128 << 20
     """Of all ranges in flight or not yet decoded."""
-    horizon_bytes: int = 160 << 20
+    horizon_bytes: int = 100 << 20
     """How far samples are planned ahead of their use."""
     horizon_samples: int = 8192
-    urgent_bytes: int = 64 << 20
-    """How far ahead of its use a sample is requested; covers 0.4 s at 1,500 images/s."""
-    in_flight: int = 192
-    """Requests at a time. At 100 ms per request 150 of them are needed for 1,500 images/s."""
+    urgent_bytes: int = 40 << 20
+    """How far ahead of its use a sample is requested; covers 0.25 s at 1,500 images/s."""
+    in_flight: int = 256
+    """Requests at a time. At 100 ms per request they bring 2,560 images/s, one for each request."""
     range_bytes: int = 4 << 20
     """Of a range of several samples."""
     gap_bytes: int = 32 << 10
