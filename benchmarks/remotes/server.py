@@ -20,11 +20,13 @@ SEND_BUFFER = 4 << 20  # bytes; an image leaves in one system call
 class State:
     def __init__(self, folder: Path) -> None:
         self.delay_s = 0.0
+        self.in_flight = 0
         self.files = {f"/{path.name}": _mapped(path) for path in folder.iterdir() if path.is_file()}
         self.reset()
 
     def reset(self) -> None:
-        self.requests = self.bytes = self.in_flight = self.most_in_flight = 0
+        self.requests = self.bytes = 0
+        self.most_in_flight = self.in_flight
 
 
 def _mapped(path: Path) -> memoryview:
