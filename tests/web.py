@@ -8,6 +8,14 @@ from pathlib import Path
 from typing import Self
 
 
+class BurstServer(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 512  # of the usual 5 a burst of connections loses some for a minute
+
+    def handle_error(self, *_: object) -> None:
+        """Clients that hang up are no news."""
+
+
 class LocalServer(ABC):
     """Serves a folder until it is left; `faults` are used up one a request, first to last."""
 
@@ -25,8 +33,7 @@ class LocalServer(ABC):
             def log_message(self, *_: object) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = BurstServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 

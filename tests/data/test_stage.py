@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ import pytest
 from tests.command_line import SHORT, Capture, complaint, run, shown
 from tests.data.test_loader import all_batches, spec
 from tests.data.test_read import shards
+from tests.web import BurstServer
 from trainyard.data.index import Index
 from trainyard.data.indexing import open_index
 from trainyard.data.loader import Loader, LoaderSpec
@@ -69,7 +70,7 @@ class Server:
         self.folder = folder
         self.requests: list[Request] = []
         self.pause_s = 0.0  # before each full 64 KiB
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, self))
+        self._server = BurstServer(("127.0.0.1", 0), partial(_Handler, self))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.05,)).start()
 

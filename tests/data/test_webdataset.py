@@ -1,5 +1,6 @@
 import io
 import json
+import random
 import re
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import webdataset
 
 from tests.data.tars import TAR_FORMATS, read_rows, write_tar
 from trainyard.data import formats
+from trainyard.data.formats import webdataset as reader
 from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.scan import FileRows
 from trainyard.data.formats.webdataset import write
-from trainyard.data.location import find_place
+from trainyard.data.location import Place, find_place
 from trainyard.errors import DataError
 from trainyard.files import sha256
 
@@ -370,3 +373,62 @@ def test_keys_of_any_letters_up_to_what_a_header_holds(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="at most 100 bytes"):
         write(tmp_path / "1.tar", [Encoded(b"image", ".jpg", 1, "k" * 97)], None)
+
+
+# --- shards on a server, of which many parts are walked at once ---
+
+
+def rows_by_parts(place: Place, monkeypatch: pytest.MonkeyPatch, length: int) -> list[FileRows]:
+    monkeypatch.setattr(reader, "_MIN_SEGMENT", length)
+    monkeypatch.setattr(reader, "_MAX_SEGMENT", length)
+    return list(reader._remote_rows(place, place.files(".tar")))
+
+
+@pytest.mark.parametrize("tar_format", TAR_FORMATS)
+@pytest.mark.parametrize("length", [512, 1024, 5120, 51_200])
+@pytest.mark.parametrize("prefix", ["", f"{'é' * 100}/{'n' * 100}"], ids=["short", "long"])
+def test_a_shard_walked_by_parts_gives_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tar_format: int, length: int, prefix: str
+) -> None:
+    """Names of several headers, images that are tars themselves, and images longer than a part."""
+    if tar_format == tarfile.USTAR_FORMAT:
+        prefix = prefix[:40]  # ustar has no long names
+    rng = random.Random(0)
+    inner = write_tar(tmp_path / "inner", [(f"{n}.cls", b"7") for n in range(9)]).read_bytes()
+    for shard in range(3):
+        members = []
+        for number in range(40):
+            content = inner if number % 7 == 3 else rng.randbytes(rng.choice((10, 700, 9000)))
+            members += [
+                (f"{prefix}{number}.jpg", content),
+                (f"{prefix}{number}.cls", b"%d" % shard),
+            ]
+        write_tar(tmp_path / f"{shard}.tar", members, tar_format)
+    (tmp_path / "inner").unlink()
+    place = find_place(str(tmp_path))
+    whole = list(formats.scan(place).rows)
+    assert sum(len(rows.labels) for rows in whole) == 120
+    assert rows_by_parts(place, monkeypatch, length) == whole
+
+
+@pytest.mark.parametrize("harm", ["cut short", "damaged", "empty"])
+def test_a_damaged_shard_walked_by_parts_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    members = [(f"{n}.{kind}", b"1" * 600) for n in range(20) for kind in ("jpg", "cls")]
+    path = write_tar(tmp_path / "0.tar", members)
+    content = bytearray(path.read_bytes())
+    if harm == "cut short":
+        content = content[: 15 * 1536]
+    elif harm == "damaged":
+        content[12 * 1536] ^= 1
+    else:
+        content.clear()
+    path.write_bytes(content)
+    place = find_place(str(path))
+    errors = []
+    for rows in (reader._rows, lambda *of: rows_by_parts(of[0], monkeypatch, 2048)):
+        with pytest.raises(DataError) as caught:
+            list(rows(place, ("0.tar",)))
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]

@@ -84,8 +84,20 @@ class FaultyServer(LocalServer):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, protocol="HTTP/1.1")
         self.requests: list[tuple[str, str]] = []  # path and Range
+        self.delay_s = 0.0
+        self.at_once = self.most_at_once = 0  # requests that wait for their answers
+        self._counting = threading.Lock()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
+        with self._counting:
+            self.at_once += 1
+            self.most_at_once = max(self.most_at_once, self.at_once)
+        time.sleep(self.delay_s)
+        with self._counting:
+            self.at_once -= 1
+        self._answer(request)
+
+    def _answer(self, request: BaseHTTPRequestHandler) -> None:
         wanted = request.headers.get("Range", "")
         self.requests.append((request.path, wanted))
         fault = self.next_fault()

@@ -1,12 +1,15 @@
 """Reading over HTTP from a server with faults: waited for if they may pass, else named."""
 
+import dataclasses
 import hashlib
 import os
 import random
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,11 +18,16 @@ from tests.data.streams import png, write_shards
 from tests.data.tars import write_tar
 from tests.services.servers import FaultyServer
 from tests.web import free_port
-from trainyard.data.indexing import open_index
+from trainyard.data.augment import RandomResizedCrop
+from trainyard.data.index import Index
+from trainyard.data.indexing import build_index, open_index
+from trainyard.data.loader import Loader, LoaderSpec
+from trainyard.data.plan import ShuffledPlan
 from trainyard.data.read import Reader
-from trainyard.data.remote import http, request
+from trainyard.data.remote import connections, http
 from trainyard.data.remote.download import download
 from trainyard.data.remote.http import HttpFile
+from trainyard.data.remote.prefetch import Limits
 from trainyard.data.source import open_source
 from trainyard.errors import DataError
 
@@ -112,7 +120,7 @@ def test_many_threads_that_wait_say_so_once(
 
 def test_a_server_that_is_silent_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
-    monkeypatch.setattr(request, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(connections, "_READ_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/x.tar"
         with pytest.raises(DataError, match=r"x\.tar: no answer in time; gave up"):
@@ -219,6 +227,77 @@ def test_the_proxy_of_the_environment_is_asked(
     monkeypatch.setenv("http_proxy", faulty.url)
     assert HttpFile("http://data.invalid/file.bin").read(5, 10_000) == CONTENT[5:10_005]
     assert [path for path, _ in faulty.requests] == ["http://data.invalid/file.bin"] * 2
+
+
+# --- a loader ---
+
+TRAIN = "digits-train-{000000..000003}.tar"
+
+
+@pytest.fixture
+def digits_there(faulty: FaultyServer, shards: Path) -> Iterator[Index]:
+    """The index of shards behind the server with faults."""
+    for path in shards.glob("*.tar"):
+        shutil.copy(path, faulty.folder)
+    index = open_index(f"{faulty.url}/{TRAIN}")
+    faulty.requests.clear()
+    faulty.most_at_once = 0
+    yield index
+
+
+def batches(index: Index, **changes: Any) -> list[tuple[Any, ...]]:
+    spec = LoaderSpec(
+        plan=ShuffledPlan(len(index), 32, seed=3),
+        crop=RandomResizedCrop(seed=3, scale=(0.5, 1.0), ratio=(0.8, 1.25), flip=0.5),
+        image_size=24,
+        stop=60,
+        threads=2,
+    )
+    with Loader(index, dataclasses.replace(spec, **changes)) as loader:
+        return [(b.ids.tolist(), b.labels.tolist(), b.images_BHWC.tobytes(), b.bad) for b in loader]
+
+
+@pytest.mark.parametrize("faults", ["none", "passing", "slow"])
+def test_a_loader_gives_the_batches_of_local_files(
+    faulty: FaultyServer, digits_there: Index, shards: Path, faults: str
+) -> None:
+    here = batches(build_index(str(shards / TRAIN)))
+    if faults == "passing":
+        kinds = ["503", "cut", "500", "", "429", "", "cut", "408", "", "504"]
+        faulty.faults = kinds * 20
+    elif faults == "slow":
+        faulty.delay_s = 0.1
+    assert batches(digits_there) == here
+    if faults == "passing":
+        assert len(faulty.faults) < 190
+
+
+def test_a_loader_has_many_requests_in_flight_and_no_more(
+    faulty: FaultyServer, shards: Path, tmp_path: Path
+) -> None:
+    """Images in many small files, so that no two share a range."""
+    content = next(shards.glob("*train*.tar")).read_bytes()
+    for number in range(40):
+        (faulty.folder / f"{number:02d}.tar").write_bytes(content)
+    index = open_index(f"{faulty.url}/{{00..39}}.tar")
+    faulty.delay_s, faulty.most_at_once = 0.05, 0
+    assert len(batches(index, stop=4)) == 4
+    assert 20 <= faulty.most_at_once <= Limits().in_flight
+
+
+@pytest.mark.parametrize("fault", ["changed", "404", "whole file"])
+def test_a_loader_ends_with_the_reason(
+    faulty: FaultyServer, digits_there: Index, fault: str
+) -> None:
+    shard = faulty.folder / "digits-train-000002.tar"
+    if fault == "changed":
+        shard.write_bytes(shard.read_bytes()[::-1])
+    elif fault == "404":
+        shard.unlink()
+    else:
+        shard.write_bytes(shard.read_bytes() * 2)
+    with pytest.raises(DataError, match=r"digits-train-000002\.tar.*(has changed|404 Not Found)"):
+        batches(digits_there)
 
 
 # --- whole files ---

@@ -30,7 +30,8 @@ from trainyard.data.loader import Loader, LoaderSpec
 from trainyard.data.loading.client import HostBatch
 from trainyard.data.plan import ShuffledPlan
 from trainyard.data.read import Reader
-from trainyard.data.remote import request
+from trainyard.data.remote import connections, request
+from trainyard.data.remote.prefetch import Limits, Prefetcher
 from trainyard.data.remote.remote_index import _columns
 from trainyard.data.splits import find_splits
 from trainyard.errors import DataError
@@ -188,11 +189,10 @@ def test_batches_are_the_same_whatever_the_server_goes_through(
         index = open_index(f"{server.url}/{TRAIN}")
         with Loader(index, spec(index)) as loader:
             calm = [copied(batch) for batch in loader]
+        thread = server.kill_and_start(down_s=2.5)
         with Loader(index, spec(index)) as loader:
-            storm = [copied(next(loader)) for _ in range(4)]
-            thread = server.kill_and_start(down_s=2.5)
-            storm += [copied(batch) for batch in loader]
-            thread.join()
+            storm = [copied(batch) for batch in loader]
+        thread.join()
     assert len(calm) == len(storm) == 20
     for one, other in zip(calm, storm, strict=True):
         assert one["bad"] == other["bad"] == []
@@ -204,17 +204,44 @@ def test_batches_are_the_same_whatever_the_server_goes_through(
     assert said.endswith("connection refused; trying for 30 s\n")
 
 
+def test_images_requested_ahead_survive_a_killed_server(shards: Path) -> None:
+    """A small memory: the server is killed while most of them are not requested yet."""
+    here = Reader(build_index(str(shards / TRAIN)))
+    limits = Limits(horizon_bytes=60_000, urgent_bytes=30_000, gap_bytes=0, in_flight=20)
+    with web_server(shards) as server:
+        index = open_index(f"{server.url}/{TRAIN}")
+        prefetcher = Prefetcher(Reader(index)._part_of_file, limits)
+        ids = ShuffledPlan(len(index), len(index), seed=1).batch(0)
+        planned, threads = 0, []
+        for first in range(0, len(ids), 16):
+            while planned < len(ids) and not prefetcher.is_full():
+                part = ids[planned : planned + 16]
+                planned += len(part)
+                prefetcher.expect(part, index.file[part], index.offset[part], index.size[part])
+            if first in (320, 960):
+                assert planned < first + 640
+                threads.append(server.kill_and_start(down_s=0.5))
+            part = ids[first : first + 16]
+            for sample, fetched in zip(part.tolist(), prefetcher.take(part), strict=True):
+                assert fetched is not None
+                stop = fetched.offset + int(index.size[sample])
+                assert fetched.content[fetched.offset : stop].tobytes() == here.read(sample)
+        for thread in threads:
+            thread.join()
+
+
 def test_a_server_that_stays_away_ends_the_run(
     shards: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TRAINYARD_RETRY_S", "1")
     with web_server(shards) as server:
         index = open_index(f"{server.url}/{TRAIN}")
-        with Loader(index, spec(index)) as loader:
-            next(loader)
-            server.kill()
-            with pytest.raises(DataError, match=r"digits-train-00000\d\.tar: .*gave up after 1 s"):
-                list(loader)
+        server.kill()
+        with (
+            Loader(index, spec(index)) as loader,
+            pytest.raises(DataError, match=r"digits-train-00000\d\.tar: .*gave up after 1 s"),
+        ):
+            list(loader)
 
 
 def test_a_second_ctrl_c_does_not_wait_for_a_server(shards: Path, tmp_path: Path) -> None:
@@ -365,15 +392,15 @@ def test_tls_needs_a_certificate_that_is_trusted(
 ) -> None:
     with web_server(shards, certificate=certificate[0], key=certificate[1]) as server:
         assert server.url.startswith("https://")
-        request._pool.cache_clear()
+        connections._server.cache_clear()
         with pytest.raises(DataError, match=r"certificate is not trusted \(self-signed"):
             find_splits(server.url)
         monkeypatch.setenv(ssl.get_default_verify_paths().openssl_cafile_env, str(certificate[0]))
-        request._pool.cache_clear()
+        connections._server.cache_clear()
         index = open_index(f"{server.url}/{TRAIN}")
         with Loader(index, spec(index, stop=2)) as loader:
             assert all(not batch.bad for batch in loader)
-    request._pool.cache_clear()
+    connections._server.cache_clear()
 
 
 # --- the command ---

@@ -5,12 +5,16 @@ parted from its secrets where it comes in (`take_secrets` in location.py), and a
 back (`with_secrets`). The path of a URL names the file; its query is taken for a signature.
 """
 
+import os
 import re
 from typing import NamedTuple
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from trainyard.errors import DataError
 
+TOKENS = "TRAINYARD_TOKENS"
+"""The environment variable of bearer tokens: HOST=TOKEN, several with spaces between them."""
+_HUB, _HUB_TOKEN = "huggingface.co", "HF_TOKEN"
 PIPE = "pipe:"  # before a shell command
 
 # In a text. With a / too, which is wrong in a password but no less secret; `host:80/a@b` is none.
@@ -122,6 +126,26 @@ def with_secrets(name: str) -> str:
     if login and "@" not in rest.partition("/")[0]:
         rest = f"{login}@{rest}"
     return f"{scheme}{mark}{rest}" + (f"?{query}" if query and "?" not in rest else "")
+
+
+def token_of(url: SplitResult) -> str | None:
+    """The bearer token that the environment has for the server of a URL, and for no other.
+
+    DataError, which does not quote it, if $TRAINYARD_TOKENS is malformed.
+    """
+    found = None
+    if url.scheme == "https" and url.netloc.lower() == _HUB:
+        found = os.environ.get(_HUB_TOKEN)
+    for item in os.environ.get(TOKENS, "").split():
+        server, equals, token = item.partition("=")
+        if not (server and equals and token):
+            raise DataError(f"{TOKENS} is malformed: write HOST=TOKEN or HOST:PORT=TOKEN, several "
+                            "with spaces between them")  # fmt: skip
+        if server.lower() in (url.netloc.lower(), f"{url.scheme}://{url.netloc}".lower()):
+            found = token
+    if found and not (found.isascii() and found.isprintable() and " " not in found):
+        raise DataError(f"the token for {url.netloc} has a character that no token has")
+    return found or None
 
 
 def _above(url: str) -> list[str]:

@@ -14,6 +14,7 @@ from trainyard.data._native import core, is_built
 from trainyard.data.index import Index
 from trainyard.data.mapped import Hints, MappedFiles
 from trainyard.data.plan import Ids
+from trainyard.data.remote.prefetch import Prefetcher
 from trainyard.data.source import CUT_SHORT, READ_ONLY, Source, Stamp, is_remote, open_indexed
 from trainyard.data.stage.copies import Copies
 from trainyard.data.stored import Stored, in_memory
@@ -35,6 +36,7 @@ class Reader:
         self._shared = len(index.file_names) < len(index)  # several samples to a file
         self._local, self._remote = _OpenFiles(_MAX_OPEN), _OpenFiles(_MAX_REMOTE)
         self._is_plain = is_built() and copies is None and _is_local(index)
+        self._prefetcher = None if _is_local(index) else Prefetcher(self._part_of_file)
         self._mapped, self._hints = MappedFiles(), Hints()
         self._memory = threading.local()
 
@@ -63,16 +65,48 @@ class Reader:
         return self.read(int(ids[position]))
 
     def expect(self, ids: Ids) -> "Expected":
-        """Samples that are wanted soon, which the system begins to read, where it can."""
+        """Samples that are wanted soon: remote ones are requested, local ones the system reads."""
         mapped = self._maps(ids) if self._is_plain and self._are_parts(ids) else None
         if mapped is not None:
             self._hints.give(mapped[0])
+        if self._prefetcher is not None:
+            index, remote = self._index, ids[self._to_be_fetched(ids)]
+            places = index.file[remote], index.offset[remote], index.size[remote]
+            self._prefetcher.expect(remote, *places)
         return Expected(self, ids, mapped)
+
+    def expects_enough(self) -> bool:
+        """Whether samples are expected so far ahead that nothing is won by more of them."""
+        return self._prefetcher is None or self._prefetcher.is_full()
+
+    def expected(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        """As `stored`, for samples that were expected: remote ones have been requested."""
+        if self._prefetcher is None:
+            return self.stored(ids)
+        fetched = self._prefetcher.take(ids)
+        left = np.array([position for position, part in enumerate(fetched) if part is None], int)
+        (contents, *_), unreadable = self._one_by_one(ids[left])
+        rest = iter(contents)
+        buffers = [next(rest) if part is None else part.content for part in fetched]
+        offsets = np.array([0 if part is None else part.offset for part in fetched], np.int64)
+        lengths = self.sizes(ids)
+        bad = {int(left[position]): why for position, why in unreadable.items()}
+        lengths[list(bad)] = 0
+        return Stored(buffers, np.arange(len(ids)), offsets, lengths), bad
 
     def sizes(self, ids: Ids) -> NDArray[np.int64]:
         """Bytes of the encoded images."""
         sizes: NDArray[np.int64] = self._index.size[ids]
         return sizes
+
+    def _to_be_fetched(self, ids: Ids) -> NDArray[np.bool_]:
+        """Which samples lie on a server, and not in a copy on this node."""
+        files, which = np.unique(self._index.file[ids], return_inverse=True)
+        lie_there = np.array([is_remote(self._path(file)) for file in files.tolist()], bool)[which]
+        if self._copies is not None:
+            for position in np.flatnonzero(lie_there).tolist():
+                lie_there[position] = self._copies.find(int(ids[position])) is None
+        return lie_there
 
     def _are_parts(self, ids: Ids) -> bool:
         """Whether the samples are parts of files, or whole files."""
@@ -145,6 +179,9 @@ class Reader:
         # No image begins like a hole, which stands for one that could not be copied.
         return content if any(content[:16]) else None
 
+    def _part_of_file(self, file: int, offset: int, size: int) -> bytes:
+        return self._part(self._path(file), offset, size)
+
     def _part(self, name: str, offset: int, size: int) -> bytes:
         files = self._remote if is_remote(name) else self._local
         file = files.acquire(name)
@@ -178,7 +215,7 @@ class Expected:
         """As `Reader.stored`."""
         ids = self.ids[part]
         if self.mapped is None:
-            return self.reader.stored(ids)
+            return self.reader.expected(ids)
         (maps, which, offsets, lengths, _), unreadable = self.mapped
         reread = partial(self.reader.reread, ids)
         stored = Stored(maps, which[part], offsets[part], lengths[part], reread)

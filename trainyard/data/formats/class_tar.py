@@ -18,7 +18,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
-from trainyard.data.formats.scan import FileRows, Scan, tell_left_out
+from trainyard.data.formats.scan import FileRows, Scan, num_threads, tell_left_out
 from trainyard.data.formats.tar import (
     Member,
     ReadAhead,
@@ -34,7 +34,6 @@ from trainyard.errors import DataError
 
 _SPLITS = ("train", "val")
 _CHUNK = 10_000  # samples; a tar may hold ten million
-_SCAN_THREADS = 8
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 
 # What a layout is called in an error.
@@ -198,7 +197,7 @@ def _rows(place: Place, names: tuple[str, ...], labels: _Labels) -> Iterator[Fil
     if len(names) == 1:
         yield from _tar_rows(place, names[0], labels)
     else:
-        with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+        with ThreadPoolExecutor(num_threads(place)) as pool:
             for rows in pool.map(lambda name: list(_tar_rows(place, name, labels)), names):
                 yield from rows
     labels.check(place.location)

@@ -31,7 +31,7 @@ from trainyard.data.formats.hdf5_layout import (
 )
 from trainyard.data.formats.heap import check_readable_by_offset, find_elements
 from trainyard.data.formats.sample import Encoded
-from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.formats.scan import FileRows, Scan, num_threads
 from trainyard.data.location import Place
 from trainyard.data.source import Source, open_source
 from trainyard.errors import DataError
@@ -39,7 +39,6 @@ from trainyard.errors import DataError
 # What h5py raises over damage, depending on where it lies.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_SCAN_THREADS = 8
 _SCAN_ROWS = 1 << 16  # looked up and given at a time
 _WRITE_IMAGES, _WRITE_BYTES = 64, 1 << 24  # written at a time
 _CHUNK = 1024  # rows
@@ -187,7 +186,7 @@ class _Stream(io.RawIOBase):
 def _rows(
     place: Place, names: tuple[str, ...], classes: Sequence[str] | None
 ) -> Iterator[FileRows]:
-    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+    with ThreadPoolExecutor(num_threads(place)) as pool:
         for name in names:
             with _open(place.path(name)) as (file, source):
                 if name != names[0] and find_classes(file, source.name) != classes:

@@ -25,13 +25,12 @@ from numpy.typing import NDArray
 
 from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.sample import Encoded
-from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan
+from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
 from trainyard.data.location import Place
 from trainyard.data.source import Source, open_source
 from trainyard.errors import DataError
 
 SUFFIX = ".packed"
-_SCAN_THREADS = 8
 _ALIGN = 64  # bytes
 _MAGIC, _VERSION = b"\xa7TYshard", 1
 _END_MAGIC = b"drahsYT\xa7"
@@ -112,7 +111,7 @@ def _footer(count: int, names: int, table: int, checksum: int) -> bytes:
 
 
 def _rows(place: Place, names: tuple[str, ...], classes: list[str] | None) -> Iterator[FileRows]:
-    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+    with ThreadPoolExecutor(num_threads(place)) as pool:
         yield from pool.map(partial(_shard_rows, place, names[0], classes), names)
 
 

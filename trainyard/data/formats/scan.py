@@ -6,13 +6,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from trainyard.data.location import Place
+from trainyard.data.source import is_remote
 
 # Lower case; what Pillow opens among the image types that data sets are made of.
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 )
+_THREADS, _REMOTE_THREADS = 8, 64  # on a server every read waits for an answer
 _SHOWN = 3  # names of each kind in a remark
 MAX_LABEL = 2**24  # more classes than any data set has; a larger number is damage
+
+
+def num_threads(place: Place) -> int:
+    """How many files of a place are scanned at once."""
+    return _REMOTE_THREADS if is_remote(place.root) else _THREADS
 
 
 def is_hidden(name: str) -> bool:

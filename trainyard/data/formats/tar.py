@@ -7,7 +7,7 @@ but one that is named like an image is an error: it would be missed.
 
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import IO, NamedTuple
 from zlib import adler32
 
@@ -20,6 +20,10 @@ _ZEROS = bytes(_BLOCK)
 _AHEAD = 1 << 18  # bytes read at once where members are small
 _NEAR = 1 << 15  # bytes that are sooner read than jumped over; ImageNet's files are longer
 _PAGE = 1 << 12  # bytes; what a disk reads at least
+_FIND = 1 << 16  # bytes that are searched for a header at once
+_MAGIC = 257  # bytes from the beginning of a header to "ustar"
+END = sys.maxsize
+"""The position after the end mark of a tar."""
 _PROBES = 128  # places: a split of one per cent of the tar is met
 _MAX_METADATA = 1 << 20  # bytes of a long name or pax header; real ones are under 10 kB
 _MAX_READ = 1 << 30  # bytes; a longer image in a stream is damage
@@ -56,23 +60,25 @@ class _Broken(Exception):
 class ReadAhead:
     """A source for one thread that goes through it from front to back.
 
-    Small steps share one large read; large ones are jumped over.
+    A page is read after a large step. Small steps share reads that grow up to `ahead` bytes.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, source: Source, *, ahead: int = _AHEAD, page: int = _PAGE) -> None:
+        self._source, self._ahead, self._page = source, ahead, page
         self.name, self.size = source.name, source.size
         self.stamp: Stamp = source.stamp
         self._content = b""
-        self._start = -_AHEAD  # so that the first read, which may be the only one, is small
+        self._start = 0
+        self._last = -_NEAR  # where the last step ended; the first, perhaps the only one, is far
 
     def read(self, offset: int, size: int) -> bytes:
         begin = offset - self._start
         if begin < 0 or begin + size > len(self._content):
-            is_near = 0 <= begin < len(self._content) + _NEAR
-            ahead = min(_AHEAD if is_near else _PAGE, self.size - offset)
-            self._content = self._source.read(offset, max(size, ahead))
+            is_near = 0 <= offset - self._last < _NEAR
+            ahead = min(2 * len(self._content), self._ahead) if is_near else self._page
+            self._content = self._source.read(offset, max(size, min(ahead, self.size - offset)))
             self._start, begin = offset, 0
+        self._last = offset + size
         return self._content[begin : begin + size]
 
     def close(self) -> None:
@@ -118,14 +124,26 @@ class Forward:
 
 def members(tar: Source, start: int = 0, end: int | None = None) -> Iterator[Member]:
     """The regular files of a tar, or of one that lies inside another from byte `start` to `end`."""
-    end = tar.size if end is None else end
     tar = tar if isinstance(tar, (ReadAhead, Forward)) else ReadAhead(tar)
+    end = tar.size if end is None else end
+    yield from walk(tar, start, until=end, end=end)
+
+
+def walk(
+    tar: ReadAhead | Forward, start: int, *, until: int, end: int
+) -> Generator[Member, None, int]:
+    """The regular files from the header at byte `start` to the last one before byte `until`.
+
+    It returns the position of the header after them; `END` if there is none.
+    """
     position = start
     override: dict[str, str] = {}  # path and size that a pax or GNU header sets for the next member
     while position + _BLOCK <= end:
+        if position >= until and not override:
+            return position
         block = tar.read(position, _BLOCK)
         if block == _ZEROS:
-            return
+            return END
         try:
             name, kind, size = _parse(block, override)
             member = Member(name, position + _BLOCK, size)
@@ -139,6 +157,23 @@ def members(tar: Source, start: int = 0, end: int | None = None) -> Iterator[Mem
             yield member
         position = member.offset + -(-size // _BLOCK) * _BLOCK
     raise DataError(_truncated(tar.name, end))
+
+
+def find_header(tar: ReadAhead, start: int, until: int) -> int | None:
+    """The first block from byte `start` to `until` that looks like a header of POSIX or GNU.
+
+    It may be part of a file that is a tar itself.
+    """
+    for begin in range(start, until, _FIND):
+        content = tar.read(begin, min(_FIND, until - begin, tar.size - begin))
+        for position in range(0, len(content) - _BLOCK + 1, _BLOCK):
+            if content[position + _MAGIC : position + _MAGIC + 5] == b"ustar":
+                try:
+                    _parse(content[position : position + _BLOCK], {})
+                except _Broken:
+                    continue
+                return begin + position
+    return None
 
 
 def _truncated(name: str, end: int) -> str:

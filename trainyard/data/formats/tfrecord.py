@@ -24,12 +24,11 @@ from crc32c import crc32c
 from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.example import Ahead, Span, find_features, one_bytes, one_int, one_text
 from trainyard.data.formats.sample import Encoded
-from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan
+from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
 from trainyard.data.location import Place
 from trainyard.data.source import LocalFile, Source, open_source
 from trainyard.errors import DataError
 
-_SCAN_THREADS = 8
 _NAME = re.compile(r"-\d+-of-\d+(\.tfrecords?)?$|\.tfrecords?$")
 _HEAD, _TAIL = 12, 4  # bytes of a record before and after its data
 _GZIP = b"\x1f\x8b"
@@ -114,7 +113,7 @@ def _rows(place: Place, names: tuple[str, ...], classes: list[str]) -> Iterator[
     """The samples; once all are given, `classes` has the names if every record had one."""
     known: dict[int, str] | None = {}
     highest = -1
-    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+    with ThreadPoolExecutor(num_threads(place)) as pool:
         for rows, found in pool.map(partial(_shard_rows, place), names):
             known = None if known is None or found is None else _united(known, found, rows.path)
             highest = max(highest, *rows.labels, -1)

@@ -12,20 +12,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 from zlib import adler32
 
+from trainyard.data.ahead import map_ahead
 from trainyard.data.formats.sample import Encoded
-from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_LABEL, FileRows, Scan
-from trainyard.data.formats.tar import Forward, Member, ReadAhead, members
+from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_LABEL, FileRows, Scan, num_threads
+from trainyard.data.formats.tar import (
+    END,
+    Forward,
+    Member,
+    ReadAhead,
+    find_header,
+    members,
+    walk,
+)
 from trainyard.data.location import Place
-from trainyard.data.source import open_source
+from trainyard.data.source import Source, is_remote, open_source
 from trainyard.errors import DataError
 
-_SCAN_THREADS = 8
+_WALKERS = 192  # parts of shards on a server that are walked at once
+_MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 64 << 20  # bytes; a segment of a shard on a server
+_REMOTE_AHEAD, _REMOTE_PAGE = 2 << 20, 8 << 10  # bytes; see ReadAhead
 _MAX_JSON = 1 << 20  # bytes; more is no label
 _PEEKED = 64  # members: some samples, and what may stand before the first
 _RESERVED = re.compile(r"__[^/]*__($|/)")  # webdataset's own, for data about the shard
@@ -71,20 +82,107 @@ def _are_samples(found: list[Member]) -> bool:
 
 
 def _rows(place: Place, names: tuple[str, ...]) -> Iterator[FileRows]:
-    with ThreadPoolExecutor(_SCAN_THREADS) as pool:
+    if is_remote(place.root):
+        yield from _remote_rows(place, names)
+        return
+    with ThreadPoolExecutor(num_threads(place)) as pool:
         yield from pool.map(partial(_shard_rows, place), names)
 
 
 def _shard_rows(place: Place, name: str) -> FileRows:
-    offsets, sizes, labels = array("q"), array("q"), array("i")
     path = place.path(name)
     with closing(ReadAhead(open_source(path))) as tar:
-        for key, parts in groupby(_parts(tar), key=attrgetter("key")):
-            image, label = _sample(list(parts), f"{path}: sample {key!r}")
-            offsets.append(image.member.offset)
-            sizes.append(image.member.size)
-            labels.append(label)
+        return _grouped(name, path, _parts(tar, members(tar)))
+
+
+def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileRows:
+    """The samples of a shard."""
+    offsets, sizes, labels = array("q"), array("q"), array("i")
+    for key, some in groupby(parts, key=attrgetter("key")):
+        image, label = _sample(list(some), f"{path}: sample {key!r}")
+        offsets.append(image.member.offset)
+        sizes.append(image.member.size)
+        labels.append(label)
     return FileRows(name, offsets, sizes, labels)
+
+
+# --- on a server: every header costs a request, so many parts of the shards are walked at once ---
+
+
+class _Segment(NamedTuple):
+    """A part of a shard that one thread walks."""
+
+    tar: Source
+    start: int
+    until: int
+
+
+class _Walked(NamedTuple):
+    first: int | None  # position of the first header that was found
+    parts: list[_Part]
+    next: int  # position of the header after the last
+
+
+def _remote_rows(place: Place, names: tuple[str, ...]) -> Iterator[FileRows]:
+    pool = ThreadPoolExecutor(_WALKERS)
+    try:
+        tars = list(pool.map(open_source, map(place.path, names)))
+        length = sum(tar.size for tar in tars) // _WALKERS
+        length = min(max(length, _MIN_SEGMENT), _MAX_SEGMENT) // _BLOCK * _BLOCK
+        segments = [_segments(tar, length) for tar in tars]
+        walked = map_ahead(pool, _guessed, chain.from_iterable(segments), most=2 * _WALKERS)
+        for name, tar, some in zip(names, tars, segments, strict=True):
+            yield _grouped(name, tar.name, _joined(some, islice(walked, len(some))))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _segments(tar: Source, length: int) -> list[_Segment]:
+    starts = range(0, max(tar.size, 1), length)
+    return [_Segment(tar, start, min(start + length, tar.size)) for start in starts]
+
+
+def _guessed(segment: _Segment) -> _Walked:
+    """A segment walked from the first block that looks like a header."""
+    tar = ReadAhead(segment.tar, ahead=_REMOTE_AHEAD, page=_REMOTE_PAGE)
+    if not segment.start:
+        return _walked(segment, tar, 0)
+    first = find_header(tar, segment.start, segment.until)
+    if first is not None:
+        try:
+            return _walked(segment, tar, first)
+        except DataError:  # it was no header; if it was one, the error is met again
+            pass
+    return _Walked(None, [], 0)
+
+
+def _walked(segment: _Segment, tar: ReadAhead, first: int) -> _Walked:
+    position = first
+
+    def found() -> Iterator[Member]:
+        nonlocal position
+        position = yield from walk(tar, first, until=segment.until, end=tar.size)
+
+    parts = list(_parts(tar, found()))
+    return _Walked(first, parts, position)
+
+
+def _joined(segments: list[_Segment], guesses: Iterator[_Walked]) -> Iterator[_Part]:
+    """The parts of a shard; a segment whose first header was not the right one is walked anew."""
+    position = 0
+    for segment, guess in zip(segments, guesses, strict=True):
+        if segment.until <= position < END:  # inside one long member
+            continue
+        if position < END:
+            walked = guess
+            if guess.first != position:
+                tar = ReadAhead(segment.tar, ahead=_REMOTE_AHEAD, page=_REMOTE_PAGE)
+                walked = _walked(segment, tar, position)
+            yield from walked.parts
+            position = walked.next
+    if position < END:
+        last = segments[-1].tar
+        yield from _parts(tar := ReadAhead(last), members(tar, position))
 
 
 class Streamed(NamedTuple):
@@ -98,15 +196,17 @@ class Streamed(NamedTuple):
 
 def streamed(tar: Forward) -> Iterator[Streamed]:
     """The samples of a shard in stored order; all of it has been read at their end."""
-    for key, parts in groupby(_parts(tar, images=True), key=attrgetter("key")):
+    for key, parts in groupby(_parts(tar, members(tar), images=True), key=attrgetter("key")):
         image, label = _sample(list(parts), f"{tar.name}: sample {key!r}")
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
 
 
-def _parts(tar: ReadAhead | Forward, *, images: bool = False) -> Iterator[_Part]:
+def _parts(
+    tar: ReadAhead | Forward, found: Iterable[Member], *, images: bool = False
+) -> Iterator[_Part]:
     """`images`: with the content of images too, not of labels alone."""
-    for member in members(tar):
+    for member in found:
         key, field = _split(member.name)
         if field in IMAGE_SUFFIXES:
             content = tar.read(member.offset, member.size) if images else b""

@@ -92,6 +92,10 @@ class SliceFiller:
             seek=self._seek and self._seek.of(ids),
         )
 
+    def has_planned_enough(self) -> bool:
+        """Whether nothing is won by planning further ahead."""
+        return self._reader.expects_enough()
+
     def __call__(self, planned: Planned, first: int, slot: Slot, part: slice) -> Bad:
         """Fill a slice of a slot for the batch that begins at `first` of what is planned."""
         rows = slice(first + part.start, first + part.stop)

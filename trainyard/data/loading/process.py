@@ -12,10 +12,11 @@ import resource
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     Channel = mpc.Connection[Any, Any]
 
 _PLANNED = 256  # samples of a rank, or one batch
+_MOST_AHEAD = 8192  # samples that are planned and not handed to threads
 
 
 Serve = Callable[["Channel", int, dict[str, Any]], None]
@@ -87,6 +89,21 @@ def _open_more_files() -> None:
 
 
 def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
+    """The batches, in their order; images of many more are requested, if they lie on a server."""
+    ahead: deque[Work] = deque()
+    samples = 0
+    for batches in _planned(config, fill):
+        ahead += batches
+        samples += sum(batch.count for batch in batches)
+        # Of images that lie in copies nothing is requested, so their number is a limit as well.
+        while ahead and (fill.has_planned_enough() or samples > _MOST_AHEAD):
+            batch = ahead.popleft()
+            samples -= batch.count
+            yield batch
+    yield from ahead
+
+
+def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[Work]]:
     """Several batches, if they are small, are planned in one go, which takes half the time."""
     plan, who = config.plan, (config.rank, config.size)
     together = max(1, _PLANNED * config.size // plan.global_batch)
@@ -95,10 +112,11 @@ def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
         ids = [plan.batch(step, *who) for step in steps]
         visits = [plan.epochs(step, *who) for step in steps]
         planned = fill.plan(np.concatenate(ids), np.concatenate(visits))
-        begin = 0
-        for count in map(len, ids):
-            yield Work(count, partial(fill, planned, begin))
-            begin += count
+        begins = [0, *accumulate(map(len, ids))]
+        yield [
+            Work(len(part), partial(fill, planned, begin))
+            for part, begin in zip(ids, begins, strict=False)
+        ]
 
 
 def fill_all(

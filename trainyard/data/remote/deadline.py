@@ -9,7 +9,7 @@ counts, so a reader may take its time.
 import io
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from http.client import HTTPResponse
@@ -47,35 +47,54 @@ def no_longer_than(seconds: float) -> Iterator[None]:
         _until.reset(token)
 
 
-class _Received(io.RawIOBase):
-    """The bytes of one answer as they come through a socket. TimeoutError if they come too slowly.
+class Clock:
+    """The time that one answer has left. Waiting for bytes uses it up, bytes of data add to it.
 
-    `floor` is infinite for what is no data, such as the head: its bytes gain no time.
+    `floor` is infinite for the head of an answer: its bytes add no time.
     """
 
-    def __init__(self, sock: "socket.socket") -> None:
-        self._sock = sock
-        self._raw = sock.makefile("rb", buffering=0)
-        self._longest_wait_s = sock.gettimeout() or GRACE_S
+    def __init__(self, longest_wait_s: float) -> None:
+        self._longest_wait_s = longest_wait_s  # for a single packet
         self._left_s = GRACE_S
         self.floor = math.inf
 
-    def readable(self) -> bool:
-        return True
+    def receive(
+        self,
+        sock: "socket.socket",
+        receive: "Callable[[WriteableBuffer], int | None]",
+        buffer: "WriteableBuffer",
+    ) -> int:
+        """The number of bytes that `receive` puts into a buffer; 0 at the end of the connection.
 
-    def readinto(self, buffer: "WriteableBuffer") -> int | None:
+        TimeoutError if they do not come in time, `TooSlow` if the time of the answer is up.
+        """
         began = time.monotonic()
         left_s = min(self._left_s, _until.get() - began)
         if left_s <= 0:
             raise TooSlow
-        self._sock.settimeout(min(self._longest_wait_s, left_s))
+        sock.settimeout(min(self._longest_wait_s, left_s))
         try:
-            count = self._raw.readinto(buffer)
+            count = receive(buffer) or 0
         except TimeoutError:
             raise (TooSlow if left_s < self._longest_wait_s else TimeoutError) from None
         waited_s = time.monotonic() - began
-        self._left_s = min(GRACE_S, self._left_s - waited_s + (count or 0) / self.floor)
+        self._left_s = min(GRACE_S, self._left_s - waited_s + count / self.floor)
         return count
+
+
+class _Received(io.RawIOBase):
+    """The bytes of one answer as they come through a socket of urllib3's."""
+
+    def __init__(self, sock: "socket.socket") -> None:
+        self._sock = sock
+        self._raw = sock.makefile("rb", buffering=0)
+        self.clock = Clock(sock.gettimeout() or GRACE_S)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer") -> int:
+        return self.clock.receive(self._sock, self._raw.readinto, buffer)
 
     def close(self) -> None:
         self._raw.close()
@@ -92,7 +111,7 @@ class _Response(HTTPResponse):
     def begin(self) -> None:
         super().begin()
         if self.status in (200, 206):
-            self._received.floor = FLOOR
+            self._received.clock.floor = FLOOR
 
 
 class _Connection(HTTPConnection):

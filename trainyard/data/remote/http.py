@@ -7,11 +7,17 @@ on at the byte where it broke. A file that has changed on the server, or is gone
 from collections.abc import Iterator
 from contextlib import suppress
 
-import urllib3
 from urllib3.exceptions import HTTPError
 
 from trainyard.data.remote.patience import Patience, Transient
-from trainyard.data.remote.request import CONTENT_RANGE, Resource, changed, reason_of, validator
+from trainyard.data.remote.request import (
+    CONTENT_RANGE,
+    Resource,
+    Response,
+    changed,
+    reason_of,
+    validator,
+)
 from trainyard.data.source import Stamp
 from trainyard.errors import DataError
 
@@ -62,7 +68,7 @@ class HttpFile:
         patience = Patience(self.name, self._resource.server)
         while True:
             try:
-                response = self._resource.get("bytes=0-0")
+                response = self._resource.get_range(0, 0)
             except Transient as failure:
                 patience.wait(failure)
                 continue
@@ -94,14 +100,14 @@ class HttpFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _stream(self, offset: int, size: int) -> Iterator[bytes]:
-        with self._resource.get(f"bytes={offset}-{offset + size - 1}") as response:
+        with self._resource.get_range(offset, offset + size - 1) as response:
             self._check(response, offset, size)
             skip = offset if response.status == 200 else 0
             while skip or size:
                 try:
                     # Without an exception at an early end: what has come is worth keeping.
                     part = response.read(min(skip or size, _PIECE))
-                except HTTPError as error:
+                except (HTTPError, OSError) as error:
                     raise Transient(reason_of(error)) from None
                 if not part:
                     raise Transient("the transfer broke off")
@@ -113,7 +119,7 @@ class HttpFile:
             if response.status == 206:
                 _finish(response, 1)
 
-    def _check(self, response: urllib3.BaseHTTPResponse, offset: int, size: int) -> None:
+    def _check(self, response: Response, offset: int, size: int) -> None:
         """DataError unless an answer brings these bytes of the file that was opened."""
         if response.status == 200:
             if self.size > _MAX_WITHOUT_RANGES:
@@ -131,10 +137,10 @@ class HttpFile:
             raise DataError(changed(self.name))
 
 
-def _finish(response: urllib3.BaseHTTPResponse, size: int) -> None:
+def _finish(response: Response, size: int) -> None:
     """Read the end of an answer, which is less than `size` bytes away, to use its connection again.
 
     An answer that is longer loses its connection when it is closed.
     """
-    with suppress(HTTPError):
+    with suppress(HTTPError, OSError):
         response.read(size)

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from trainyard.data.remote.patience import Patience, Transient
+from trainyard.data.remote.prefetch import Limits
 from trainyard.data.source import Stamp
 from trainyard.errors import DataError
 
@@ -106,5 +107,8 @@ def _file_system(pid: int, scheme: str) -> Any:
         module = importlib.import_module(package)
     except ImportError:
         raise DataError(f"{scheme}:// needs {package}: pip install 'trainyard[{extra}]'") from None
-    system = module.S3FileSystem if scheme == "s3" else module.GCSFileSystem
-    return system(skip_instance_cache=True, use_listings_cache=False)
+    common = {"skip_instance_cache": True, "use_listings_cache": False}
+    if scheme == "s3":  # whose library has 10 connections unless told otherwise
+        connections = {"max_pool_connections": Limits().in_flight}
+        return module.S3FileSystem(**common, config_kwargs=connections)
+    return module.GCSFileSystem(**common)

@@ -12,14 +12,14 @@ import socket
 import threading
 import time
 import zlib
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from itertools import accumulate, groupby
 from operator import itemgetter
 from pathlib import Path
 
+from trainyard.data.ahead import map_ahead
 from trainyard.data.index import Index
 from trainyard.data.manifest import manifest_of
 from trainyard.data.read import Reader
@@ -207,7 +207,8 @@ class Stager:
                 for length in lengths[:num_present]:
                     digest.update(file.read(length))
                 file.truncate(sum(lengths[:num_present]))
-                for content in _ahead(pool, read, range(num_present, len(lengths))):
+                rest = range(num_present, len(lengths))
+                for content in map_ahead(pool, read, rest, most=_NUM_READS):
                     file.write(content)
                     digest.update(content)
                     self.copies.check_room()
@@ -217,19 +218,6 @@ class Stager:
             part.unlink(missing_ok=True)
             raise
         return digest.hexdigest()
-
-
-def _ahead(
-    pool: ThreadPoolExecutor, read: Callable[[int], bytes], positions: range
-) -> Iterator[bytes]:
-    """What is read at the positions, in their order, several reads being under way."""
-    reads: deque[Future[bytes]] = deque()
-    for position in positions:
-        reads.append(pool.submit(read, position))
-        if len(reads) == _NUM_READS:
-            yield reads.popleft().result()
-    while reads:
-        yield reads.popleft().result()
 
 
 def _checksums(names: list[str]) -> dict[str, str]:

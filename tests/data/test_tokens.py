@@ -1,0 +1,151 @@
+"""Bearer tokens: sent to the server that they are for, and to no other; told to nobody."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.web import BurstServer
+from trainyard.data.credentials import token_of
+from trainyard.data.remote.http import HttpFile
+from trainyard.data.remote.http_stream import HttpStream
+from trainyard.errors import DataError
+
+CONTENT = bytes(range(256)) * 100
+SECRET = "hf_0123456789secret"
+
+
+class Server:
+    """Sends CONTENT to whoever has its token, or redirects to another server."""
+
+    def __init__(self) -> None:
+        self.seen: list[str | None] = []  # Authorization of each request
+        self.token: str | None = None
+        self.moved_to: str | None = None
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                outer.answer(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = BurstServer(("127.0.0.1", 0), Handler)
+        self.host = f"127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        given = request.headers.get("Authorization")
+        self.seen.append(given)
+        status, headers, body = 200, {"ETag": '"1"'}, CONTENT
+        if self.moved_to:
+            status, headers, body = 302, {"Location": self.moved_to}, b""
+        elif self.token and given != f"Bearer {self.token}":
+            status, body = 401, b""
+        elif span := request.headers.get("Range"):
+            first, last = map(int, span.removeprefix("bytes=").split("-"))
+            status, body = 206, CONTENT[first : last + 1]
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(CONTENT)}"
+        request.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            request.send_header(name, value)
+        request.end_headers()
+        request.wfile.write(body)
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("TRAINYARD_TOKENS", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "1")
+    both = Server(), Server()
+    yield both
+    for one in both:
+        one.server.shutdown()
+        one.server.server_close()
+
+
+def test_a_token_goes_to_its_server_alone(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, storage = servers
+    hub.token = SECRET
+    monkeypatch.setenv("HF_TOKEN", "hf_of_another_host")
+    monkeypatch.setenv("TRAINYARD_TOKENS", f"example.org=other {hub.host}={SECRET}")
+    assert HttpFile(f"http://{hub.host}/a.tar").read(5000, 9000) == CONTENT[5000:14_000]
+    assert HttpFile(f"http://{storage.host}/a.tar").read(5000, 9000) == CONTENT[5000:14_000]
+    assert {*hub.seen} == {f"Bearer {SECRET}"}
+    assert {*storage.seen} == {None}
+
+
+def test_a_token_does_not_follow_a_redirect_to_another_server(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, storage = servers
+    hub.moved_to = f"http://{storage.host}/signed?X-Amz-Signature=abc"
+    monkeypatch.setenv("TRAINYARD_TOKENS", f"{hub.host}={SECRET}")
+    file = HttpFile(f"http://{hub.host}/a.tar")
+    for offset in range(0, 20_000, 5000):
+        assert file.read(offset, 5000) == CONTENT[offset : offset + 5000]
+    assert hub.seen == [f"Bearer {SECRET}"]  # later ranges go to where it led
+    assert {*storage.seen} == {None}
+    assert HttpStream(f"http://{hub.host}/a.tar").readall() == CONTENT
+    assert {*hub.seen} == {f"Bearer {SECRET}"}
+    assert {*storage.seen} == {None}
+
+
+def test_a_redirect_that_has_expired_is_followed_anew(servers: tuple[Server, Server]) -> None:
+    hub, storage = servers
+    hub.moved_to = f"http://{storage.host}/signed"
+    file = HttpFile(f"http://{hub.host}/a.tar")
+    storage.token = "nobody has it"  # so it refuses, as it does after the time of a signature
+    hub.moved_to = None
+    assert file.read(5000, 9000) == CONTENT[5000:14_000]
+
+
+def test_a_wrong_token_is_named_without_being_told(
+    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub, _ = servers
+    hub.token = "another"
+    monkeypatch.setenv("TRAINYARD_TOKENS", f"{hub.host}={SECRET}")
+    with pytest.raises(DataError, match="401 Unauthorized: the token is wrong") as caught:
+        HttpFile(f"http://{hub.host}/a.tar")
+    assert SECRET not in str(caught.value)
+    monkeypatch.delenv("TRAINYARD_TOKENS")
+    with pytest.raises(DataError, match="a token goes into HF_TOKEN or TRAINYARD_TOKENS"):
+        HttpFile(f"http://{hub.host}/a.tar")
+
+
+@pytest.mark.parametrize(
+    ("url", "has_it"),
+    [
+        ("https://huggingface.co/datasets/a/b/resolve/main/0.tar", True),
+        ("http://huggingface.co/a", False),
+        ("https://huggingface.co.evil.org/a", False),
+        ("https://cdn-lfs.huggingface.co/a", False),
+        ("https://example.org/huggingface.co", False),
+    ],
+)
+def test_the_hub_has_a_variable_of_its_own(
+    url: str, has_it: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRAINYARD_TOKENS", raising=False)
+    monkeypatch.setenv("HF_TOKEN", SECRET)
+    assert token_of(urlsplit(url)) == (SECRET if has_it else None)
+
+
+@pytest.mark.parametrize("value", [SECRET, f"={SECRET}", "host=", f"host={SECRET}\x07"])
+def test_a_malformed_variable_is_named_without_its_content(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_TOKENS", value)
+    with pytest.raises(DataError) as caught:
+        token_of(urlsplit("https://host/a"))
+    assert SECRET not in str(caught.value)

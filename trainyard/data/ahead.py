@@ -1,0 +1,22 @@
+"""Results of a pool of threads in order, with a bounded number of calls ahead."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def map_ahead(
+    pool: Executor, action: Callable[[Item], Result], items: Iterable[Item], *, most: int
+) -> Iterator[Result]:
+    """The result of each item, in their order; up to `most` are under way or not yet taken."""
+    calls: deque[Future[Result]] = deque()
+    for item in items:
+        calls.append(pool.submit(action, item))
+        if len(calls) == most:
+            yield calls.popleft().result()
+    while calls:
+        yield calls.popleft().result()
