@@ -44,34 +44,35 @@ class BatchConfig(Section):
 
 class LengthConfig(Section):
     length: Length = "90 epochs"
-    """How long to train."""
+    """Length of the training."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """Of the order, the crops and the initial weights."""
+    """Seed of the order, the crops and the initial weights."""
     eval_every: Duration = "1 epoch"
-    """How often to evaluate; the last step always is. "0 steps" for the last alone."""
+    """Time between evaluations; the last step is always evaluated. "0 steps": the last alone."""
     save_every: Interval = "10 minutes"
-    """How often to save a checkpoint, besides each best one and the last: what a run loses at most
-    when it is killed. A time, or a stretch of training; "0 steps" for never."""
+    """Time or steps between checkpoints, besides the best and the last: a killed run loses at most
+    this much. "0 steps": never."""
     bn_samples: int = Field(0, ge=0)
-    """Training images of which to estimate batch norm statistics anew before each evaluation; for
-    schedule-free optimizers, whose weights to evaluate are not those that are trained."""
+    """Training images to re-estimate batch norm statistics from before each evaluation, for
+    schedule-free optimizers: they evaluate other weights than they train."""
     keep: int = Field(3, ge=1)
-    """How many checkpoints to keep, besides the best."""
+    """Number of checkpoints to keep, besides the best."""
     log_every: Duration = "50 steps"
-    """How often to report the training loss."""
+    """Time between reports of the training loss."""
     max_skipped: int = Field(20, ge=1)
-    """Updates running that may be skipped because a gradient is not finite; then the weights go
-    back to the last checkpoint before them, and the data runs on. Looked at every tenth step."""
+    """Largest number of updates in a row that are skipped because a gradient is not finite. After
+    them the weights roll back to the last checkpoint, while the data continues. Checked every
+    tenth step."""
     max_roll_backs: int = Field(3, ge=0)
-    """How often the weights may go back before the run ends."""
+    """Largest number of rollbacks before the run ends."""
     resume: str = "auto"
-    """auto: go on if the run directory has a checkpoint; never; or a checkpoint to begin from."""
+    """auto: resume if the run directory has a checkpoint; never; or a checkpoint to start from."""
     max_silence: int = Field(900, ge=0)
-    """Seconds that a rank may make no progress before it is taken to hang and the run is ended;
-    four times as long until its first step is made. 0: for ever."""
+    """Seconds without progress after which a rank counts as hung and the run ends; four times as
+    long before the first step. 0: no limit."""
     max_save: int = Field(3600, ge=0)
-    """Seconds that a part of a checkpoint may take to be written, or a checkpoint to be read
-    back, before that is taken to hang. 0: for ever."""
+    """Seconds to write a part of a checkpoint, or to read a checkpoint back, after which the rank
+    counts as hung. 0: no limit."""
 
 
 class RunConfig(Section):

@@ -49,7 +49,7 @@ class ModelConfig(Section):
     checkpoint_key: str | None = None
     """Entry of a .pth file that holds the weights; found by itself if not given."""
     checkpoint_prefix: str = ""
-    """What names in the file begin with and the model's do not: "module." say."""
+    """Prefix of the names in the file that the model's names lack, such as "module."."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameters that are not trained: ["stem.*", "stages.0.*"]."""
     ema_decay: float | None = Field(None, ge=0, lt=1)

@@ -16,9 +16,9 @@ class WatchConfig(Section):
     tensorboard: bool = False
     """Write TensorBoard's event files into the run directory."""
     trackio: bool = False
-    """Report to trackio, which keeps its data base on this machine."""
+    """Report to trackio, which keeps its database on this machine."""
     project: str = "trainyard"
-    """Of Weights & Biases and trackio."""
+    """Project name for Weights & Biases and trackio."""
     artifacts: bool = False
     """Give Weights & Biases the best checkpoint when the run is done."""
     profile: str | None = None

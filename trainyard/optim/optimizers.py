@@ -41,27 +41,28 @@ class OptimConfig(Section):
     ] = "sgd"
     """The optimizer."""
     lr: float = Field(0.1, gt=0)
-    """Peak learning rate, for the global batch as a whole; never scaled behind your back."""
+    """Peak learning rate for the whole global batch; no automatic scaling."""
     weight_decay: float = Field(1e-4, ge=0)
     """Decay of weights; norms, biases and other vectors have none, see `decay`."""
     momentum: float = Field(0.9, ge=0, lt=1)
-    """Of sgd, lars and muon."""
+    """Momentum of sgd, lars and muon."""
     nesterov: bool = False
-    """Of sgd, lars and muon, whose AdamW for vectors, embeddings and classifier is then NAdamW."""
+    """Nesterov momentum for sgd, lars and muon; muon's AdamW for vectors, embeddings and classifier
+    is then NAdamW."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Of those with moments; the first alone of schedule_free_sgd."""
+    """Decay rates of the moments; schedule_free_sgd uses the first alone."""
     eps: float = Field(1e-8, gt=0)
-    """Of those with moments, and of lars."""
+    """Added to the denominator, in optimizers with moments and in lars."""
     accum_iter: int = Field(4, ge=1)
-    """Of accum_adam and accum_adamw: steps between two updates of the moments."""
+    """Steps between two updates of the moments, for accum_adam and accum_adamw."""
     trust_coefficient: float = Field(1e-3, gt=0)
-    """Of lars."""
+    """Factor of the trust ratio of lars."""
     trust_clip: bool = False
-    """Of lamb and lars: no trust ratio above 1."""
+    """Clip the trust ratio of lamb and lars at 1."""
     bias_correction: bool = True
-    """Of lamb."""
+    """Bias correction of the moments, for lamb."""
     decay: Literal["matrices", "all"] = "matrices"
-    """What decays: matrices and kernels but for those that the model exempts, or everything."""
+    """Parameters that decay: matrices and kernels that the model does not exempt, or all."""
     decay_scale: tuple[PatternFactor, ...] = ()
     """Weight decay of some parameters, as factors: ["*.gamma: 0", "head.*: 2"]; the last match
     counts, and takes the place of `decay`."""

@@ -22,25 +22,24 @@ class ScheduleConfig(Section):
     per: Literal["step", "epoch"] = "step"
     """Whether rates change in every step, or are the same throughout an epoch."""
     warmup: Duration = "0 steps"
-    """How long the learning rate rises to `optim.lr`, in a straight line; a run that is shorter
-    ends on the way."""
+    """Length of the linear rise to `optim.lr`; a shorter run ends on the way."""
     warmup_from: Share = 0.0
     """The share of `optim.lr` that the rise begins with."""
     warmup_ends: Literal["first", "both", "neither"] = "first"
     """Which ends of the rise belong to the warm-up: the first (torch, timm), both (ConvNeXt) or
     neither (Colossal-AI)."""
     min_lr: float = Field(0.0, ge=0)
-    """Where cosine and linear end."""
+    """Learning rate at the end of cosine and linear."""
     milestones: tuple[Duration, ...] = Field((), validate_default=True)
-    """Of step: when the learning rate is multiplied by `gamma`."""
+    """Points at which the schedule `step` multiplies the learning rate by `gamma`."""
     gamma: float = Field(0.1, gt=0, le=1)
-    """Of step."""
+    """Factor of the schedule `step`."""
     weight_decay_end: float | None = Field(None, ge=0)
-    """Where half a cosine from `optim.weight_decay` ends, over the whole run; constant if not
-    given."""
-    drop_path_start: float | None = Field(None, ge=0, lt=1)
-    """Where a straight line to `model.drop_path` begins, from the first epoch to the last; constant
+    """Weight decay at the end of the run, along half a cosine from `optim.weight_decay`; constant
     if not given."""
+    drop_path_start: float | None = Field(None, ge=0, lt=1)
+    """Drop path in the first epoch, rising linearly to `model.drop_path` in the last; constant if
+    not given."""
     image_size: tuple[Stage, ...] = ()
     """Progressive resizing: ["6 epochs: 160", "12 epochs: 192"] after `data.image_size`."""
     batch_size: tuple[Stage, ...] = ()

@@ -20,9 +20,9 @@ class LossConfig(Section):
     name: Literal["ce", "bce"] = "ce"
     """Cross-entropy over all classes, or binary cross-entropy of each class."""
     bce_threshold: float | None = Field(None, ge=0, lt=1)
-    """Of bce: targets above it become 1, others 0; as they are if not given."""
+    """With bce, targets above it become 1 and others 0; unchanged if not given."""
     bce_sum: bool = False
-    """Of bce: the sum over the classes instead of their mean."""
+    """With bce, sum the losses of the classes instead of averaging them."""
     teacher: str | None = None
     """A run or checkpoint to distil from: of a run, its best checkpoint. It sees the images that
     the model sees, mixed ones too."""
@@ -31,7 +31,7 @@ class LossConfig(Section):
     distillation_share: float = Field(0.5, ge=0, le=1)
     """Share of the teacher in the loss."""
     temperature: float = Field(1.0, gt=0)
-    """Of soft distillation."""
+    """Temperature of soft distillation."""
 
     @field_validator("bce_threshold", "bce_sum")
     @classmethod
