@@ -126,6 +126,46 @@ def test_find_splits_of_folders(tmp_path: Path) -> None:
     assert find_splits(str(tmp_path)) == {"train": f"{tmp_path}/train", "val": f"{tmp_path}/val"}
 
 
+@pytest.mark.parametrize(
+    ("train", "val"), [("Train", "Val"), ("training", "valid"), ("train", "test")]
+)
+def test_find_splits_of_folders_with_other_names(train: str, val: str, tmp_path: Path) -> None:
+    for name in (train, val):
+        (tmp_path / name / "cat").mkdir(parents=True)
+    assert find_splits(str(tmp_path)) == {
+        "train": str(tmp_path / train),
+        "val": str(tmp_path / val),
+    }
+
+
+def test_test_images_are_for_validation_only_where_there_are_no_others(tmp_path: Path) -> None:
+    for name in ("train", "valid", "test"):
+        (tmp_path / name / "cat").mkdir(parents=True)
+    assert find_splits(str(tmp_path))["val"] == str(tmp_path / "valid")
+
+
+def test_test_images_without_classes_are_no_validation_data(tmp_path: Path) -> None:
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "1.jpg").touch()
+    assert find_splits(str(tmp_path)) == {"train": str(tmp_path / "train")}
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("train-1.tar.gz", "decompress it"),
+        ("train-1.TGZ", "decompress it"),
+        ("train-1.TAR", "rename it to train-1.tar"),
+    ],
+)
+def test_a_shard_that_would_be_left_out_is_an_error(name: str, remedy: str, tmp_path: Path) -> None:
+    for shard in ("train-0.tar", "val-0.tar", name):
+        (tmp_path / shard).touch()
+    with pytest.raises(DataError, match=f"{name}: a shard of train .*: {remedy}"):
+        find_splits(str(tmp_path))
+
+
 def test_find_splits_of_shards(tmp_path: Path) -> None:
     folder = tmp_path / "set[1] {0..1}"  # a folder's own name is never a pattern
     touch(folder, "x-train-0.tar", "x-train-1.tar", "x-validation-0.tar", "x-test-0.tar")

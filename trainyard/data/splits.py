@@ -2,8 +2,10 @@
 
 import glob
 import os
+import re
 from collections.abc import Sequence
 from fnmatch import filter as matching
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from trainyard.data import formats
@@ -13,8 +15,10 @@ from trainyard.data.source import is_remote, open_source
 from trainyard.data.split_names import splits_named
 from trainyard.errors import DataError
 
-# Names of a split's folder, the usual one first.
-_NAMES = {"train": ("train",), "val": ("val", "validation")}
+# Names of a split's folder in lower case, the usual one first. A folder of test images is for
+# validation where there is no other.
+_NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
+_COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
 _SHARDS = ("*.tar", "*.h5", "*.hdf5", "*.packed", "*-of-*", "*.tfrecord", "*.tfrecords")
 
 
@@ -77,16 +81,25 @@ def _in_folder(location: str) -> dict[str, str]:
     splits: dict[str, str] = {}
     names = sorted(name for name in os.listdir(location) if not name.startswith("."))
     for split, folders in _NAMES.items():
-        for folder in folders:
-            if (Path(location) / folder).is_dir():
-                splits.setdefault(split, str(Path(location) / folder))
+        for wanted in folders:
+            for folder in sorted(names, key=lambda name: name != wanted):
+                if folder.lower() == wanted and _can_be_split(Path(location) / folder):
+                    splits.setdefault(split, str(Path(location) / folder))
         for kind in _SHARDS:
             shards = [name for name in matching(names, kind) if split in splits_named(name)]
             if shards and split not in splits:
                 _check_one_split(location, shards)
+                _check_all_read(location, split, kind, names)
                 pattern = _pattern(location, split, kind, shards=shards, names=names)
                 splits[split] = os.path.join(glob.escape(location), pattern)
     return splits
+
+
+def _can_be_split(folder: Path) -> bool:
+    """False for test images without classes, which data sets often come with."""
+    return folder.is_dir() and (
+        folder.name.lower() != "test" or any(entry.is_dir() for entry in folder.iterdir())
+    )
 
 
 def _check_one_split(location: str, shards: Sequence[str]) -> None:
@@ -95,6 +108,19 @@ def _check_one_split(location: str, shards: Sequence[str]) -> None:
             raise DataError(
                 f"{os.path.join(location, name)}: its name says train and val, and a file can be "
                 "of one split only: rename it, or name the data by --data.train and --data.val"
+            )
+
+
+def _check_all_read(location: str, split: str, kind: str, names: Sequence[str]) -> None:
+    """DataError for a file that looks like a shard of the split and would be left out."""
+    for name in names:
+        is_other_case = not fnmatchcase(name, kind) and fnmatchcase(name.lower(), kind)
+        is_compressed = kind == "*.tar" and _COMPRESSED.search(name)
+        if split in splits_named(name) and (is_other_case or is_compressed):
+            remedy = "decompress it" if is_compressed else f"rename it to {name.lower()}"
+            raise DataError(
+                f"{os.path.join(location, name)}: a shard of {split} that would not be read: "
+                f"{remedy}, move it away, or name the data by --data.train and --data.val"
             )
 
 

@@ -13,6 +13,10 @@ IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 )
 _THREADS, _REMOTE_THREADS = 8, 64  # on a server every read waits for an answer
+# Folders of macOS, Synology, Windows and ext4.
+_NOT_DATA = frozenset(
+    ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
+)
 _SHOWN = 3  # names of each kind in a remark
 MAX_LABEL = 2**24  # more classes than any data set has; a larger number is damage
 
@@ -23,8 +27,8 @@ def num_threads(place: Place) -> int:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or a folder is no data: `.ipynb_checkpoints`, `._x.jpg`, `__MACOSX`."""
-    return name.startswith(".") or name == "__MACOSX"
+    """True if a file or a folder is no data: `.ipynb_checkpoints`, `._x.jpg`, `__MACOSX`."""
+    return name.startswith(".") or name in _NOT_DATA
 
 
 def tell_left_out(location: str, kinds: dict[str, list[str]]) -> None:
