@@ -79,7 +79,8 @@ class AccumAdam(Optimizer):
                 grads = [*torch._foreach_add(grads, parameters, alpha=group["weight_decay"])]
         torch._foreach_add_(mean, grads, alpha=1 / accum_iter)
         updates = math.ceil(step / accum_iter)
-        ahead = torch._foreach_lerp(first, grads, 1 - beta1)
+        ahead = [moment.clone() for moment in first]
+        torch._foreach_lerp_(ahead, grads, 1 - beta1)  # in place: torch 2.11 shards no other form
         root = torch._foreach_mul(second, beta2)
         torch._foreach_addcmul_(root, grads, grads, value=1 - beta2)
         torch._foreach_sqrt_(root)
