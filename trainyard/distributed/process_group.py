@@ -94,7 +94,7 @@ def _killed_by_interrupt() -> Iterator[None]:
 def _lost(watchdog: Watchdog) -> PeerError:
     """Every rank hears of the loss; rank 0 prints it if it is left."""
     error = PeerError(watchdog.reason)
-    error.is_shared = bool(watchdog.alarm.ranks) and 0 not in watchdog.alarm.ranks
+    error.is_shared = 0 not in watchdog.alarm.ranks
     return error
 
 
