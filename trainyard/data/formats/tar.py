@@ -69,7 +69,7 @@ class ReadAhead:
         self.stamp: Stamp = source.stamp
         self._content = b""
         self._start = 0
-        self._last = -_NEAR  # end of the last step; the first, perhaps the only one, counts as large
+        self._last = -_NEAR  # end of the last step; the first, perhaps the only one, is large
 
     def read(self, offset: int, size: int) -> bytes:
         begin = offset - self._start
