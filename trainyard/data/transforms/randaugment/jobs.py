@@ -1,4 +1,4 @@
-"""Runs kernels in place on some samples of a batch: in cache-sized parts on a CPU."""
+"""Runs kernels in place on parts of a batch: cache-sized parts on a CPU, larger on a GPU."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
