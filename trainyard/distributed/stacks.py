@@ -36,7 +36,7 @@ class Stacks:
         time.sleep(_WRITE_S)
 
     def arm(self, seconds: float) -> None:
-        """Sets a timer that writes the stacks and ends the process with exit code 1; calls reset it.
+        """Sets, or resets, a timer that writes the stacks and ends the process with exit code 1.
 
         The timer's thread does not need Python's lock, which the caller may never get again.
         """

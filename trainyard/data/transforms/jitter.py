@@ -47,7 +47,7 @@ class ColorJitter:
     def draw(
         self, ids: NDArray[np.int64], visits: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Orders and factors, each [B, 4]: first `KINDS[order[:, 0]]`, then ...; factors by kind."""
+        """Orders, first `KINDS[order[:, 0]]`, then ..., and factors by kind; each [B, 4]."""
         random = uniforms(fold(self._seed, np.full_like(ids, STREAM), visits, ids), 8)
         low = np.maximum(0.0, 1 - self._strengths)
         high = 1 + self._strengths
