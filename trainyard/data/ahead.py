@@ -1,4 +1,4 @@
-"""Results of a pool of threads in order, with a bounded number of calls ahead."""
+"""Runs calls in a pool of threads: results in order, a bounded number of calls ahead."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

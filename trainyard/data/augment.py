@@ -99,9 +99,10 @@ class Draws(Protocol):
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A random area and aspect ratio at a random place (Szegedy et al. 2014, as in torchvision).
+    """Random crops: a random area and aspect ratio at a random position.
 
-    Randomness is keyed by (seed, epoch, sample): a replay crops alike on any number of ranks.
+    From Szegedy et al. 2014, as in torchvision. Randomness is keyed by (seed, epoch, sample), so a
+    replay gives equal crops on any number of ranks.
     """
 
     seed: int
@@ -121,7 +122,7 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class RandomDraws:
-    """The random numbers of some images' crops."""
+    """The random numbers for the crops of some images."""
 
     drawn: NDArray[np.float64]
     """[n, 22]: the position of the box, across and down, in [0, 1); the shares of the image's area
@@ -173,7 +174,7 @@ class RandomDraws:
 
 @dataclass(frozen=True)
 class CentralCrop:
-    """Short side resized to `size / crop_pct`, then the central square, as torchvision does."""
+    """Resizes the short side to `size / crop_pct`, then crops the central square (torchvision)."""
 
     size: int
     crop_pct: float

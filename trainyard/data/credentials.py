@@ -13,7 +13,7 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from trainyard.errors import DataError
 
 TOKENS = "TRAINYARD_TOKENS"
-"""The environment variable of bearer tokens: HOST=TOKEN, several with spaces between them."""
+"""The environment variable of bearer tokens: HOST=TOKEN, separated by spaces."""
 _HUB, _HUB_TOKEN = "huggingface.co", "HF_TOKEN"
 PIPE = "pipe:"  # before a shell command
 

@@ -222,7 +222,7 @@ def _fast_image(content: bytes) -> Image.Image | None:
         return None
     try:
         pixels = simplejpeg.decode_jpeg(content, "RGBX")
-    except (ValueError, KeyError):  # damaged, or merely unusual: Pillow judges
+    except (ValueError, KeyError):  # damaged, or only unusual: left to Pillow
         return None
     height, width = pixels.shape[:2]
     return Image.frombuffer("RGBX", (width, height), pixels, "raw", "RGBX", 0, 1)

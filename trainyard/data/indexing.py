@@ -170,7 +170,7 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
     return classes
 
 
-# --- has the data changed? ---
+# --- changes of the data ---
 
 
 def _stamps(root: str, names: tuple[str, ...]) -> Stamps:
@@ -196,7 +196,7 @@ def _is_stale(index: Index) -> bool:
     return _stamps(index.root, tuple(index.stamps)) != index.stamps
 
 
-# --- where an index is saved ---
+# --- paths of saved indices ---
 
 
 def _saved_paths(place: Place) -> list[Path]:
@@ -239,7 +239,7 @@ def _save(place: Place, header: Header, table: _Table) -> Path:
     *beside, cached = _saved_paths(place)
     try:
         for path in beside:
-            save_index(path, header | {"root": ""}, columns)  # moves with the data
+            save_index(path, header | {"root": ""}, columns)  # valid after a move of the data
             return path
     except OSError:  # read-only or full
         pass

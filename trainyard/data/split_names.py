@@ -1,4 +1,4 @@
-"""Split names as whole words inside the names of files and folders."""
+"""Finds split names as whole words in the names of files and folders."""
 
 import re
 

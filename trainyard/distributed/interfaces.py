@@ -80,7 +80,7 @@ def local_address(host: str) -> str:
 
 
 def outward(addresses: Iterable[str]) -> str:
-    """The first of the ranks' addresses that is not loopback, so on another host; else the first."""
+    """The first of the ranks' addresses that is not loopback; else the first one."""
     plain = [_plain(address) for address in addresses]
     return str(next((one for one in plain if not one.is_loopback), plain[0]))
 

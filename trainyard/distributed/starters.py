@@ -10,7 +10,7 @@ from trainyard.errors import InputError
 @dataclass(frozen=True)
 class Starter:
     places: Mapping[str, str]
-    """The variable of each field of a World."""
+    """The variable for each field of a World."""
     job: tuple[str, ...] = ()
     """The variables that name the start, equal for its ranks and different for other starts."""
     hosts: str = ""

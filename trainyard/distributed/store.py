@@ -98,7 +98,7 @@ def _own_store(point: MeetingPoint, world: World) -> "Store":
         ) from None
     host = str(listening.getsockname()[0])
     return TCPStore(
-        {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host),  # "::" takes IPv4 too
+        {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host),  # "::" accepts IPv4 too
         point.port,
         is_master=True,
         wait_for_workers=False,

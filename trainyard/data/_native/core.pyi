@@ -59,17 +59,17 @@ class Decoder:
         seek_begins: Buffer | None = None,  # int64[n]: entries [begin, end) are those of image i
         seek_ends: Buffer | None = None,
     ) -> None:
-        """Decodes a box of each image, resizes it (antialiased) and flips it, into its place in `out`.
+        """Decodes, resizes (antialiased) and flips a box of each image into its place in `out`.
 
-        The pixels of an image whose final status is not OK are undefined. An image that does not fit
-        its seek table is decoded without it.
+        The pixels of an image whose final status is not OK are undefined. An image that its seek
+        table does not fit is decoded without it.
         """
 
     def seek_table(self, content: Buffer) -> bytes | None:
         """The seek table of a JPEG; None for a JPEG that is damaged or not for this decoder."""
 
     def pack(self, content: Buffer) -> bytes | None:
-        """The packed record of a JPEG, from which it is restored byte by byte; None if impossible."""
+        """The packed record of a JPEG, which restores it byte by byte; None if impossible."""
 
     def unpack(self, record: Buffer) -> bytes | None:
         """The original JPEG of a packed record; None if the record is damaged."""

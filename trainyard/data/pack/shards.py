@@ -115,7 +115,7 @@ def shard_names(options: PackOptions, split: str, count: int) -> list[str]:
 
 
 def brace_list(options: PackOptions, split: str, count: int) -> str:
-    """A split as one location, relative to the destination."""
+    """The location of a split, relative to the destination."""
     if options.format == "folder":
         return split
     names = shard_names(options, split, count)

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their binary archives, losslessly as PNG.
+"""Prepares CIFAR-10 and CIFAR-100 from their binary archives, losslessly as PNG.
 
 A record is one label byte (CIFAR-100: a coarse and a fine one), then 32 x 32 red, green and blue
 values.

@@ -1,4 +1,4 @@
-"""The ILSVRC2012 development kit: the class of each validation image.
+"""Reads the ILSVRC2012 development kit: the class of each validation image.
 
 The kit numbers classes by ILSVRC2012_ID, which is not the usual order of labels, by sorted WordNet
 IDs (WNIDs).

@@ -1,4 +1,4 @@
-"""ImageNet-1K (ILSVRC2012) from the official archives, which are never unpacked."""
+"""Prepares ImageNet-1K (ILSVRC2012) from the official archives, without unpacking them."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""ImageNet-21K-P: the classes of ImageNet-21K with enough images, split and scaled down.
+"""Prepares ImageNet-21K-P: the classes of ImageNet-21K with enough images, split and scaled.
 
 The rules are those of its published script (Ridnik et al. 2021, "ImageNet-21K Pretraining for the
 Masses"): a class is kept if it has more than 500 images, and its first 50 images by name, compared

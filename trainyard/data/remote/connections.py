@@ -39,7 +39,7 @@ class Answer:
     """An answer whose head has been read; its connection is reused if the whole body is read."""
 
     def __init__(self, connection: "_Connection", head: bytes, rest: bytes, clock: Clock) -> None:
-        """NotPlain for an answer without a known length. `rest`: the beginning of the body."""
+        """`rest`: the beginning of the body. NotPlain for an answer of unknown length."""
         self._connection, self._clock, self._rest = connection, clock, rest
         self.idle: list[_Connection] = []
         """The list that receives the connection once it can be reused."""

@@ -35,7 +35,7 @@ _WEIGHTED: dict[str, dict[str, float]] = {
     },
 }  # fmt: skip
 
-LEVELS = 10.0  # the magnitude at which an operation reaches the end of its usual range
+LEVELS = 10.0  # the magnitude at the end of an operation's usual range
 
 
 @dataclass(frozen=True)
