@@ -43,7 +43,7 @@ _RESERVED = re.compile(r"__[^/]*__($|/)")  # webdataset's own, for data about th
 
 
 def recognises(place: Place) -> bool:
-    """True if the first non-empty tar begins with images that have labels beside them."""
+    """True if the first non-empty tar begins with labelled images, or if all tars are empty."""
     names = place.files(".tar")
     for name in names:
         with closing(ReadAhead(open_source(place.path(name)))) as tar:

@@ -4,8 +4,8 @@ The order of samples is known, so ranges are requested long before a decoding th
 A range covers a sample and its planned neighbours in the same file: random order needs a request
 for each image, `data.locality` one for a run of neighbours.
 
-    planned samples  |<------------------- HORIZON_BYTES ------------------->|
-    requested        |<-- URGENT_BYTES -->|   only their neighbours
+    planned samples  |<------------------- horizon_bytes ------------------->|
+    requested        |<-- urgent_bytes -->|   only their neighbours
                      ^ the next sample to be decoded
 """
 
