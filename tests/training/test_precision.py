@@ -69,9 +69,9 @@ def test_layers_compute_in_the_precision_of_the_recipe(
     gradients: list[torch.dtype] = []
     update = Update.__call__
 
-    def look(self: Update, number: int, parts: Any) -> Any:
+    def look(self: Update, *arguments: Any) -> Any:
         gradients.extend(p.grad.dtype for p in model.parameters() if p.grad is not None)
-        return update(self, number, parts)
+        return update(self, *arguments)
 
     monkeypatch.setattr(Update, "__call__", look)
     step = make_step(

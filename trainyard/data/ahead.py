@@ -1,4 +1,4 @@
-"""Results of a pool of threads in order, with a bounded number of calls ahead."""
+"""Runs calls in a pool of threads: results in order, a bounded number of calls ahead."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 def map_ahead(
     pool: Executor, action: Callable[[Item], Result], items: Iterable[Item], *, most: int
 ) -> Iterator[Result]:
-    """The result of each item, in their order; up to `most` are under way or not yet taken."""
+    """Yields each item's result in order; at most `most` calls are pending or not yet taken."""
     calls: deque[Future[Result]] = deque()
     for item in items:
         calls.append(pool.submit(action, item))

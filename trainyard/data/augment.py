@@ -1,8 +1,8 @@
-"""Which part of each image becomes a training or an evaluation image: boxes, vectorised and keyed.
+"""Crop boxes of training and evaluation images: vectorised, with keyed random numbers.
 
-A box is (left, top, right, bottom) in pixels of the stored image, fractions allowed; resizing the
-box to the target size is the decoder's work. Random numbers are drawn for many images at once, and
-boxes made of them when sizes are known. The plain per-image references stand in the tests.
+A box is (left, top, right, bottom) in pixels of the stored image, fractions allowed; the decoder
+resizes the box to the target size. Random numbers are drawn for many images at once and turned
+into boxes once the sizes are known. The tests hold plain per-image references.
 """
 
 from dataclasses import dataclass
@@ -83,25 +83,26 @@ class Crops(NamedTuple):
     boxes: NDArray[np.float64]  # [n, 4] left, top, right, bottom
     flips: NDArray[np.bool_]  # [n]
     resizes_first: bool = False
-    """Whether boxes are those of a resized image, whose pixels along their borders know of the
-    pixels beyond; else one crops, then resizes."""
+    """True if the image is resized before it is cropped: pixels beyond a box then affect the pixels
+    along its border. False if it is cropped first."""
 
 
 class Draws(Protocol):
-    """What can be known of some images' crops before their sizes are."""
+    """The crop parameters of some images, drawn before the sizes are known."""
 
     def __call__(self, sizes: NDArray[np.int64]) -> Crops:
         """The crops of images of `sizes` (int[n, 2]: width, height)."""
 
     def __getitem__(self, part: slice | NDArray[np.int64]) -> "Draws":
-        """Of some of the images."""
+        """The crop parameters of a part of the images."""
 
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A random area and aspect ratio at a random place (Szegedy et al. 2014, as in torchvision).
+    """Random crops: a random area and aspect ratio at a random position.
 
-    Randomness is keyed by (seed, epoch, sample): a replay crops alike on any number of ranks.
+    From Szegedy et al. 2014, as in torchvision. Randomness is keyed by (seed, epoch, sample), so a
+    replay gives equal crops on any number of ranks.
     """
 
     seed: int
@@ -121,11 +122,11 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True)
 class RandomDraws:
-    """The random numbers of some images' crops."""
+    """The random numbers for the crops of some images."""
 
     drawn: NDArray[np.float64]
-    """[n, 22]: where the box lies, across and down, in [0, 1); the shares of the area of ten tries;
-    the widths over heights of ten tries."""
+    """[n, 22]: the position of the box, across and down, in [0, 1); the shares of the image's area
+    of ten tries; the aspect ratios of ten tries."""
     flips: NDArray[np.bool_]  # [n]
     ratio: tuple[float, float]
 
@@ -140,16 +141,16 @@ class RandomDraws:
         return RandomDraws(self.drawn[part], self.flips[part], self.ratio)
 
     def reference(self, sizes: NDArray[np.int64]) -> Crops:
-        """The same without the extension."""
+        """`__call__` without the extension."""
         shape, found = self._shape(sizes)
         room = sizes - shape
         start = np.where(found[:, None], np.floor(self.drawn[:, :2] * (room + 1)), room // 2)
         return Crops(np.concatenate([start, start + shape], axis=1), self.flips)
 
     def _shape(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """Width and height of the first of ten tries that fits, and whether one does.
+        """Width and height of the first of ten tries that fits, and True if one fits.
 
-        Where none does, they are those of the largest box that fits, to be taken centrally.
+        If none fits: the largest box that does, to be placed centrally.
         """
         image_width, image_height = sizes[:, 0].astype(float), sizes[:, 1].astype(float)
         shares, ratios = self.drawn[:, 2 : 2 + _ATTEMPTS], self.drawn[:, 2 + _ATTEMPTS :]
@@ -173,7 +174,7 @@ class RandomDraws:
 
 @dataclass(frozen=True)
 class CentralCrop:
-    """Short side resized to `size / crop_pct`, then the central square, as torchvision does."""
+    """Resizes the short side to `size / crop_pct`, then crops the central square (torchvision)."""
 
     size: int
     crop_pct: float
@@ -184,12 +185,12 @@ class CentralCrop:
     def __call__(self, sizes: NDArray[np.int64]) -> Crops:
         """The crops of images of `sizes` (int[n, 2]: width, height)."""
         short = int(self.size / self.crop_pct)
-        # Whole pixels of the resized image, truncated and rounded where torchvision does.
+        # Whole pixels of the resized image, truncated and rounded as in torchvision.
         resized = sizes * short // sizes.min(axis=1, keepdims=True)
         start = np.rint((resized - self.size) / 2.0)
         step = sizes / resized
         boxes = np.concatenate([start * step, (start + self.size) * step], axis=1)
-        inside = np.clip(boxes, 0, np.tile(sizes, 2))  # but for rounding errors
+        inside = np.clip(boxes, 0, np.tile(sizes, 2))  # corrects rounding errors
         return Crops(inside, np.zeros(len(sizes), np.bool_), resizes_first=True)
 
     def __getitem__(self, part: slice | NDArray[np.int64]) -> "CentralCrop":

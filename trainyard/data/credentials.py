@@ -1,8 +1,8 @@
-"""Logins and signatures of URLs, kept in the memory of this process and out of every name.
+"""Logins and signatures of URLs, kept in the memory of this process and out of file names.
 
-Names of files are written into recipes, indices, run directories and messages. So a location is
-parted from its secrets where it comes in (`take_secrets` in location.py), and a request puts them
-back (`with_secrets`). The path of a URL names the file; its query is taken for a signature.
+Names of files are written into recipes, indices, run directories and messages. `take_secrets` in
+location.py therefore separates a location from its secrets when it is read, and `with_secrets`
+adds them again for a request. The path of a URL names the file; its query counts as a signature.
 """
 
 import os
@@ -13,20 +13,20 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from trainyard.errors import DataError
 
 TOKENS = "TRAINYARD_TOKENS"
-"""The environment variable of bearer tokens: HOST=TOKEN, several with spaces between them."""
+"""The environment variable of bearer tokens: HOST=TOKEN, separated by spaces."""
 _HUB, _HUB_TOKEN = "huggingface.co", "HF_TOKEN"
 PIPE = "pipe:"  # before a shell command
 
-# In a text. With a / too, which is wrong in a password but no less secret; `host:80/a@b` is none.
+# In a text. A password may wrongly hold a /, but is no less secret; `host:80/a@b` has no login.
 _ADDRESS = r"\[[\da-fA-F:.]+\](?::\d+)?/"  # of IPv6
 _LOGIN = re.compile(rf"://(?:[^/\s\"<>]*|(?!{_ADDRESS})[^/\s\"<>:@]+:(?!\d+/)[^\s\"<>@]*)@")
 _END = r"[:;,.)'\]]*(?:[\s\"<>#]|$)"  # of a URL in a sentence
 _QUERY = re.compile(rf"(?<=://)([^\s\"<>?#]*)\?(?!{_END})[^\s\"<>#]*?(?={_END})")
-# In a text that is one URL.
+# In a text that is a single URL.
 _LOGIN_OF_URL = re.compile(rf"://(?:[^/?#]*|(?!{_ADDRESS})[^/?#:@]+:(?!\d+/)[^@]*)@")
 _QUERY_OF_URL = re.compile(r"\?[^#]*")
-_ENDS_URL = re.compile(r"[\s\"'<>]")  # where it stands in a text
-# Parameters of signatures: of S3, Google, Azure, CloudFront, and by their usual names.
+_ENDS_URL = re.compile(r"[\s\"'<>]")  # the end of a URL in a text
+# Query parameters of signatures: of S3, Google, Azure and CloudFront, and common names.
 _SIGNING = (
     r"(?:x-(?:amz|goog|oss|ms|cos)-[\w-]+|s[a-z]{1,2}|sk[a-z]{1,3}|spr|hdn\w+|exp|expires|policy"
     r"|[\w-]*(?:sig|token|secret|pass|pwd|auth|key|cred|hmac|session|jwt)[\w-]*)"
@@ -35,49 +35,49 @@ _SIGNED = re.compile(rf"(?<=[?&]){_SIGNING}=[^&\s'\"]*&?", re.IGNORECASE)
 
 
 class Credentials(NamedTuple):
-    """What requests need beside the names of files; plain data for other processes of ours."""
+    """The secrets that requests need; plain data, to pass to other processes of Trainyard."""
 
     logins: dict[str, str]
     """`NAME:PASSWORD`, as in a URL, by the URL of a file, a folder or a server."""
     queries: dict[str, str]
-    """By the URL of a file or a folder."""
+    """Queries by the URL of a file or a folder."""
     commands: dict[str, str]
-    """Shell commands by their names."""
+    """Complete shell commands by their public names."""
 
 
 _known = Credentials({}, {}, {})
 
 
 def known() -> Credentials:
-    """All that this process has been given, to be handed to a process that reads for it."""
+    """The credentials of this process, to pass to a process that reads data for it."""
     return _known
 
 
 def adopt(given: Credentials) -> None:
-    """Take over what another process has been given."""
+    """Adds the credentials of another process."""
     for mine, others in zip(_known, given, strict=True):
         mine.update(others)
 
 
 def without_secrets(text: str) -> str:
-    """A text as people may see it: its URLs without login and query, a command without both."""
+    """A text to show to users: its URLs have no login and no query."""
     return _QUERY.sub(r"\1", _LOGIN.sub("://", text))
 
 
 def without_signature(text: str) -> str:
-    """A text without the logins of its URLs and without the usual parameters of signatures."""
+    """A text without the logins of its URLs and without common parameters of signatures."""
     return _SIGNED.sub("", _LOGIN.sub("://", text))
 
 
 def public_name(location: str) -> str:
-    """The name of a URL, or of a `pipe:` command, of whose queries other parameters stay."""
+    """The public name of a URL or a `pipe:` command; a command keeps its URLs' other parameters."""
     if location.startswith(PIPE):
         return without_signature(location)
     return _QUERY_OF_URL.sub("", _LOGIN_OF_URL.sub("://", location, count=1))
 
 
 def check_url(url: str) -> None:
-    """DataError for a secret with a space in it, say: in a text one would not see where it ends."""
+    """DataError for a URL with secrets and, say, a space: in a text its end would be ambiguous."""
     if not url.startswith(PIPE) and public_name(url) != url and _ENDS_URL.search(url):
         raise DataError(
             f"{url.partition('://')[0]}://…: a URL with a login or a query, which holds a space, a "
@@ -86,17 +86,17 @@ def check_url(url: str) -> None:
 
 
 def keep(name: str, given: str) -> None:
-    """Remember what a URL or a command was given with.
+    """Stores the secrets of `given`, a URL or a command, under its public `name`.
 
-    DataError if two URLs with one path have queries that name different things, and for what is no
-    URL.
+    DataError if two URLs with the same path have queries that differ in more than a signature, and
+    for an invalid URL.
     """
     if name.startswith(PIPE):
         _known.commands[name] = given
         return
     try:
         parts = urlsplit(given)
-    except ValueError:  # which may quote the password
+    except ValueError:  # its message may quote the password
         raise DataError(f"{name}: not a valid URL") from None
     login, mark, _ = parts.netloc.rpartition("@")
     if not mark and _LOGIN_OF_URL.search(given):
@@ -116,7 +116,7 @@ def keep(name: str, given: str) -> None:
 
 
 def with_secrets(name: str) -> str:
-    """What to ask for: the URL or the command with what it, or a folder above it, came with."""
+    """The URL or command to request: with its own secrets, or with those of a folder above it."""
     if name.startswith(PIPE):
         return _known.commands.get(name, name)
     scheme, mark, rest = name.partition("://")
@@ -129,9 +129,9 @@ def with_secrets(name: str) -> str:
 
 
 def token_of(url: SplitResult) -> str | None:
-    """The bearer token that the environment has for the server of a URL, and for no other.
+    """The environment's bearer token for the server of a URL; None if there is none.
 
-    DataError, which does not quote it, if $TRAINYARD_TOKENS is malformed.
+    DataError if $TRAINYARD_TOKENS is malformed; its message does not quote the token.
     """
     found = None
     if url.scheme == "https" and url.netloc.lower() == _HUB:
@@ -163,6 +163,6 @@ def _server(url: str) -> str:
 
 
 def _meaning(query: str) -> list[tuple[str, str]]:
-    """The parameters of a query that are of no signature, which may be a newer one."""
+    """The parameters of a query that belong to no signature: a signature may be renewed."""
     pairs = parse_qsl(query, keep_blank_values=True)
     return sorted(pair for pair in pairs if not re.fullmatch(_SIGNING, pair[0], re.IGNORECASE))

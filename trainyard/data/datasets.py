@@ -1,4 +1,4 @@
-"""From the [data] section of a recipe to indices and streams."""
+"""Opens the indices and streams that the [data] section of a recipe names."""
 
 import socket
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ class Datasets:
 
 
 def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datasets:
-    """The indices of the recipe's data, which have the same classes and no image in common.
+    """The recipe's data sets, checked to have the same classes and no image in common.
 
-    Training data that comes as a stream has no index, and the classes of the validation data.
+    A training stream has no index; it takes its classes from the validation data.
     """
     if config.order == "join":
         shards = _same_shards(config, world)
@@ -46,7 +46,7 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
 
 
 def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
-    """The shards of a stream. Each rank lists them, to take each size-th: the lists must agree."""
+    """The shards of a stream. Every rank lists them and takes each size-th: lists must agree."""
     with together(world):
         shards = list_shards(config)
     digest = sha256("\n".join(shards).encode()).digest()
@@ -63,9 +63,9 @@ def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
 def open_validation(
     config: DataConfig, classes: Sequence[str], world: World, progress: Progress
 ) -> Index:
-    """The index of the validation data, of the same classes as the training data.
+    """The index of the validation data, checked to have the same classes as the training data.
 
-    Where that was merged, the parts with validation data may lack classes of the others.
+    If the training data is merged, the validation data may lack some of its classes.
     """
     known = None if isinstance(config.train, str | None) else classes
     val = open_split(config.val, "data.val", world, progress, known=known)
@@ -77,9 +77,10 @@ def open_validation(
 def open_labelled(
     locations: Locations, classes: Sequence[str], world: World, progress: Progress
 ) -> tuple[Index, list[int]]:
-    """Other data to evaluate a model of `classes` on, and their number of each of its classes.
+    """The index of other data to evaluate a model of `classes` on, and the model's class numbers.
 
-    The labels in the index are numbers of its own classes.
+    The labels in the index are numbers of the index's own classes; element i of the list is the
+    model's number of class i.
     """
     index = open_split(locations, "data.val", world, progress)
     with together(world):
@@ -108,9 +109,9 @@ def open_split(
 
     Several locations are merged; for `known` see `open_merged`.
 
-    The others take the first one's word for it: a thousand ranks that look whether a thousand
-    folders have changed are a load on a file server. Only where they cannot see its file, in a
-    cache on another node, do they make their own.
+    The other ranks do not check for changes, since a thousand ranks that look at a thousand folders
+    overload a file server. A rank makes its own index only if it cannot see the first rank's file,
+    say in the cache of another node.
     """
     if locations is None:
         raise RecipeError(f"{key} is not set: pass --data LOCATION, or --{key} LOCATION")
@@ -126,7 +127,7 @@ def open_split(
     path, fingerprint = found
 
     def same_index() -> Index:
-        progress(0)  # it was another's turn for long, perhaps
+        progress(0)  # this rank may have waited long for its turn
         index = first or load_index(path)
         if index is None or index.fingerprint != fingerprint:
             index = open_merged(_listed(locations), known, progress)

@@ -1,8 +1,8 @@
-"""Encoded images and boxes in, one filled uint8 batch out.
+"""Decodes encoded images and crops them to boxes, into one uint8 batch.
 
-`decode_batch` is called once per slice of a batch. The extension in C decodes what it knows, all of
-it in one call; the rest, or without the extension all, goes to simplejpeg and Pillow, one image at
-a time. `reference_image`, plain Pillow, says what the pixels ought to be.
+`decode_batch` is called once per slice of a batch. The C extension decodes the formats that it
+supports, in one call; simplejpeg and Pillow decode the other images, or without the extension all,
+one at a time. `reference_image`, plain Pillow, defines the right pixels.
 """
 
 import io
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 Interpolation = Literal["bilinear", "bicubic"]
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
-# What image data sets are made of.
+# Formats that image data sets use.
 _FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
 
-MAX_PIXELS = 178_956_970  # Pillow's own limit: more is a decompression bomb, not a photograph
+MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
 
 
 class BadImageError(Exception):
@@ -45,12 +45,12 @@ def decode_batch(
     decoder: "core.Decoder | None" = None,
     seek: "Stretches | None" = None,
 ) -> dict[int, str]:
-    """Decode, crop, resize (antialiased) and flip each image into its place in `out_BHWC`.
+    """Decodes, crops, resizes (antialiased) and flips each image into its place in `out_BHWC`.
 
     `crop` turns sizes (int[n, 2]: width, height) into boxes inside the images. Returns the
     positions that could not be decoded, with the reasons; their pixels are zero. Without a
-    `decoder`, see `own_decoder`, all is left to the libraries, which look at every byte of an image
-    and not at its crop alone.
+    `decoder`, see `own_decoder`, the libraries decode all images; they read every byte of an image,
+    not its crop alone.
     """
     stored = as_stored(images)
     sizes, status = native_sizes(stored, decoder)
@@ -83,7 +83,7 @@ _threads = threading.local()
 
 
 def own_decoder() -> "core.Decoder | None":
-    """This thread's decoder in C, which keeps its memory between calls; None if there is none."""
+    """This thread's C decoder, which keeps its memory between calls; None without the extension."""
     decoder: core.Decoder | None = getattr(_threads, "decoder", None)
     if decoder is None and core is not None:
         decoder = _threads.decoder = core.Decoder()
@@ -93,7 +93,7 @@ def own_decoder() -> "core.Decoder | None":
 def native_sizes(
     stored: Stored, decoder: "core.Decoder | None"
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Sizes from the headers, 1 x 1 where the status is not 0: the libraries judge those."""
+    """Sizes from the headers, and a status; 1 x 1 where it is not 0: left to the libraries."""
     count = len(stored.which)
     sizes, status = np.ones((count, 2), np.int64), np.ones(count, np.uint8)
     if decoder is not None:
@@ -113,7 +113,7 @@ def native_pixels(
     bicubic: bool = False,
     seek: "Stretches | None" = None,
 ) -> None:
-    """Decode the images whose status is 0; where it is not afterwards, it could not."""
+    """Decodes the images whose status is 0, and sets the status of those that fail."""
     buffers, which, offsets, lengths, _ = stored
     decoder.decode(
         buffers,
@@ -140,7 +140,7 @@ def native_pixels(
 def _library_sizes(
     stored: Stored, sizes: NDArray[np.int64], status: NDArray[np.uint8]
 ) -> tuple[dict[int, bytes], dict[int, str]]:
-    """Fill in the sizes that are missing; the contents read for it, and reasons for bad ones."""
+    """Fills in the sizes whose status is not 0; the contents read, and reasons for bad images."""
     contents, bad = {}, {}
     for position in np.flatnonzero(status).tolist():
         try:
@@ -153,7 +153,7 @@ def _library_sizes(
 
 
 def _image(content: bytes, size: tuple[int, ...]) -> Image.Image:
-    """The whole image, which must have the size that its header says."""
+    """The whole image. BadImageError if its size is not `size`, the one in its header."""
     image = _fast_image(content) or reference_image(content)
     if image.size != size:
         raise BadImageError("its header and its content differ in size")
@@ -161,7 +161,7 @@ def _image(content: bytes, size: tuple[int, ...]) -> Image.Image:
 
 
 def reference_image(content: bytes) -> Image.Image:
-    """The whole image as RGB, by Pillow: grey, palette, CMYK and alpha are converted."""
+    """The whole image as RGB, by Pillow; grey, palette, CMYK and alpha are converted."""
     try:
         return as_rgb(open_lazily(content))
     except BadImageError:
@@ -171,10 +171,10 @@ def reference_image(content: bytes) -> Image.Image:
 
 
 def as_rgb(image: Image.Image) -> Image.Image:
-    """Any image of Pillow's as RGB of 8 bits. BadImageError if it does not say what is white.
+    """Any Pillow image as 8-bit RGB. BadImageError if its range of values is unknown.
 
-    Pillow's own conversion makes all that is above 255 white. Of 16 bits the upper 8 are taken, as
-    Pillow takes them of RGB; a PGM of more than 8 bits it has scaled to 16; floats go from 0 to 1.
+    Pillow's own conversion turns all values above 255 white. This one takes the upper 8 of 16 bits,
+    as Pillow does for RGB; Pillow scales a PGM of more than 8 bits to 16. Floats go from 0 to 1.
     """
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
         return _grey(np.asarray(image) >> 8)
@@ -193,7 +193,7 @@ def _grey(pixels_HW: NDArray[Any]) -> Image.Image:
 
 
 def whole_image(content: bytes) -> Image.Image:
-    """The same, to be shown: BadImageError also for more pixels than are believable."""
+    """Like `reference_image`, for display; BadImageError also for more than `MAX_PIXELS`."""
     image = reference_image(content)
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(f"{image.width} x {image.height} pixels are not believable")
@@ -201,10 +201,10 @@ def whole_image(content: bytes) -> Image.Image:
 
 
 def open_lazily(content: bytes) -> Image.Image:
-    """The image with its header read and its pixels not; raises almost anything if damaged."""
+    """The image with only its header read; raises almost any error if damaged."""
     if content.startswith(PACKED_MAGIC):
         return _unpacked(content)
-    # By name, not whatever Pillow knows: it would hand an EPS to Ghostscript to run.
+    # Only known formats: Pillow would hand an EPS to Ghostscript to run.
     return Image.open(io.BytesIO(content), formats=_FORMATS)
 
 
@@ -217,19 +217,19 @@ def _unpacked(record: bytes) -> Image.Image:
 
 
 def _fast_image(content: bytes) -> Image.Image | None:
-    """The whole image by libjpeg-turbo, without the interpreter lock; None if it is not for it."""
+    """The whole image by libjpeg-turbo, without the interpreter lock; None if not supported."""
     if _fast_size(content) is None:
         return None
     try:
         pixels = simplejpeg.decode_jpeg(content, "RGBX")
-    except (ValueError, KeyError):  # damaged, or merely unusual: Pillow judges
+    except (ValueError, KeyError):  # damaged, or only unusual: left to Pillow
         return None
     height, width = pixels.shape[:2]
     return Image.frombuffer("RGBX", (width, height), pixels, "raw", "RGBX", 0, 1)
 
 
 def _fast_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height of a JPEG from which libjpeg-turbo makes the same RGB as Pillow, or None."""
+    """Width and height of a JPEG that libjpeg-turbo and Pillow decode to the same RGB, or None."""
     header = jpeg_header(content)
     return None if header is None or header.colours in ("CMYK", "YCCK") else header.size
 
@@ -240,12 +240,12 @@ class JpegHeader(NamedTuple):
 
 
 def jpeg_header(content: bytes) -> JpegHeader | None:
-    """What libjpeg-turbo reads in the header of a JPEG; None if it is none, or an unusual one."""
+    """The header of a JPEG, by libjpeg-turbo; None for an unusual JPEG or another format."""
     if not content.startswith(b"\xff\xd8"):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(content, strict=False)
-    except (ValueError, KeyError):  # KeyError for a subsampling that it has no name for
+    except (ValueError, KeyError):  # KeyError for a subsampling without a name
         return None
     return JpegHeader((width, height), colours)
 
@@ -260,7 +260,7 @@ def _resize(
 ) -> NDArray[np.uint8]:
     """A box of the image as RGB pixels of `shape` (height, width), antialiased.
 
-    Pixels `around` the box count where one resizes before cropping, as they do to Pillow.
+    `around`: pixels around the box count, as if the image were resized before it is cropped.
     """
     left, top, right, bottom = box
     if not around:

@@ -1,4 +1,4 @@
-"""Batches on the device: copied, augmented, normalised, mixed."""
+"""Batches on the device: copied, augmented, normalised and mixed."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,22 +17,22 @@ from trainyard.data.transforms.batches import BatchTransform, Keys, MixedBatch, 
 class Batch(NamedTuple):
     """One rank's share of a global batch, on the device."""
 
-    images_BCHW: Tensor  # normalised; float32, or what Normalise was told
+    images_BCHW: Tensor  # normalised; float32, or the dtype of Normalise
     labels: Tensor  # int64[B]
-    mixed_labels: Tensor  # int64[B], of the samples that were mixed in; `labels` where none was
-    lam: Tensor  # float32[B], the share of `labels` in the target; 1 where nothing was mixed in
+    mixed_labels: Tensor  # int64[B], of the samples mixed in; `labels` where none is
+    lam: Tensor  # float32[B], the share of `labels` in the target; 1 where none is mixed in
     weights: Tensor  # float32[B], 0 for a bad sample, else 1
     ids: Tensor  # int64[B], on the host
     bad: list[BadSample]
-    capacity: float = 0.0  # images a second of the loader, 0 if not known; see HostBatch
+    capacity: float = 0.0  # images a second of the loader, 0 if unknown; see HostBatch
 
 
 class Augmentation(NamedTuple):
-    """What a training feed does to batches, and where in the stream its first one lies."""
+    """The transforms of a training feed, and the position of its first batch in the stream."""
 
     pixel_transforms: Sequence[PixelTransform] = ()
     batch_transforms: Sequence[BatchTransform] = ()
-    position: int = 0  # samples of the stream before it
+    position: int = 0  # samples of the stream before the first batch
     global_batch: int = 0
 
 
@@ -40,7 +40,7 @@ NONE = Augmentation()
 
 
 class HostBatches(Protocol):
-    """A loader, to a feed."""
+    """The part of a loader that a feed uses."""
 
     def __iter__(self) -> Iterator[HostBatch]: ...
     def close(self) -> None: ...
@@ -48,14 +48,14 @@ class HostBatches(Protocol):
 
 @runtime_checkable
 class Foreseen(Protocol):
-    """A loader whose batches may be taken before the trainer asks for them."""
+    """A loader whose batches a feed may take before the trainer asks for them."""
 
     def is_ready(self) -> bool:
-        """Whether the next batch can be taken without waiting."""
+        """True if the next batch can be taken without waiting."""
 
 
 class Feed:
-    """Turns a loader's batches into device batches; closes the loader with itself."""
+    """Turns a loader's batches into device batches; `close` closes the loader too."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Feed:
             self._position += self._augmentation.global_batch
 
     def _on_their_way(self) -> Iterator[Arriving]:
-        """Each batch; further ones are sent off first, if they are there already."""
+        """Each batch in order; starts the copies of further batches first, if they are ready."""
         hosts = iter(self._loader)
         sent: deque[Arriving | Exception] = deque()
         while True:
@@ -90,7 +90,7 @@ class Feed:
         return isinstance(self._loader, Foreseen) and self._loader.is_ready()
 
     def _send(self, hosts: Iterator[HostBatch]) -> Arriving | Exception:
-        """The next batch, sent off, or why there is none, to be raised when it is its turn."""
+        """Starts copying the next batch; returns exceptions, StopIteration too, for later."""
         self._carrier.settle()
         try:
             return self._carrier.start(next(hosts))
@@ -129,16 +129,16 @@ class Feed:
 
 
 class TrainingFeed:
-    """Batches of a run from a step on, through all phases of its course."""
+    """Batches of a run from any step on, through all phases of its course."""
 
     def __init__(self, course: Course, open_phase: Callable[[Phase, int, int], Feed]) -> None:
-        """`open_phase(phase, step, skipped)` begins at a step of the phase; see `seek`."""
+        """`open_phase(phase, step, skipped)` opens the feed of a phase at a step; see `seek`."""
         self._course, self._open_phase = course, open_phase
         self._feed: Feed | None = None
         self._batches: Iterator[Batch] = iter(())
 
     def seek(self, step: int, skipped: int) -> None:
-        """Go on at `step` of the run, passing over `skipped` samples of the stream."""
+        """Continues at `step` of the run, and passes over `skipped` samples of the stream."""
         self.close()
         self._batches = self._from(step, skipped)
 
@@ -150,11 +150,11 @@ class TrainingFeed:
             step = phase.stop
 
     def is_over(self, step: int) -> bool:
-        """Whether the run is over after `step` steps of it."""
+        """True if the run is over after `step` steps."""
         return step >= self._course.num_steps
 
     def saving(self, every: Due) -> Due:
-        """When to save: at any step alike."""
+        """The steps to save at; this feed can resume at any step."""
         return every
 
     def __iter__(self) -> Iterator[Batch]:

@@ -1,4 +1,4 @@
-"""From the [data] and [augment] sections of a recipe to feeds of batches."""
+"""Builds feeds of batches from the [data] and [augment] sections of a recipe."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ from trainyard.world import World, cores_per_rank
 
 @dataclass(frozen=True, kw_only=True)
 class Feeds:
-    """Makes feeds of one rank's batches on its device."""
+    """Makes the feeds of one rank's batches on its device."""
 
     data: DataConfig
     augment: AugmentConfig
@@ -36,8 +36,8 @@ class Feeds:
     world: World
     device: torch.device
     dtype: torch.dtype = torch.float32
-    """Of images that are not mixed or erased: what autocast would round them to in a model's first
-    convolution. A model that resizes its input by itself (CrossViT) does so in this precision."""
+    """Dtype of images that are not mixed or erased: the one autocast rounds them to in a model's
+    first convolution. A model that resizes its own input (CrossViT) does so in this precision."""
 
     def training(
         self,
@@ -48,14 +48,14 @@ class Feeds:
         place: Place,
         report: Callable[[dict[str, Any]], None],
     ) -> TrainingFeed | JoinFeed:
-        """Augmented samples; of a stream, see JoinFeed for `place` and `report`."""
+        """Augmented samples; for `place` and `report`, which a stream needs, see JoinFeed."""
         if isinstance(data, Stream):
             return self.join(data, course, place, report)
         assert not isinstance(order, Stream)
         return self.train(data, order, course)
 
     def train(self, index: Index, plan: EndlessPlan, course: Course) -> TrainingFeed:
-        """Augmented, in the order of a plan, with the batches and image sizes of a course."""
+        """Augmented samples in the order of a plan, with the batch and image sizes of a course."""
 
         def open_phase(phase: Phase, step: int, skipped: int) -> Feed:
             first = course.samples(step) + skipped
@@ -78,7 +78,7 @@ class Feeds:
         place: Place,
         report: Callable[[dict[str, Any]], None],
     ) -> JoinFeed:
-        """Augmented, as the shards of a stream have them; see JoinFeed."""
+        """Augmented samples in the order of a stream's shards; see JoinFeed."""
         (phase,) = course.phases
 
         def open_loader(number: int, seen: int) -> StreamLoader:
@@ -108,9 +108,9 @@ class Feeds:
         )
 
     def statistics(self, index: Index | Stream, samples: int, image_size: int) -> TrainingFeed:
-        """Training images to estimate batch norm statistics of: cropped and flipped, no more.
+        """Training images to estimate batch-norm statistics from: cropped and flipped only.
 
-        Of `samples`, rounded up to whole batches, the first of the run's order.
+        They are the first `samples` of the run's order, rounded up to whole batches.
         """
         assert isinstance(index, Index)  # config.py refuses run.bn_samples of a stream
         batch = min(self.global_batch, max(samples, self.world.size))
@@ -128,7 +128,7 @@ class Feeds:
         return feed
 
     def evaluation(self, index: Index) -> Feed:
-        """Every image once, its central crop."""
+        """The central crop of every image, once."""
         plan = OnePassPlan(len(index), self.global_batch)
         size = self.data.eval_size or self.data.image_size
         spec = LoaderSpec(
@@ -183,7 +183,7 @@ class Feeds:
             mean=self.data.mean,
             std=self.data.std,
             channels_last=self.channels_last,
-            # What is mixed or erased is so in float32.
+            # Mixing and erasing run in float32.
             dtype=torch.float32 if augmentation.batch_transforms else self.dtype,
         )
         return Feed(batches, normalise, carrier, augmentation)

@@ -1,4 +1,4 @@
-"""Images that a user names, of no class: files, folders, globs, URLs, and data sets."""
+"""Unlabelled images that a user names: files, folders, globs, URLs and data sets."""
 
 import glob
 import os
@@ -23,13 +23,13 @@ _CONTAINERS = (".tar", ".tar.gz", ".tgz", ".tfrecord", ".h5", ".hdf5", ".packed"
 
 @dataclass(frozen=True)
 class Images:
-    """Images that one index has."""
+    """The images of one index."""
 
     index: Index
     names: Sequence[str] | None
-    """Their names, as a user knows them; None for samples of a data set."""
+    """The names as the user wrote them; None for samples of a data set."""
     missing: dict[int, str]
-    """Why images could not be fetched, by their numbers."""
+    """Reasons for images that could not be fetched, by number."""
 
     def name(self, number: int) -> str:
         if self.names is not None:
@@ -39,11 +39,11 @@ class Images:
 
 
 def open_images(wanted: Sequence[str], folder: Path, progress: Progress) -> list[Images]:
-    """The images that are `wanted`, in that order.
+    """The `wanted` images, in that order.
 
-    What is fetched is put into `folder`, an empty one. Folders are searched at every depth. A
-    folder that has no image, and a file of another type, are data sets, of which each sample is
-    meant. DataError for what is not there.
+    Downloads go into `folder`, which must be empty. Folders are searched at every depth. A folder
+    without images and a file of another type are data sets, whose samples are all taken. DataError
+    for a name that does not exist.
     """
     found: list[Images] = []
     files: list[str] = []
@@ -66,7 +66,7 @@ def open_images(wanted: Sequence[str], folder: Path, progress: Progress) -> list
 
 
 def _expanded(word: str) -> list[str]:
-    """The paths and URLs of a glob or a brace list, or what has no such characters."""
+    """The paths and URLs of a glob or a brace list; a plain name gives itself."""
     if is_remote(word):
         check_url(word)
         return expand_braces(word)
@@ -88,7 +88,7 @@ def _matches(text: str) -> list[str]:
 
 
 def _is_image(name: str) -> bool:
-    """Whether it is taken for an image: a URL or a file that nothing shows to be a data set."""
+    """True if a name counts as an image: a URL or a file that is not recognised as a data set."""
     if is_remote(name):
         path = name.partition("?")[0].lower()
         return name.lower().startswith(("http://", "https://")) and not path.endswith(_CONTAINERS)
@@ -103,13 +103,13 @@ def _is_image(name: str) -> bool:
 
 
 def _images_in(folder: str) -> list[str]:
-    """The images in a folder, at any depth, by their names; hidden ones aside."""
+    """The images in a folder at any depth, sorted by name, without hidden ones."""
     return [] if is_remote(folder) else list(_walk(folder, frozenset()))
 
 
 def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
     here = os.path.realpath(folder)
-    if here in above or not os.path.isdir(folder):  # a link to a folder that holds it
+    if here in above or not os.path.isdir(folder):  # a link to a folder above it
         return
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
@@ -118,17 +118,17 @@ def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
             if entry.is_dir():
                 yield from _walk(entry.path, above | {here})
             elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and (
-                entry.is_file() or entry.is_symlink()  # of a broken link the loader says so
+                entry.is_file() or entry.is_symlink()  # the loader reports a broken link
             ):
                 yield entry.path
 
 
 def _indexed(files: Sequence[str], path: Path, progress: Progress) -> Images:
-    """Files and URLs as an index, saved at `path`; what is fetched is put beside it."""
+    """The index of files and URLs, saved at `path`; downloads are put beside it."""
     # A query may tell images apart, as in `?id=3`.
     names = [without_signature(file).rstrip("?&") if is_remote(file) else file for file in files]
     missing: dict[int, str] = {}
-    here = [os.path.abspath(file) for file in files]  # an index is not where they are
+    here = [os.path.abspath(file) for file in files]  # absolute, since the index lies elsewhere
     urls = [number for number, file in enumerate(files) if is_remote(file)]
     with ThreadPoolExecutor(_DOWNLOADS) as pool:
         fetched = pool.map(lambda number: _fetch(files[number]), urls)
@@ -143,7 +143,7 @@ def _indexed(files: Sequence[str], path: Path, progress: Progress) -> Images:
 
 
 def _fetch(url: str) -> bytes | str:
-    """What a URL names, or why it cannot be had."""
+    """The content of a URL, or the reason that it cannot be fetched."""
     try:
         return fetch_image(url)
     except DataError as error:
@@ -154,5 +154,5 @@ def _rows(files: Sequence[str]) -> Iterator[FileRows]:
     for file in files:
         try:
             yield FileRows(file, [0], [os.path.getsize(file)], [0])
-        except OSError:  # a link to nowhere, or gone by now: the loader says so
+        except OSError:  # a broken link, or deleted since: the loader reports it
             yield FileRows(file, [0], [0], [0])

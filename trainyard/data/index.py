@@ -1,7 +1,7 @@
-"""The index: one row per sample, of any format: which file, where in it, how long, which class.
+"""The index of a data set of any format: the file, offset, size and label of each sample.
 
-Columns are memory-mapped from one file, so opening costs the same for a thousand samples and for
-fourteen million, and all ranks of a node share the pages.
+Columns are memory-mapped from one file, so opening takes equally long for a thousand samples and
+for fourteen million, and all ranks of a node share the pages.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ class Chunks(NamedTuple):
 
 @dataclass(frozen=True)
 class Index:
-    """A data set as a table. `len` is its number of samples; ids are row numbers."""
+    """A data set as a table of one row per sample; sample ids are row numbers."""
 
     root: str
     """The folder, or URL of one, that the file names are relative to; "" if they are absolute."""
@@ -42,11 +42,11 @@ class Index:
     classes: tuple[str, ...]
     """Names by number; the numbers themselves where the data stores no names."""
     has_names: bool
-    """Whether the data stores names."""
+    """True if the data stores names of classes."""
     path: Path
     """The file that holds this index."""
     stamps: dict[str, list[int | str] | None]
-    """What each file and folder looked like when it was indexed."""
+    """The stamp of each file and folder when it was indexed; see source.py."""
     fingerprint: str
     """SHA-256 of the table: equal on every machine for equal data, whatever the folder."""
     file: NDArray[np.int32]
@@ -55,7 +55,7 @@ class Index:
     label: NDArray[np.int32]
     file_names: "StringColumn"
     parts: tuple[int, ...] = ()
-    """Samples of each data set, lying one after another, if several have been merged."""
+    """Number of samples of each merged data set, in their order; empty for a single one."""
 
     def __len__(self) -> int:
         return len(self.label)
@@ -68,7 +68,7 @@ class Index:
 
 @dataclass(frozen=True)
 class StringColumn:
-    """Strings end to end, so that a million file names need no million objects."""
+    """Strings stored end to end, so that a million file names need no million objects."""
 
     text: NDArray[np.uint8]
     ends: NDArray[np.int64]
@@ -86,10 +86,10 @@ def check_same_classes(
 ) -> None:
     """DataError unless the classes found at `where` are the `known` ones, number for number.
 
-    Containers that store bare numbers may hold fewer of them, and need not know the names.
+    Containers that store bare numbers may hold fewer classes, and need no names.
     """
     found_is_bare = not has_names and list(found) == [str(n) for n in range(len(found))]
-    # Names for what was bare numbers are news, but numbers that are names must be the same ones.
+    # Names may replace bare numbers, but numbers that are names must be equal.
     known_is_bare = list(known) == [str(n) for n in range(len(known))] and not {*known} & {*found}
     fits = (found_is_bare or known_is_bare) and len(found) <= len(known)
     if fits or tuple(known) == tuple(found):
@@ -102,9 +102,9 @@ def match_classes(
 ) -> list[int]:
     """The number among a model's `known` classes of each class found at `where`.
 
-    By name; of a part of them, too. Classes without names are matched by number, if there are as
-    many, and so are folders "0" to "999", say, which no known class is called (ImageNet-V2).
-    DataError for anything else.
+    Classes are matched by name; `found` may be a part of `known`. Classes without names are matched
+    by number, if there are equally many; so are folders named by numbers, "0" to "999" say, if no
+    known class has such a name (ImageNet-V2). DataError otherwise.
     """
     number_of = {name: number for number, name in enumerate(known)}
     numbers = [str(number) for number in range(len(known))]
@@ -113,7 +113,7 @@ def match_classes(
     if sorted(found) == sorted(numbers):
         return [int(name) for name in found]
     if list(known) == numbers and len(found) == len(known) and not {*known} & {*found}:
-        return list(range(len(known)))  # the training data had no names for them
+        return list(range(len(known)))  # the training data has no names
     hint = ""
     if not has_names:
         hint = (
@@ -136,7 +136,7 @@ def _how_they_differ(known: Sequence[str], found: Sequence[str], where: str) -> 
 
 
 def load_index(path: Path) -> Index | None:
-    """The index in a file, memory-mapped; None if there is none or it is not whole."""
+    """The index in a file, memory-mapped; None if it is absent or not whole."""
     try:
         table = np.asarray(np.memmap(path, np.uint8, "r"))
         header, first = _read_header(table)
@@ -172,13 +172,13 @@ def _read_header(table: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
 
 
 def save_index(path: Path, header: dict[str, Any], columns: Columns) -> None:
-    """Write an index; the header has root, format, classes, has_names and stamps."""
+    """Writes an index; the header has root, format, classes, has_names and stamps."""
     header = header | {"fingerprint": _fingerprint(header["classes"], columns)}
     write_index(path, header, {n: Chunks(c.dtype, len(c), [c]) for n, c in columns.items()})
 
 
 def write_index(path: Path, header: dict[str, Any], columns: dict[str, Chunks]) -> None:
-    """As `save_index`, without ever holding a whole column; the header has a fingerprint too."""
+    """Like `save_index`, without holding a whole column; the header also has a fingerprint."""
     layout, end = {}, 0
     for name, column in columns.items():
         start = _aligned(end)

@@ -1,4 +1,4 @@
-"""From a location to its index: the saved one if it still holds, else a scan of the data."""
+"""Opens the index of a location: the saved one if it is up to date, else a new one by a scan."""
 
 import hashlib
 import os
@@ -43,9 +43,9 @@ def saved_index(location: str) -> Index | None:
 
 
 def build_index(location: str, progress: Progress = lambda _: None) -> Index:
-    """Scan a location and save its index beside the data, or in the cache if that is read-only.
+    """Scans a location and saves its index beside the data, or in the cache if that is read-only.
 
-    Of a file that holds several splits all are saved, since they are found in one scan.
+    For a file of several splits, one scan finds and saves the indices of all.
     """
     place = find_place(location)
     if is_remote(place.root):
@@ -59,7 +59,7 @@ def build_index(location: str, progress: Progress = lambda _: None) -> Index:
 
 
 def index_scan(scan: Scan, path: Path, progress: Progress = lambda _: None) -> Index:
-    """The index of a scan that no format makes by itself, saved in a file of the caller's."""
+    """The index of a scan that the caller made, saved at `path`."""
     headers, tables = _collect(scan, progress)
     split = scan.place.split or ""
     save_index(path, headers[split] | {"root": scan.place.root}, tables[split].columns())
@@ -67,8 +67,8 @@ def index_scan(scan: Scan, path: Path, progress: Progress = lambda _: None) -> I
 
 
 def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[str, "_Table"]]:
-    """The header and the table of each split in a scan, of which the place's own is one."""
-    # Before the rows: a change while scanning must make this index stale, not pass unseen.
+    """The header and the table of each split in a scan. DataError without the place's own split."""
+    # Before the rows: a change during the scan must make this index stale.
     stamps = _stamps(scan.place.root, scan.watched)
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
@@ -149,10 +149,10 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
 
 
 def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
-    """The names of the classes, if they are known, and labels that number them in sorted order."""
+    """The names of the classes, or None; relabels the tables to number them in sorted order."""
     manifest = manifest_of(scan.place.root, scan.place.names, tells=True)
     known = manifest and manifest.classes
-    # The records of TFRecords name their own classes; of one without a record only this tells.
+    # Records of TFRecord name their classes; without any record only the manifest does.
     if not scan.classes or (known and known[: len(scan.classes)] == tuple(scan.classes)):
         highest = max((max(table.label) for table in tables.values()), default=0)
         if known and highest >= len(known):
@@ -170,11 +170,11 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
     return classes
 
 
-# --- has the data changed? ---
+# --- changes of the data ---
 
 
 def _stamps(root: str, names: tuple[str, ...]) -> Stamps:
-    """What changes when a watched file or folder does; None for one that is gone."""
+    """A stamp of each watched file or folder, which changes with it; None if it is gone."""
     if is_remote(root):
         return remote_stamps(root, names)
     prefix = os.path.join(root, "")
@@ -182,7 +182,7 @@ def _stamps(root: str, names: tuple[str, ...]) -> Stamps:
 
 
 def _local_stamp(prefix: str, name: str) -> Stamp | None:
-    if name == ".":  # by its names: its time changes when the index is saved in it
+    if name == ".":  # by its file names: its time changes when the index is saved in it
         names = sorted(e for e in os.listdir(prefix or ".") if not e.startswith("."))
         return [hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()]
     try:
@@ -196,11 +196,11 @@ def _is_stale(index: Index) -> bool:
     return _stamps(index.root, tuple(index.stamps)) != index.stamps
 
 
-# --- where an index is saved ---
+# --- paths of saved indices ---
 
 
 def _saved_paths(place: Place) -> list[Path]:
-    """Where the index of a place may lie: beside the data, else in the cache."""
+    """The possible paths of a place's index: beside the data, then in the cache."""
     if is_remote(place.root):
         return [_cached_path(place.location, place)]
     beside = Path(place.root) / _name_beside(place)
@@ -212,7 +212,7 @@ def _cached_path(location: str, place: Place) -> Path:
 
 
 def _name_beside(place: Place) -> str:
-    """The name of an index beside its data: the same on a server and where that has it from."""
+    """The name of an index beside its data: equal on a server and in the folder it serves."""
     pattern = os.path.relpath(place.location, place.root)
     if is_remote(place.root):
         pattern = place.location.removeprefix(os.path.join(place.root, ""))
@@ -226,7 +226,7 @@ def _suffix(place: Place) -> str:
 
 
 def _fetch_index(location: str) -> Index | None:
-    """The index that a server has beside its data."""
+    """The index that a server holds beside its data; None if it has none."""
     place = find_place(location)
     if not is_remote(place.root):
         return None
@@ -239,7 +239,7 @@ def _save(place: Place, header: Header, table: _Table) -> Path:
     *beside, cached = _saved_paths(place)
     try:
         for path in beside:
-            save_index(path, header | {"root": ""}, columns)  # moves with the data
+            save_index(path, header | {"root": ""}, columns)  # valid after a move of the data
             return path
     except OSError:  # read-only or full
         pass

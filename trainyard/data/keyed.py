@@ -1,4 +1,4 @@
-"""Random numbers as pure functions of a key: no state, the same on every rank and machine."""
+"""Random numbers as pure functions of a key: stateless, equal on every rank and machine."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ _ROUNDS = np.arange(1, 7, dtype=np.uint64) * _GOLDEN
 
 
 def mix(x: UInt64s) -> UInt64s:
-    """Scramble 64-bit words one to one (splitmix64's finaliser, Steele et al. 2014)."""
+    """A bijective scramble of 64-bit words (splitmix64's finaliser, Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -29,7 +29,7 @@ def fold(seed: int, *parts: NDArray[np.int64]) -> UInt64s:
 
 
 def uniforms(keys: UInt64s, count: int) -> NDArray[np.float64]:
-    """`count` independent numbers in [0, 1) for each key: float64[len(keys), count]."""
+    """`count` independent uniform numbers in [0, 1) for each key: float64[len(keys), count]."""
     counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
     words = mix(mix(keys[:, None] + counters))
     return (words >> np.uint64(11)) * np.float64(2.0**-53)
@@ -41,9 +41,9 @@ def between(limits: tuple[float, float], random: NDArray[np.float64]) -> NDArray
 
 
 def permute(positions: NDArray[np.int64], keys: UInt64s, size: int) -> NDArray[np.int64]:
-    """Where a keyed permutation of range(size) sends each position; O(1) memory in `size`.
+    """The images of positions under a keyed permutation of range(size); O(1) memory in `size`.
 
-    A six-round Feistel network over the next power of two, walked until it lands inside the
+    A six-round Feistel network over the next power of two, repeated until the result lies in the
     range (cycle walking, Black and Rogaway 2002): under two passes on average.
     """
     if not is_built():
@@ -54,8 +54,8 @@ def permute(positions: NDArray[np.int64], keys: UInt64s, size: int) -> NDArray[n
 
 
 def permute_reference(positions: NDArray[np.int64], keys: UInt64s, size: int) -> NDArray[np.int64]:
-    """The same without the extension."""
-    # Below 2**8 a Feistel network reaches too few of the permutations; walking costs nothing there.
+    """`permute` without the extension."""
+    # Below 8 bits a Feistel network reaches too few permutations; cycle walking is cheap there.
     bits = max(8, (size - 1).bit_length())
     round_keys = [mix(keys + constant) for constant in _ROUNDS]
     out = _feistel(positions.astype(np.uint64), round_keys, bits)

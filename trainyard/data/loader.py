@@ -1,6 +1,6 @@
-"""Batches in the order of a plan, decoded ahead by one process of threads per rank.
+"""Batches in the order of a plan, decoded ahead by one multi-threaded process per rank.
 
-The process is `loading/process.py`; finished batches come in order out of the ring that it shares.
+The process is `loading/process.py`; the loader takes finished batches in order from a shared ring.
 """
 
 import sys
@@ -79,7 +79,7 @@ class DataConfig(Section):
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSpec:
-    """All that the loader process needs to know; plain data."""
+    """The configuration of the loader process; plain data."""
 
     plan: Plan
     crop: RandomResizedCrop | CentralCrop

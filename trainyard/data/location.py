@@ -1,4 +1,4 @@
-"""A LOCATION as users write it: a folder, a file, a glob or a brace list, here or on a server.
+"""A LOCATION as users write it: a folder, a file, a glob or a brace list, local or remote.
 
 `FILE#train` and `FILE#val` name the splits of a file that holds several.
 """
@@ -22,18 +22,18 @@ _SPLIT = re.compile(r"(.+)#(\w+)")
 
 @dataclass(frozen=True)
 class Place:
-    """What a location names."""
+    """The files that a location names."""
 
     location: str
-    """As written, without the split."""
+    """The location as written, without the split."""
     split: str | None
     root: str
-    """The folder, or URL of one, that holds everything; names are relative to it."""
+    """The folder or its URL; names are relative to it."""
     names: tuple[str, ...]
-    """The files in order; of a folder those directly in it, sorted, hidden ones aside."""
+    """The files in order; for a folder, the ones directly in it, sorted, without hidden ones."""
     is_folder: bool
     can_gain: bool
-    """A folder or a glob: a file that appears there belongs to it."""
+    """True for a folder or a glob: files that appear there later belong to it."""
 
     def files(self, *suffixes: str) -> tuple[str, ...]:
         """The names with one of the suffixes."""
@@ -43,15 +43,15 @@ class Place:
         return os.path.join(self.root, name)
 
     def watched(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """What must not change lest an index of these files be out of date."""
+        """The names whose change makes an index of these files stale."""
         folders = {str(above) for name in names for above in Path(name).parents}
         return (*sorted(folders if self.can_gain else ()), *names)
 
 
 def take_secrets(location: str) -> str:
-    """A location without its login and signature, which are kept for requests alone.
+    """A location without its login and signature, which are stored for requests.
 
-    DataError where a URL cannot hold any.
+    DataError for a URL that cannot hold any.
     """
     if not is_remote(location):
         return location
@@ -75,7 +75,7 @@ def take_secrets(location: str) -> str:
 
 
 def find_place(location: str) -> Place:
-    """The files that a location names, each local one checked to exist."""
+    """The files that a location names. DataError if a local one does not exist."""
     location, split = split_of(take_secrets(location))
     if not is_remote(location) and os.path.isdir(location):
         names = tuple(_files_in(location))
@@ -92,7 +92,7 @@ def find_place(location: str) -> Place:
 
 
 def split_of(location: str) -> tuple[str, str | None]:
-    """`FILE#train` as FILE and "train"; a name that has a # of its own stays whole."""
+    """`FILE#train` as FILE and "train"; the name of an existing file with a # stays whole."""
     match = _SPLIT.fullmatch(location)
     if match is None or os.path.exists(location):
         return location, None
@@ -100,10 +100,10 @@ def split_of(location: str) -> tuple[str, str | None]:
 
 
 def expand_braces(text: str) -> list[str]:
-    """`a{08..10}` as `a08`, `a09`, `a10`; the width of the first number is kept.
+    """`a{08..10}` as `a08`, `a09`, `a10`, padded to the width of the first number.
 
-    No names if a range is empty, as `{3..1}` is. DataError for a list of more names than any data
-    set has.
+    Empty if a range is empty, as in `{3..1}`. DataError for more than a million names: no data set
+    has so many.
     """
     ranges = [(int(first), int(last)) for first, last in _BRACES.findall(text)]
     count = prod(max(0, last - first + 1) for first, last in ranges)
@@ -127,7 +127,7 @@ def _list_files(location: str) -> list[str]:
     """The files that a glob, a brace list or a single path or URL names."""
     if is_remote(location):
         names = [_with_path(url) for url in expand_braces(location)]
-    elif os.path.exists(location):  # whatever characters its name has
+    elif os.path.exists(location):  # its name may have any characters
         names = [location]
     else:
         names = _matches(location) or [
@@ -145,7 +145,7 @@ def _list_files(location: str) -> list[str]:
 
 
 def _with_path(url: str) -> str:
-    """A URL of a server alone as that of its first folder."""
+    """A URL; a / is appended to that of a bare server."""
     return url if "/" in url.partition("://")[2] else f"{url}/"
 
 
@@ -159,7 +159,7 @@ def _common_folder(paths: list[str]) -> str:
 
 
 def _common_url(urls: list[str]) -> str:
-    """The folder of files on a server; two slashes running stay, since keys of S3 may have them."""
+    """The common folder of URLs; double slashes stay, since keys of S3 may have them."""
     first, last = min(urls), max(urls)
     root = first[: first.rfind("/") + 1]
     while not last.startswith(root):

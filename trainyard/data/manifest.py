@@ -1,7 +1,7 @@
-"""`dataset.json`: what `data pack` and `data prepare` say about the shards that they wrote.
+"""`dataset.json`: the manifest that `data pack` and `data prepare` write beside shards.
 
-It names the classes, which WebDataset and TFRecord hold as bare numbers, lists the files, which a
-web server need not, and has their checksums, by which copies are checked.
+It names the classes, which WebDataset and TFRecord store as bare numbers; it lists the files, which
+a web server may not; and it holds their checksums, to check copies.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from trainyard.files import write_text
 
 FILE_NAME = "dataset.json"
 _VERSION = 1
-_BEGINNING = re.compile(rb'\s*\{\s*"version"\s*:')  # as `write_manifest` begins
+_BEGINNING = re.compile(rb'\s*\{\s*"version"\s*:')  # the first bytes that `write_manifest` writes
 
 _Count = Annotated[int, Field(ge=0)]
 
@@ -53,10 +53,10 @@ class Split:
 class Manifest:
     format: str
     classes: tuple[str, ...] | None
-    """Names by number; None where the source had none either."""
+    """Names by number; None if the source has none."""
     splits: dict[str, Split]
     about: dict[str, Any] = field(default_factory=dict)
-    """How it was made: source, seed, options, odd files."""
+    """The origin of the shards: source, seed, options, odd files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +70,8 @@ _FILE = TypeAdapter(_File)
 def read_manifest(folder: str, *, tells: bool = False) -> Manifest | None:
     """The manifest of a folder or URL; None if it has none.
 
-    A file of that name that another program wrote is none; `tells` says so on stderr. DataError
-    for a damaged manifest.
+    A file of the same name from another program does not count; `tells` reports it on stderr.
+    DataError for a damaged manifest.
     """
     name = os.path.join(folder, FILE_NAME)
     try:
@@ -90,7 +90,7 @@ def read_manifest(folder: str, *, tells: bool = False) -> Manifest | None:
 
 
 def manifest_of(root: str, names: tuple[str, ...], *, tells: bool = False) -> Manifest | None:
-    """The manifest that lists these files of a folder; it may lie in the folder or above it.
+    """The manifest that lists any of these files; it may lie in the folder or above it.
 
     For `tells` see `read_manifest`.
     """
@@ -108,7 +108,7 @@ def manifest_of(root: str, names: tuple[str, ...], *, tells: bool = False) -> Ma
 
 
 def is_inside(name: str) -> bool:
-    """Whether a name relative to a folder stays in it: no absolute path, no URL, no `..`."""
+    """True if a name relative to a folder stays in it: no absolute path, no URL, no `..`."""
     return not (name.startswith("/") or "://" in name or ".." in name.split("/") or "\0" in name)
 
 
@@ -118,7 +118,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def _is_ours(text: bytes) -> bool:
-    """Whether it is, or was before it was damaged, a manifest that Trainyard wrote."""
+    """True for a manifest that Trainyard wrote, even a damaged one."""
     try:
         tree = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Files of this machine mapped into memory, so that a sample is read without a copy or a call."""
+"""Memory-mapped local files, to read samples without a copy or a system call."""
 
 import mmap
 import os
@@ -14,20 +14,20 @@ from trainyard.data._native import core
 from trainyard.data.source import READ_ONLY
 from trainyard.data.stored import Stored
 
-_MOST = 4096  # files that stay mapped; each takes a descriptor
-_HINTED = 64  # calls after one that met a page that was not in memory
+_MOST = 4096  # files that stay mapped; each holds a descriptor
+_HINTED = 64  # calls with hints after one that met a page that was not in memory
 
 Map = mmap.mmap | bytes
 
 
 class MappedFiles:
-    """Maps that stay between uses, but for those not used for long.
+    """Memory maps kept between uses; the least recently used are dropped.
 
-    Who uses one holds it by a reference, so that one that is dropped here goes when all are done.
+    Users hold a reference to a map, so a dropped map is unmapped once all users have finished.
     """
 
     def __init__(self) -> None:
-        # What else is open, staged copies say, has the other half.
+        # The other half of the descriptors is for other files, staged copies for instance.
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = _MOST if limit == resource.RLIM_INFINITY else min(_MOST, limit // 2)
         self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
@@ -36,9 +36,9 @@ class MappedFiles:
     def get(
         self, files: list[int], path_of: Callable[[int], str]
     ) -> tuple[list[Map], NDArray[np.int64], dict[int, str]]:
-        """Files mapped whole, their lengths when they were, and what is wrong with the others.
+        """Maps of whole files, their lengths when mapped, and errors by file.
 
-        Those have a length of -1.
+        A file with an error has a length of -1.
         """
         with self._lock:
             known = [self._maps.get(file) for file in files]
@@ -57,7 +57,7 @@ class MappedFiles:
         return maps, lengths, errors
 
     def _open(self, file: int, path: str) -> Map:
-        """Outside the lock, for a slow disk: two threads may map the same file, to no harm."""
+        """Maps without the lock, for a slow disk: two threads may map the same file, harmlessly."""
         mapped = _map(path)
         if isinstance(mapped, bytes):
             return mapped
@@ -72,20 +72,20 @@ def _map(path: str) -> Map:
     fd = os.open(path, READ_ONLY)
     try:
         if not os.fstat(fd).st_size:
-            return b""  # which cannot be mapped
+            return b""  # an empty file cannot be mapped
         # Private: file systems in user space may refuse shared maps.
         mapped = mmap.mmap(fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
-    mapped.madvise(mmap.MADV_RANDOM)  # whole samples are asked for; see Reader.expect
+    mapped.madvise(mmap.MADV_RANDOM)  # whole samples are requested; see Reader.expect
     return mapped
 
 
 class Hints:
-    """Asks the system to read what is wanted soon, as long as there is anything to read.
+    """Asks the system to read images ahead, as long as pages are missing from memory.
 
-    Of images that are in memory already it would be no help, and cost more than all else that is
-    done for them but decoding.
+    For images in memory the request is useless, and costs more than all other work on them but
+    decoding.
     """
 
     def __init__(self) -> None:
@@ -104,5 +104,5 @@ class Hints:
 
 
 def _major_faults() -> int:
-    """How often a thread of this process has waited for a page to be read."""
+    """Number of times that threads of this process have waited for a page to be read."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

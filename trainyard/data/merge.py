@@ -1,7 +1,7 @@
-"""Several data sets as one: their classes united by name, their samples one after another.
+"""Merges several data sets: unites their classes by name, and concatenates their samples.
 
-The merged index is a file like any other, in the cache, with absolute file names; the data sets
-themselves are untouched.
+The merged index is an ordinary index file in the cache, with absolute file names; the data sets
+are not changed.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _ROWS = 1 << 14  # rows copied at a time; their file names take about 1 kB each 
 def merged_splits(locations: Sequence[str]) -> dict[str, str | list[str]]:
     """The train and val locations of one data set, or of several.
 
-    Each of several has train data; those that have val data, at least one, are validated on.
+    Each of several must have train data, and at least one val data; all val data is used.
     """
     locations = [take_secrets(location) for location in locations]
     if len(locations) == 1:
@@ -50,7 +50,7 @@ def merged_splits(locations: Sequence[str]) -> dict[str, str | list[str]]:
 
 
 def validation_splits(locations: Sequence[str]) -> list[str]:
-    """The val locations of data sets; one that is not split is meant as it stands."""
+    """The val locations of data sets; a data set without splits is taken whole."""
     locations = [take_secrets(location) for location in locations]
     found = [find_splits(location) or {"val": location} for location in locations]
     val = [splits["val"] for splits in found if "val" in splits]
@@ -64,7 +64,7 @@ def open_merged(
 ) -> Index:
     """The index of one location, or of several merged.
 
-    With `known` classes the labels are numbers among those, if all the names are among them.
+    Labels are numbers among the `known` classes, if these include all names.
     """
     parts: list[Index] = []
     for location in locations:
@@ -87,7 +87,7 @@ def _counting_from(done: int, progress: Progress) -> Progress:
 def _unite(
     locations: Sequence[str], parts: Sequence[Index], known: Sequence[str] | None
 ) -> list[str]:
-    """The names of all classes, sorted; bare numbers only ever among themselves."""
+    """The sorted names of all classes. DataError where bare numbers meet other classes."""
     bare = [place for place, part in zip(locations, parts, strict=True) if not part.has_names]
     names = {name for part in parts for name in part.classes}
     fits_known = known is None or names <= set(known)
@@ -186,7 +186,7 @@ def _labels(parts: Sequence[Index], classes: list[str]) -> Iterator[NDArray[Any]
 
 
 def _names(parts: Sequence[Index], prefixes: Sequence[bytes]) -> Iterator[NDArray[Any]]:
-    """The file names end to end, each with its folder before it."""
+    """The file names end to end, each with its folder as a prefix."""
     for part, prefix in zip(parts, prefixes, strict=True):
         start = 0
         for ends in _pieces([part.file_names.ends]):

@@ -1,4 +1,4 @@
-"""From the [data] keys of a recipe and an index to the order of training samples."""
+"""Builds the order of training samples from the [data] section of a recipe and an index."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +17,21 @@ from trainyard.data.stream.shards import Stream
 from trainyard.errors import RecipeError
 
 Order = EndlessPlan | Stream
-"""In which order samples come: by a plan, or as the shards of a stream have them."""
-_MAX_RUN = 64  # samples read one after another from a drawn shard; 7 MB of ImageNet
+"""The order of samples: a plan's, or that of a stream's shards."""
+_MAX_RUN = 64  # consecutive samples read from a drawn shard; 7 MB of ImageNet
 
 
 def training_order(
     config: DataConfig, data: Index | Stream, *, global_batch: int, seed: int
 ) -> Order:
-    """The order that a recipe asks for. RecipeError if its keys do not fit the data."""
+    """The order that a recipe sets. RecipeError if its keys do not fit the data."""
     if isinstance(data, Stream):
         return data
     return training_plan(config, data, global_batch=global_batch, seed=seed)
 
 
 def training_plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> EndlessPlan:
-    """The order that a recipe asks for, of data that has an index."""
+    """The order that a recipe sets, for data with an index."""
     plan = _plan(config, index, global_batch=global_batch, seed=seed)
     return plan if config.repeats == 1 else RepeatedPlan(plan, config.repeats, global_batch)
 
@@ -53,7 +53,7 @@ def _plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> 
 
 
 def _draws(config: DataConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """How many samples of each part make an epoch."""
+    """Number of samples of each part in an epoch."""
     weights = config.weights or (1.0,) * len(sizes)
     if len(weights) != len(sizes):
         raise RecipeError(
@@ -71,18 +71,18 @@ def _draws(config: DataConfig, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _shards(file: NDArray[np.int32], sizes: tuple[int, ...]) -> tuple[int, Ids]:
-    """How many neighbours to read at a time, and the first ids of the shards, with the end.
+    """Samples per run, and the first ids of the shards, followed by the number of samples.
 
-    Of files of one image, one, and no shards are told apart. A shard too short for a run counts
-    as one with its neighbour.
+    For files of one image each, a run is one sample, and each part is one shard. A shard that is
+    shorter than a run is joined with its neighbour.
     """
     ends = np.cumsum(sizes).tolist()
     files = [file[end - size : end] for end, size in zip(ends, sizes, strict=True)]
     least = min(len(part) // int(part[-1] - part[0] + 1) for part in files)
-    run = max(1, min(_MAX_RUN, least))  # empty shards may be more than samples
+    run = max(1, min(_MAX_RUN, least))  # with empty shards there may be more shards than samples
     borders = [0]
     for part, end in zip(files, ends, strict=True):
-        # The column's own type: searching it for another would convert, that is load, all of it.
+        # The column's own type: a search for another would convert, and so load, the whole column.
         later = np.arange(part[0] + 1, part[-1] + 1, dtype=file.dtype) if run > 1 else part[:0]
         for start in (end - len(part) + np.searchsorted(part, later)).tolist():
             if run <= start - borders[-1] and run <= end - start:

@@ -1,4 +1,4 @@
-"""Images that are in two indices: validation images that are trained on make the accuracy a lie."""
+"""Finds images in two indices: validation images that are trained on falsify the accuracy."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from trainyard.errors import DataError
 
 Hashes = NDArray[np.uint64]
 
-# What files of a format are: none of one kind can be read as another.
+# The kind of a format's files; a file of one kind cannot be read as another.
 _KIND = {
     "folder": "image",
     "images": "image",
@@ -27,14 +27,14 @@ _KIND = {
     "hdf5": "hdf5",
     "packed": "packed",
 }
-_FEW = 100_000  # files, each of which costs a system call
+_FEW = 100_000  # files; each costs a system call
 
 
 def check_apart(train: Index | Stream, val: Index) -> None:
     """DataError that names the first validation image that is a training image too.
 
-    Symbolic links of folders are followed. Those of single images are only in small data sets,
-    for it would take minutes on a file server; `trainyard data verify` follows them all.
+    Symbolic links of folders are followed. Links of single files are followed in small data sets
+    only, since it takes minutes on a file server; `trainyard data verify` follows them all.
     """
     few = not isinstance(train, Stream) and max(map(_count, (train, val))) <= _FEW
     if isinstance(train, Stream):
@@ -53,9 +53,9 @@ def check_apart(train: Index | Stream, val: Index) -> None:
 
 
 def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.int64]:
-    """The rows of `val` that are the same place in the same file as a row of `train`.
+    """The rows of `val` at the same offset of the same file as a row of `train`.
 
-    `follow`: links of files are followed; those of folders are in any case.
+    `follow`: links of files are followed; links of folders always are.
     """
     if not _kinds(train) & _kinds(val):
         return np.empty(0, np.int64)
@@ -69,14 +69,14 @@ def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.
 
 
 def hash_names(texts: Iterable[str]) -> Hashes:
-    """64 bits of each text, so that fourteen million names take no objects."""
+    """A 64-bit hash of each text, so that fourteen million names need no Python objects."""
     digests = (hashlib.blake2b(os.fsencode(text), digest_size=8).digest() for text in texts)
     numbers = (int.from_bytes(digest, sys.byteorder) for digest in digests)
     return np.fromiter(numbers, np.uint64)
 
 
 def _kinds(index: Index) -> set[str]:
-    """The kinds of files of an index, of which a merged one has several."""
+    """The kinds of an index's files; a merged index may have several."""
     return {_KIND.get(name, name) for name in index.format.split(" and ")}
 
 
@@ -85,9 +85,9 @@ def _count(index: Index) -> int:
 
 
 def _lie_apart(train: Index, val: Index) -> bool:
-    """Whether data sets of image folders have no folder in common, without a look at file names.
+    """True if two data sets of image folders share no folder; reads no file names.
 
-    Links are followed, so a class that is a link to one of the other split is in common.
+    Links are followed, so a class that is a link to one of the other split is shared.
     """
     if {train.format, val.format} != {"folder"}:
         return False
@@ -95,8 +95,8 @@ def _lie_apart(train: Index, val: Index) -> bool:
 
 
 def _real_folders(index: Index) -> set[str]:
-    """All folders that images can lie in, which are those that the index watches."""
-    # By .. are named folders of other splits, which are watched for their classes.
+    """All folders that images can lie in: the folders that the index watches."""
+    # Names with .. are folders of other splits, watched for their classes.
     names = (name for name in index.stamps if ".." not in name.split(os.sep))
     return {os.path.realpath(os.path.join(index.root, name)) for name in names}
 

@@ -1,7 +1,7 @@
 """The order of samples: pure functions from a step to the sample ids of its global batch.
 
-Nothing here knows ranks beyond a slice of positions, so the stream of ids is the same for every
-world size, and the position of a run is one integer.
+A rank is only a slice of positions, so the stream of ids is the same for every world size, and
+the position of a run is one integer.
 """
 
 from abc import ABC, abstractmethod
@@ -15,30 +15,30 @@ from trainyard.data.keyed import UInt64s, fold, mix, permute
 
 Ids = NDArray[np.int64]
 
-# Keep these uses of a seed independent of each other and of the crops, which are stream 1.
+# These numbers keep uses of a seed independent of each other and of crops, which use stream 1.
 _WINDOW_STREAM, _PASS_STREAM, _START_STREAM = 2, 3, 4
 _BLOCKS_PER_WINDOW = 16
 _RESAMPLING_WINDOW = 5120  # samples; about the shuffle buffer usual with WebDataset
 
 
 class Plan(Protocol):
-    """What the loader needs of an order; plain data."""
+    """The order of samples, as the loader uses it; plain data."""
 
     @property
     def global_batch(self) -> int:
-        """Samples of a step."""
+        """Number of samples of a step."""
 
     def batch(self, step: int, rank: int = 0, size: int = 1) -> Ids:
-        """The ids that `rank` of `size` sees at `step`: element `rank::size` of the batch."""
+        """Sample ids of `rank` of `size` at `step`: element `rank::size` of the batch."""
 
     def epochs(self, step: int, rank: int = 0, size: int = 1) -> Ids:
-        """Which visit to its sample each of those is: no two visits have the same number."""
+        """Epoch index of each id. A sample never has the same index twice."""
 
 
 class EndlessPlan(ABC):
     """A stream of epochs cut into equal batches.
 
-    Batches run on across epoch borders, so none is short and no sample is dropped or repeated.
+    Batches span epoch borders, so no batch is short and no sample is dropped or repeated.
     """
 
     global_batch: int
@@ -46,11 +46,11 @@ class EndlessPlan(ABC):
     @property
     @abstractmethod
     def epoch_samples(self) -> int:
-        """The length of an epoch in samples."""
+        """Number of samples in an epoch."""
 
     @abstractmethod
     def _ids(self, positions: Ids) -> Ids:
-        """The ids at places of the stream."""
+        """The ids at positions of the stream."""
 
     @abstractmethod
     def _visits(self, positions: Ids) -> Ids: ...
@@ -68,7 +68,7 @@ class EndlessPlan(ABC):
 
 @dataclass(frozen=True)
 class Excerpt(EndlessPlan):
-    """A plan's stream from some place on, cut into batches of a size of its own; steps from 0."""
+    """A plan's stream from a position on, cut into batches of another size; steps start at 0."""
 
     stream: EndlessPlan
     first: int  # position in the stream, in samples
@@ -87,10 +87,10 @@ class Excerpt(EndlessPlan):
 
 @dataclass(frozen=True)
 class RepeatedPlan(EndlessPlan):
-    """A stream in which every sample comes several times running, each time with another crop.
+    """A stream that repeats every sample several times in a row, each time with another crop.
 
-    Repeated augmentation (Hoffer et al. 2020, as in DeiT): an epoch is as long as without, so it
-    shows a part of the samples, and every sample once in as many epochs as there are repeats.
+    Repeated augmentation (Hoffer et al. 2020, as in DeiT): an epoch keeps its length, so it
+    shows a part of the samples; R epochs with R repeats show every sample R times.
     """
 
     stream: EndlessPlan
@@ -111,10 +111,10 @@ class RepeatedPlan(EndlessPlan):
 
 @dataclass(frozen=True)
 class ShuffledPlan(EndlessPlan):
-    """Every sample once an epoch, and every epoch a permutation of its own.
+    """Every sample once an epoch, in a new permutation each epoch.
 
-    With a locality of N samples it is one of blocks of neighbours, shuffled N samples at a time,
-    so that a stretch of training reads few places; without, one of all samples.
+    With a locality of N samples, blocks of neighbours are permuted, then shuffled N samples at a
+    time, so that training reads few places at once; without, all samples are permuted.
     """
 
     num_samples: int
@@ -137,17 +137,16 @@ class ShuffledPlan(EndlessPlan):
 
 @dataclass(frozen=True)
 class WeightedPlan(EndlessPlan):
-    """Parts of a data set, lying one after another, each seen more or less often.
+    """Consecutive parts of a data set, each with a weight.
 
-    An epoch has a fixed number of draws of each part. The draws of a part, counted over all
-    epochs, go through it pass by pass, each a permutation of its own: within a pass every sample
-    of the part comes once.
+    An epoch has a fixed number of draws of each part. Over all epochs, the draws of a part make
+    passes through it, each a new permutation: a pass has every sample of the part once.
     """
 
     sizes: tuple[int, ...]
-    """Samples of each part."""
+    """Number of samples of each part."""
     draws: tuple[int, ...]
-    """How many samples of each part an epoch has."""
+    """Number of samples of each part in an epoch."""
     global_batch: int
     seed: int
     locality: int = 0
@@ -178,7 +177,7 @@ class WeightedPlan(EndlessPlan):
         return draw // sizes[part]
 
     def _draws(self, positions: Ids) -> tuple[Ids, Ids]:
-        """The part at each position, and which of its draws that is, of all epochs."""
+        """The part at each position, and the number of the part's draw, over all epochs."""
         total = self.epoch_samples
         epochs = positions // total
         within = _shuffled(positions % total, epochs, total, seed=self.seed, locality=self.locality)
@@ -190,21 +189,21 @@ class WeightedPlan(EndlessPlan):
 
 @dataclass(frozen=True, eq=False)
 class ResampledPlan(EndlessPlan):
-    """Runs of neighbours out of shards drawn with replacement, shuffled in windows of many runs.
+    """Runs of neighbours from shards drawn with replacement, shuffled in windows of many runs.
 
-    What WebDataset's ResampledShards and a shuffle buffer do, but replayable. A shard is drawn in
-    proportion to its samples: by one of them, at which the run begins; at the shard's end it goes
-    on at its beginning. So every draw is uniform over the samples of its part.
+    A replayable form of WebDataset's ResampledShards with a shuffle buffer. A draw picks a sample,
+    so shards are drawn in proportion to their samples; the run begins at the sample, and continues
+    from the shard's end at its beginning. Every draw is therefore uniform over a part's samples.
     """
 
     sizes: tuple[int, ...]
-    """Samples of each part; see WeightedPlan."""
+    """Number of samples of each part; see WeightedPlan."""
     draws: tuple[int, ...]
-    """How many draws of an epoch are of each part, on average."""
+    """Average number of draws of each part in an epoch."""
     shards: Ids
     """The first id of each shard, and the number of samples."""
     run: int
-    """Samples taken of a drawn shard; none has fewer."""
+    """Number of samples of a run; no shard has fewer."""
     global_batch: int
     seed: int
 
@@ -225,7 +224,7 @@ class ResampledPlan(EndlessPlan):
         return first + (start - first + step) % (end - first)
 
     def _visits(self, positions: Ids) -> Ids:
-        return positions  # one sample may come twice in an epoch, even in a batch
+        return positions  # a sample may occur twice in an epoch, even in a batch
 
     def _starts(self, runs: Ids) -> Ids:
         """The id at which each run begins."""
@@ -239,7 +238,7 @@ class ResampledPlan(EndlessPlan):
 
 @dataclass(frozen=True)
 class OnePassPlan:
-    """Every sample once, in stored order; the last batch holds what is left."""
+    """Every sample once, in stored order; the last batch may be short."""
 
     num_samples: int
     global_batch: int
@@ -261,12 +260,12 @@ class OnePassPlan:
 
 
 def _shuffled(positions: Ids, epochs: Ids, size: int, *, seed: int, locality: int) -> Ids:
-    """Where an epoch's permutation sends positions; see ShuffledPlan for the locality."""
+    """Positions under the permutations of their epochs; see ShuffledPlan for the locality."""
     keys = fold(seed, epochs)
     if not locality:
         return permute(positions, keys, size)
     block = _block(locality)
-    length = locality // block * block  # of a window; of the last one, what is left
+    length = locality // block * block  # of a window; the last one is shorter
     windows = positions // length
     window_keys = _keys(seed, _WINDOW_STREAM, epochs, windows)
     within = positions % length
@@ -281,9 +280,9 @@ def _block(locality: int) -> int:
 
 
 def _permute_blocks(positions: Ids, keys: UInt64s, size: int, block: int) -> Ids:
-    """Permute blocks of neighbours as wholes, then turn range(size), as a ring, by any amount.
+    """Permutes whole blocks of neighbours, then rotates range(size) by a random amount.
 
-    The short block at the end stays there; because of the turn it is another one under each key.
+    The short block at the end is not moved; the rotation makes it another one for each key.
     """
     number, within = np.divmod(positions, block)
     whole = np.flatnonzero(number < size // block)

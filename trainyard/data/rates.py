@@ -1,8 +1,8 @@
-"""How fast this machine reads and decodes a data set: what bounds training on it.
+"""Measures how fast this machine reads and decodes a data set, which bounds training on it.
 
-Reading, decoding and the whole loader are measured apart, each for so many seconds in so many
-threads, on samples in the order of training. Decoding is measured in every way that there is,
-those for which the data would first have to be prepared among them.
+Reading, decoding and the whole loader are measured separately, for a number of seconds and with a
+number of threads, on samples in the order of training. Decoding is measured in all modes, also in
+those that need prepared data.
 """
 
 import threading
@@ -27,16 +27,16 @@ from trainyard.data.stored import Stored, in_memory
 from trainyard.errors import DataError
 
 _HELD_BYTES, _HELD_SAMPLES = 1 << 28, 1024  # of encoded images, for decoding alone
-_SLICE = 64  # images of one call
+_SLICE = 64  # images per call
 _PAGE = 4096  # bytes
 _CROP = RandomResizedCrop(seed=0, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
 
 Turn = Callable[[], int]
-"""Does some images' work and says of how many."""
+"""Processes some images; returns their number."""
 
 
 class Way(NamedTuple):
-    """How images are decoded, from memory."""
+    """The rate of a decoding mode, with images in memory."""
 
     images_per_second: float
     bytes_per_image: float
@@ -56,7 +56,7 @@ class Task:
 
 
 def reading_rate(task: Task) -> float:
-    """Images a second of which every page is touched."""
+    """Images read a second; every page of an image is touched."""
     reader, steps = Reader(task.index), count()
 
     def begin() -> Turn:
@@ -79,7 +79,7 @@ def _touch(stored: Stored, position: int) -> None:
 
 
 def loader_rate(task: Task) -> tuple[float, float]:
-    """Images a second of the whole loader, and seconds until its first batch."""
+    """Images a second of the whole loader, and seconds until the first batch."""
     spec = LoaderSpec(
         plan=task.plan,
         crop=_CROP,
@@ -91,7 +91,7 @@ def loader_rate(task: Task) -> tuple[float, float]:
     with Loader(task.index, spec) as loader:
         next(loader)
         first = time.perf_counter()
-        for _ in range(3):  # were ready, or nearly so
+        for _ in range(3):  # these are ready, or nearly so
             next(loader)
         start, images = time.perf_counter(), 0
         while time.perf_counter() < start + task.seconds or not images:
@@ -103,7 +103,7 @@ def loader_rate(task: Task) -> tuple[float, float]:
 
 
 class Held(NamedTuple):
-    """Some samples' images in memory."""
+    """Encoded images of some samples, in memory."""
 
     ids: Ids
     contents: list[bytes]
@@ -114,13 +114,13 @@ class Held(NamedTuple):
 
     @property
     def fallback(self) -> float:
-        """Share of the images that the extension leaves to the libraries; 1 without it."""
+        """Share of the images that the extension cannot decode; 1 without the extension."""
         _, status = native_sizes(in_memory(self.contents), own_decoder())
         return float((status != 0).mean())
 
 
 def hold(task: Task) -> Held:
-    """Samples in the order of training. DataError if none can be read."""
+    """Reads samples in the order of training. DataError if none can be read."""
     reader, ids, contents, size, failure = Reader(task.index), [], [], 0, ""
     for sample in _samples(task):
         try:
@@ -188,7 +188,7 @@ def _stretches(tables: list[bytes]) -> Stretches:
 
 
 def _rate(begin: Callable[[], Turn], task: Task) -> float:
-    """Images a second of all threads, each of which begins for itself."""
+    """Images a second of all threads together; each thread calls `begin` once."""
     totals, errors = [0] * task.threads, []
     ready = threading.Barrier(task.threads + 1)
     end = 0.0
@@ -196,7 +196,7 @@ def _rate(begin: Callable[[], Turn], task: Task) -> float:
     def run(number: int) -> None:
         turn = begin()
         try:
-            turn()  # what the first one costs is not counted
+            turn()  # the first call is not counted
         except Exception as error:
             errors.append(error)
         ready.wait()
@@ -207,7 +207,7 @@ def _rate(begin: Callable[[], Turn], task: Task) -> float:
         except Exception as error:
             errors.append(error)
 
-    # Daemons, or Ctrl-C would leave them at the barrier and the process waiting for them.
+    # Daemons: after Ctrl-C the process would wait for threads at the barrier.
     threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(task.threads)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""The stored bytes of samples, by offset, from any thread."""
+"""Reads the stored bytes of samples by offset, from any thread."""
 
 import os
 import threading
@@ -21,10 +21,10 @@ from trainyard.data.stored import Stored, in_memory
 
 _MAX_OPEN = 256  # shards held open; far below the usual limit of 1024 descriptors
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
-_MAX_REMOTE = 8192  # takes no descriptors, and to open one costs a round trip
+_MAX_REMOTE = 8192  # an open remote file holds no descriptor, and opening one costs a round trip
 
 Unreadable = dict[int, str]
-"""Why samples cannot be read, by their positions among those that are asked for."""
+"""Reasons why samples cannot be read, by their positions among the requested ones."""
 
 
 class Reader:
@@ -51,21 +51,21 @@ class Reader:
         return self._part(name, offset, size)
 
     def stored(self, ids: Ids) -> tuple[Stored, Unreadable]:
-        """The encoded images of some samples, of which those that cannot be read are empty.
+        """The encoded images of some samples; unreadable ones are empty.
 
-        They may lie in memory that this thread's next call uses again. DataError if no file can
-        be read. Local files cost no work in Python for each sample.
+        The images may lie in memory that this thread's next call reuses. DataError if no file can
+        be read. Local files need no work in Python per sample.
         """
         if not self._is_plain:
             return self._one_by_one(ids)
         return self._maps(ids) if self._are_parts(ids) else self._whole_files(ids)
 
     def reread(self, ids: Ids, position: int) -> bytes:
-        """The encoded image of one of some samples."""
+        """The encoded image of `ids[position]`."""
         return self.read(int(ids[position]))
 
     def expect(self, ids: Ids) -> "Expected":
-        """Samples that are wanted soon: remote ones are requested, local ones the system reads."""
+        """Announces samples: requests remote ones, and asks the system to read local ones ahead."""
         mapped = self._maps(ids) if self._is_plain and self._are_parts(ids) else None
         if mapped is not None:
             self._hints.give(mapped[0])
@@ -76,11 +76,11 @@ class Reader:
         return Expected(self, ids, mapped)
 
     def expects_enough(self) -> bool:
-        """Whether samples are expected so far ahead that nothing is won by more of them."""
+        """True if announcing more samples gains nothing."""
         return self._prefetcher is None or self._prefetcher.is_full()
 
     def expected(self, ids: Ids) -> tuple[Stored, Unreadable]:
-        """As `stored`, for samples that were expected: remote ones have been requested."""
+        """Like `stored`, for announced samples: remote ones have been requested."""
         if self._prefetcher is None:
             return self.stored(ids)
         fetched = self._prefetcher.take(ids)
@@ -95,12 +95,12 @@ class Reader:
         return Stored(buffers, np.arange(len(ids)), offsets, lengths), bad
 
     def sizes(self, ids: Ids) -> NDArray[np.int64]:
-        """Bytes of the encoded images."""
+        """Sizes of the encoded images in bytes."""
         sizes: NDArray[np.int64] = self._index.size[ids]
         return sizes
 
     def _to_be_fetched(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which samples lie on a server, and not in a copy on this node."""
+        """Mask of the samples that lie on a server and not in a copy on this node."""
         files, which = np.unique(self._index.file[ids], return_inverse=True)
         lie_there = np.array([is_remote(self._path(file)) for file in files.tolist()], bool)[which]
         if self._copies is not None:
@@ -109,7 +109,7 @@ class Reader:
         return lie_there
 
     def _are_parts(self, ids: Ids) -> bool:
-        """Whether the samples are parts of files, or whole files."""
+        """True if the samples are parts of files, False if they are whole files."""
         return self._shared or bool(self._index.offset[ids].any())
 
     def _one_by_one(self, ids: Ids) -> tuple[Stored, Unreadable]:
@@ -123,7 +123,7 @@ class Reader:
         return in_memory(contents), unreadable
 
     def _maps(self, ids: Ids) -> tuple[Stored, Unreadable]:
-        """Stretches of mapped files; the bytes for a library are read, since a map may break."""
+        """Spans of mapped files; libraries get bytes by a read, since access to a map may fail."""
         index = self._index
         files, which = np.unique(index.file[ids], return_inverse=True)
         offsets, lengths = index.offset[ids], index.size[ids]
@@ -139,7 +139,7 @@ class Reader:
         return Stored(maps, which, offsets, lengths, partial(self.reread, ids)), unreadable
 
     def _whole_files(self, ids: Ids) -> tuple[Stored, Unreadable]:
-        """Files of one sample each, read in one call, one after another in this thread's memory."""
+        """Files of one sample each, read in one call, end to end into this thread's memory."""
         index, names = self._index, self._index.file_names
         files, lengths = index.file[ids], index.size[ids]
         name_ends = names.ends[files]
@@ -157,7 +157,7 @@ class Reader:
         return Stored([memory], np.zeros(len(ids), np.int64), offsets, lengths), unreadable
 
     def _room(self, size: int) -> NDArray[np.uint8]:
-        """This thread's memory, of `size` bytes at least."""
+        """This thread's buffer, of at least `size` bytes."""
         memory: NDArray[np.uint8] | None = getattr(self._memory, "kept", None)
         if memory is None or len(memory) < size:
             memory = self._memory.kept = np.empty(size + size // 4, np.uint8)
@@ -167,7 +167,7 @@ class Reader:
         return os.path.join(self._index.root, self._index.file_names[file])
 
     def _from_copy(self, sample: int) -> bytes | None:
-        """From this node's copy, if there is one by now."""
+        """The encoded image from this node's copy; None if there is none yet."""
         copy = self._copies.find(sample) if self._copies else None
         if self._copies is None or copy is None:
             return None
@@ -176,7 +176,7 @@ class Reader:
         except OSError:  # deleted by hand, or a bad disk
             self._copies.forget(copy.number)
             return None
-        # No image begins like a hole, which stands for one that could not be copied.
+        # No image begins with zeros; a hole in the copy marks an image that could not be copied.
         return content if any(content[:16]) else None
 
     def _part_of_file(self, file: int, offset: int, size: int) -> bytes:
@@ -191,20 +191,20 @@ class Reader:
             files.release(file)
 
     def _stamp_of(self, name: str) -> Stamp | None:
-        """What the file looked like when it was indexed, if the index knows."""
+        """The file's stamp when it was indexed; None if the index has none."""
         return self._index.stamps.get(name.removeprefix(os.path.join(self._index.root, "")))
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Samples that will be asked for soon, a slice at a time, from any thread."""
+    """Announced samples, to be read a slice at a time, from any thread."""
 
     reader: Reader
     ids: Ids
     mapped: tuple[Stored, Unreadable] | None
 
     def pieces(self, part: slice) -> list[slice]:
-        """Parts of a slice whose encoded images may be in memory together."""
+        """Splits a slice into pieces whose encoded images fit into memory together."""
         if self.mapped is not None:
             return [part]
         piece = np.cumsum(self.reader.sizes(self.ids[part])) // _PIECE
@@ -212,7 +212,7 @@ class Expected:
         return [slice(a, b) for a, b in pairwise([part.start, *borders.tolist(), part.stop])]
 
     def stored(self, part: slice) -> tuple[Stored, Unreadable]:
-        """As `Reader.stored`."""
+        """Like `Reader.stored`, for a slice of the samples."""
         ids = self.ids[part]
         if self.mapped is None:
             return self.reader.expected(ids)
@@ -224,7 +224,7 @@ class Expected:
 
 
 class _OpenFiles:
-    """Files that stay open between reads, but for those not read for long."""
+    """Files kept open between reads; the least recently used are closed."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -258,7 +258,7 @@ class _OpenFile:
         self._opening = threading.Lock()
 
     def source(self, stamp: Stamp | None) -> Source:
-        """Open at first use: a slow server keeps only those waiting who want this very file."""
+        """The file, opened at first use: a slow server delays only users of the same file."""
         with self._opening:
             if self._source is None:
                 self._source = open_indexed(self.name, stamp)
@@ -285,7 +285,7 @@ def _changed(name: str) -> OSError:
 
 
 def _is_local(index: Index) -> bool:
-    """Whether all its files are; of a merged index each part has one root."""
+    """True if all files are local; a part of a merged index has a single root."""
     parts = index.parts or (len(index),)
     firsts = np.cumsum((0, *parts[:-1])).tolist()
     return not any(is_remote(index.locate(first)[0]) for first in firsts)

@@ -1,8 +1,8 @@
-"""Labels made anew for a validation set: for each image all classes that are right, or none.
+"""Reassessed labels of a validation set: all right classes of each image, possibly none.
 
 ReaL (Beyer et al. 2020, "Are we done with ImageNet?"): `real.json` has a list of class numbers for
 each of the 50,000 validation images of ILSVRC2012, in the order of their file names. Images with
-an empty list count for nothing; a guess is right if it is in the list.
+an empty list are not counted; a prediction is right if it is in the list.
 """
 
 import json
@@ -25,7 +25,7 @@ _VAL_NAME = re.compile(r"ILSVRC2012_val_(\d{8})\.")
 
 
 def read_labels(path: Path, index: Index) -> Labels:
-    """The labels in a file for the samples of an index; DataError if they are not for those."""
+    """The labels in a file for the samples of an index; DataError if they do not match."""
     try:
         tree = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -61,7 +61,7 @@ def _check(tree: Any, path: Path, num_classes: int) -> None:
 
 
 def _numbers(index: Index) -> NDArray[np.int64] | None:
-    """The number in the official name of each sample, from 1; None where it is not known."""
+    """The number in the official name of each sample, from 1; None if it is not known."""
     if index.format == "folder" and not index.parts:
         names = [os.path.basename(index.file_names[file]) for file in index.file.tolist()]
         matches = [_VAL_NAME.match(name) for name in names]
@@ -74,7 +74,7 @@ def _numbers(index: Index) -> NDArray[np.int64] | None:
 
 
 def _is_official_val(manifest: Manifest, names: list[str], samples: int) -> bool:
-    """Whether these are all our shards of it, which hold the images in the order of their names."""
+    """True for all shards that `data prepare` makes of it, in the order of official names."""
     about, val = manifest.about, manifest.splits.get("val")
     return (
         about.get("source") == "ILSVRC2012"

@@ -1,4 +1,4 @@
-"""What is said once, at the start, of how fast the data will be read."""
+"""Warnings at the start of a run about slow paths of reading the data."""
 
 from rich.console import Console
 
@@ -9,7 +9,7 @@ from trainyard.data.stream.shards import Stream
 
 
 def remark(console: Console, *data: Index | Stream) -> None:
-    """Say what makes reading these data slower than it could be."""
+    """Prints reasons why reading these data is slower than it could be."""
     said = [seek_remark(one) for one in data if isinstance(one, Index)]
     if not is_built():
         said = [f"decoding at a quarter of the speed, without the extension: {NEEDS_EXTENSION}"]

@@ -1,7 +1,7 @@
-"""Seek tables: where in each JPEG of a data set its tiles of blocks begin, so that a crop is
-decoded without what lies before it. The images stay as they are.
+"""Seek tables: the offsets of tiles of blocks in each JPEG of a data set, so that a crop is
+decoded without the data before it. The images are not changed.
 
-They lie beside the index, under its name and ".seek": a header, the first entry of each sample
+A table lies beside the index, under its name and ".seek": a header, the first entry of each sample
 (int64, one more than there are samples), and the entries (see _native/seek.h); memory-mapped.
 """
 
@@ -34,7 +34,7 @@ _REMOTE_READS = 32  # at once
 
 
 class Stretches(NamedTuple):
-    """The entries of some samples: of sample i those from begins[i] to ends[i]."""
+    """The seek entries of some samples; sample i has those from begins[i] to ends[i]."""
 
     entries: NDArray[np.uint8]  # of all samples
     begins: NDArray[np.int64]
@@ -52,8 +52,8 @@ class SeekTable(NamedTuple):
     entries: NDArray[np.uint8]
 
     def of(self, ids: Ids) -> Stretches:
-        """None of a sample whose stretch is damaged: it is decoded without, as are those that
-        their entries do not fit."""
+        """The entries of samples; none for a sample whose range is damaged. Without entries, or if
+        they do not fit, a sample is decoded from its start."""
         begins, ends = self.first[ids], self.first[ids + 1]
         is_there = (begins >= 0) & (begins <= ends) & (ends <= self.first[-1])
         return Stretches(self.entries, begins * is_there, ends * is_there)
@@ -68,7 +68,7 @@ def seek_path(index: Index) -> Path:
 
 
 def open_seek(index: Index) -> SeekTable | None:
-    """The seek tables of an index, memory-mapped; None if there are none that belong to it."""
+    """The seek tables of an index, memory-mapped; None if there are none for it."""
     path = seek_path(index)
     try:
         content = np.asarray(np.memmap(path, np.uint8, "r"))
@@ -86,7 +86,7 @@ def open_seek(index: Index) -> SeekTable | None:
 
 
 def seek_remark(index: Index) -> str | None:
-    """What to tell of a seek table that is there and cannot be used."""
+    """A warning about a seek table that exists and cannot be used, or None."""
     path = seek_path(index)
     if not is_built() or not path.exists() or open_seek(index) is not None:
         return None
@@ -97,9 +97,9 @@ def seek_remark(index: Index) -> str | None:
 
 
 def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
-    """Read every image once and save the seek tables of those that are JPEGs of the usual kind.
+    """Reads every image once and saves the seek tables of the usual kinds of JPEG.
 
-    Images that cannot be read have none. DataError if none can be made or saved.
+    Unreadable images have no entries. DataError if no table can be made or saved.
     """
     if not is_built():
         raise DataError(f"--seek needs the extension in C: {NEEDS_EXTENSION}")
@@ -131,7 +131,7 @@ def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
 
 
 def _tables(index: Index) -> Iterator[list[bytes]]:
-    """The tables of all samples in their order, made in threads, some at a time."""
+    """The tables of all samples in order, in chunks, made by threads."""
     reader = Reader(index)
     where_remote = is_remote(index.locate(0)[0])
     threads = _REMOTE_READS if where_remote else len(os.sched_getaffinity(0))
@@ -158,5 +158,5 @@ def _table(reader: Reader, sample: int) -> bytes:
     assert decoder is not None
     try:
         return decoder.seek_table(reader.read(sample)) or b""
-    except OSError:  # `data verify` says so, and so does training
+    except OSError:  # `data verify` and training report it
         return b""

@@ -1,4 +1,4 @@
-"""Random samples of a data set to look at: a contact sheet, and the sides of images."""
+"""Random samples of a data set to look at: a contact sheet, and image sizes."""
 
 import io
 import math
@@ -23,14 +23,14 @@ Ids = NDArray[np.int64]
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 _READ_THREADS = 16  # hide the latency of a network file system
-_PIXELS = 1_600_000  # of a whole sheet, about
+_PIXELS = 1_600_000  # of a whole sheet, roughly
 _SIDES = 64, 400  # pixels of a tile, from and to
 _GAP, _MARGIN, _HEAD = 14, 24, 64  # pixels
 _PAPER, _GROUND, _INK, _FAINT, _RED = "#ffffff", "#ececec", "#202020", "#767676", "#c62828"
 
 
 def random_samples(index: Index, count: int, seed: int, label: int | None = None) -> Ids:
-    """Ids of so many different samples, at most, of one class or all; alike on every machine."""
+    """Ids of up to `count` distinct samples, of one class or all; equal on every machine."""
     known = np.arange(len(index)) if label is None else np.flatnonzero(index.label == label)
     positions = np.arange(min(count, len(known)))
     if not len(positions):
@@ -40,16 +40,16 @@ def random_samples(index: Index, count: int, seed: int, label: int | None = None
 
 
 def image_sides(index: Index, samples: Ids) -> NDArray[np.int64]:
-    """Width and height in pixels, from their headers, of those of the samples that have one."""
+    """Width and height in pixels, from the headers, of the samples with a readable header."""
     reader = Reader(index)
-    Image.init()  # here, not in threads: one would pass over the formats another is registering
+    Image.init()  # not in threads: one would miss formats that another is registering
 
     def sides(sample: int) -> tuple[int, int] | None:
         try:
             return open_lazily(reader.read(sample)).size
         except DataError:
             raise
-        except Exception:  # unreadable or no image: `data verify` says which
+        except Exception:  # unreadable or no image: `data verify` reports it
             return None
 
     with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
@@ -59,7 +59,7 @@ def image_sides(index: Index, samples: Ids) -> NDArray[np.int64]:
 
 
 def save_sheet(path: Path, sheet: Image.Image) -> None:
-    """Write a sheet as a PNG. OSError if it cannot be written."""
+    """Writes a sheet as a PNG. OSError if it cannot be written."""
     buffer = io.BytesIO()
     sheet.save(buffer, "PNG", optimize=True)
     with atomic_write(path, len(buffer.getvalue())) as file:
@@ -89,7 +89,7 @@ def contact_sheet(index: Index, samples: Ids, columns: int, title: Sequence[str]
 
 
 class _Style(NamedTuple):
-    side: int  # pixels of the square that the image is fitted into
+    side: int  # pixels of the square around the image
     caption: int  # pixels below it
     name: Font
     detail: Font
@@ -132,7 +132,7 @@ def _read(reader: Reader, sample: int) -> Image.Image:
 
 
 def _fitted(image: Image.Image, side: int) -> Image.Image:
-    """The image as large as fits into a square; a small one in whole multiples, with its pixels."""
+    """The image scaled to fit a square; a small one is enlarged by a whole factor, unsmoothed."""
     factor = side / max(image.size)
     if factor >= 1:
         whole = int(factor)
@@ -143,7 +143,7 @@ def _fitted(image: Image.Image, side: int) -> Image.Image:
 
 
 def _cross(draw: ImageDraw.ImageDraw, reason: str, style: _Style) -> None:
-    """What stands in the place of an image that cannot be shown, and why."""
+    """Draws a cross and the reason in place of an image that cannot be shown."""
     last = style.side - 1
     draw.line((1, 1, last - 1, last - 1), _RED, 2)
     draw.line((1, last - 1, last - 1, 1), _RED, 2)
@@ -168,7 +168,7 @@ def _wrapped(text: str, font: Font, width: float) -> list[str]:
 
 
 def shortened(text: str, font: Font, width: float) -> str:
-    """The text, cut and with an ellipsis if it is wider than `width` pixels."""
+    """The text, cut with an ellipsis if it is wider than `width` pixels."""
     text = "".join(letter if letter.isprintable() else "�" for letter in text)
     if font.getlength(text) <= width:
         return text

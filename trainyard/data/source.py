@@ -1,4 +1,4 @@
-"""A file to read by offset, wherever it lies: on a disk, behind HTTP, in an object store."""
+"""Files to read by offset: on a disk, behind HTTP, in an object store."""
 
 import errno
 import os
@@ -9,11 +9,11 @@ from typing import Protocol
 from trainyard.errors import DataError
 
 Stamp = list[int | str]
-"""What changes when a file does: time and size, or a server's own tag; plain JSON."""
+"""A value that changes with a file: time and size, or a server's own tag; plain JSON."""
 
 
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-"""How files of data are opened: a pipe in place of one does not block."""
+"""Flags to open data files with: opening a pipe does not block."""
 CUT_SHORT = "is cut short or has changed since it was indexed"
 
 
@@ -25,22 +25,22 @@ class Source(Protocol):
     stamp: Stamp
 
     def read(self, offset: int, size: int) -> bytes:
-        """Exactly `size` bytes. OSError if they cannot be had, DataError if never again."""
+        """Exactly `size` bytes. OSError if they cannot be read, DataError if a retry is useless."""
 
     def close(self) -> None: ...
 
 
 class LocalFile:
-    """A file of this machine or of a mounted file system; it closes when nobody holds it.
+    """A file of this machine or of a mounted file system; it closes with its last reference.
 
-    OSError for what is not there and what is no regular file.
+    OSError if it does not exist or is not a regular file.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._fd = os.open(name, READ_ONLY)
         self._close = weakref.finalize(self, os.close, self._fd)
-        self._close.atexit = False  # a thread may still be reading then
+        self._close.atexit = False  # a thread may still be reading at exit
         stat = os.fstat(self._fd)
         if not S_ISREG(stat.st_mode):
             self.close()
@@ -55,7 +55,7 @@ class LocalFile:
         return content + self._rest(offset + len(content), size - len(content))
 
     def _rest(self, offset: int, size: int) -> bytes:
-        """What a signal, or a read of over 2 GiB, left unread."""
+        """The bytes that a signal, or the limit of 2 GiB per read, left unread."""
         content = b""
         while len(content) < size:
             part = os.pread(self._fd, size - len(content), offset + len(content))
@@ -69,7 +69,7 @@ class LocalFile:
 
 
 def open_source(name: str) -> Source:
-    """Open a path or URL. OSError if it is not there, DataError if the scheme is unknown."""
+    """Opens a path or URL. OSError if it does not exist, DataError for an unknown scheme."""
     if not is_remote(name):
         return LocalFile(name)
     match scheme := name.partition("://")[0].lower():
@@ -87,9 +87,9 @@ def open_source(name: str) -> Source:
 
 
 def open_indexed(name: str, stamp: Stamp | None) -> Source:
-    """Open a file to train from. DataError if a remote one is gone or is not the one indexed.
+    """Opens a file to train from. DataError if a remote one is gone or has changed.
 
-    One file of a local folder may be missing; on a server it is a shard, or the whole data set.
+    A missing local file may be a single image; a remote one is a shard, or the whole data set.
     """
     if not is_remote(name):
         return open_source(name)

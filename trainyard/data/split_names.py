@@ -1,4 +1,4 @@
-"""Split names as whole words inside the names of files and folders."""
+"""Finds split names as whole words in the names of files and folders."""
 
 import re
 
@@ -18,5 +18,5 @@ def words_of(name: str) -> set[str]:
 
 
 def splits_named(name: str) -> set[str]:
-    """The splits, "train" and "val", that a name has as a word: `retrieval-train` has train."""
+    """The splits, "train" and "val", that a name holds as words: `retrieval-train` holds train."""
     return {_SPLIT_OF[word] for word in words_of(name) & _SPLIT_OF.keys()}

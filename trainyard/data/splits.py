@@ -1,4 +1,4 @@
-"""The train and val locations inside a data set that holds both."""
+"""Finds the train and val locations inside a data set that holds both."""
 
 import glob
 import os
@@ -23,7 +23,7 @@ _SHARDS = ("*.tar", "*.h5", "*.hdf5", "*.packed", "*-of-*", "*.tfrecord", "*.tfr
 
 
 def train_and_val(location: str) -> dict[str, str]:
-    """The locations of both splits of a data set."""
+    """The locations of both splits of a data set. DataError if one is missing."""
     location = take_secrets(location)
     splits = find_splits(location)
     missing = [split for split in ("train", "val") if split not in splits]
@@ -41,7 +41,7 @@ def train_and_val(location: str) -> dict[str, str]:
 
 
 def find_splits(location: str) -> dict[str, str]:
-    """The locations of "train" and "val" inside one data set, as far as there are any."""
+    """The locations of "train" and "val" inside one data set; absent splits are left out."""
     location = take_secrets(location)
     if is_remote(location) or os.path.isdir(location):
         return _listed(location) or _in_folder(location)
@@ -51,14 +51,14 @@ def find_splits(location: str) -> dict[str, str]:
 
 
 def all_splits(location: str) -> dict[str, str]:
-    """As `find_splits`, or the location itself under the name "data" or of its split."""
+    """Like `find_splits`; without any, the location itself, as "data" or by its own split."""
     location = take_secrets(location)
     return find_splits(location) or {split_of(location)[1] or "data": location}
 
 
 def _listed(folder: str) -> dict[str, str]:
-    """What the folder's manifest lists."""
-    if glob.has_magic(folder) or "{" in folder:  # would be read as a pattern
+    """The splits in the folder's manifest."""
+    if glob.has_magic(folder) or "{" in folder:  # its path would be read as a pattern
         return {}
     manifest = read_manifest(folder)
     splits = manifest.splits if manifest else {}
@@ -66,7 +66,7 @@ def _listed(folder: str) -> dict[str, str]:
 
 
 def _why_not_listed(url: str) -> str:
-    """The manifest that a URL should have, and what its server says of it."""
+    """A phrase for an error: the manifest that a URL lacks, and its server's answer."""
     name = os.path.join(url, FILE_NAME)
     try:
         open_source(name).close()

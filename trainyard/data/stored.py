@@ -1,4 +1,4 @@
-"""Encoded images as they lie in memory: each an object of its own, or a stretch of a larger one."""
+"""Encoded images in memory: each is an object of its own, or a span of a larger one."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainyard.data._native.core import Buffer
 
 PACKED_MAGIC = b"\xa7TYpack\n"
-"""What a packed record begins with: see formats/record.py, which few data sets need."""
+"""The first bytes of a packed record: see formats/record.py, which few data sets need."""
 
 
 class Stored(NamedTuple):
@@ -21,7 +21,7 @@ class Stored(NamedTuple):
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int64]
     reread: Callable[[int], bytes] | None = None
-    """The bytes of an image by a read; for a mapped file, which to touch may end the process."""
+    """Reads the bytes of an image; for a mapped file, whose access may end the process."""
 
     def content(self, position: int) -> bytes:
         """The bytes of one image. OSError if they cannot be read."""
@@ -37,6 +37,6 @@ def as_stored(images: Stored | Sequence[bytes]) -> Stored:
 
 
 def in_memory(contents: Sequence[bytes]) -> Stored:
-    """Images that are an object each."""
+    """Images that are separate objects."""
     lengths = np.array([len(content) for content in contents], np.int64)
     return Stored(contents, np.arange(len(contents)), np.zeros_like(lengths), lengths)

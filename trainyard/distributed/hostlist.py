@@ -1,4 +1,4 @@
-"""Lists of hosts and of numbers as Slurm writes them: n[1-2,05-07],lab[01,03]-ib and 2(x2),1."""
+"""Parses Slurm's lists of hosts and numbers: n[1-2,05-07],lab[01,03]-ib and 2(x2),1."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _RUN = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def hosts_in(text: str) -> Iterator[str]:
-    """The hosts of a list, one after the other, made as they are asked for.
+    """The hosts of a list, generated one by one.
 
     InputError, with the text, if it is no such list.
     """
@@ -50,7 +50,7 @@ def _not_a_list(text: str) -> InputError:
 
 
 def runs_in(text: str) -> list[tuple[int, int]]:
-    """Of 2(x3),1 that 2 comes three times and then 1 once: [(2, 3), (1, 1)]."""
+    """The numbers of a list with their counts: [(2, 3), (1, 1)] for 2(x3),1."""
     found = [_RUN.fullmatch(part) for part in text.split(",")]
     if None in found:
         raise InputError(f"{text!r} is no list of numbers of tasks such as 2(x3),1")
@@ -58,7 +58,7 @@ def runs_in(text: str) -> list[tuple[int, int]]:
 
 
 def number_at(position: int, text: str) -> int:
-    """The number at a position, counted from 0, of such a list, which is not written out."""
+    """The number at a position, from 0, of such a list, without expanding it."""
     for number, times in runs_in(text):
         if position < times:
             return number

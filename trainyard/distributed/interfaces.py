@@ -1,4 +1,4 @@
-"""This machine's network addresses: where to listen, and by which interface to reach the others."""
+"""This machine's network addresses: where to listen, and the interface to reach other hosts."""
 
 import errno
 import fcntl
@@ -14,15 +14,15 @@ from trainyard.distributed.launcher_variables import is_loopback
 
 _SIOCGIFADDR = 0x8915  # see netdevice(7)
 _ANY_PORT = 9
-_WAITING = 4096  # connections that are not yet accepted
+_WAITING = 4096  # connections not yet accepted
 _VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def server(host: str, port: int, *, for_others: bool) -> socket.socket:
-    """Listens at this address of the machine alone.
+    """Listens at this address of the machine only, or at all addresses in three cases:
 
-    At all of them where the address is another's, that of a load balancer say, where the name is
-    not yet known, and where it means this machine only here, though there are ranks `for_others`.
+    the address belongs to another machine, say a load balancer; the name is not known yet; or the
+    name means loopback here, though there are ranks `for_others`.
     """
     found = _resolved(host, port)
     leads_astray = for_others and not is_loopback(host) and found and is_loopback(found[1][0])
@@ -52,12 +52,12 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, in
 
 
 def own_hosts(host: str) -> list[str]:
-    """Where the others may reach this machine: as it is called, then by its own address."""
+    """Names by which other machines may reach this one: `host`, then its address if it resolves."""
     return [host, *([local_address(host)] if _resolved(host, 0) else [])]
 
 
 def is_own(host: str) -> bool:
-    """Whether it is this machine's, as far as can be told."""
+    """True if a host is this machine, or its name is unknown."""
     found = _resolved(host, 0)
     if found is None:
         return True
@@ -70,7 +70,7 @@ def is_own(host: str) -> bool:
 
 
 def local_address(host: str) -> str:
-    """This machine's own address on the way to another one; nothing is sent."""
+    """This machine's own address on the route to `host`; sends nothing."""
     family, kind, protocol, _, address = socket.getaddrinfo(
         host, _ANY_PORT, type=socket.SOCK_DGRAM
     )[0]
@@ -80,7 +80,7 @@ def local_address(host: str) -> str:
 
 
 def outward(addresses: Iterable[str]) -> str:
-    """Of this machine's own addresses the first by which other machines have come, if any."""
+    """The first of the ranks' addresses that is not loopback; else the first one."""
     plain = [_plain(address) for address in addresses]
     return str(next((one for one in plain if not one.is_loopback), plain[0]))
 
@@ -92,7 +92,7 @@ def _plain(address: str) -> IPv4Address | IPv6Address:
 
 
 def name_of(address: str) -> str | None:
-    """The interface that has an address."""
+    """The interface with an address; None if there is none."""
     wanted = _plain(address)
     if wanted.is_loopback:
         return "lo"
@@ -104,7 +104,7 @@ def name_of(address: str) -> str | None:
         return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # one without an address
+            with suppress(OSError):  # an interface without an address
                 request = struct.pack("256s", name.encode()[:15])
                 found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]
                 if socket.inet_ntoa(found) == str(wanted):
@@ -113,12 +113,12 @@ def name_of(address: str) -> str | None:
 
 
 def use_interface_to(address: str) -> None:
-    """Have gloo and NCCL talk by the interface that leads to an address, unless they are told.
+    """Makes gloo and NCCL use the interface to an address, unless their variables are set.
 
-    Left alone, gloo takes the one that the host's name leads to: none, or loopback, where the name
-    is not known.
+    By default gloo uses the interface of the host's name: none, or loopback, if the name is not
+    known.
     """
     name = name_of(local_address(address))
     for variable in _VARIABLES if name is not None else ():
-        if name != "lo" or variable.startswith("GLOO"):  # NCCL finds its way inside a machine
+        if name != "lo" or variable.startswith("GLOO"):  # NCCL needs no interface inside a machine
             os.environ.setdefault(variable, str(name))

@@ -1,9 +1,9 @@
-"""Who am I, and where do the ranks meet? As told by the environment, whoever started this process.
+"""Reads rank, world size and meeting point from the environment variables of any launcher.
 
-A starter is a row of a table: the variables in which it tells each process its place. The innermost
-one that tells rank and size is believed: torchrun inside srun, mpirun inside sbatch. RANK and
-WORLD_SIZE can also be set by hand; then they must not contradict another starter. A shell of a
-scheduler, that of a batch script or an interactive one, is no task of a step: a world of one.
+A starter is a table row: the variables in which it gives each process its place. The innermost
+starter that sets rank and size is used: torchrun inside srun, mpirun inside sbatch. RANK and
+WORLD_SIZE can also be set by hand; they must then not contradict another starter. A shell of a
+scheduler, of a batch script or interactive, is no task of a step: a world of one.
 """
 
 import os
@@ -32,16 +32,16 @@ from trainyard.world import World
 
 @dataclass(frozen=True)
 class MeetingPoint:
-    """Where the ranks of a world find each other at the start."""
+    """The address or file where the ranks of a world meet at the start."""
 
     host: str
     port: int
     is_hosted: bool = False
-    """Whether a launcher's agent serves the store there; else the first rank does."""
+    """True if a launcher's agent serves the store there, False if the first rank does."""
     job: str = ""
-    """The scheduler's name of this start, so that two at one port do not mix; "" if none tells."""
+    """The scheduler's name of this start, which separates two at one port; "" if unknown."""
     file: Path | None = None
-    """A file in place of an address, if asked for."""
+    """A file instead of an address, if requested."""
 
     def __str__(self) -> str:
         if self.file is not None:
@@ -49,7 +49,7 @@ class MeetingPoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-_PORTS = range(15_000, 30_000)  # below those that the kernel gives away
+_PORTS = range(15_000, 30_000)  # below the kernel's ephemeral ports
 _DEFAULT_PORT = 29_500  # torchrun's
 
 
@@ -70,7 +70,7 @@ def _found(env: Mapping[str, str]) -> tuple[Starter, World]:
         raise half_set(told[0], "rank", "size")
     inner = _innermost(told, complete, env)
     places: dict[str, int] = {}
-    for one in (*reversed(complete), inner):  # those of the same place complement each other
+    for one in (*reversed(complete), inner):  # equal ranks and sizes complement each other
         if one.has_same(inner, "rank") and one.has_same(inner, "size"):
             places |= one.places
     if not 0 <= places["rank"] < places["size"]:
@@ -85,7 +85,7 @@ def _innermost(told: list[Told], complete: list[Told], env: Mapping[str, str]) -
     if by_hand is None or not schedulers:
         return complete[0]
     scheduler = schedulers[0]
-    if by_hand.is_complete and scheduler.places["size"] == 1:  # a shell that starts processes
+    if by_hand.is_complete and scheduler.places["size"] == 1:  # a shell started the processes
         return by_hand
     for what in ("rank", "size"):
         if what in by_hand.places and not by_hand.has_same(scheduler, what):
@@ -103,9 +103,9 @@ def _is_by_launcher(told: Told, env: Mapping[str, str]) -> bool:
 
 
 def _world(told: Told, env: Mapping[str, str]) -> World:
-    """With what the starter leaves open: what is certain, else that each rank is on its own node.
+    """The world, with missing fields filled in: where certain, else with each rank on its own node.
 
-    So each gets the first GPU that it sees. If that is one for several, `check_devices` says so.
+    Each rank then gets the first GPU that it sees. `check_devices` reports a GPU shared by ranks.
     """
     places = dict(told.places)
     rank, size, num_nodes = places["rank"], places["size"], places.get("num_nodes")
@@ -133,11 +133,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# --- where they meet ---
+# --- meeting point ---
 
 
 def meeting_point(world: World, env: Mapping[str, str] = os.environ) -> MeetingPoint:
-    """Where the ranks of a world of several meet. InputError if nothing tells."""
+    """The meeting point of a world of several ranks. InputError if no variable gives it."""
     starter, _ = _found(env)
     job = ".".join(env.get(name, "") for name in starter.job).strip(".")
     if "TRAINYARD_RENDEZVOUS" in env:
@@ -163,7 +163,7 @@ def _first_host(world: World, env: Mapping[str, str], starter: Starter) -> str |
 
 
 def _hosts(env: Mapping[str, str], starter: Starter) -> Iterator[str]:
-    """Of each node, in order; none if nothing tells."""
+    """The host of each node, in order; empty if unknown."""
     listed = env.get("TRAINYARD_HOSTS")
     return iter(listed.split(",")) if listed else hosts_in(env.get(starter.hosts, ""))
 
@@ -176,7 +176,7 @@ def _file(url: str) -> Path:
 
 
 def hosts_of_ranks(world: World, env: Mapping[str, str] = os.environ) -> dict[int, str]:
-    """The host of each rank, as far as a scheduler tells: to name those that do not come."""
+    """The host of each rank, to name absent ranks; empty if no scheduler gives the hosts."""
     starter, _ = _found(env)
     hosts = list(_hosts(env, starter))
     if starter is STARTERS["Slurm"] and TASKS_PER_NODE in env:
@@ -188,6 +188,6 @@ def hosts_of_ranks(world: World, env: Mapping[str, str] = os.environ) -> dict[in
     first = sum(counts[: world.node])
     here = range(first, first + counts[world.node])
     if world.rank not in here or env.get("SLURM_GTIDS") not in (None, ",".join(map(str, here))):
-        return {}  # they are not counted node by node
+        return {}  # ranks are not numbered node by node
     nodes = (host for host, count in zip(hosts, counts, strict=True) for _ in range(count))
     return dict(enumerate(nodes))

@@ -1,4 +1,4 @@
-"""Where each thread of this process stands, in a file of its run: written when a rank hangs."""
+"""Stacks of this process's threads, in a file of its run: written when a rank hangs."""
 
 import faulthandler
 import os
@@ -16,7 +16,7 @@ _SOON_S, _WRITE_S = 0.01, 0.5
 
 
 class Stacks:
-    """RUN/stacks/rank-00003.txt, which is there only if there is something to read in it."""
+    """The file RUN/stacks/rank-00003.txt, which is kept only if it has contents."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.path = folder / f"rank-{rank:05d}.txt"
@@ -28,17 +28,17 @@ class Stacks:
             self._on_pause = signal.signal(signal.SIGTSTP, self._pause)
 
     def write(self) -> None:
-        """Of all threads, as they stand now.
+        """Writes the current stacks of all threads.
 
-        By a thread that needs no leave of Python: a file system that hangs must not hold all.
+        A thread that does not need Python's lock writes, so a hanging file system blocks no others.
         """
         faulthandler.dump_traceback_later(_SOON_S, file=self._file)
         time.sleep(_WRITE_S)
 
     def arm(self, seconds: float) -> None:
-        """Unless this is called again before, write and end the process with exit code 1.
+        """Sets, or resets, a timer that writes the stacks and ends the process with exit code 1.
 
-        From a thread that needs no leave of Python: the one that should call may never get it.
+        The timer's thread does not need Python's lock, which the caller may never get again.
         """
         faulthandler.dump_traceback_later(seconds, exit=True, file=self._file)
 
@@ -46,7 +46,7 @@ class Stacks:
         faulthandler.cancel_dump_traceback_later()
 
     def _pause(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z, or a scheduler that suspends: however long that is, it is no hang."""
+        """Suspends the process on Ctrl-Z or by a scheduler; a pause of any length is no hang."""
         self.disarm()
         os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -58,5 +58,5 @@ class Stacks:
         self._file.close()
         if is_empty:
             self.path.unlink(missing_ok=True)
-            with suppress(OSError):  # another rank's is still there
+            with suppress(OSError):  # another rank's file is still there
                 self.path.parent.rmdir()

@@ -1,4 +1,4 @@
-"""Who starts processes, and the variables in which each tells them their place: a row each."""
+"""Starters of processes, and the variables that give each process its place: a row each."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from trainyard.errors import InputError
 @dataclass(frozen=True)
 class Starter:
     places: Mapping[str, str]
-    """The variable of each field of a World."""
+    """The variable for each field of a World."""
     job: tuple[str, ...] = ()
-    """The variables that name the start, the same for all of its ranks and for no others."""
+    """The variables that name the start, equal for its ranks and different for other starts."""
     hosts: str = ""
-    """The variable with the list of hosts, of which the first is rank 0's."""
+    """The variable with the list of hosts; the first one is rank 0's."""
 
 
 # Innermost first. https://docs.pytorch.org/docs/stable/elastic/run.html, ray.train, mpirun(1),
@@ -82,14 +82,14 @@ STARTERS = {
         hosts="SLURM_STEP_NODELIST",
     ),
 }
-BY_HAND = STARTERS["torchrun"]  # whose variables people set too
+BY_HAND = STARTERS["torchrun"]  # its variables are also set by hand
 _SET_BY_SHELLS = "SLURM_PROCID"
 TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 
 
 @dataclass(frozen=True)
 class Told:
-    """What the variables of a starter say."""
+    """The values of a starter's variables."""
 
     starter: Starter
     name: str = ""

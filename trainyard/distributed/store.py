@@ -1,4 +1,4 @@
-"""Torch's key-value store, through which ranks find each other."""
+"""Opens torch's key-value store, by which ranks find each other."""
 
 import os
 import socket
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 START_S = 300
-"""How long ranks wait for each other at the start; $TRAINYARD_START_S sets another."""
+"""Seconds for which ranks wait for each other at the start; $TRAINYARD_START_S overrides it."""
 _RETRY_S = 0.2
 _CONNECT_S = 5
-_STORE_S = 300  # for an answer of the store's server, once there is one
-_UNSENT_MS = 10_000  # for the receipt of a request, before the server's host is taken for gone
+_STORE_S = 300  # for an answer of the store's server once connected
+_UNSENT_MS = 10_000  # for the receipt of a request, before the server's host counts as gone
 _SHARED = ("nfs", "lustre", "gpfs", "ceph", "beegfs", "fuse", "cifs", "smb", "afs", "9p", "panfs")
 
 
 def start_limit() -> float:
-    """Seconds. InputError if $TRAINYARD_START_S is no number."""
+    """The limit in seconds. InputError if $TRAINYARD_START_S is no number."""
     text = os.environ.get("TRAINYARD_START_S", "")
     try:
         return float(text) if text else START_S
@@ -38,10 +38,10 @@ def start_limit() -> float:
 
 
 def open_stores(point: MeetingPoint, world: World, limit_s: float) -> tuple["Store", "Store"]:
-    """Two connections to the store. The training thread may block one, the watchdog has the other.
+    """Two connections to the store: for the training thread, which may block, and the watchdog.
 
-    Rank 0 serves the store, unless a launcher's agent does.
-    PeerError if there is no server within `limit_s`, InputError if there can be none.
+    Rank 0 serves the store, unless a launcher's agent does. PeerError if there is no server within
+    `limit_s`, InputError if there can be none.
     """
     from torch.distributed import PrefixStore
 
@@ -76,7 +76,7 @@ def _file_store(path: Path, world: World) -> "Store":
 
 
 def file_system_of(folder: Path, mounts: str) -> str:
-    """Of which kind it is, by the mounts as /proc/self/mountinfo has them; "" if unknown."""
+    """The type of a folder's file system, by `mounts` (/proc/self/mountinfo); "" if unknown."""
     number = folder.stat().st_dev
     device = f"{os.major(number)}:{os.minor(number)}"
     for fields in (line.split() for line in mounts.splitlines()):
@@ -98,7 +98,7 @@ def _own_store(point: MeetingPoint, world: World) -> "Store":
         ) from None
     host = str(listening.getsockname()[0])
     return TCPStore(
-        {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host),  # "::" takes IPv4 too
+        {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}.get(host, host),  # "::" accepts IPv4 too
         point.port,
         is_master=True,
         wait_for_workers=False,
@@ -117,7 +117,7 @@ def _store_of_first(point: MeetingPoint, world: World, limit_s: float) -> "Store
         with suppress(RuntimeError):
             opened.append(TCPStore(point.host, point.port, wait_for_workers=False))
 
-    # Torch waits for ever for the answer of a server that is none of its own.
+    # Torch waits for ever for an answer of a server other than its own.
     attempt = threading.Thread(target=connect, daemon=True)
     attempt.start()
     attempt.join(max(deadline - time.monotonic(), _CONNECT_S))
@@ -130,7 +130,7 @@ def _store_of_first(point: MeetingPoint, world: World, limit_s: float) -> "Store
 
 
 def _wait_for_server(point: MeetingPoint, world: World, limit_s: float) -> None:
-    """Torch would try by itself, and say so in hundreds of lines."""
+    """Waits for the server; torch's own retries would print hundreds of lines."""
     deadline = time.monotonic() + limit_s
     while True:
         try:
@@ -150,7 +150,7 @@ def _me(world: World) -> str:
 
 
 def cause_of(error: OSError) -> str:
-    """In words, with what to do."""
+    """The cause in words, with advice."""
     if isinstance(error, socket.gaierror):
         return f"the name cannot be resolved ({error.strerror}); give its address by MASTER_ADDR"
     if isinstance(error, ConnectionRefusedError):

@@ -1,4 +1,4 @@
-"""The decoder in C, as far as it could be built: `core` is None where there was no compiler.
+"""The C extension: `core` is None where it could not be built, without a compiler for instance.
 
 Everything works without it, by simplejpeg and Pillow, at about a quarter of the speed.
 """

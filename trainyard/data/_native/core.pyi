@@ -1,6 +1,6 @@
-"""The C extension, as Python sees it. All arrays are C-contiguous; the interpreter lock is
-released while images are decoded or files are read. Nothing is kept between calls but scratch
-memory, so a Decoder belongs to one thread at a time (RuntimeError otherwise)."""
+"""The Python interface of the C extension. All arrays are C-contiguous; the interpreter lock is
+released while images are decoded or files are read. Only scratch memory is kept between calls, so
+a Decoder belongs to one thread at a time (RuntimeError otherwise)."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Buffer: TypeAlias = typing_extensions.Buffer | NDArray[Any]
 
 paths: tuple[str, ...]
-"""What this machine can run, the best first: ("avx2", "plain") say."""
+"""The code paths that this machine can run, the best first: ("avx2", "plain") for instance."""
 
 OK: int  # 0
 NOT_OURS: int
@@ -26,18 +26,18 @@ SEEK_ENTRY: int
 class Decoder:
     path: str
     def __init__(self, path: str | None = None) -> None:
-        """The best path, or one by name; ValueError if this machine cannot run it."""
+        """Uses the best path, or one by name; ValueError if this machine cannot run it."""
 
     def sizes(
         self,
         buffers: Sequence[Buffer],
         which: Buffer,  # int64[n]: image i lies in buffers[which[i]] ...
         offsets: Buffer,  # int64[n]: ... at this byte ...
-        lengths: Buffer,  # int64[n]: ... and is so many bytes long
+        lengths: Buffer,  # int64[n]: ... and has this length in bytes
         out_sizes: Buffer,  # int64[n, 2], width and height; 1 x 1 where the status is not OK
         out_status: Buffer,  # uint8[n]
     ) -> None:
-        """The size of each image from its header. ValueError for stretches outside a buffer."""
+        """The size of each image from its header. ValueError for spans outside a buffer."""
 
     def decode(
         self,
@@ -59,42 +59,42 @@ class Decoder:
         seek_begins: Buffer | None = None,  # int64[n]: entries [begin, end) are those of image i
         seek_ends: Buffer | None = None,
     ) -> None:
-        """Decode a box of each image, resize it (antialiased) and flip it, into its place in `out`.
+        """Decodes, resizes (antialiased) and flips a box of each image into its place in `out`.
 
-        The pixels of an image whose status is not OK afterwards are undefined. One that its seek
-        table does not fit is decoded without.
+        The pixels of an image whose final status is not OK are undefined. An image that its seek
+        table does not fit is decoded without it.
         """
 
     def seek_table(self, content: Buffer) -> bytes | None:
-        """The seek table of a JPEG; None if it is not for this decoder or is damaged."""
+        """The seek table of a JPEG; None for a JPEG that is damaged or not for this decoder."""
 
     def pack(self, content: Buffer) -> bytes | None:
-        """A JPEG as a packed record that gives it back to the byte; None if there is none."""
+        """The packed record of a JPEG, which restores it byte by byte; None if impossible."""
 
     def unpack(self, record: Buffer) -> bytes | None:
-        """The JPEG that a packed record was made of; None if the record is damaged."""
+        """The original JPEG of a packed record; None if the record is damaged."""
 
 def read_files(
     root: bytes,
     names: Buffer,  # uint8: names end to end, relative to the root
     begins: Buffer,  # int64[n]: name i is names[begins[i]:ends[i]]
     ends: Buffer,  # int64[n]
-    offsets: Buffer,  # int64[n]: where each file goes in `out`
-    lengths: Buffer,  # int64[n]: bytes that each file has
+    offsets: Buffer,  # int64[n]: position of each file in `out`
+    lengths: Buffer,  # int64[n]: size of each file in bytes
     out: Buffer,
-    out_errno: Buffer,  # int32[n]: 0, or why it could not be read; -1: it has another length
+    out_errno: Buffer,  # int32[n]: 0, the errno of a failed read, or -1 for another length
 ) -> None:
-    """Read whole files, each in one go."""
+    """Reads whole files, each by one call."""
 
 def will_need(buffers: Sequence[Buffer], which: Buffer, offsets: Buffer, lengths: Buffer) -> None:
-    """Ask the system to begin reading stretches of memory-mapped files."""
+    """Asks the system to read spans of memory-mapped files ahead."""
 
 def touch(buffers: Sequence[Buffer], which: Buffer, offsets: Buffer, lengths: Buffer) -> None:
-    """Read a byte of some stretches of memory-mapped files, until one was not in memory: then this
-    process has had a major page fault."""
+    """Reads a byte of each span of memory-mapped files, up to the first that is not in memory,
+    which causes a major page fault of this process."""
 
 def permute(positions: Buffer, keys: Buffer, size: int, out: Buffer) -> None:
-    """`permute` of keyed.py, of int64[n] and uint64[n]; ValueError for a position outside."""
+    """`permute` of keyed.py, for int64[n] and uint64[n]; ValueError for a position outside."""
 
 def random_boxes(
     sizes: Buffer,  # int64[n, 2], width and height
@@ -103,8 +103,8 @@ def random_boxes(
     greatest_ratio: float,
     out_boxes: Buffer,  # float64[n, 4]: left, top, right, bottom
 ) -> None:
-    """Random crops of images of these sizes, equal to the bit to those without the extension."""
+    """Random crops of images of these sizes, bit-equal to those without the extension."""
 
 def guard_bus_errors() -> None:
-    """From now on in this process, a mapped file that cannot be read is an image's error
-    (UNREADABLE), not the process's death by SIGBUS. For the loader process only."""
+    """Turns unreadable pages of mapped files into an image's error (UNREADABLE) instead of the
+    process's death by SIGBUS, from now on. For the loader process only."""

@@ -1,7 +1,7 @@
-"""Batches on their way to the device, ahead of the trainer where it computes on a GPU.
+"""Copies host batches to a device, ahead of the trainer if it is a GPU.
 
-On a GPU copies run on a stream of their own, uint8, out of memory that is page-locked (see
-`page_locked`). A batch goes back to the loader once its copy has finished.
+Copies to a GPU run on a CUDA stream of their own, as uint8, from page-locked memory (see
+`page_locked`). The memory of a batch returns to the loader once its copy has finished.
 """
 
 import sys
@@ -20,31 +20,31 @@ from torch import Tensor
 from trainyard.data.loading.client import BadSample, HostBatch, LoaderProcess
 
 AHEAD = 1
-"""Batches that are copied to a GPU beyond the one that the trainer has."""
+"""Number of batches copied to a GPU ahead of the one that the trainer uses."""
 
 
 @dataclass(frozen=True)
 class Arriving:
-    """A batch on its way to the device; its ids are on the host."""
+    """A batch in flight to the device; its ids are on the host."""
 
     pixels_BHWC: Callable[[], AbstractContextManager[Tensor]]
-    """uint8[B, H, W, 3] on the device; they may be altered, and are lost when the block is left."""
-    labels: Tensor  # int64[B], like the weights to be used after the pixels only
+    """uint8[B, H, W, 3] on the device, inside a block; may be altered, and is lost at its end."""
+    labels: Tensor  # int64[B]; labels and weights may be used only after the pixels
     weights: Tensor  # float32[B]
     ids: NDArray[np.int64]
     visits: NDArray[np.int64]
     bad: list[BadSample]
-    capacity: float = 0.0  # see HostBatch; not known of a loader that does not decode
+    capacity: float = 0.0  # see HostBatch; unknown for a loader that does not decode
 
 
 class Carrier(Protocol):
-    """Takes batches to a device."""
+    """Copies host batches to a device."""
 
-    ahead: int  # batches that may be on their way while the trainer has one
+    ahead: int  # batches that may be in flight while the trainer uses one
 
     def start(self, host: HostBatch) -> Arriving: ...
     def settle(self) -> None:
-        """To be called before a batch is fetched: gives memory back to the loader."""
+        """Returns memory to the loader; call it before fetching a batch."""
 
 
 def carrier_to(device: torch.device) -> Carrier:
@@ -52,7 +52,7 @@ def carrier_to(device: torch.device) -> Carrier:
 
 
 class OnHost:
-    """For a trainer that computes on the CPU: pixels are used where the loader put them."""
+    """Batches for a trainer on the CPU, which uses the pixels in the loader's memory."""
 
     ahead = 0
 
@@ -80,11 +80,11 @@ class OnHost:
 
 @dataclass
 class _Buffer:
-    """Memory for the pixels of a batch, used in turns."""
+    """Memory for the pixels of a batch; buffers take turns."""
 
     pixels_BHWC: Tensor | None = None
     used: torch.cuda.Event | None = None
-    """When the trainer's stream is done with what is in it."""
+    """Recorded once the trainer's stream no longer needs the contents."""
 
     def like(self, pixels_BHWC: Tensor, device: torch.device) -> Tensor:
         count, *shape = pixels_BHWC.shape
@@ -95,7 +95,7 @@ class _Buffer:
 
 
 class UnderWay:
-    """What is to be done on the host when work on a stream has got so far."""
+    """Host callbacks that run once a CUDA event has completed."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[torch.cuda.Event, Callable[[], None]]] = deque()
@@ -104,25 +104,25 @@ class UnderWay:
         self._waiting.append((event, then))
 
     def settle(self) -> None:
-        """Do what is due. Waits for all but the newest, so that the host runs no further ahead."""
+        """Runs callbacks that are due. Blocks until at most `AHEAD` events are pending."""
         while self._waiting and (len(self._waiting) > AHEAD or self._is_done()):
             event, then = self._waiting.popleft()
             event.synchronize()
             then()
 
     def _is_done(self) -> bool:
-        """The oldest."""
+        """True if the oldest event has completed."""
         return bool(self._waiting[0][0].query())  # type: ignore[no-untyped-call]
 
 
 @cache
 def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all feeds: memory that was taken on a stream is used again on it alone."""
+    """The copy stream of all feeds: memory allocated on a stream is reused on it only."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class OnStream:
-    """Copies on a stream of their own, beside the stream that the trainer computes on."""
+    """Copies batches on a separate stream, beside the trainer's."""
 
     ahead = AHEAD
 
@@ -134,12 +134,12 @@ class OnStream:
         self.settle = self._copying.settle
 
     def start(self, host: HostBatch) -> Arriving:
-        """Returns at once: what is on its way must not change before `settle` gives it back."""
+        """Starts a copy without waiting: `host` must not change until `settle` returns it."""
         give_back = host.keep()
         buffer = self._buffers[0]
         self._buffers.rotate()
         with torch.cuda.stream(self._stream):
-            if buffer.used is not None:  # before its memory is written over, or another's if freed
+            if buffer.used is not None:  # before its memory is overwritten or freed
                 self._stream.wait_event(buffer.used)
             on_host = torch.from_numpy(host.images_BHWC)
             pixels_BHWC = buffer.like(on_host, self._device)
@@ -168,7 +168,7 @@ class OnStream:
         trainer = torch.cuda.current_stream(self._device)
         trainer.wait_event(copied)
         for tensor in tensors:
-            tensor.record_stream(trainer)  # memory of the other stream, whoever frees it
+            tensor.record_stream(trainer)  # keeps the memory from early reuse
         yield tensors[0]
         buffer.used = trainer.record_event()
 
@@ -177,9 +177,9 @@ AnyLoader = TypeVar("AnyLoader", bound=LoaderProcess)
 
 
 def page_locked(loader: AnyLoader, device: torch.device) -> AnyLoader:
-    """Let a GPU read the loader's ring by itself, so that the host need not wait for copies.
+    """Page-locks the loader's ring, so that the host does not wait for copies to a GPU.
 
-    On the CPU it stays as it is; also, with a line on stderr, where the system does not allow it.
+    Does nothing on the CPU; if the system refuses, prints a line on stderr and goes without.
     """
     if device.type != "cpu":
         loader.closing.enter_context(_locked(loader.memory, device))
@@ -193,10 +193,10 @@ def _locked(memory: NDArray[np.uint8], device: torch.device) -> Generator[None, 
     if int(failure):
         reason = cudart.cudaGetErrorString(failure)
         sys.stderr.write(f"trainyard: batches are not page-locked ({reason}): slower copies\n")
-        with suppress(RuntimeError):  # else the next kernel would be said to have failed
+        with suppress(RuntimeError):  # clears the error, which the next kernel would report
             torch.ones(1, device=device)
         yield
         return
     yield
-    torch.cuda.synchronize(device)  # no copy is under way
+    torch.cuda.synchronize(device)  # waits for pending copies
     cudart.cudaHostUnregister(address)

@@ -1,8 +1,8 @@
-"""Batches of encoded images, for a GPU to decode: what a loader process puts into a slot.
+"""Batches of encoded images for a GPU to decode: the contents of a loader's slots.
 
-Each image has an equal stretch of the memory that else holds its pixels. At its head stands an
-entry of `ENTRY`: the crop, and what follows: a JPEG as it was stored; or pixels of the training
-size, of an image that is not for a GPU; or nothing, if it cannot be read.
+Each image has an equal span of the memory that would hold its pixels. A span begins with an entry
+of type `ENTRY`, which has the crop and the kind of the data after it: a JPEG as stored; pixels of
+the training size, for an image that a GPU cannot decode; or nothing, for an unreadable image.
 """
 
 import math
@@ -25,23 +25,23 @@ NOTHING, JPEG, PIXELS = range(3)
 ENTRY = np.dtype(
     [
         ("kind", np.int64),
-        ("length", np.int64),  # bytes that follow
-        ("box", np.float64, 4),  # see Crops; of a JPEG, as the rest of the entry
+        ("length", np.int64),  # bytes of the data
+        ("box", np.float64, 4),  # see Crops; this and the rest are for JPEGs only
         ("flip", np.bool_),
         ("resizes_first", np.bool_),
     ]
 )
-_COARSEST = 32  # pixels to one of the result: beyond, a GPU's kernel for resizing may refuse
+_COARSEST = 32  # largest reduction: above it, a GPU's resize kernel may fail
 
 
 def side_of(mean_length: float, image_size: int) -> int:
-    """The side of a square image whose pixels take an entry and all but the largest images."""
+    """The side of a square image whose pixels can hold an entry and all but the largest images."""
     most = max(2 * mean_length, 3 * image_size**2)
     return math.ceil(math.sqrt((ENTRY.itemsize + most) / 3))
 
 
 def stretches(images_BHWC: NDArray[np.uint8]) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
-    """The entries of a batch, ENTRY[B], and what follows them, uint8[B, bytes]; no copies."""
+    """The entries of a batch, ENTRY[B], and the data after them, uint8[B, bytes]; no copies."""
     count, height, width, colours = images_BHWC.shape
     bytes_BN = images_BHWC.reshape(count, height * width * colours)
     return bytes_BN[:, : ENTRY.itemsize].view(ENTRY)[:, 0], bytes_BN[:, ENTRY.itemsize :]
@@ -55,8 +55,8 @@ def put_encoded(
     size: int,
     how: Interpolation,
 ) -> dict[int, str]:
-    """Fill the stretches of some images that are to be of a size; the positions of bad ones, with
-    the reasons. What a GPU finds to be bad is not among them.
+    """Fills the spans of some images, for results of side `size`. Returns the positions of bad
+    images, with the reasons; images that a GPU finds to be bad are not among them.
     """
     entries, rest_BN = stretches(images_BHWC)
     contents, bad = _contents(images)
@@ -102,9 +102,9 @@ def _contents(images: Stored | Sequence[bytes]) -> tuple[list[bytes], dict[int, 
 
 
 def _jpeg_size(content: bytes) -> tuple[int, int]:
-    """Width and height of a whole JPEG of grey or YCbCr; (1, 1) for all else.
+    """Width and height of a complete grey or YCbCr JPEG; (1, 1) for other contents.
 
-    The libraries are strict with one that is cut short; a GPU may not be.
+    The libraries reject a JPEG that is cut short; a GPU may not.
     """
     header = jpeg_header(content) if content.endswith(b"\xff\xd9") else None
     return header.size if header is not None and header.colours in ("YCbCr", "Gray") else (1, 1)

@@ -1,8 +1,8 @@
-"""Decoding on a GPU by nvImageCodec (extra `nvimgcodec`), for nodes with few cores to a GPU.
+"""Decoding on a GPU by nvImageCodec (extra `nvimgcodec`), for nodes with few cores per GPU.
 
-The loader process reads and chooses crops as ever (see encoded.py); here JPEGs are decoded,
-cropped, resized and flipped on the device. Images are decoded whole: regions are refused where
-chroma is to be interpolated as libjpeg does it, and fail in nvImageCodec 0.9.0 (its issue 55).
+The loader process reads images and chooses crops as usual (see encoded.py); the device decodes,
+crops, resizes and flips JPEGs. Images are decoded whole: nvImageCodec refuses regions if chroma is
+interpolated as in libjpeg, and decoding regions fails in version 0.9.0 (its issue 55).
 """
 
 import importlib
@@ -26,7 +26,7 @@ from trainyard.data.device.encoded import JPEG, PIXELS, stretches
 from trainyard.data.loading.client import BadSample, HostBatch
 from trainyard.errors import RecipeError
 
-_CPU_ONLY = -99999  # nvImageCodec's number for no GPU
+_CPU_ONLY = -99999  # nvImageCodec's device number for the CPU
 
 
 def check(device: torch.device) -> None:
@@ -37,7 +37,7 @@ def check(device: torch.device) -> None:
 
 
 def _library() -> Any:
-    # Else it says of each image that it cannot decode that it cannot.
+    # Suppresses the library's own message for each image that it cannot decode.
     os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")
     try:
         return importlib.import_module("nvidia.nvimgcodec")
@@ -49,10 +49,10 @@ def _library() -> Any:
 
 
 class Decoder:
-    """JPEGs to whole images on a device; on the CPU by the same library."""
+    """Decodes JPEGs to whole images on a device, also on the CPU by the same library."""
 
     def __init__(self, device: torch.device, threads: int) -> None:
-        """`threads` decode entropy where the GPU has no engine for JPEGs."""
+        """`threads` do the entropy decoding if the GPU has no JPEG engine."""
         library, is_cpu = _library(), device.type == "cpu"
         kind = library.BackendKind
         kinds = (kind.HW_GPU_ONLY, kind.GPU_ONLY, kind.HYBRID_CPU_GPU)
@@ -60,7 +60,7 @@ class Decoder:
             device_id=_CPU_ONLY if is_cpu else device.index or 0,
             max_num_cpu_threads=threads,
             backends=[library.Backend(kind) for kind in ((kind.CPU_ONLY,) if is_cpu else kinds)],
-            options=":fancy_upsampling=1",  # as libjpeg
+            options=":fancy_upsampling=1",  # as in libjpeg
         )
         self._params = library.DecodeParams(
             apply_exif_orientation=False, color_spec=library.ColorSpec.SRGB
@@ -68,7 +68,7 @@ class Decoder:
         self._library, self._is_cpu = library, is_cpu
 
     def __call__(self, contents: Sequence[bytes], stream: int) -> list[Tensor | None]:
-        """uint8[H, W, 3] of each, ready on a CUDA stream; None for what cannot be decoded."""
+        """uint8[H, W, 3] of each image, ready on a CUDA stream; None if it cannot be decoded."""
         if not contents:
             return []
         streams = [self._library.CodeStream(content) for content in contents]
@@ -76,20 +76,20 @@ class Decoder:
         return [None if image is None else self._tensor(image) for image in images]
 
     def _tensor(self, image: Any) -> Tensor:
-        # Its DLPack asks for a driver even where the image is in the host's memory.
+        # Its DLPack needs a driver even for an image in host memory.
         return torch.from_numpy(np.asarray(image)) if self._is_cpu else torch.from_dlpack(image)
 
 
 @cache
 def decoder_on(device: torch.device, threads: int) -> Decoder:
-    """The process's own, since to make one takes long."""
+    """The decoder of this process, cached since creating one is slow."""
     return Decoder(device, threads)
 
 
 def crop_and_resize(
     pixels_HWC: Tensor, entry: NDArray[np.void], size: int, how: Interpolation
 ) -> Tensor:
-    """One box of a whole image as uint8[size, size, 3], antialiased, as `entry` says."""
+    """The box of a whole image as uint8[size, size, 3], antialiased, by the crop in `entry`."""
     left, top, right, bottom = entry["box"].tolist()
     pixels_1CHW = pixels_HWC.permute(2, 0, 1)[None]
     if entry["resizes_first"]:
@@ -107,22 +107,22 @@ def crop_and_resize(
 
 
 def _resize(pixels_1CHW: Tensor, size: tuple[int, int], how: Interpolation) -> Tensor:
-    """As Pillow does it: along rows, then columns, with whole numbers between the two."""
+    """Resizes as Pillow does: along rows, then columns, rounded to whole numbers in between."""
     for step in ((pixels_1CHW.shape[2], size[1]), size):
-        # In float32, since GPUs have no kernel for whole numbers.
+        # In float32, since GPUs have no kernel for integers.
         resized = F.interpolate(pixels_1CHW.float(), step, mode=how, antialias=True)
         pixels_1CHW = resized.round_().clamp_(0, 255)
     return pixels_1CHW.to(torch.uint8)
 
 
 def _is_inside(box: NDArray[np.float64], pixels_HWC: Tensor) -> bool:
-    """Whether the image has the size that its header said, but for rounding."""
+    """True if the box lies inside the decoded image, up to rounding."""
     height, width = pixels_HWC.shape[:2]
     return bool((box[2:] < (width + 0.01, height + 0.01)).all())
 
 
 class DecodingCarrier:
-    """Takes batches of encoded images to a device, as pixels; see encoded.py."""
+    """Copies batches of encoded images to a device and decodes them there; see encoded.py."""
 
     ahead = AHEAD
 
@@ -135,7 +135,7 @@ class DecodingCarrier:
         how: Interpolation,
         locate: Callable[[int], tuple[str, int, int]],
     ) -> None:
-        """`locate` gives the file, offset and size of a sample, for what is said of a bad one."""
+        """`locate` gives the file, offset and size of a sample, to report a bad one."""
         self._device, self._decode = device, decoder
         self._size, self._how, self._locate = image_size, how, locate
         self._stream = None if device.type == "cpu" else copy_stream(device)
@@ -143,7 +143,7 @@ class DecodingCarrier:
         self.settle = self._decoding.settle
 
     def start(self, host: HostBatch) -> Arriving:
-        """Waits until the library has taken the bytes, not until the pixels are there."""
+        """Starts decoding; waits until the library has read the bytes, not for the pixels."""
         give_back = host.keep()
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             whole: list[Tensor | None] = []
@@ -154,7 +154,7 @@ class DecodingCarrier:
             done = self._stream.record_event() if self._stream else None
         bad = [self._bad(int(host.ids[place]), reason) for place, reason in unreadable.items()]
         ids, visits = host.ids.copy(), host.visits.copy()
-        give_back()  # from here on the loader may fill the memory that `host` is in
+        give_back()  # the loader may now refill the memory of `host`
         if done is not None:
             self._decoding.add(done, whole.clear)
         return Arriving(
@@ -172,9 +172,9 @@ class DecodingCarrier:
     def _pixels(
         self, images_BHWC: NDArray[np.uint8], whole: list[Tensor | None]
     ) -> tuple[Tensor, dict[int, str]]:
-        """uint8[B, H, W, 3] on the device, zero where an image is bad, and the reasons.
+        """uint8[B, H, W, 3] on the device, zero for bad images, and the reasons for these.
 
-        Fills `whole` with what must stay as it is until that is done: the library's memory.
+        Fills `whole` with the library's images, whose memory must live until the work is done.
         """
         entries, rest_BN = stretches(images_BHWC)
         shape = (len(entries), self._size, self._size, 3)
@@ -200,7 +200,7 @@ class DecodingCarrier:
         return out_BHWC, bad
 
     def _on_host(self, content: bytes, entry: NDArray[np.void]) -> Tensor:
-        """What the GPU refuses. ValueError if it is bad."""
+        """Decodes an image that the GPU refuses. ValueError if it is bad."""
         out_BHWC = np.empty((1, self._size, self._size, 3), np.uint8)
         crops = Crops(entry["box"][None], entry["flip"][None], bool(entry["resizes_first"]))
         bad = decode_batch([content], lambda sizes: crops, out_BHWC, self._how)
@@ -220,5 +220,5 @@ class DecodingCarrier:
             trainer = torch.cuda.current_stream(self._device)
             trainer.wait_event(done)
             for tensor in tensors:
-                tensor.record_stream(trainer)  # memory of the other stream, whoever frees it
+                tensor.record_stream(trainer)  # keeps the memory from early reuse
         yield tensors[0]

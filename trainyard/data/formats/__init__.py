@@ -1,4 +1,4 @@
-"""One small reader per container: each finds the samples of a place and their bytes.
+"""Readers of container formats: each finds the samples of a place and their bytes.
 
 A reader is a module with `recognises(place) -> bool` and `scan(place) -> Scan`, and, if one file
 may hold several splits, `splits_inside(place) -> tuple of their names`.
@@ -11,7 +11,7 @@ from trainyard.data.formats.scan import Scan
 from trainyard.data.location import Place
 from trainyard.errors import DataError
 
-# Asked in this order; a format recognises a place by what lies there, not by its name.
+# Tried in this order; a format recognises a place by its contents, not by its name.
 FORMATS: dict[str, ModuleType] = {
     "packed": packed,
     "webdataset": webdataset,
@@ -23,7 +23,7 @@ FORMATS: dict[str, ModuleType] = {
 
 
 def recognise(place: Place) -> str:
-    """The name of the format of a place."""
+    """The name of the format of a place. DataError if no format recognises it."""
     for name, reader in FORMATS.items():
         if reader.recognises(place):
             return name
@@ -39,13 +39,13 @@ def recognise(place: Place) -> str:
 
 
 def scan(place: Place) -> Scan:
-    """The samples of a place, whatever its format."""
+    """The samples of a place of any format."""
     result: Scan = FORMATS[recognise(place)].scan(place)
     return result
 
 
 def splits_inside(place: Place) -> tuple[str, ...]:
-    """The splits that a single file holds, as far as its format can hold several."""
+    """The splits in a single file; empty if its format cannot hold several."""
     reader = FORMATS[recognise(place)]
     found: tuple[str, ...] = reader.splits_inside(place) if hasattr(reader, "splits_inside") else ()
     return found

@@ -1,4 +1,4 @@
-"""The checksum of a stretch of a file, read piece by piece."""
+"""The checksum of a part of a file, read piece by piece."""
 
 from crc32c import crc32c
 

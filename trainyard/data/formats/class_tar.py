@@ -1,11 +1,11 @@
-"""Tars whose layout says the class: a folder in the tar, or a tar of its own, for each class.
+"""Tars whose layout gives the class: each class is a folder in the tar, or a tar of its own.
 
 - `imagenet21k_resized/imagenet21k_train/CLASS/x.JPEG`: the class is the parent folder. A folder
   above it with the word "train" or "val" in its name is a split; images in no split are left out.
 - A tar of tars `CLASS.tar`, such as `fall11_whole.tar`: images are found inside by offset.
 - Several tars `CLASS.tar`, in a folder or listed.
 
-Nothing is guessed: where the layout leaves a choice, an error says what is missing.
+The reader does not guess: if the layout is ambiguous, an error says what is missing.
 """
 
 import os
@@ -36,7 +36,7 @@ _SPLITS = ("train", "val")
 _CHUNK = 10_000  # samples; a tar may hold ten million
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 
-# What a layout is called in an error.
+# Names of layouts in errors.
 _FOLDERS, _INNER_TARS, _LOOSE = "in a folder of its class", "in a tar inside", "in no folder"
 
 
@@ -62,7 +62,7 @@ def scan(place: Place) -> Scan:
 
 
 def splits_inside(place: Place) -> tuple[str, ...]:
-    """The splits that the first tar holds, as far as a look at some members shows."""
+    """The splits in the first tar, by a sample of its members."""
     names = place.files(".tar")
     if not names:
         return ()
@@ -78,14 +78,14 @@ def splits_inside(place: Place) -> tuple[str, ...]:
 
 
 class _Home(NamedTuple):
-    """Where a folder's or a tar's images belong."""
+    """The split and the label of the images of a folder or a tar."""
 
     split: str
     label: int
 
 
 class _Labels:
-    """Numbers the classes as they are met, by several threads, and refuses what is ambiguous."""
+    """Numbers classes in the order found, from several threads, and rejects ambiguous layouts."""
 
     def __init__(self, *, is_alone: bool, has_splits: bool) -> None:
         self.classes: list[str] = []
@@ -93,13 +93,13 @@ class _Labels:
         self._has_splits = has_splits
         self._numbers: dict[str, int] = {}
         self._folders: set[tuple[str, ...]] = set()
-        self._layout: tuple[str, str] | None = None  # and the first member seen in it
+        self._layout: tuple[str, str] | None = None  # with the first member seen
         self._lock = threading.Lock()
         self.hidden: list[str] = []
-        """Images that are left out."""
+        """Hidden images, which are left out."""
 
     def of_folder(self, path: str, name: str) -> _Home | None:
-        """Of the images beside the member `name` of a tar; None if they belong to no split."""
+        """The split and label of images in the member `name`'s folder; None if in no split."""
         parts = tuple(part for part in name.split("/")[:-1] if part not in ("", "."))
         if not parts:
             self._expect(_LOOSE, path, name)
@@ -119,7 +119,7 @@ class _Labels:
         return None if split is None else _Home(split, self._number(_stem(name)))
 
     def check(self, location: str) -> None:
-        """Once all are met: DataError if a class is inside another or the splits are classes."""
+        """DataError if a class is inside another or the splits are classes; call it at the end."""
         for folder in self._folders:
             for end in range(1, len(folder)):
                 if folder[:end] in self._folders:
@@ -160,7 +160,7 @@ class _Labels:
 
 
 def _check_is_class(path: str, stem: str, name: str, *, alone: bool = False) -> None:
-    """DataError unless a tar of loose images, of which `name` is one, is a class for certain."""
+    """DataError unless a tar of loose images, such as `name`, is surely a class."""
     is_imagenets_way = name.startswith(stem) and not name[len(stem) : len(stem) + 1].isalnum()
     if stem.strip(".") and (is_imagenets_way or not (alone or stem[-1].isdigit())):
         return
@@ -172,7 +172,7 @@ def _check_is_class(path: str, stem: str, name: str, *, alone: bool = False) -> 
 
 
 def _split_of(folders: tuple[str, ...]) -> str:
-    """The split that the innermost folder with such a name is; "" if there is none."""
+    """The split that the innermost folder with such a name stands for; "" if there is none."""
     for folder in reversed(folders):
         found = splits_named(folder)
         if len(found) == 1:  # not "train-and-val"
@@ -181,7 +181,7 @@ def _split_of(folders: tuple[str, ...]) -> str:
 
 
 def _is_split(class_name: str) -> bool:
-    """Whether a folder is called like a split, which says that it is no class."""
+    """True if a folder is named like a split, so that it is no class."""
     return bool(splits_named(class_name) or words_of(class_name) & {"test", "testing"})
 
 
@@ -235,7 +235,7 @@ def _images(tar: ReadAhead, labels: _Labels) -> Iterator[tuple[int, int, int, st
 
 
 def _flat_images(tar: ReadAhead, inner: Member) -> Iterator[Member]:
-    """The images of a tar inside a tar, none of which says another class than its name."""
+    """The images of a tar inside a tar. DataError if a folder inside has another name than it."""
     stem, is_class = _stem(inner.name), False
     for member in members(tar, inner.offset, inner.offset + inner.size):
         folder, _, base = member.name.rpartition("/")

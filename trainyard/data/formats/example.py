@@ -1,7 +1,7 @@
-"""TensorFlow's `Example`, a protobuf message, read without touching the image inside it.
+"""Reads TensorFlow's `Example`, a protobuf message, without reading the image inside it.
 
 An Example is a map from names to lists: `1: {1: {1: name, 2: {1: bytes | 2: floats | 3: int64s}}}`.
-ValueError says what is wrong with one; nothing that it declares about itself is trusted.
+ValueError for a malformed one; no length or type in it is trusted.
 """
 
 from collections.abc import Iterator
@@ -9,19 +9,19 @@ from itertools import islice
 
 from trainyard.data.source import Source
 
-_READ_AHEAD = 1024  # bytes; the features around an image and the next record's head fit in it
-_HEAD = 20  # bytes: a tag and a length of ten bytes each, the longest there are
+_READ_AHEAD = 1024  # bytes; holds the features around an image and the next record's head
+_HEAD = 20  # bytes: a tag and a length of at most ten bytes each
 _MAX_TEXT = 4096  # bytes; a class name
 _KINDS = {1: "bytes", 2: "floats", 3: "int64"}
 
 Span = tuple[int, int]
-"""First byte and the byte after the last, in the file."""
+"""The first byte and the byte after the last, as offsets in the file."""
 
 
 class Ahead:
-    """A file read in small pieces that lie close together: one system call for many of them.
+    """Reads a file in small adjacent pieces, with one system call for many of them.
 
-    Two stretches are kept, so that going from one side of an image to the other costs nothing.
+    Two blocks are kept, so that moving from one side of an image to the other costs nothing.
     """
 
     def __init__(self, source: Source) -> None:
@@ -32,21 +32,21 @@ class Ahead:
         self._other = self._block, self._start
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes that must lie inside the file."""
+        """`size` bytes, which must lie inside the file."""
         first = offset - self._start
         if first < 0 or first + size > len(self._block):
             first = self._turn_to(offset, size)
         return self._block[first : first + size]
 
     def head(self, offset: int) -> bytes:
-        """The bytes of a tag and a length, and whatever else follows, as far as the file goes."""
+        """The bytes of a tag and a length, with any bytes after them, up to the end of the file."""
         first = offset - self._start
         if first < 0 or first + _HEAD > len(self._block):
             first = self._turn_to(offset, min(_HEAD, self.size - offset))
         return self._block[first : first + _HEAD]
 
     def _turn_to(self, offset: int, size: int) -> int:
-        """Make a stretch with these bytes the current one; where in it they begin."""
+        """Makes a block with these bytes the current one; returns their position in it."""
         self._other, (self._block, self._start) = (self._block, self._start), self._other
         first = offset - self._start
         if first >= 0 and first + size <= len(self._block):
@@ -61,7 +61,7 @@ Field = tuple[int, int, int, int]
 
 
 def find_features(data: Ahead, span: Span, names: frozenset[bytes]) -> dict[bytes, Span]:
-    """Where in an Example the lists of some names lie."""
+    """The spans of the named lists of an Example."""
     longest = max(map(len, names))
     found = {}
     for features in _messages(data, span, 1):
@@ -79,7 +79,7 @@ def find_features(data: Ahead, span: Span, names: frozenset[bytes]) -> dict[byte
 
 
 def one_bytes(data: Ahead, feature: Span) -> Span:
-    """Where the only element of a list of bytes lies."""
+    """The span of the only element of a list of bytes."""
     elements = list(islice(_messages(data, _list_of(data, feature, 1), 1), 2))
     if len(elements) != 1:
         raise ValueError(f"has {'several values' if elements else 'no value'} instead of one")
@@ -113,7 +113,7 @@ def one_int(data: Ahead, feature: Span) -> int:
 def _list_of(data: Ahead, feature: Span, kind: int) -> Span:
     last = None
     for field in _fields(data, feature):
-        last = field  # of alternatives the last one counts
+        last = field  # the last alternative counts
     if last is None:
         raise ValueError("is an empty list")
     if last[0] != kind:
@@ -123,7 +123,7 @@ def _list_of(data: Ahead, feature: Span, kind: int) -> Span:
 
 
 def _messages(data: Ahead, span: Span, number: int) -> Iterator[Span]:
-    """The messages or byte strings under one field number; others are left to newer software."""
+    """The messages or byte strings of one field number; other numbers are ignored."""
     for field in _fields(data, span):
         if field[0] == number:
             yield _bytes_of(field)
@@ -158,9 +158,9 @@ def _fields(data: Ahead, span: Span) -> Iterator[Field]:
 
 
 def _varint(head: bytes, at: int) -> tuple[int, int]:
-    """An unsigned number and where it ends."""
+    """An unsigned number and the position after it."""
     byte = head[at] if at < len(head) else 0x80
-    if byte < 0x80:  # nearly all are
+    if byte < 0x80:  # nearly always
         return byte, at + 1
     value = shift = 0
     for place in range(at, min(at + 10, len(head))):

@@ -1,9 +1,9 @@
-"""A folder per class, images inside at any depth: the layout of torchvision's ImageFolder.
+"""A folder per class, with images at any depth: the layout of torchvision's ImageFolder.
 
 Classes are the sorted names of the sub-folders and samples come in ImageFolder's order, so class
-numbers and ids agree with every tool that reads this layout. Left out, with a remark: hidden files
-and folders, `__MACOSX`, links to a folder that holds them, and folders without an image. A folder
-without an image stays a class if `dataset.json` or the other split has that class.
+numbers and ids agree with every tool that reads this layout. Hidden files and folders, `__MACOSX`,
+links to a folder above them, and folders without an image are left out, and listed on stderr. A
+folder without an image stays a class if `dataset.json` or the other split has that class.
 """
 
 import os
@@ -18,19 +18,19 @@ from trainyard.data.manifest import read_manifest
 from trainyard.data.split_names import splits_named
 from trainyard.errors import DataError
 
-# Listings and sizes: many at once hide the latency of a network file system.
+# Parallel listings and sizes hide the latency of a network file system.
 _STAT_THREADS = 16
 
 
 class _Tree(NamedTuple):
     folders: list[str]
-    """Sorted, relative to the location; none of a link to a folder that holds it."""
+    """Sorted, relative to the location; without links to a folder above them."""
     has_image: bool
 
 
 @dataclass
 class _LeftOut:
-    """Paths relative to the location."""
+    """Paths that are left out, relative to the location."""
 
     hidden: list[str] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ def scan(place: Place) -> Scan:
     elsewhere, telling = _elsewhere(place.root, empty)
     left_out.empty += [name for name in empty if name not in elsewhere]
     classes = [name for name in names if folders[name].has_image or name in elsewhere]
-    # What is left out may gain images, in the other split too.
+    # Folders that are left out may gain images, in the other split too.
     watched = [path for tree in trees for path in tree.folders]
     return Scan(
         place=place,
@@ -80,9 +80,9 @@ def _folders_in(location: str, left_out: _LeftOut | None = None) -> list[str]:
 
 
 def _tree(location: str, class_name: str, left_out: _LeftOut) -> _Tree:
-    """The class's folder and all below it."""
+    """The class's folder and all folders below it."""
     found, has_image = [], False
-    # A folder, and those that hold it.
+    # Each folder with the real paths of the folders above it.
     queue: list[tuple[str, tuple[str, ...]]] = [(class_name, (os.path.realpath(location),))]
     while queue:
         folder, above = queue.pop()
@@ -102,9 +102,9 @@ def _tree(location: str, class_name: str, left_out: _LeftOut) -> _Tree:
 
 
 def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]]:
-    """The classes among `names` that dataset.json or another split has, and the folders that tell.
+    """The `names` that are classes in dataset.json or another split, and the folders examined.
 
-    These are relative to the location.
+    Folders are relative to the location.
     """
     path = os.path.abspath(location)
     above, own = os.path.split(path)

@@ -1,8 +1,8 @@
-"""HDF5 files of encoded images: fuel's `ilsvrc2012.hdf5`, and a plain layout of our own.
+"""HDF5 files of encoded images: fuel's `ilsvrc2012.hdf5`, and a plain layout of Trainyard's.
 
-    encoded_images  (n,) variable-length bytes      the files' content
+    encoded_images  (n,) variable-length bytes      contents of image files
     targets         (n,) or (n, 1) integers         fuel has none for the test rows, which come last
-    class_names     strings by target               ours; fuel's order is the ILSVRC2012_ID less 1
+    class_names     strings by target               Trainyard's; fuel's order: ILSVRC2012_ID less 1
     split           attribute of the root           fuel's table of the rows of each split
 
 Images are read by their offset in the file; h5py is needed for the scan only.
@@ -36,10 +36,10 @@ from trainyard.data.location import Place
 from trainyard.data.source import Source, open_source
 from trainyard.errors import DataError
 
-# What h5py raises over damage, depending on where it lies.
+# Errors that h5py raises for damage, depending on its place.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_SCAN_ROWS = 1 << 16  # looked up and given at a time
+_SCAN_ROWS = 1 << 16  # looked up and yielded at a time
 _WRITE_IMAGES, _WRITE_BYTES = 64, 1 << 24  # written at a time
 _CHUNK = 1024  # rows
 
@@ -81,7 +81,7 @@ def splits_inside(place: Place) -> tuple[str, ...]:
 
 
 def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
-    """Write one file in the plain layout; equal samples give equal bytes."""
+    """Writes one file in the plain layout; equal samples give equal bytes."""
     h5py = _h5py()
     with h5py.File(path, "w", track_order=False) as file:
         if classes is not None:
@@ -101,7 +101,7 @@ def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None)
             content = np.empty(len(batch), object)
             for row, sample in enumerate(batch):
                 content[row] = np.frombuffer(sample.image, np.uint8)
-            # The call that indexing makes too, but without its copy of the images.
+            # The call behind h5py's indexing, but without its copy of the images.
             space = images.id.get_space()
             space.select_hyperslab((start,), (len(batch),))
             images.id.write(h5py.h5s.create_simple((len(batch),)), space, content, kind)
@@ -129,11 +129,11 @@ def _hdf5_files(place: Place) -> tuple[str, ...]:
 
 @contextmanager
 def _open(name: str) -> Iterator[tuple[Any, Source]]:
-    """The file as h5py sees it and the file itself; DataError if it is not in a known layout."""
+    """The h5py file and its source; DataError if the layout is unknown."""
     h5py = _h5py()
     with closing(open_source(name)) as source:
         try:
-            # By way of Source: any location, and none of HDF5's locks, which some servers lack.
+            # A Source reads from any location, without HDF5's locks, which some servers lack.
             with h5py.File(_Stream(source), "r") as file:
                 _check(file, name)
                 yield file, source
@@ -158,7 +158,7 @@ def _h5py() -> Any:
 
 
 class _Stream(io.RawIOBase):
-    """A source in the form that h5py takes."""
+    """A source as a Python file object, for h5py."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -174,7 +174,7 @@ class _Stream(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         size = min(len(buffer), max(0, self._source.size - self._position))
-        if size:  # a damaged file may send it anywhere
+        if size:  # a damaged file may ask for any position
             buffer[:size] = self._source.read(self._position, size)
         self._position += size
         return size
@@ -201,7 +201,7 @@ def _rows(
 
 
 def _parts(splits: list[Split]) -> Iterator[tuple[str, Rows, Rows]]:
-    """The rows of images and labels of each labelled split, some at a time."""
+    """The rows of images and labels of each labelled split, in chunks."""
     for name, images, labels in splits:
         if labels is not None:
             for start in range(0, len(images), _SCAN_ROWS):

@@ -1,4 +1,4 @@
-"""What the rows of an HDF5 file of images are: which split each is of, what class numbers mean."""
+"""The layout of an HDF5 file of images: the rows of each split, and the names of classes."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -13,10 +13,10 @@ from trainyard.errors import DataError
 IMAGES, TARGETS, NAMES = "encoded_images", "targets", "class_names"
 _FILES = "filenames"
 
-# Rows of ILSVRC2012 in fuel's file, for copies that have lost the table of splits.
+# Rows of ILSVRC2012 in fuel's file, for copies without the table of splits.
 _TRAIN, _VAL, _TEST, _CLASSES = 1_281_167, 50_000, 100_000, 1000
 _FUEL_ROWS = (_TRAIN + _VAL + _TEST, _TRAIN + _VAL)  # of images and targets
-_SPLIT_NAMES = {"valid": "val"}  # fuel's word and ours
+_SPLIT_NAMES = {"valid": "val"}  # fuel's name and Trainyard's
 
 Rows = NDArray[np.int64]
 
@@ -43,7 +43,7 @@ def read_targets(file: Any, classes: Sequence[str] | None, where: str) -> Rows:
 
 
 def find_splits(file: Any, where: str) -> list[Split]:
-    """The splits of a file in stored order; one without a name where the file has no splits."""
+    """The splits of a file in stored order; a single one with an empty name if it has none."""
     images, labels = len(file[IMAGES]), len(file[TARGETS])
     if "split" in file.attrs:
         splits = _table_of_splits(file, where)
@@ -63,7 +63,7 @@ def find_splits(file: Any, where: str) -> list[Split]:
 
 
 def _table_of_splits(file: Any, where: str) -> list[Split]:
-    """The splits that fuel's table lists, a line for each of the datasets of each split."""
+    """The splits in fuel's table, which has a line for each dataset of each split."""
     table = np.ravel(file.attrs["split"])
     if not {"split", "source", "start", "stop", "available"} <= set(table.dtype.names or ()):
         raise DataError(f"{where}: its attribute `split` is not fuel's table of splits")
@@ -86,7 +86,7 @@ def _table_of_splits(file: Any, where: str) -> list[Split]:
 
 
 def _rows_of(line: Any, file: Any, count: int) -> Rows | None:
-    """The rows that a line of fuel's table names; None if they are not among `count`."""
+    """The rows that a line of fuel's table names; None if any is not below `count`."""
     chosen = line["indices"] if "indices" in line.dtype.names else None
     if chosen:
         rows: Rows = file[chosen][...].astype(np.int64).reshape(-1)
@@ -99,11 +99,11 @@ def _text(value: bytes | str) -> str:
     return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
 
 
-# --- what the class numbers mean ---
+# --- names of classes ---
 
 
 def find_classes(file: Any, where: str) -> list[str] | None:
-    """Names by number, None for a plain file without any. DataError if fuel's order is unknown."""
+    """Names by number; None for a plain file without names. DataError if the order is unknown."""
     if NAMES in file:
         names = [_text(name) for name in file[NAMES][...].reshape(-1)]
         if len(set(names)) < len(names):
@@ -125,9 +125,9 @@ def find_classes(file: Any, where: str) -> list[str] | None:
 
 
 def _names_in_files(file: Any, targets: Rows) -> list[str] | None:
-    """The WordNet ids that ImageNet's training files are named after, as n01440764_10026.JPEG.
+    """The WordNet ids in the names of ImageNet's training files, such as n01440764_10026.JPEG.
 
-    They tell ILSVRC2012 from ILSVRC2010 and name a subset. None unless every class has one.
+    They distinguish ILSVRC2012 from ILSVRC2010 and name a subset. None unless every class has one.
     """
     if _FILES not in file or file[_FILES].dtype.kind != "S" or file[_FILES].dtype.itemsize < 10:
         return None
@@ -146,7 +146,7 @@ def _names_in_files(file: Any, targets: Rows) -> list[str] | None:
 
 
 def _is_ilsvrc2012(splits: list[Split], targets: Rows) -> bool:
-    """Whether it is the one data set of 1000 classes whose test images fuel has no labels for."""
+    """True for the only data set of 1000 classes whose test images have no labels in fuel."""
     unlabelled = {split.name for split in splits if split.labels is None}
     is_whole = unlabelled == {"test"} or len(targets) == _TRAIN + _VAL
     return is_whole and len(np.unique(targets)) == _CLASSES == targets.max() + 1

@@ -1,4 +1,4 @@
-"""Where the elements of a variable-length HDF5 dataset lie in the file, to be read without HDF5.
+"""Finds the elements of a variable-length HDF5 dataset in the file, to read them without HDF5.
 
 The dataset stores references: length (4 bytes), address of a global heap collection (8), number of
 an object in it (4). A collection is "GCOL", a version and its size; then come its objects, each
@@ -20,12 +20,12 @@ _REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")]
 
 _OBJECT = struct.Struct("<HH4xQ")  # number, uses, size
 _COLLECTION_HEAD = 16  # bytes
-_READ = 1024  # bytes of a collection read at first; of large images only this much is needed
+_READ = 1024  # bytes of a collection read at first; enough for large images
 _BLOCK = 2048  # elements that one thread looks up at a time
 
 
 def check_readable_by_offset(dataset: Any, where: str) -> None:
-    """DataError if the elements of an HDF5 dataset do not lie in its file as they are."""
+    """DataError unless the elements of an HDF5 dataset lie unchanged in its file."""
     import h5py
 
     element = h5py.check_vlen_dtype(dataset.dtype)
@@ -55,12 +55,12 @@ def find_elements(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The offset and size in bytes of each row's element; an empty one has offset 0.
 
-    DataError names the row and what is wrong with it.
+    DataError names the row and the problem.
     """
     first = int(rows.min())
     wanted = _references(dataset, source, first, int(rows.max()) + 1)[rows - first]
     base = dataset.file.userblock_size
-    order = np.lexsort((wanted["number"], wanted["address"]))  # as they lie in the file
+    order = np.lexsort((wanted["number"], wanted["address"]))  # in file order
     order = order[wanted["length"][order] > 0]
     blocks = [order[start : start + _BLOCK] for start in range(0, len(order), _BLOCK)]
     offsets = np.zeros(len(wanted), np.int64)
@@ -71,7 +71,7 @@ def find_elements(
 
 
 def _references(dataset: Any, source: Source, start: int, stop: int) -> NDArray[Any]:
-    """The stored references of some rows; zero where nothing was ever written."""
+    """The stored references of some rows; zero for rows that were never written."""
     found = np.zeros(stop - start, _REFERENCE)
     if dataset.chunks is None:
         offset = dataset.id.get_offset()
@@ -110,7 +110,7 @@ def _locate_block(
 
 
 class _Collection:
-    """Objects stored together, walked once and no further than asked for."""
+    """A global heap collection, parsed once and only as far as needed."""
 
     def __init__(self, source: Source, start: int) -> None:
         self.start = start

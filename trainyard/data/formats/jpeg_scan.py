@@ -1,7 +1,7 @@
-"""Coefficients to the entropy-coded bytes of a baseline JPEG (ITU-T T.81, annex F.1.2), by numpy.
+"""Encodes coefficients as the scan of a baseline JPEG (ITU-T T.81, annex F.1.2), with numpy.
 
-What a packed record needs to become a JPEG again where the extension in C is not there; and the
-reference that the extension is tested against. Some tens of milliseconds an image.
+It turns a packed record into a JPEG where the C extension is missing, and is the reference that
+the extension is tested against. It takes some tens of milliseconds an image.
 """
 
 import struct
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 Coefficients = NDArray[np.int16]
 """int16[rows of blocks, blocks across, 64] of one component, not dequantised, in natural order."""
 
-# Place in natural order of each coefficient in zigzag order.
+# Position in natural order of each coefficient in zigzag order.
 ZIGZAG = np.array(
     sorted(range(64), key=lambda k: (sum(divmod(k, 8)), k if sum(divmod(k, 8)) % 2 else -k))
 )
-_ZERO_RUN, _END = 0xF0, 0x00  # symbols: 16 zeros; nothing but zeros
+_ZERO_RUN, _END = 0xF0, 0x00  # symbols: 16 zeros; only zeros to the end
 
 
 Codes = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -28,30 +28,30 @@ Codes = tuple[NDArray[np.int64], NDArray[np.int64]]
 class Component(NamedTuple):
     h: int  # sampling factors
     v: int
-    dc: int  # numbers of its tables
+    dc: int  # numbers of the component's tables
     ac: int
 
 
 class Frame(NamedTuple):
-    """What the header of a JPEG says of its scan."""
+    """The parameters of a scan, from the header of a JPEG."""
 
     width: int
     height: int
     components: tuple[Component, ...]
     restart_interval: int  # MCUs; 0: none
     codes: dict[int, Codes]
-    """Of each table; those of AC coefficients count from 16."""
+    """Codes by table number; AC tables count from 16."""
 
     @property
     def mcus(self) -> tuple[int, int]:
-        """Down and across."""
+        """Number of MCUs, down and across."""
         h = max(component.h for component in self.components)
         v = max(component.v for component in self.components)
         return -(-self.height // (8 * v)), -(-self.width // (8 * h))
 
 
 def read_frame(head: bytes) -> Frame:
-    """Read a header up to its scan. ValueError if it is not one of a baseline JPEG."""
+    """Reads a header up to its scan. ValueError if it is not of a baseline JPEG."""
     position, interval, frame = 2, 0, b""
     codes: dict[int, Codes] = {}
     while True:
@@ -80,7 +80,7 @@ def _frame(frame: bytes, scan: bytes, interval: int, codes: dict[int, Codes]) ->
     components = []
     for number in range(count):
         factors, tables = frame[7 + 3 * number], scan[2 + 2 * number]
-        # A single component is not interleaved: its factors mean nothing.
+        # A single component is not interleaved, so its sampling factors are ignored.
         h, v = divmod(factors, 16) if count > 1 else (1, 1)
         components.append(Component(h, v, tables >> 4, tables & 15))
     return Frame(width, height, tuple(components), interval, codes)
@@ -108,10 +108,10 @@ def _read_codes(segment: bytes) -> dict[int, Codes]:
 
 
 class _Symbols(NamedTuple):
-    """Symbols with the value behind each, a row for each."""
+    """Symbols, each with the value that follows it; one row per symbol."""
 
     block: NDArray[np.int64]
-    place: NDArray[np.int64]  # in the block, zigzag; 64 for the end
+    place: NDArray[np.int64]  # zigzag position in the block; 64 for the end
     symbol: NDArray[np.int64]
     value: NDArray[np.int64]
     size: NDArray[np.int64]  # bits of the value
@@ -147,7 +147,7 @@ def write_scan(frame: Frame, planes: Sequence[Coefficients], fill: int) -> bytes
 def _subtract_before(
     first: NDArray[np.int64], blocks: NDArray[np.int64], which: NDArray[np.bool_], interval: int
 ) -> None:
-    """First coefficients of a component become differences to those of the block before."""
+    """Replaces a component's first coefficients by differences to the preceding blocks."""
     line = first.reshape(-1)
     before = np.concatenate([[0], line[:-1]])
     before[:: interval * first.shape[1]] = 0
@@ -174,7 +174,7 @@ def _in_order(blocks: NDArray[np.int64]) -> _Symbols:
     ended = np.flatnonzero(blocks[:, 63] == 0)
     zeros = np.zeros(len(ended), np.int64)
     end = _Symbols(ended, zeros + 64, zeros + _END, zeros, zeros)
-    # Runs stand before the value that they lead to.
+    # Runs of zeros come before the value that follows them.
     rows = [np.concatenate(column) for column in zip(first, runs, rest, end, strict=True)]
     order = np.argsort(rows[0] * 65 + rows[1], kind="stable")
     return _Symbols(*(column[order] for column in rows))
@@ -208,13 +208,13 @@ def _codes_of(
 def _bits(
     values: NDArray[np.int64], lengths: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """Values end to end, a byte for each bit."""
+    """The bits of values end to end, one byte per bit."""
     from_end = np.repeat(ends, lengths) - np.arange(ends[-1]) - 1
     return (np.repeat(values, lengths) >> from_end & 1).astype(np.uint8)
 
 
 def _joined(intervals: Sequence[NDArray[np.uint8]], fill: int) -> bytes:
-    """Intervals as bytes, with restart markers between them."""
+    """The intervals as bytes, with restart markers between them."""
     out = bytearray()
     for number, bits in enumerate(intervals):
         if number:

@@ -1,12 +1,12 @@
-"""Packed shards: samples at multiples of 64 bytes, to be mapped into memory, and a table of them.
+"""Packed shards: samples at multiples of 64 bytes, for memory mapping, and a table of them.
 
     header    64 bytes: magic, version, zeros
-    samples   packed records (`record.py`), or image files as they are; zeros to the next multiple
+    samples   packed records (`record.py`), or unchanged image files; zeros to the next multiple
     table     offset and size (int64[n] each), label (int32[n]), CRC-32C of the sample (uint32[n])
     names     of the classes by label, a JSON list, or null
-    footer    64 bytes: magic, version, where the table is, its checksum and the footer's own
+    footer    64 bytes: magic, version, offset of the table, its checksum and the footer's own
 
-Numbers are little-endian. Read is the end of the file alone: footer, names and table.
+Numbers are little-endian. A scan reads only the end of the file: footer, names and table.
 """
 
 import json
@@ -35,14 +35,14 @@ _ALIGN = 64  # bytes
 _MAGIC, _VERSION = b"\xa7TYshard", 1
 _END_MAGIC = b"drahsYT\xa7"
 _HEADER = struct.Struct("<8sI52x")
-# Version; samples, bytes of the names; where the table begins; CRC-32C of table and names.
-_FOOTER = struct.Struct("<8sIIQQQ20xI")  # and of the footer before it
+# Version; samples, bytes of the names; offset of the table; CRC-32C of table and names.
+_FOOTER = struct.Struct("<8sIIQQQ20xI")  # and CRC-32C of the footer so far
 _ROW = 24  # bytes in the table
-_READ_AHEAD = 1 << 16  # bytes from the end on, read at once: all of a table of 2,500 samples
+_READ_AHEAD = 1 << 16  # last bytes of the file, read at once: the whole table of 2,500 samples
 
 
 class Table(NamedTuple):
-    """What a shard says of its samples."""
+    """The columns of a shard's table, and the names of classes."""
 
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
@@ -52,7 +52,7 @@ class Table(NamedTuple):
 
 
 def recognises(place: Place) -> bool:
-    return bool(place.files(SUFFIX))  # a file that is none although it is called so: `scan` says
+    return bool(place.files(SUFFIX))  # `scan` reports a file with this suffix in another format
 
 
 def scan(place: Place) -> Scan:
@@ -69,7 +69,7 @@ def scan(place: Place) -> Scan:
 
 
 def check_shard(source: Source) -> None:
-    """Compare the checksum of every sample. DataError if one does not match its bytes."""
+    """Compares the checksum of every sample. DataError if one does not match its bytes."""
     table = read_table(source)
     for number, (offset, size, crc) in enumerate(
         zip(table.offset.tolist(), table.size.tolist(), table.crc.tolist(), strict=True)
@@ -82,7 +82,7 @@ def check_shard(source: Source) -> None:
 
 
 def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
-    """Write one shard; equal samples give equal bytes."""
+    """Writes one shard; equal samples give equal bytes."""
     offsets, sizes, labels, crcs = array("q"), array("q"), array("i"), array("I")
     with open(path, "wb") as file:
         file.write(_HEADER.pack(_MAGIC, _VERSION))
@@ -129,7 +129,7 @@ def _shard_rows(place: Place, first: str, classes: list[str] | None, name: str) 
 
 
 def read_table(source: Source) -> Table:
-    """The table of a shard. DataError if the file is none, is cut short or damaged."""
+    """The table of a shard. DataError if the file is no shard, cut short or damaged."""
     start = max(0, source.size - _READ_AHEAD)
     end = source.read(start, source.size - start)
     checksum, count, names, at = _read_footer(source, end)
@@ -151,7 +151,7 @@ def read_table(source: Source) -> Table:
 
 
 def _read_footer(source: Source, end: bytes) -> tuple[int, int, int, int]:
-    """Checksum of the table, samples, bytes of the names, and where the table begins."""
+    """Checksum of the table, number of samples, bytes of the names, and offset of the table."""
     footer = end[-_FOOTER.size :]
     is_whole = len(footer) == _FOOTER.size and footer.startswith(_END_MAGIC)
     if not is_whole:
@@ -180,7 +180,7 @@ def _class_names(source: Source, text: bytes) -> list[str] | None:
 
 
 def _check(source: Source, table: Table, end: int) -> None:
-    """Whether samples lie before the table and are of classes that there are."""
+    """DataError unless all samples lie before the table and have labels of known classes."""
     limit = MAX_LABEL if table.classes is None else len(table.classes)
     is_inside = (table.offset >= 0) & (table.offset <= end) & (table.size >= 0)
     is_inside &= table.size <= end - table.offset

@@ -1,7 +1,7 @@
-"""Packed records: a JPEG's coefficients, or pixels, laid out so that a crop is read, not decoded.
+"""Packed records: a JPEG's coefficients, or pixels, in a layout that needs no entropy decoding.
 
-`_native/packed.h` draws the layout. Records are made of JPEGs by the extension in C alone; plain
-Python makes those of pixels, and reads both, slowly: it says what a record means.
+`_native/packed.h` describes the layout. Only the C extension makes records from JPEGs. The plain
+Python here makes records of pixels, and reads both kinds, slowly, as a reference.
 """
 
 import io
@@ -18,7 +18,7 @@ _VERSION = 1
 _COEFFICIENTS, _PIXELS = 1, 2
 _HEADER = struct.Struct("<8sHBBIIIIIQ24x")  # 64 bytes
 _MARGIN = 64  # bytes: zeros at the end
-_BLOCK = 10  # bytes of a block beside its values
+_BLOCK = 10  # bytes of a block besides its values
 _MAX_SIDE = 65_535
 
 
@@ -40,12 +40,12 @@ def is_record(content: bytes) -> bool:
 
 
 def has_pixels(record: bytes) -> bool:
-    """Whether it holds pixels and not coefficients."""
+    """True if a record holds pixels, not coefficients."""
     return len(record) > 10 and record[10] == _PIXELS
 
 
 def image_file(content: bytes) -> bytes:
-    """The image file that a record stands for: a JPEG, or a PNG of pixels; others as they are.
+    """The image file of a record: a JPEG, or a PNG of pixels; other contents are not changed.
 
     ValueError if the record is damaged.
     """
@@ -61,7 +61,7 @@ def image_file(content: bytes) -> bytes:
 
 
 def jpeg_of(record: bytes) -> bytes:
-    """The JPEG that a record of coefficients was made of. ValueError if the record is damaged."""
+    """The original JPEG of a record of coefficients. ValueError if the record is damaged."""
     from trainyard.data.decode import own_decoder
 
     decoder = own_decoder()
@@ -72,7 +72,7 @@ def jpeg_of(record: bytes) -> bytes:
 
 
 def pixels_of(record: bytes) -> NDArray[np.uint8]:
-    """RGB pixels (height, width, 3). ValueError if the record is damaged or holds none."""
+    """RGB pixels (height, width, 3). ValueError if the record is damaged or holds no pixels."""
     header = _read_header(record, _PIXELS)
     shape = 3, header.height, header.width
     if len(record) < _HEADER.size + shape[0] * shape[1] * shape[2] + _MARGIN:
@@ -82,7 +82,7 @@ def pixels_of(record: bytes) -> NDArray[np.uint8]:
 
 
 def record_of_pixels(pixels_HWC: NDArray[np.uint8]) -> bytes:
-    """Of RGB pixels. ValueError for a side of more than 65,535 pixels."""
+    """A record of RGB pixels. ValueError for a side of more than 65,535 pixels."""
     height, width, _ = pixels_HWC.shape
     if not 0 < max(width, height) <= _MAX_SIDE:
         raise ValueError(f"{width} x {height} pixels do not fit into a packed record")
@@ -96,7 +96,7 @@ def record_of_pixels(pixels_HWC: NDArray[np.uint8]) -> bytes:
 
 
 def plain_jpeg_of(record: bytes) -> bytes:
-    """As `jpeg_of`, without the extension."""
+    """`jpeg_of` without the extension."""
     header = _read_header(record, _COEFFICIENTS)
     tail = _HEADER.size + header.head_size
     head, frame, planes = _read_coefficients(record, header)
@@ -108,7 +108,7 @@ def plain_jpeg_of(record: bytes) -> bytes:
 
 
 def coefficients_of(record: bytes) -> list[Coefficients]:
-    """Of each component, not dequantised. ValueError if the record is damaged or holds none."""
+    """Each component's coefficients, not dequantised. ValueError for a damaged or other record."""
     return _read_coefficients(record, _read_header(record, _COEFFICIENTS))[2]
 
 
@@ -128,7 +128,7 @@ def _read_header(record: bytes, kind: int) -> _Header:
 
 
 def _read_coefficients(record: bytes, header: _Header) -> tuple[bytes, Frame, list[Coefficients]]:
-    """The JPEG's header, what it says, and the coefficients."""
+    """The JPEG's header in bytes and parsed, and the coefficients of each component."""
     start = _HEADER.size
     try:
         head = record[start : start + header.head_size]

@@ -1,12 +1,12 @@
-"""What a format's writer takes."""
+"""The input of a format's writer."""
 
 from typing import NamedTuple
 
 
 class Encoded(NamedTuple):
-    """An image file's content on its way into a shard."""
+    """The content of an image file, to be written into a shard."""
 
     image: bytes
-    suffix: str  # of the file type that the bytes are: ".jpg", ".png", …
+    suffix: str  # by the file type of the bytes: ".jpg", ".png", …
     label: int
     key: str  # unique in the data set, without dots or slashes

@@ -1,8 +1,8 @@
-"""The members of a tar by header alone: POSIX ustar and pax, GNU long names and sizes.
+"""Lists the members of a tar by headers alone: POSIX ustar and pax, GNU long names and sizes.
 
-Eight times the speed of the standard library's tarfile, which matters at 11.6 million members; it
-reads nothing but headers and trusts none of them. Links, devices, pipes and folders are no members,
-but one that is named like an image is an error: it would be missed.
+Eight times as fast as the standard library's tarfile, which matters at 11.6 million members. Only
+headers are read, and no header is trusted. Links, devices, pipes and folders are not listed; one
+that is named like an image is an error, since the image would be missing.
 """
 
 import struct
@@ -17,16 +17,16 @@ from trainyard.errors import DataError
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
-_AHEAD = 1 << 18  # bytes read at once where members are small
-_NEAR = 1 << 15  # bytes that are sooner read than jumped over; ImageNet's files are longer
-_PAGE = 1 << 12  # bytes; what a disk reads at least
-_FIND = 1 << 16  # bytes that are searched for a header at once
-_MAGIC = 257  # bytes from the beginning of a header to "ustar"
+_AHEAD = 1 << 18  # bytes read at once for small members
+_NEAR = 1 << 15  # bytes; shorter gaps are read, not skipped; ImageNet's files are longer
+_PAGE = 1 << 12  # bytes; the least that a disk reads
+_FIND = 1 << 16  # bytes searched for a header at once
+_MAGIC = 257  # byte offset of "ustar" in a header
 END = sys.maxsize
 """The position after the end mark of a tar."""
-_PROBES = 128  # places: a split of one per cent of the tar is met
+_PROBES = 128  # positions; enough to find a split that is one per cent of the tar
 _MAX_METADATA = 1 << 20  # bytes of a long name or pax header; real ones are under 10 kB
-_MAX_READ = 1 << 30  # bytes; a longer image in a stream is damage
+_MAX_READ = 1 << 30  # bytes; a longer image in a stream means damage
 
 # name, size, checksum, kind, magic, prefix
 _HEADER = struct.Struct("100s24x12s12x8sc100x8s80x155s12x")
@@ -54,13 +54,13 @@ class Member(NamedTuple):
 
 
 class _Broken(Exception):
-    """What is wrong with a header; `members` knows where it is."""
+    """A problem of a header; `walk` adds its position."""
 
 
 class ReadAhead:
-    """A source for one thread that goes through it from front to back.
+    """A source for one thread that reads it from front to back.
 
-    A page is read after a large step. Small steps share reads that grow up to `ahead` bytes.
+    After a large step, one page is read. Small steps share reads that grow up to `ahead` bytes.
     """
 
     def __init__(self, source: Source, *, ahead: int = _AHEAD, page: int = _PAGE) -> None:
@@ -69,7 +69,7 @@ class ReadAhead:
         self.stamp: Stamp = source.stamp
         self._content = b""
         self._start = 0
-        self._last = -_NEAR  # where the last step ended; the first, perhaps the only one, is far
+        self._last = -_NEAR  # end of the last step; the first, perhaps the only one, is large
 
     def read(self, offset: int, size: int) -> bytes:
         begin = offset - self._start
@@ -86,7 +86,7 @@ class ReadAhead:
 
 
 class Forward:
-    """A tar that comes once, from front to back, and whose end is not known beforehand."""
+    """A tar that can be read only once, from front to back, of unknown length."""
 
     size = sys.maxsize
 
@@ -95,7 +95,7 @@ class Forward:
         self._stream, self._position = stream, 0
 
     def read(self, offset: int, size: int) -> bytes:
-        """Bytes that lie ahead. DataError if the stream ends before."""
+        """`size` bytes further on. DataError if the stream ends before."""
         if size > _MAX_READ:
             raise DataError(f"{self.name}, byte {offset}: {size:,} bytes are not believable")
         while self._position < offset:
@@ -103,7 +103,7 @@ class Forward:
         return self._take(size)
 
     def finish(self) -> None:
-        """Read what follows the end mark. DataError if it is more than padding."""
+        """Reads the bytes after the end mark. DataError if they are more than padding."""
         while content := self._stream.read(_AHEAD):
             if content.strip(b"\0"):
                 raise DataError(
@@ -123,7 +123,7 @@ class Forward:
 
 
 def members(tar: Source, start: int = 0, end: int | None = None) -> Iterator[Member]:
-    """The regular files of a tar, or of one that lies inside another from byte `start` to `end`."""
+    """The regular files of a tar, or of one inside another from byte `start` to `end`."""
     tar = tar if isinstance(tar, (ReadAhead, Forward)) else ReadAhead(tar)
     end = tar.size if end is None else end
     yield from walk(tar, start, until=end, end=end)
@@ -134,10 +134,10 @@ def walk(
 ) -> Generator[Member, None, int]:
     """The regular files from the header at byte `start` to the last one before byte `until`.
 
-    It returns the position of the header after them; `END` if there is none.
+    Returns the position of the next header; `END` if there is none.
     """
     position = start
-    override: dict[str, str] = {}  # path and size that a pax or GNU header sets for the next member
+    override: dict[str, str] = {}  # the next member's path and size, from a pax or GNU header
     while position + _BLOCK <= end:
         if position >= until and not override:
             return position
@@ -153,7 +153,7 @@ def walk(
             override = {} if is_file else _override(tar, member, kind, override)
         except _Broken as error:
             raise DataError(f"{tar.name}, byte {position}: {error}") from None
-        if is_file and name[-1:] != "/":  # so tars older than POSIX mark a folder
+        if is_file and name[-1:] != "/":  # tars older than POSIX mark a folder by it
             yield member
         position = member.offset + -(-size // _BLOCK) * _BLOCK
     raise DataError(_truncated(tar.name, end))
@@ -162,7 +162,7 @@ def walk(
 def find_header(tar: ReadAhead, start: int, until: int) -> int | None:
     """The first block from byte `start` to `until` that looks like a header of POSIX or GNU.
 
-    It may be part of a file that is a tar itself.
+    The block may be part of a member that is a tar itself.
     """
     for begin in range(start, until, _FIND):
         content = tar.read(begin, min(_FIND, until - begin, tar.size - begin))
@@ -181,13 +181,13 @@ def _truncated(name: str, end: int) -> str:
 
 
 def some_names(tar: Source) -> Iterator[str]:
-    """Names of members from all over a tar, of a large one by a few reads; long ones cut short."""
+    """Names of some members from all over a tar, by few reads; long names are cut short."""
     step = max(tar.size // _PROBES // _BLOCK * _BLOCK, _AHEAD)
     for start in range(0, tar.size, step):
         content = tar.read(start, min(_AHEAD, tar.size - start))
         for position in range(0, len(content) - _BLOCK + 1, _BLOCK):
             block = content[position : position + _BLOCK]
-            if block[156:157] in _REGULAR and block != _ZEROS:  # else surely no file's header
+            if block[156:157] in _REGULAR and block != _ZEROS:  # else no file's header
                 try:
                     yield _parse(block, {})[0]
                 except _Broken:  # content of a file
@@ -195,9 +195,9 @@ def some_names(tar: Source) -> Iterator[str]:
 
 
 def is_image(name: str) -> bool:
-    """Whether a member is an image by its name; hidden ones, and those in hidden folders, are none.
+    """True if a member is an image by its name, and neither hidden nor in a hidden folder.
 
-    Such are macOS's `._NAME` beside a file and `.ipynb_checkpoints`.
+    Examples of hidden ones are macOS's `._NAME` beside a file and `.ipynb_checkpoints`.
     """
     return _has_suffix(name) and not _is_hidden(name)
 
@@ -211,7 +211,7 @@ def _has_suffix(name: str) -> bool:
 
 
 def _is_hidden(name: str) -> bool:
-    if not (name[0] == "." or "/." in name or "__MACOSX" in name):  # as good as all names
+    if not (name[0] == "." or "/." in name or "__MACOSX" in name):  # true of nearly all names
         return False
     return any(is_hidden(part) for part in name.split("/") if part not in (".", ".."))
 
@@ -219,8 +219,8 @@ def _is_hidden(name: str) -> bool:
 def _parse(block: bytes, override: dict[str, str]) -> tuple[str, bytes, int]:
     """Name, kind and size in bytes."""
     name_field, size_field, checksum, kind, magic, prefix = _HEADER.unpack(block)
-    # The low half of Adler-32 is the sum of the bytes, and one, modulo 65521: all that a checksum
-    # is, at C's speed. The field itself counts as eight spaces.
+    # The low half of Adler-32 is one plus the sum of the bytes, modulo 65521: a fast way to the
+    # checksum. The checksum field itself counts as eight spaces.
     total = (adler32(block) & 0xFFFF) - (adler32(checksum) & 0xFFFF) + 8 * ord(" ")
     stored = _octal(checksum)
     if stored is None or (total - stored) % 65521:
@@ -268,7 +268,7 @@ def _octal(field: bytes) -> int | None:
 
 
 def _override(tar: Source, member: Member, kind: bytes, override: dict[str, str]) -> dict[str, str]:
-    """What the headers so far set for the next member; `member` is no file."""
+    """The values that the headers so far set for the next member; `member` is no file."""
     if kind in b"xXLg":
         if member.size > _MAX_METADATA:
             raise _Broken(f"a name or pax header of {member.size:,} bytes is not believable")
@@ -293,7 +293,7 @@ _SPARSE = "a file with holes is not stored in one piece; write the archive witho
 
 
 def _pax_records(content: bytes) -> dict[str, str]:
-    """Path and size among records of "LENGTH KEY=VALUE\n", LENGTH counting itself."""
+    """The path and size in records of "LENGTH KEY=VALUE\n", where LENGTH counts itself."""
     found = {}
     position = 0
     while position < len(content) and content[position]:

@@ -1,7 +1,7 @@
-"""TFRecord files of images, as the ImageNet scripts of TensorFlow write them, and those of TFDS.
+"""TFRecord files of images, as the ImageNet scripts of TensorFlow and TFDS write them.
 
-A record is its length (8 bytes), a checksum of that, an `Example`, and a checksum of this. Read
-are the features
+A record is its length (8 bytes), a checksum of that, an `Example`, and a checksum of this. The
+features that are read are
 
     image/encoded, image/class/label, image/class/synset    labels count from 1, 0 is unused
     image, label                                             TFDS: labels count from 0
@@ -47,7 +47,7 @@ def recognises(place: Place) -> bool:
             return False
         head = source.read(0, _HEAD)
     is_compressed = head.startswith(_GZIP) and _NAME.search(names[0]) is not None
-    return _length_is_sound(head) or is_compressed  # to say so, rather than not to know it
+    return _length_is_sound(head) or is_compressed  # a scan then reports the compression
 
 
 def scan(place: Place) -> Scan:
@@ -63,7 +63,7 @@ def scan(place: Place) -> Scan:
 
 
 def check_shard(source: Source) -> None:
-    """Compare the checksum of every record. DataError if one does not match its data."""
+    """Compares the checksum of every record. DataError if one does not match its data."""
     for record in _records(Ahead(source)):
         begin, end = record.data
         if source.read(end, _TAIL) != _masked(checksum(source, begin, end)):
@@ -71,10 +71,10 @@ def check_shard(source: Source) -> None:
 
 
 def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
-    """Write one shard; equal samples give equal bytes.
+    """Writes one shard; equal samples give equal bytes.
 
-    The class's name goes with each image, which readers of named features never see: so a shard
-    that is copied away from its `dataset.json` still says what its labels mean.
+    The class's name is stored with each image, where readers of other features ignore it. A shard
+    that is copied without its `dataset.json` therefore still names its classes.
     """
     with open(path, "wb") as file:
         for sample in samples:
@@ -86,7 +86,7 @@ def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None)
 
 
 def write_index(path: Path, idx_path: Path) -> None:
-    """Write where each record begins and its length in bytes, as DALI's tfrecord2idx does."""
+    """Writes the offset and length in bytes of each record, as DALI's tfrecord2idx does."""
     with closing(LocalFile(str(path))) as source, open(idx_path, "w") as file:
         for record in _records(Ahead(source)):
             file.write(f"{record.start} {record.data[1] + _TAIL - record.start}\n")
@@ -110,7 +110,7 @@ def _shards(place: Place) -> tuple[str, ...]:
 
 
 def _rows(place: Place, names: tuple[str, ...], classes: list[str]) -> Iterator[FileRows]:
-    """The samples; once all are given, `classes` has the names if every record had one."""
+    """The samples; once exhausted, `classes` holds the names if every record has one."""
     known: dict[int, str] | None = {}
     highest = -1
     with ThreadPoolExecutor(num_threads(place)) as pool:
@@ -123,7 +123,7 @@ def _rows(place: Place, names: tuple[str, ...], classes: list[str]) -> Iterator[
 
 
 def _united(known: dict[int, str], found: dict[int, str], name: str) -> dict[int, str]:
-    """Class names by label. DataError if shards give one label two names or the reverse."""
+    """The united class names by label. DataError if a label has two names or the reverse."""
     united = known | found
     for label, synset in known.items():
         if united[label] != synset:
@@ -159,7 +159,7 @@ def _shard_rows(place: Place, name: str) -> tuple[FileRows, dict[int, str] | Non
 
 
 def _records(data: Ahead) -> Iterator[_Record]:
-    """Where the records of a file lie, by their lengths alone."""
+    """The positions of a file's records, by their lengths alone."""
     position, number = 0, 1
     while position < data.size:
         record = _Record(number, position, (position + _HEAD, position + _HEAD))
@@ -187,13 +187,13 @@ def _length_is_sound(head: bytes) -> bool:
 
 
 def _masked(checksum: int) -> bytes:
-    """A CRC32C as TFRecord stores it: rotated and offset, lest it be part of checksummed data."""
+    """A CRC-32C as TFRecord stores it: rotated and offset, since the data may hold CRCs itself."""
     rotated = (checksum >> 15 | checksum << 17) & 0xFFFFFFFF
     return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def _sample(data: Ahead, span: Span) -> tuple[Span, int, str | None]:
-    """Where the image lies, the label from 0, and the class's name if it is there."""
+    """The span of the image, the label from 0, and the class's name or None."""
     found = find_features(data, span, _FEATURES)
     if _IMAGE in found and _LABEL in found:
         image, label_name = _IMAGE, _LABEL
@@ -235,7 +235,7 @@ def _read(
 
 
 def _example_head(size: int, label: int, synset: str | None) -> bytes:
-    """An Example up to its image of `size` bytes, which comes last so that scans end before it."""
+    """An Example up to its image of `size` bytes, which comes last so that a scan can skip it."""
     label_list = _field(b"\x1a", _field(b"\x0a", _varint(label + 1)))
     entries = _entry(_LABEL, label_list)
     if synset is not None:
@@ -251,7 +251,7 @@ def _entry(name: bytes, feature: bytes, more: int = 0) -> bytes:
 
 
 def _field(tag: bytes, content: bytes, more: int = 0) -> bytes:
-    """A field of `content` and of `more` bytes that the caller adds."""
+    """A field of `content` and `more` bytes that the caller appends."""
     return tag + _varint(len(content) + more) + content
 
 

@@ -1,6 +1,6 @@
 """WebDataset shards: tars in which consecutive members of one key are one sample.
 
-A key is the member's path up to the first dot of its base name. Read are the image and its label:
+A key is the member's path up to the first dot of its base name. A sample is an image and its label:
 `.cls`, as ASCII digits (webdataset's writer) or 8 little-endian bytes, or else the whole number
 "label" of a `.json`. Other members are ignored.
 """
@@ -34,16 +34,16 @@ from trainyard.data.location import Place
 from trainyard.data.source import Source, is_remote, open_source
 from trainyard.errors import DataError
 
-_WALKERS = 192  # parts of shards on a server that are walked at once
-_MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 64 << 20  # bytes; a segment of a shard on a server
+_WALKERS = 192  # parts of remote shards that are walked at once
+_MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 64 << 20  # bytes; a segment of a remote shard
 _REMOTE_AHEAD, _REMOTE_PAGE = 2 << 20, 8 << 10  # bytes; see ReadAhead
-_MAX_JSON = 1 << 20  # bytes; more is no label
-_PEEKED = 64  # members: some samples, and what may stand before the first
+_MAX_JSON = 1 << 20  # bytes; a larger file is no label
+_PEEKED = 64  # members: some samples, and other members before the first
 _RESERVED = re.compile(r"__[^/]*__($|/)")  # webdataset's own, for data about the shard
 
 
 def recognises(place: Place) -> bool:
-    """Whether the first members of the first tar that has any are images with labels beside."""
+    """True if the first non-empty tar begins with labelled images, or if all tars are empty."""
     names = place.files(".tar")
     for name in names:
         with closing(ReadAhead(open_source(place.path(name)))) as tar:
@@ -70,7 +70,7 @@ class _Part(NamedTuple):
     key: str
     field: str
     member: Member
-    content: bytes  # of a label, and of an image where it is wanted
+    content: bytes  # of a label, and of an image if requested
 
 
 def _are_samples(found: list[Member]) -> bool:
@@ -106,7 +106,7 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileRows:
     return FileRows(name, offsets, sizes, labels)
 
 
-# --- on a server: every header costs a request, so many parts of the shards are walked at once ---
+# --- remote shards: every header costs a request, so many parts are walked at once ---
 
 
 class _Segment(NamedTuple):
@@ -118,7 +118,7 @@ class _Segment(NamedTuple):
 
 
 class _Walked(NamedTuple):
-    first: int | None  # position of the first header that was found
+    first: int | None  # position of the first header
     parts: list[_Part]
     next: int  # position of the header after the last
 
@@ -143,7 +143,7 @@ def _segments(tar: Source, length: int) -> list[_Segment]:
 
 
 def _guessed(segment: _Segment) -> _Walked:
-    """A segment walked from the first block that looks like a header."""
+    """Walks a segment from the first block that looks like a header."""
     tar = ReadAhead(segment.tar, ahead=_REMOTE_AHEAD, page=_REMOTE_PAGE)
     if not segment.start:
         return _walked(segment, tar, 0)
@@ -151,7 +151,7 @@ def _guessed(segment: _Segment) -> _Walked:
     if first is not None:
         try:
             return _walked(segment, tar, first)
-        except DataError:  # it was no header; if it was one, the error is met again
+        except DataError:  # it was no header; if it was one, the second walk raises the error again
             pass
     return _Walked(None, [], 0)
 
@@ -168,7 +168,7 @@ def _walked(segment: _Segment, tar: ReadAhead, first: int) -> _Walked:
 
 
 def _joined(segments: list[_Segment], guesses: Iterator[_Walked]) -> Iterator[_Part]:
-    """The parts of a shard; a segment whose first header was not the right one is walked anew."""
+    """The parts of a shard; walks a segment again if its first header was guessed wrong."""
     position = 0
     for segment, guess in zip(segments, guesses, strict=True):
         if segment.until <= position < END:  # inside one long member
@@ -186,7 +186,7 @@ def _joined(segments: list[_Segment], guesses: Iterator[_Walked]) -> Iterator[_P
 
 
 class Streamed(NamedTuple):
-    """A sample out of a tar that comes once."""
+    """A sample of a tar that is read as a stream."""
 
     key: str
     offset: int  # bytes from the start of the tar to the image
@@ -195,7 +195,7 @@ class Streamed(NamedTuple):
 
 
 def streamed(tar: Forward) -> Iterator[Streamed]:
-    """The samples of a shard in stored order; all of it has been read at their end."""
+    """The samples of a shard in stored order; reads the shard to its end."""
     for key, parts in groupby(_parts(tar, members(tar), images=True), key=attrgetter("key")):
         image, label = _sample(list(parts), f"{tar.name}: sample {key!r}")
         yield Streamed(key, image.member.offset, image.content, label)
@@ -205,7 +205,7 @@ def streamed(tar: Forward) -> Iterator[Streamed]:
 def _parts(
     tar: ReadAhead | Forward, found: Iterable[Member], *, images: bool = False
 ) -> Iterator[_Part]:
-    """`images`: with the content of images too, not of labels alone."""
+    """The images and labels. `images`: with the content of images, not only of labels."""
     for member in found:
         key, field = _split(member.name)
         if field in IMAGE_SUFFIXES:
@@ -221,9 +221,9 @@ def _parts(
 
 
 def _split(name: str) -> tuple[str, str]:
-    """The key, and all after it in lower case: ".jpg" is the image, ".seg.png" something else.
+    """The key and the rest in lower case: ".jpg" is the image, ".seg.png" is not.
 
-    The second is empty for a name without a key, such as the `._name` that macOS adds to tars.
+    The rest is empty for a name without a key, such as the `._name` that macOS adds to tars.
     """
     dot = name.find(".", name.rfind("/") + 1)
     if dot < 1 or name[dot - 1] == "/" or (name.startswith("__") and _RESERVED.match(name)):
@@ -258,7 +258,7 @@ def _ascii_or_binary(content: bytes) -> int:
 
 
 def _from_json(content: bytes) -> int:
-    """The number that timm's shards and others have under "label"; -1 if there is none."""
+    """The whole number under "label", as in timm's shards; -1 if there is none."""
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError):
@@ -270,9 +270,9 @@ def _from_json(content: bytes) -> int:
 # --- writing ---
 
 _BLOCK = 512  # bytes
-_RECORD = 20 * _BLOCK  # what tar pads an archive to
-_BUFFER = 1 << 17  # bytes; of 1 MiB, fresh pages cost the kernel up to four times as much
-# All of a header but name, size and checksum, whose field counts as spaces: a file that all may
+_RECORD = 20 * _BLOCK  # tar pads an archive to a multiple of this
+_BUFFER = 1 << 17  # bytes; with 1 MiB, fresh pages cost the kernel up to four times as much
+# A header except name, size and checksum, whose field counts as spaces: a file that all may
 # read, of user 0, from 1970.
 _HEADER = (
     b"%b"
@@ -283,7 +283,7 @@ _HEADER = (
 
 
 def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
-    """A shard with `KEY.cls` and then the image of each sample; equal samples give equal bytes.
+    """Writes a shard: `KEY.cls`, then the image, of each sample; equal samples give equal bytes.
 
     The names of the classes lie beside the shards, in `dataset.json`.
     """

@@ -1,5 +1,7 @@
-"""What a loader process tells the trainer: of each batch, in order, by the thread that fills the
-last of it. A thread of its own for that would have to be woken for every batch."""
+"""Messages from a loader process to the trainer: one for each batch, in order.
+
+The thread that fills a batch's last slice sends the message; a separate thread would have to be
+woken for every batch."""
 
 import json
 import multiprocessing.connection as mpc
@@ -26,7 +28,7 @@ class Work:
     """A batch to be filled."""
 
     count: int  # samples
-    fill: Callable[[Slot, slice], Bad]  # called once for each slice of it, in threads
+    fill: Callable[[Slot, slice], Bad]  # called in threads, once for each slice
     is_last: bool = False  # of a pass over a stream
 
 
@@ -34,7 +36,7 @@ class Filled(NamedTuple):
     """A slice that a thread has filled."""
 
     bad: Bad
-    seconds: float  # that it took
+    seconds: float  # duration
 
 
 @dataclass
@@ -44,7 +46,7 @@ class Pending:
     slot: int
     work: Work
     slices: list[Filled | None] = field(default_factory=list)
-    """What is filled of it, in the order of its samples."""
+    """The filled slices in the order of the samples; None for one that is not filled yet."""
     error: BaseException | None = None
 
     @property
@@ -53,7 +55,7 @@ class Pending:
 
 
 class Announcer:
-    """Batches are announced in the order in which they are begun."""
+    """Announces batches in the order in which they were begun."""
 
     def __init__(self, channel: "Channel", threads: int) -> None:
         self._channel, self._threads = channel, threads
@@ -61,16 +63,16 @@ class Announcer:
         self._lock = threading.Lock()
 
     def begin(self, slot: int, work: Work, slices: int) -> Pending:
-        """A batch that is to be filled in so many slices."""
+        """Registers a batch that is filled in `slices` slices."""
         batch = Pending(slot, work, [None] * slices)
         with self._lock:
             self._pending.append(batch)
-        if not slices:  # a rank's share of a short batch may be nothing
+        if not slices:  # a rank's share of a short batch may be empty
             self._tell()
         return batch
 
     def fill(self, batch: Pending, number: int, slot: Slot, part: slice) -> None:
-        """Fill a slice, and tell of what is ready then; an error is told like a batch."""
+        """Fills a slice, then announces all finished batches; an error is announced too."""
         begun = time.perf_counter()
         try:
             bad = batch.work.fill(slot, part)
@@ -80,7 +82,7 @@ class Announcer:
         self._tell()
 
     def fail(self, error: BaseException) -> None:
-        """After all batches that have been begun."""
+        """Announces an error after all batches that have been begun."""
         with self._lock:
             self._pending.append(Pending(0, Work(0, lambda slot, part: []), error=error))
         self._tell()
@@ -96,7 +98,7 @@ class Announcer:
 
 
 def announcement(batch: Pending, threads: int) -> dict[str, Any]:
-    """What the trainer is told of a batch."""
+    """The message about a batch."""
     filled = [part for part in batch.slices if part is not None]
     work, seconds = batch.work, sum(part.seconds for part in filled)
     return {
@@ -109,8 +111,8 @@ def announcement(batch: Pending, threads: int) -> dict[str, Any]:
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """What the trainer is told of an error: of data by itself, of others with where they were."""
-    if isinstance(error, DataError):  # no single sample, but the data set: a server that is gone
+    """The message about an error: its text for a DataError, else a traceback."""
+    if isinstance(error, DataError):  # the whole data set fails, say because a server is gone
         return {"data_error": str(error)}
     return {"error": "".join(traceback.format_exception(error))}
 
@@ -118,10 +120,10 @@ def described(error: BaseException) -> dict[str, Any]:
 def send(channel: "Channel", message: dict[str, Any]) -> None:
     try:
         channel.send_bytes(json.dumps(message).encode())
-    except OSError:  # nobody listens any more
+    except OSError:  # the trainer is gone
         end_all()
 
 
 def end_all() -> None:
-    """End this process and the commands that it started: all of the group that it leads."""
+    """Kills this process and the commands that it started: the process group that it leads."""
     os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""The trainer's side of a loader process, which fills a ring of batches that both share.
+"""The trainer's side of a loader process, which fills a shared ring of batches.
 
-Threads in the trainer's own process would slow the trainer; several processes would each hold the
-index and the decoders.
+Threads in the trainer's own process would slow the trainer; several processes would each hold an
+index and decoders of their own.
 """
 
 import json
@@ -23,8 +23,8 @@ from trainyard.data.credentials import known
 from trainyard.data.loading.ring import Ring, num_slots
 from trainyard.errors import DataError, LoaderError
 
-_CHECK_S = 0.5  # how often a waiting trainer looks whether the loader process still lives
-_DEATH_S, _CLOSE_S, _KILL_S = 10, 5, 1  # to end after hanging up, on our word, when killed
+_CHECK_S = 0.5  # interval at which a waiting trainer checks that the loader process is alive
+_DEATH_S, _CLOSE_S, _KILL_S = 10, 5, 1  # limits for ending after a hang-up, a request, a kill
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -42,21 +42,21 @@ def _nothing() -> None:
 
 
 class HostBatch(NamedTuple):
-    """One rank's share of a global batch; its arrays are valid until the next one is fetched.
+    """One rank's share of a global batch; its arrays are valid until the next batch is fetched.
 
-    After a call of `keep` they are, until what it gives is called.
+    After a call of `keep`, they are valid until the function that it returns is called.
     """
 
     images_BHWC: NDArray[np.uint8]
     labels: NDArray[np.int64]
     ids: NDArray[np.int64]
-    visits: NDArray[np.int64]  # which visit to its sample each is; see Plan.epochs
+    visits: NDArray[np.int64]  # epoch index of each sample; see Plan.epochs
     weights: NDArray[np.float32]  # 0 for a bad sample, else 1
     bad: list[BadSample]
     keep: Callable[[], Callable[[], None]] = lambda: _nothing
     capacity: float = 0.0
-    """Images a second that the loader would make if it never waited for the trainer, by what this
-    batch took its threads; 0 where it is not known."""
+    """Images a second that the loader could make without waiting for the trainer, by the time its
+    threads spent on this batch; 0 if unknown."""
 
 
 class LoaderProcess:
@@ -71,7 +71,7 @@ class LoaderProcess:
         image_size: int,
         threads: int,
     ) -> None:
-        """`command CHANNEL_FD MEMORY_FD` fills slots for up to `batch` images, as `spec` says."""
+        """`command CHANNEL_FD MEMORY_FD` fills slots of up to `batch` images by `spec`."""
         slots = num_slots(batch, threads)
         shape = {"num_slots": slots, "batch": batch, "size": image_size}
         ours, theirs = socket.socketpair()
@@ -91,7 +91,7 @@ class LoaderProcess:
         self._channel = mpc.Connection(ours.detach())
         self._held: int | None = None
         self.closing = ExitStack()
-        """What ends with the process, on the trainer's side."""
+        """Clean-up on the trainer's side, run when the process has ended."""
         try:
             self._channel.send(spec | {"ring": shape, "credentials": known()})
             for slot in range(slots):
@@ -100,7 +100,7 @@ class LoaderProcess:
             raise self._death() from None
 
     def receive(self) -> tuple[HostBatch, dict[str, Any]]:
-        """The next batch, and all that the process says of it.
+        """The next batch, and the whole message about it.
 
         DataError if the data is gone, LoaderError if the loader failed.
         """
@@ -124,12 +124,12 @@ class LoaderProcess:
         return batch, message
 
     def is_ready(self) -> bool:
-        """Whether `receive` would not wait."""
+        """True if `receive` would return at once."""
         return self._channel.poll(0)
 
     @property
     def memory(self) -> NDArray[np.uint8]:
-        """All of the ring, which begins on a page border."""
+        """The whole memory of the ring, which begins on a page border."""
         return self._ring.memory
 
     def _keep(self, slot: int) -> Callable[[], None]:
@@ -138,12 +138,12 @@ class LoaderProcess:
         return partial(self._give_back, slot)
 
     def _give_back(self, slot: int) -> None:
-        # It may have ended with an error, which `receive` reads, or have been closed.
+        # The process may have ended with an error, which `receive` reads, or have been closed.
         with suppress(OSError):
             self._channel.send_bytes(bytes([slot]))
 
     def _exchange(self) -> dict[str, Any]:
-        """Hand the held slot back and wait for the next full one."""
+        """Returns the held slot and waits for the next full one."""
         try:
             if self._held is not None:
                 self._give_back(self._held)
@@ -169,7 +169,7 @@ class LoaderProcess:
         )
 
     def _end(self, patience_s: float) -> bool:
-        """Whether the process ends by itself; in any case it ends, with all that it started."""
+        """Kills the process and all that it started; True if it ended by itself in time."""
         ended = has_ended(self._process, patience_s)
         kill_group(self._process)
         with suppress(subprocess.TimeoutExpired):  # stuck in the kernel, on a dead file server say
@@ -177,9 +177,9 @@ class LoaderProcess:
         return ended
 
     def close(self) -> None:
-        """End the loader process and what it started.
+        """Ends the loader process and the processes that it started.
 
-        It stops by itself when the channel closes, and stops them; but it may have died before.
+        The process ends itself and them when the channel closes, unless it has died before.
         """
         if self._channel.closed:
             return
@@ -196,9 +196,9 @@ class LoaderProcess:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """A process started inside never gets the signals that end a run, not even while it starts.
+    """A process started inside never receives the signals that end a run, not even at its start.
 
-    The trainer decides when to end: a signal to all processes must not cut its last steps.
+    The trainer decides when to end: a signal to all processes must not cut off its last steps.
     """
     mine = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
     try:

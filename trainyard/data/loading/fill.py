@@ -1,4 +1,4 @@
-"""Fills slices of batches, in threads of the loader process: bytes, pixels, labels, weights."""
+"""Fills slices of batches with pixels, labels and weights, in threads of the loader process."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ Bad = list[tuple[int, str, int, str]]  # id, file, offset, reason
 
 
 class Columns(NamedTuple):
-    """Samples on their way into a slot."""
+    """The samples to put into a slice of a slot."""
 
     encoded: Stored | Sequence[bytes]
     labels: NDArray[np.integer[Any]]
@@ -40,9 +40,9 @@ def put(
     seek: Stretches | None = None,
     gpu_size: int | None = None,
 ) -> dict[int, str]:
-    """Fill a slice of a slot; the positions in it that could not be decoded, with the reasons.
+    """Fills a slice of a slot. Returns positions that could not be decoded, with the reasons.
 
-    With `gpu_size` JPEGs are left as they are, for a GPU to make images of that size of.
+    With `gpu_size`, JPEGs stay encoded, for a GPU to decode into images of that size.
     """
     images_BHWC = slot.images_BHWC[part]
     if gpu_size is not None:
@@ -63,7 +63,7 @@ def put(
 
 
 class Planned(NamedTuple):
-    """Samples of some batches, and what can be known of them before their images are read."""
+    """Samples of some batches, with all data but their images."""
 
     images: Expected
     labels: NDArray[np.integer[Any]]
@@ -74,7 +74,7 @@ class Planned(NamedTuple):
 
 
 class SliceFiller:
-    """Fills slices of batches, in threads, after `plan` has been asked about all of a batch."""
+    """Fills slices of batches, in threads, after a call of `plan` for their samples."""
 
     def __init__(self, index: Index, config: LoaderSpec, copies: Copies | None = None) -> None:
         self._index, self._config = index, config
@@ -82,7 +82,7 @@ class SliceFiller:
         self._seek = open_seek(index) if config.decode == "cpu" else None
 
     def plan(self, ids: Ids, visits: Ids) -> Planned:
-        """All that costs little more for many samples than for few."""
+        """Prepares samples: the work that costs little more for many samples than for few."""
         return Planned(
             images=self._reader.expect(ids),
             labels=self._index.label[ids],
@@ -93,11 +93,11 @@ class SliceFiller:
         )
 
     def has_planned_enough(self) -> bool:
-        """Whether nothing is won by planning further ahead."""
+        """True if planning further ahead gains nothing."""
         return self._reader.expects_enough()
 
     def __call__(self, planned: Planned, first: int, slot: Slot, part: slice) -> Bad:
-        """Fill a slice of a slot for the batch that begins at `first` of what is planned."""
+        """Fills a slice of a slot for the batch that begins at `first` of the planned samples."""
         rows = slice(first + part.start, first + part.stop)
         bad: Bad = []
         for piece in planned.images.pieces(rows):
@@ -115,7 +115,7 @@ class SliceFiller:
             seek=planned.seek and planned.seek.part(rows),
             gpu_size=config.image_size if config.decode == "gpu" else None,
         )
-        # Some that could not be mapped were read all the same.
+        # The reason from reading comes first.
         reasons = {position: unreadable.get(position, reason) for position, reason in bad.items()}
         return [self._describe(int(ids[position]), reason) for position, reason in reasons.items()]
 

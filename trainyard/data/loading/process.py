@@ -1,8 +1,8 @@
-"""The loader process: reads, decodes and fills the ring, and ends when the trainer does.
+"""The loader process: reads and decodes samples, fills the ring, and ends with the trainer.
 
-Started by `Loader` as `python -m trainyard.data.loading.process CHANNEL_FD MEMORY_FD`. It imports
-no torch, so it starts in a fraction of a second and stays small. What it does with batches, not
-where it has them from, it has in common with that for streams (`stream/process.py`).
+`Loader` starts it as `python -m trainyard.data.loading.process CHANNEL_FD MEMORY_FD`. It imports
+no torch, so it starts in a fraction of a second and stays small. The loader process of streams
+(`stream/process.py`) shares all but the source of batches.
 """
 
 import multiprocessing.connection as mpc
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
     Channel = mpc.Connection[Any, Any]
 
-_PLANNED = 256  # samples of a rank, or one batch
-_MOST_AHEAD = 8192  # samples that are planned and not handed to threads
+_PLANNED = 256  # samples of a rank that are planned together, or one batch
+_MOST_AHEAD = 8192  # planned samples that are not yet handed to threads
 
 
 Serve = Callable[["Channel", int, dict[str, Any]], None]
-"""Does a loader process's work, given the channel, the ring's memory and the spec."""
+"""The work of a loader process, given the channel, the ring's memory and the spec."""
 
 
 def run(channel_fd: int, memory_fd: int, serve: Serve) -> None:
     warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
-    Image.init()  # here, not in threads: one would pass over the formats another is registering
+    Image.init()  # not in threads: one would miss formats that another is registering
     channel = mpc.Connection(channel_fd)
     try:
         spec = channel.recv()
@@ -60,7 +60,7 @@ def run(channel_fd: int, memory_fd: int, serve: Serve) -> None:
     except Exception as error:
         send(channel, described(error))
     finally:
-        os._exit(0)  # not waiting for threads: what they are filling, nobody will read
+        os._exit(0)  # does not wait for threads, since nobody will read their batches
 
 
 def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
@@ -82,20 +82,20 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
 
 
 def _open_more_files() -> None:
-    """As many as this process may have open: shards stay mapped."""
+    """Raises this process's limit of open files to its maximum, since shards stay mapped."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(OSError, ValueError):  # a container may forbid what it has inherited
+    with suppress(OSError, ValueError):  # a container may forbid it
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
-    """The batches, in their order; images of many more are requested, if they lie on a server."""
+    """The batches in order; requests images of many more batches ahead if they are remote."""
     ahead: deque[Work] = deque()
     samples = 0
     for batches in _planned(config, fill):
         ahead += batches
         samples += sum(batch.count for batch in batches)
-        # Of images that lie in copies nothing is requested, so their number is a limit as well.
+        # Images in local copies are not requested, so the number of samples is a limit as well.
         while ahead and (fill.has_planned_enough() or samples > _MOST_AHEAD):
             batch = ahead.popleft()
             samples -= batch.count
@@ -104,7 +104,7 @@ def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
 
 
 def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[Work]]:
-    """Several batches, if they are small, are planned in one go, which takes half the time."""
+    """The batches in order. Small ones are planned several at a time, which halves the work."""
     plan, who = config.plan, (config.rank, config.size)
     together = max(1, _PLANNED * config.size // plan.global_batch)
     for first in range(config.start, config.stop, together):
@@ -122,7 +122,7 @@ def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[Work]]:
 def fill_all(
     batches: Iterable[Work], channel: "Channel", ring: Ring, announcer: Announcer, *, threads: int
 ) -> None:
-    """Hand batches to threads, each as soon as there is a slot for it, until the trainer ends."""
+    """Hands each batch to threads as soon as a slot is free, until the trainer ends."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
     slices: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
     listener = threading.Thread(target=_listen, args=(channel, free), daemon=True)
@@ -147,7 +147,7 @@ def _fill(slices: "queue.SimpleQueue[Callable[[], None]]") -> None:
 
 
 def _listen(channel: "Channel", free: "queue.SimpleQueue[int]") -> None:
-    """Take back slots; the trainer's end is this process's, whatever it is waiting for."""
+    """Receives free slots; when the trainer ends, this process ends too, whatever it waits for."""
     try:
         while True:
             free.put(channel.recv_bytes()[0])
@@ -156,7 +156,7 @@ def _listen(channel: "Channel", free: "queue.SimpleQueue[int]") -> None:
 
 
 def _staged(copies: Copies, announcer: Announcer, done: "Future[str | None]") -> None:
-    """Staging has ended: an error is told like a batch."""
+    """Reports the end of staging; an error is announced like a batch."""
     error = done.exception()
     if error is not None:
         announcer.fail(error)
@@ -165,7 +165,7 @@ def _staged(copies: Copies, announcer: Announcer, done: "Future[str | None]") ->
 
 
 def _slices(count: int, threads: int) -> list[slice]:
-    """Near-equal slices; together they cover range(count)."""
+    """Near-equal slices that cover range(count)."""
     slices = num_slices(count, threads)
     borders = [count * part // slices for part in range(slices + 1)]
     return [slice(a, b) for a, b in pairwise(borders) if a < b]

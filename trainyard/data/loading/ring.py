@@ -1,6 +1,6 @@
 """A ring of batches in anonymous shared memory, between the loader process and the trainer.
 
-The memory has no name: it is gone when both processes are, however they end.
+The memory has no name, so it is freed once both processes have ended, however they end.
 """
 
 import mmap
@@ -11,17 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ALIGN = 4096  # bytes; slots begin on page borders
-_SLICE = 64  # samples that a thread fills at once: what a slice takes, however short, is 0.7 ms
-_FILLING = 8  # batches that are filled at once, at most; then slices are shorter
+_SLICE = 64  # samples that a thread fills at once; a slice costs at least 0.7 ms, however short
+_FILLING = 8  # batches that are filled at once, at most; above it, slices get shorter
 
 
 def num_slices(count: int, threads: int) -> int:
-    """Into how many a batch is cut, of which each is one thread's."""
+    """Number of slices of a batch; a thread fills one at a time."""
     return max(1, -(-threads // _FILLING), min(threads, count // _SLICE))
 
 
 def num_slots(batch: int, threads: int) -> int:
-    """One is with the trainer, one ready, and the others are filled: enough for all threads."""
+    """Number of slots: one at the trainer, one ready, and enough others for all threads to fill."""
     return 2 + -(-threads // num_slices(batch, threads))
 
 
@@ -46,7 +46,7 @@ class Ring:
             os.ftruncate(fd, length)
         self._memory = mmap.mmap(fd, length)
         self.memory = np.frombuffer(self._memory, np.uint8)
-        """All of it, for a trainer that has it page-locked."""
+        """The whole memory, for a trainer to page-lock."""
         self.slots = [self._slot(number * self._stride) for number in range(num_slots)]
 
     def _slot(self, start: int) -> Slot:

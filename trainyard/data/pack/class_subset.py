@@ -1,4 +1,4 @@
-"""Some of the classes of a data set: at random, from a file, or by name."""
+"""Chooses some classes of a data set: at random, from a file, or by name."""
 
 import os
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from trainyard.hints import did_you_mean
 def choose_classes(
     wish: str, classes: Sequence[str] | None, count: int, seed: int
 ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    """Positions, sorted, and names of the classes that `wish` means: "N", a file, or "A,B".
+    """Sorted positions and names of the classes in `wish`: "N" at random, a file, or "A,B".
 
-    Where the `count` classes have no names, their numbers become names: they will not stay theirs.
+    If the `count` classes have no names, their numbers become names, since they are renumbered.
     """
     width = len(str(count - 1))
     names = tuple(classes or (f"{number:0{width}d}" for number in range(count)))

@@ -1,4 +1,4 @@
-"""Files under passing names, which appear under their own once complete and on disk."""
+"""Files with temporary names, renamed to their own once they are complete and on disk."""
 
 import hashlib
 import mmap
@@ -9,10 +9,10 @@ from pathlib import Path
 from trainyard.data.formats.sample import Encoded
 from trainyard.files import fsync_folder, part_of
 
-_WINDOW = 1 << 26  # bytes mapped at a time; all of a large file would count as our memory
+_WINDOW = 1 << 26  # bytes mapped at a time; a whole large file would count as this process's memory
 
 Outputs = list[tuple[Path, Path]]
-"""Passing names and the names to come."""
+"""Temporary and final paths."""
 
 
 def sync(path: Path) -> None:
@@ -24,7 +24,7 @@ def sync(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Of a file that has just been written: from memory, without a copy of it."""
+    """The SHA-256 of a file just written: read from memory, without a copy."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -37,7 +37,7 @@ def sha256_of(path: Path) -> str:
 
 
 def publish(outputs: Outputs) -> None:
-    """Give complete files their names, the first one last."""
+    """Renames complete files to their final names, the first one last."""
     try:
         for part, final in reversed(outputs):
             os.replace(part, final)
@@ -53,7 +53,7 @@ def remove(outputs: Outputs) -> None:
 
 
 def remove_stale(destination: Path) -> None:
-    """Remove what a killed process left under passing names."""
+    """Removes the temporary files of a killed process."""
     for folder, _, names in os.walk(destination):
         for name in names:
             if name.startswith(".") and name.endswith(".part"):
@@ -63,7 +63,7 @@ def remove_stale(destination: Path) -> None:
 def write_folder(
     listing: Path, samples: Iterable[Encoded], root: Path, folders: Sequence[str]
 ) -> None:
-    """Write each sample as a file in its class's folder, and a list as `sha256sum` makes it."""
+    """Writes each sample as a file in its class's folder, and a list as `sha256sum` does."""
     written = []
     with open(listing, "x", encoding="utf-8", errors="surrogateescape") as lines:
         for sample in samples:
@@ -71,7 +71,7 @@ def write_folder(
             _write_file(root / name, sample.image)
             written.append(root / name)
             lines.write(f"{hashlib.sha256(sample.image).hexdigest()}  {name}\n")
-    for path in written:  # all after all: the first one carries most to the disk in one go
+    for path in written:  # after all writes: the first sync flushes most of them at once
         sync(path)
     for folder in sorted({path.parent for path in written}):
         fsync_folder(folder)
@@ -80,7 +80,7 @@ def write_folder(
 def _write_file(path: Path, content: bytes) -> None:
     part = part_of(path)
     try:
-        with open(part, "xb") as file:  # buffered: without a buffer a full disk may cut it short
+        with open(part, "xb") as file:  # buffered: else a full disk may cut the write short
             file.write(content)
         os.replace(part, path)
     except BaseException:

@@ -1,4 +1,4 @@
-"""What a pack has finished, so that after a kill the same command goes on from there."""
+"""The journal of a pack's finished shards, by which the same command resumes it after a kill."""
 
 import fcntl
 import json
@@ -18,25 +18,25 @@ NAME = ".pack.jsonl"
 
 @dataclass(frozen=True)
 class Written:
-    """A shard that lies complete at the destination."""
+    """A complete shard at the destination."""
 
     shard: Shard
     image_bytes: int
     odd: list[tuple[str, str]]
-    """Kind and file of each unusual image in it."""
+    """Kind and file of each unusual image in the shard."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What must be the same for a pack to go on."""
+    """The properties that must be equal for a pack to be resumed."""
 
     plan: str
-    """SHA-256 of the settings and of every row that is to be written."""
+    """SHA-256 of the settings and of every row to be written."""
     settings: dict[str, Any]
 
 
 class Journal:
-    """The first line says what is being packed, every other one names a finished shard."""
+    """The first line identifies the pack; every other line names a finished shard."""
 
     def __init__(self, destination: Path, identity: Identity) -> None:
         self.path = destination / NAME
@@ -62,7 +62,7 @@ class Journal:
 
 @contextmanager
 def locked(destination: Path) -> Iterator[None]:
-    """Keep other packs out of a destination. DataError if one is at work there."""
+    """Locks a destination against other packs. DataError if another pack holds it."""
     path = destination / NAME
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -77,17 +77,17 @@ def locked(destination: Path) -> Iterator[None]:
             break
         if is_at(path, lock):
             break
-        os.close(lock)  # of a pack that finished in this moment and removed it
+        os.close(lock)  # of a pack that has just finished and removed the file
     try:
         yield
     finally:
-        if not os.fstat(lock).st_size and is_at(path, lock):  # nothing was begun
+        if not os.fstat(lock).st_size and is_at(path, lock):  # no pack was begun
             path.unlink()
         os.close(lock)
 
 
 def finished(destination: Path, identity: Identity) -> Manifest | None:
-    """The manifest of this very pack if it is complete. DataError if it is another one's."""
+    """The manifest of this very pack if it is complete. DataError for that of another pack."""
     manifest = read_manifest(str(destination))
     if manifest is None:
         return None

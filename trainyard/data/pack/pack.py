@@ -1,8 +1,8 @@
-"""From any index to any format that can be written: in parallel, restartable, bytes untouched.
+"""Packs an index of any format into any writable format: parallel, resumable, bytes unchanged.
 
-Each shard is a pure function of its rows and the options. It is written under a passing name,
-brought to disk and renamed; a journal at the destination lists those that are there, so that the
-same command after a kill goes on, and ends with the same bytes as if it had never been killed.
+Each shard is a pure function of its rows and the options. It is written under a temporary name,
+synced to disk and renamed; a journal at the destination lists finished shards. After a kill, the
+same command resumes, and ends with the same bytes as an uninterrupted pack.
 """
 
 import dataclasses
@@ -39,10 +39,10 @@ from trainyard.files import in_words, why_unwritable
 
 __all__ = ["PackOptions", "Selection", "only_classes", "pack", "shuffled"]
 
-# Bytes per sample beside the image: headers, padding, half a block of a file system.
+# Bytes per sample besides the image: headers, padding, half a block of a file system.
 _OVERHEAD = {"webdataset": 2304, "tfrecord": 128, "hdf5": 128, "folder": 2304, "packed": 64}
 _MARGIN = 16 << 20  # bytes that stay free
-_TRIED = 16  # samples stored to learn how much smaller or larger they become
+_TRIED = 16  # samples stored to estimate the change of their size
 _ODD_LISTED = 1000  # of each kind
 
 
@@ -55,12 +55,12 @@ def pack(
     about: dict[str, Any],
     progress: Progress = lambda _: None,
 ) -> Manifest:
-    """Write samples in the order given, and a manifest that names classes, shards and checksums.
+    """Writes samples in the order given, and a manifest that names classes, shards and checksums.
 
-    `classes` are the names by label, sorted; None if there are none. DataError if the destination
-    is in use or holds something else, if space is short, or a sample cannot be read.
+    `classes` are the names by label, sorted; None without names. DataError if the destination is in
+    use or holds other data, if space is short, or a sample cannot be read.
     """
-    storing(options)  # to say it before anything is made
+    storing(options)  # raises its error before any file is made
     folders = _class_folders(splits, classes, options)
     jobs = plan_jobs(splits, options)
     identity = _identity(splits, classes, options, about)
@@ -87,7 +87,7 @@ def _write(
     *,
     progress: Progress,
 ) -> Manifest:
-    """Write what an earlier attempt has not written, and the manifest of it all."""
+    """Writes the shards that an earlier attempt has not, and the manifest of all."""
     journal = Journal(work.destination, identity)
     if journal.is_resumed:
         remove_stale(work.destination)
@@ -95,14 +95,14 @@ def _write(
     try:
         _check_space(work, splits, left)
     except DataError:
-        if not journal.is_resumed:  # nothing of it is there yet
+        if not journal.is_resumed:  # no shard exists yet
             journal.path.unlink()
         raise
     if work.options.format == "folder":
         _make_folders(work.destination, splits, work.folders)
     write_shards(work, left, journal, progress)
     manifest = _manifest(jobs, work, journal, identity)
-    if journal.is_resumed:  # a worker may have outlived its parent for a moment
+    if journal.is_resumed:  # a worker of the killed pack may have outlived it briefly
         remove_stale(work.destination)
     write_manifest(work.destination, manifest)
     return manifest
@@ -111,7 +111,7 @@ def _write(
 def _class_folders(
     splits: dict[str, Selection], classes: tuple[str, ...] | None, options: PackOptions
 ) -> tuple[str, ...]:
-    """The names of the classes' folders, whose sorted order is that of the labels."""
+    """The folder names of the classes, in the order of the labels, which is sorted order."""
     highest = max((int(s.labels.max()) for s in splits.values() if len(s.labels)), default=0)
     if classes is None:
         width = len(str(highest))
@@ -144,7 +144,7 @@ def _identity(
     }
     if options.format == "packed":
         settings["pixels"] = options.pixels
-    settings = json.loads(json.dumps(settings))  # as it will be read back
+    settings = json.loads(json.dumps(settings))  # as read back from a manifest
     digest = hashlib.sha256()
     for part in (classes, *(settings[key] for key in settings if key not in about)):
         digest.update(json.dumps(part).encode())
@@ -157,7 +157,7 @@ def _identity(
 
 
 def _file_stamps(index: Index) -> dict[str, Any]:
-    """Of the files that hold the data; folders change by what else is put in them."""
+    """The stamps of data files; folders are left out, since other files change them."""
     return {
         name: stamp
         for name, stamp in sorted(index.stamps.items())
@@ -180,7 +180,7 @@ def _check_outside(destination: Path, splits: dict[str, Selection]) -> None:
 def _make_folders(
     destination: Path, splits: dict[str, Selection], folders: tuple[str, ...]
 ) -> None:
-    """Also of classes without an image, so that every class keeps its number."""
+    """Makes the folders of all classes, also of empty ones, so that classes keep their numbers."""
     for split in splits:
         for name in folders:
             (destination / split / name).mkdir(parents=True, exist_ok=True)
@@ -198,7 +198,7 @@ def _sources(splits: dict[str, Selection], options: PackOptions) -> dict[str, So
 
 
 def _has_own_names(selection: Selection) -> bool:
-    """Whether the names of the source's files or members tell apart all images of a class."""
+    """True if the source's files or members have distinct names within each class."""
     hashes = np.empty(len(selection.ids), np.int64)
     pairs = zip(selection.ids.tolist(), selection.labels.tolist(), strict=True)
     for number, (sample, label) in enumerate(pairs):
@@ -224,7 +224,7 @@ def _check_space(work: Work, splits: dict[str, Selection], jobs: list[Job]) -> N
 
 
 def _growth(selection: Selection, options: PackOptions) -> float:
-    """Bytes that are stored for each byte before, of a few samples."""
+    """Stored bytes per byte of the source, by a few samples."""
     store = storing(options)
     if store.keeps_files and selection.index.format != "packed":
         return 1.0
@@ -233,7 +233,7 @@ def _growth(selection: Selection, options: PackOptions) -> float:
         try:
             content = reader.read(sample)
             before, after = before + len(content), after + len(store(content))
-        except (OSError, BadImageError):  # judged where it is written
+        except (OSError, BadImageError):  # handled when the sample is written
             continue
     return after / before
 
@@ -248,7 +248,7 @@ def _manifest(
     listed = {kind: {"count": len(n), "files": n[:_ODD_LISTED]} for kind, n in odd.items()}
     return Manifest(
         format=work.options.format,
-        # Of a class without an image its folder alone would not tell.
+        # The folder alone would not show that an empty class exists.
         classes=work.folders if work.options.format == "folder" else work.classes,
         splits={
             split: Split(

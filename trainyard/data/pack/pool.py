@@ -1,4 +1,4 @@
-"""Shards in parallel, by processes that write them and one that gives them their names."""
+"""Writes shards in parallel: worker processes write them, and this process renames them."""
 
 import multiprocessing
 import signal
@@ -16,16 +16,16 @@ from trainyard.data.pack.worker import Signals, Work, start, write_shard
 from trainyard.errors import TrainyardError
 
 Progress = Callable[[int], None]
-"""Called now and then with the number of samples that lie at the destination."""
+"""Called now and then with the number of samples written to the destination."""
 
 _TICK_S = 0.2
 
 
 def write_shards(work: Work, jobs: Sequence[Job], journal: Journal, progress: Progress) -> None:
-    """Write shards and enter them in the journal. Nothing half-written stays if it fails."""
+    """Writes shards and adds them to the journal; removes unfinished files if it fails."""
     before = sum(written.shard.samples for written in journal.done.values())
     progress(before)
-    # Not fork: the caller may have threads, of torch say, and locks that they hold.
+    # Not fork: the caller may have threads, of torch for instance, that hold locks.
     context = multiprocessing.get_context("spawn")
     signals = Signals(context)
     count = max(1, min(work.options.workers, len(jobs)))
@@ -36,7 +36,7 @@ def write_shards(work: Work, jobs: Sequence[Job], journal: Journal, progress: Pr
     running: set[Future[tuple[Written, Outputs]]] = set()
     try:
         while True:
-            free = 2 * count - len(running)  # one in hand for each, so that none waits
+            free = 2 * count - len(running)  # a job in reserve for each worker, so that none waits
             with _interrupts_held():
                 running |= {pool.submit(write_shard, job) for job in islice(queue, free)}
             if not running:
@@ -65,7 +65,7 @@ def write_shards(work: Work, jobs: Sequence[Job], journal: Journal, progress: Pr
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Ctrl-C waits, and never reaches the processes started meanwhile: this one stops them."""
+    """Delays Ctrl-C, and keeps it from processes started inside, which this process stops."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

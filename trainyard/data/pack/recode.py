@@ -1,4 +1,4 @@
-"""What may be done to images on their way into shards; without it their bytes stay as they are."""
+"""Optional re-encoding of images that go into shards; without it, bytes are not changed."""
 
 import io
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _SUFFIXES = {"PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "TIFF": ".tif"} | {
 
 
 class Recode(Protocol):
-    """A picklable frozen dataclass; its fields stand in the manifest."""
+    """A picklable frozen dataclass; its fields are stored in the manifest."""
 
     def __call__(self, image: bytes) -> bytes:
         """The new file. BadImageError (trainyard.data.decode) if the old one is damaged."""
@@ -39,11 +39,11 @@ class Recode(Protocol):
 
 @dataclass(frozen=True)
 class ShortSide:
-    """Scale so that the short side has `pixels`, antialiased; smaller images stay as they are."""
+    """Scales the short side to `pixels`, antialiased; smaller images are not changed."""
 
     pixels: int
     quality: int
-    """Of the JPEG, 1 to 100; colour at half resolution (4:2:0)."""
+    """Quality of the JPEG, 1 to 100, with chroma at half resolution (4:2:0)."""
 
     def __post_init__(self) -> None:
         _check(self.pixels, self.quality)
@@ -56,7 +56,7 @@ class ShortSide:
         return image if scaled is source else _jpeg(scaled, self.quality)
 
     def scaled(self, source: "Image.Image") -> "Image.Image":
-        """The image itself if it is small enough."""
+        """The scaled image, or `source` itself if it is small enough."""
         from PIL import Image
 
         width, height = source.size
@@ -69,10 +69,10 @@ class ShortSide:
 
 @dataclass(frozen=True)
 class Squash:
-    """The rule of ImageNet-21K-P: to a square whatever the shape, bilinear, not antialiased.
+    """Squashes to a square as ImageNet-21K-P does: any aspect ratio, bilinear, not antialiased.
 
-    A file whose longer side is below `pixels` stays as it is. As cv2.imread, cv2.resize and
-    cv2.imwrite do it, the camera's orientation is applied; their quality is 95.
+    A file whose longer side is below `pixels` is not changed. As by cv2.imread, cv2.resize and
+    cv2.imwrite, the camera's orientation is applied; their quality is 95.
     """
 
     pixels: int
@@ -93,10 +93,10 @@ class Squash:
 
 @dataclass(frozen=True)
 class Repair:
-    """Make what is no JPEG, and JPEGs in CMYK, JPEGs in RGB; others stay as they are."""
+    """Turns other formats, and CMYK JPEGs, into RGB JPEGs; other JPEGs are not changed."""
 
     quality: int = 100
-    """Colour keeps its resolution (4:4:4)."""
+    """Quality of the JPEG, with chroma at full resolution (4:4:4)."""
 
     def __post_init__(self) -> None:
         _check(1, self.quality)
@@ -110,17 +110,17 @@ class Repair:
 
 
 def suffix_of(image: bytes) -> str:
-    """The suffix of the file type that the bytes are; ".jpg" if they are of none that has one."""
+    """The suffix by the file type of the bytes; ".jpg" for unknown types."""
     return _SUFFIXES.get(_kind(image), ".jpg")
 
 
 def is_plain_jpeg(image: bytes) -> bool:
-    """Whether it is a JPEG in grey or colour, which every trainer can read."""
+    """True for a JPEG in grey or colour, not CMYK, which every trainer can read."""
     return image.startswith(b"\xff\xd8\xff") and _jpeg_components(image) != 4
 
 
 def oddity(image: bytes, name: str) -> str | None:
-    """What is unusual about a file that is called `name`, such as "PNG in disguise" or "CMYK"."""
+    """The oddity of a file called `name`, such as "PNG in disguise" or "CMYK"; None if usual."""
     kind = _kind(image)
     if kind == "JPEG":
         return None if is_plain_jpeg(image) else "CMYK"
@@ -130,7 +130,7 @@ def oddity(image: bytes, name: str) -> str | None:
 
 
 def _jpeg_components(image: bytes) -> int:
-    """1 for grey, 3 for colour, 4 for CMYK; 0 if the header does not say."""
+    """1 for grey, 3 for colour, 4 for CMYK; 0 if no frame header is found."""
     position = 2
     while position + 10 <= len(image) and image[position] == 0xFF:
         marker = image[position + 1]
@@ -144,7 +144,7 @@ def _jpeg_components(image: bytes) -> int:
 
 
 def square_like_opencv(image_HWC: Pixels, pixels: int) -> Pixels:
-    """What cv2.resize makes of an image by INTER_LINEAR, to the bit: weights of 11 bits."""
+    """The result of cv2.resize with INTER_LINEAR, bit by bit: weights of 11 bits."""
     left, across = _axis(image_HWC.shape[1], pixels)
     top, down = _axis(image_HWC.shape[0], pixels)
     at_edge = (left < 0) | (left >= image_HWC.shape[1] - 1)
@@ -162,7 +162,7 @@ def square_like_opencv(image_HWC: Pixels, pixels: int) -> Pixels:
 
 
 def _axis(stored: int, pixels: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Of each new pixel: the stored one before it, and the weights of that and the next one."""
+    """For each new pixel, the stored pixel before it, and the weights of that and the next."""
     centres = ((np.arange(pixels) + 0.5) * (stored / pixels) - 0.5).astype(np.float32)
     before = np.floor(centres)
     part = centres - before
@@ -177,7 +177,7 @@ def _kind(image: bytes) -> str:
 
 
 def _upright(image: bytes) -> "Image.Image":
-    """The pixels as RGB, turned as the camera was."""
+    """The pixels as RGB, in the camera's orientation."""
     from PIL import Image, ImageOps
 
     from trainyard.data.decode import reference_image

@@ -1,4 +1,4 @@
-"""What a pack will write: which samples go into which shard under which name. Pure."""
+"""Plans a pack: the samples, order and name of each shard. Pure functions."""
 
 import re
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from trainyard.data.pack.recode import Recode
 from trainyard.errors import DataError
 
 FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed")
-"""What can be written."""
+"""The writable formats."""
 
 _CHUNK = 1 << 20  # positions permuted at once, which bounds the memory
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -21,12 +21,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class Selection:
-    """Samples of an index in the order in which they are to be written."""
+    """Samples of an index in the order to write them."""
 
     index: Index
     ids: NDArray[np.int64]
     labels: NDArray[np.int32]
-    """Positions in the classes that are written, of each id."""
+    """Label of each id, as a position in the classes written."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class PackOptions:
     name: str = "imagenet"
     shard_samples: int = 1000
     shard_bytes: int | None = None
-    """Of images as they are in the source."""
+    """Most bytes of a shard, by the images' sizes in the source."""
     recode: Recode | None = None
     workers: int = 1
     pixels: bool = False
-    """Packed records of pixels instead of coefficients."""
+    """True for packed records of pixels instead of coefficients."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One shard."""
+    """A shard to write."""
 
     split: str
     name: str  # relative to the destination
@@ -54,7 +54,7 @@ class Job:
 
 
 def shuffled(index: Index, seed: int | None) -> Selection:
-    """All samples of an index in an order that only the seed decides; None: as stored."""
+    """All samples of an index, in an order given by the seed; None: in stored order."""
     ids = np.arange(len(index))
     if seed is not None:
         for start in range(0, len(ids), _CHUNK):
@@ -64,7 +64,7 @@ def shuffled(index: Index, seed: int | None) -> Selection:
 
 
 def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
-    """The samples of some classes (positions, sorted), which are numbered anew from 0."""
+    """The samples of some classes (sorted positions), which are renumbered from 0."""
     new = np.full(len(selection.index.classes), -1, np.int32)
     new[keep] = np.arange(len(keep))
     labels = new[selection.labels]
@@ -72,7 +72,7 @@ def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
 
 
 def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, list[Job]]:
-    """The shards of each split."""
+    """The shards of each split. DataError for options that cannot be used."""
     if not _NAME.fullmatch(options.name):
         raise DataError(f"the name {options.name!r} is not of letters, digits, . _ and - alone")
     if options.format not in FORMATS:
@@ -95,7 +95,7 @@ def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, l
 
 
 def _borders(selection: Selection, options: PackOptions) -> list[int]:
-    """Where shards begin and end, each with at least one sample."""
+    """The borders of shards, each of at least one sample."""
     count = len(selection.ids)
     if options.shard_bytes is None:
         return [*range(0, count, options.shard_samples), count]
@@ -115,7 +115,7 @@ def shard_names(options: PackOptions, split: str, count: int) -> list[str]:
 
 
 def brace_list(options: PackOptions, split: str, count: int) -> str:
-    """A split as one location, relative to the destination."""
+    """The location of a split, relative to the destination."""
     if options.format == "folder":
         return split
     names = shard_names(options, split, count)
@@ -126,17 +126,17 @@ def brace_list(options: PackOptions, split: str, count: int) -> str:
 
 
 def _parts(options: PackOptions, split: str, count: int) -> tuple[str, int, str]:
-    """What stands before the number of a shard, its digits, and what stands after it."""
+    """The parts of a shard's name: text before its number, digits, and text after it."""
     name = f"{options.name}-{split}"
     match options.format:
         case "webdataset":
             return f"{name}-", 6, ".tar"
         case "packed":
             return f"{name}-", 6, ".packed"
-        case "tfrecord":  # by their custom
+        case "tfrecord":  # TFRecord's usual names
             folder = "validation" if split == "val" else split
             return f"{folder}/{folder}-", 5, f"-of-{count:05d}"
         case "hdf5":
             return (f"{name}.h5", 0, "") if count == 1 else (f"{name}-", 5, ".h5")
-        case _:  # of a folder: the checksums of its images, a chunk of samples each
+        case _:  # for a folder, lists of the images' checksums, one per chunk of samples
             return f"checksums/{split}-", 5, ".sha256"

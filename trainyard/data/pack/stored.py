@@ -1,4 +1,4 @@
-"""How an image is stored in a shard: recoded, packed, or out of a packed record again."""
+"""Converts an image for a shard: recoded, packed, or unpacked from a packed record."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ from trainyard.errors import DataError
 
 @dataclass(frozen=True)
 class Storing:
-    """What the options of a pack do to each image."""
+    """The conversion of each image by the options of a pack."""
 
     recode: Recode | None
-    packs: bool  # as records
+    packs: bool  # True: into records
     pixels: bool
 
     @property
     def keeps_files(self) -> bool:
-        """Whether an image file stays as it is."""
+        """True if image files are not changed."""
         return self.recode is None and not self.packs
 
     def file_of(self, content: bytes) -> bytes:
-        """The image file in what a source holds. BadImageError for a damaged record."""
+        """The image file of a source's content. BadImageError for a damaged record."""
         from trainyard.data.decode import BadImageError
 
         try:
@@ -34,7 +34,7 @@ class Storing:
             raise BadImageError(str(error)) from None
 
     def __call__(self, content: bytes) -> bytes:
-        """What is to be stored. BadImageError if it cannot be decoded where it has to be."""
+        """The bytes to store. BadImageError if decoding is necessary and fails."""
         if self.recode is None and self._is_as_wished(content):
             return content
         image = self.file_of(content)
@@ -51,7 +51,7 @@ class Storing:
 
 
 def storing(options: PackOptions) -> Storing:
-    """DataError if it needs the extension in C, which is not there."""
+    """The conversion by `options`. DataError if it needs the missing C extension."""
     packs = options.format == "packed"
     if packs and not options.pixels and not is_built():
         raise DataError(f"packing coefficients needs the extension in C: {NEEDS_EXTENSION}")
@@ -59,16 +59,16 @@ def storing(options: PackOptions) -> Storing:
 
 
 def _of_coefficients(image: bytes) -> bytes:
-    """A record; of what has no coefficients as records keep them, the file as it is."""
+    """A record of coefficients; a file that a record cannot represent is not changed."""
     from trainyard.data.decode import own_decoder
 
     decoder = own_decoder()
-    assert decoder is not None  # `storing` has seen to it
+    assert decoder is not None  # checked by `storing`
     return decoder.pack(image) or image
 
 
 def _of_pixels(image: bytes, recode: Recode | None) -> bytes:
-    """A record; scaled without a JPEG in between."""
+    """A record of pixels; scaled without an intermediate JPEG."""
     from trainyard.data.decode import BadImageError, reference_image
 
     pixels = reference_image(image)

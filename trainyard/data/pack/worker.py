@@ -1,4 +1,4 @@
-"""Writes one shard, in a process of its own that imports no torch and ends when its parent does."""
+"""Writes shards in worker processes that import no torch and end with their parent."""
 
 import multiprocessing
 import os
@@ -26,7 +26,7 @@ from trainyard.data.source import is_remote, open_source
 from trainyard.errors import DataError
 from trainyard.files import part_of, why_unwritable
 
-_COUNT_EVERY = 64  # samples: the counter is shared by all workers
+_COUNT_EVERY = 64  # samples between updates of the counter, which all workers share
 
 
 @dataclass(frozen=True)
@@ -34,18 +34,18 @@ class Source:
     index: Path
     fingerprint: str
     keeps_names: bool
-    """Whether images keep the base names of their files."""
+    """True if images keep the base names of their files."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What all shards of a pack have in common."""
+    """The data shared by all shards of a pack."""
 
     destination: Path
     options: PackOptions
     classes: tuple[str, ...] | None
     folders: tuple[str, ...]
-    """Of the classes, in the folder format."""
+    """Folder names of the classes, in the folder format."""
     sources: dict[str, Source]  # by split
 
 
@@ -54,7 +54,7 @@ class Stopped(Exception):
 
 
 class Signals:
-    """What the parent and its workers tell each other: made by the parent, inherited."""
+    """Shared values of the parent and its workers: made by the parent, inherited by workers."""
 
     def __init__(self, context: Any) -> None:
         self.count = context.Value("q", 0)
@@ -62,7 +62,7 @@ class Signals:
         self.stop = context.RawValue("b", 0)
 
     def counted(self, written: int, total: int) -> None:
-        """A worker has written so many of its shard's samples."""
+        """Updates the counter: a worker has written `written` of its shard's `total` samples."""
         step = _COUNT_EVERY if written % _COUNT_EVERY == 0 else 0
         if written == total:
             step = total % _COUNT_EVERY or _COUNT_EVERY
@@ -92,21 +92,21 @@ _worker: _Worker
 
 @dataclass
 class _Seen:
-    """What passed by on its way into a shard."""
+    """Statistics of the images written into a shard."""
 
     odd: list[tuple[str, str]] = field(default_factory=list)
     image_bytes: int = 0
 
 
 def start(work: Work, signals: Signals, credentials: Credentials) -> None:
-    """Begin as a process that writes shards."""
+    """Initialises a worker process."""
     adopt(credentials)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     begin(work, signals)
 
 
 def begin(work: Work, signals: Signals) -> None:
-    """Set the work that `write_shard` takes its part of."""
+    """Sets the work for `write_shard`."""
     global _worker
     warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
     _worker = _Worker(work, signals)
@@ -120,7 +120,7 @@ def _end_with_parent() -> None:
 
 
 def write_shard(job: Job) -> tuple[Written, Outputs]:
-    """Write a shard, on disk but under a passing name; also the renames that make it appear."""
+    """Writes and syncs a shard under a temporary name; also returns the renames that publish it."""
     final = _worker.work.destination / job.name
     part = part_of(final)
     outputs = [(part, final)]
@@ -144,7 +144,7 @@ def write_shard(job: Job) -> tuple[Written, Outputs]:
 
 
 def _num_bytes(job: Job) -> int:
-    """Of the images of a shard, as their source has them."""
+    """Bytes of a shard's images in their source."""
     index, _ = _worker.open(job.split)
     return int(index.size[job.ids].sum())
 
@@ -158,7 +158,7 @@ def _write(job: Job, outputs: Outputs, seen: _Seen) -> None:
         write_folder(part, samples, work.destination, folders)
         return
     FORMATS[work.options.format].write(part, samples, work.classes)
-    if work.options.format == "tfrecord":  # DALI wants an index beside each
+    if work.options.format == "tfrecord":  # DALI needs an index of each shard
         idx = work.destination / "idx_files" / f"{job.name}.idx"
         idx.parent.mkdir(parents=True, exist_ok=True)
         outputs.append((part_of(idx), idx))
@@ -199,7 +199,7 @@ def _read(index: Index, reader: Reader, sample: int) -> bytes:
 
 
 def _stored(storing: Storing, content: bytes) -> tuple[bytes, bool]:
-    """What is stored, or the old bytes and True if they are damaged: training will pass over it."""
+    """The bytes to store and False, or the old bytes and True if damaged: training skips them."""
     from trainyard.data.decode import BadImageError
 
     try:
@@ -209,14 +209,14 @@ def _stored(storing: Storing, content: bytes) -> tuple[bytes, bool]:
 
 
 def stem(index: Index, sample: int) -> str:
-    """The base name of a sample's own file, or member of a tar here, without its suffix; or ""."""
+    """The base name, without suffix, of a sample's own file or local tar member; else ""."""
     name = index.file_names[int(index.file[sample])]
     own = name if index.format == "folder" else _member(index, sample)
     return os.path.splitext(os.path.basename(own))[0]
 
 
 def _where(index: Index, sample: int) -> str:
-    """A sample's file relative to the root, with its member if that is a tar."""
+    """A sample's file relative to the root, with its tar member if it has one."""
     name = index.file_names[int(index.file[sample])]
     member, offset = _member(index, sample), int(index.offset[sample])
     if member:
@@ -225,7 +225,7 @@ def _where(index: Index, sample: int) -> str:
 
 
 def _member(index: Index, sample: int) -> str:
-    """The name in the tar header before a sample; "" if there is none, or it is far away."""
+    """The name in the tar header before a sample; "" if there is none, or the file is remote."""
     path, offset, _ = index.locate(sample)
     if offset < 512 or is_remote(path):
         return ""

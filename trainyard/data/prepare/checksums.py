@@ -1,4 +1,4 @@
-"""MD5 sums of archives, remembered so that a restart does not read 150 GB once more."""
+"""MD5 sums of archives, cached so that a restart does not read 150 GB again."""
 
 import hashlib
 import json
@@ -16,17 +16,17 @@ _CHUNK = 8 << 20  # bytes
 def check_md5(
     expected: Mapping[Path, str], memory: Path, progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """DataError unless the files have these MD5 sums; all are read at once.
+    """DataError unless the files have these MD5 sums; the files are read in parallel.
 
-    `memory` is a file that keeps the sums; a file of the same size and time is not read again.
-    `progress` takes the bytes read so far.
+    `memory` is a file that caches the sums; a file of the same size and time is not read again.
+    `progress` receives the bytes read so far.
     """
     run = _Run(memory, progress)
     with ThreadPoolExecutor(max(len(expected), 1)) as pool:
         try:
             found = list(pool.map(run.md5, expected))
         except BaseException:
-            run.is_over = True  # else the other threads would read on to the end
+            run.is_over = True  # stops the other threads
             raise
     for path, md5 in zip(expected, found, strict=True):
         if md5 != expected[path]:

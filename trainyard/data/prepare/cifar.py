@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 from their binary archives, as PNG, which loses nothing.
+"""Prepares CIFAR-10 and CIFAR-100 from their binary archives, losslessly as PNG.
 
 A record is one label byte (CIFAR-100: a coarse and a fine one), then 32 x 32 red, green and blue
 values.
@@ -34,10 +34,10 @@ _PUBLISHED = {"train": 50_000, "val": 10_000}
 @dataclass(frozen=True)
 class _Release:
     archive: str
-    md5: str  # as the page of the data set states it
+    md5: str  # from the data set's page
     files: dict[str, tuple[str, ...]]
     class_names: str
-    label_bytes: int  # the last of which is the label
+    label_bytes: int  # the last one is the label
 
 
 RELEASES = {
@@ -62,7 +62,7 @@ RELEASES = {
 
 
 def prepare_cifar(name: str, source: Path, preparation: Preparation) -> Manifest:
-    """Pack "cifar10" or "cifar100"; the official test images are the validation data."""
+    """Packs "cifar10" or "cifar100"; the official test images are the validation data."""
     release = RELEASES[name]
     archive = find_archive(source.resolve(), release.archive, _ORIGIN)
     preparation.check_archives({archive: release.md5})
@@ -81,7 +81,7 @@ def prepare_cifar(name: str, source: Path, preparation: Preparation) -> Manifest
         images = preparation.folder / f"{split}.png"
         with preparation.counter(f"encoding {split} as PNG", len(records)) as progress:
             sizes = _write_images(images, records[:, 1:], progress)
-        stat = archive.stat()  # of the archive's age, so that a restart makes the same file
+        stat = archive.stat()  # the archive's time, so that a restart makes the same file
         os.utime(images, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         index = _index(images, sizes, records[:, 0].tolist(), classes)
         splits[split] = shuffled(index, preparation.order if split == "train" else None)
@@ -90,7 +90,7 @@ def prepare_cifar(name: str, source: Path, preparation: Preparation) -> Manifest
 
 
 def _records(contents: list[bytes], label_bytes: int) -> NDArray[np.uint8] | None:
-    """A row per image: its label, then its pixels. None if a file is not made of such."""
+    """A row per image: label, then pixels. None if a file does not consist of records."""
     size = label_bytes + _PIXELS
     if not all(content and len(content) % size == 0 for content in contents):
         return None
@@ -99,7 +99,7 @@ def _records(contents: list[bytes], label_bytes: int) -> NDArray[np.uint8] | Non
 
 
 def _write_images(path: Path, pixels: NDArray[np.uint8], progress: Progress) -> list[int]:
-    """Write the images end to end into one file; their sizes in bytes."""
+    """Writes images end to end into one file; returns their sizes in bytes."""
     sizes = []
     with ThreadPoolExecutor() as pool, atomic_write(path) as file:
         for image in pool.map(_png, pixels):

@@ -1,4 +1,4 @@
-"""Archives of one tar per class: all inside another tar (fall11), or files of a folder."""
+"""Archives with a tar per class: all inside another tar (fall11), or files of a folder."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ class ClassImages(NamedTuple):
     """The images of a class in the order of their names."""
 
     name: str
-    file: str  # that they lie in, relative to the place's root
+    file: str  # the file that holds them, relative to the place's root
     images: list[Member]
 
     def rows(self, label: int) -> FileRows:
@@ -25,12 +25,12 @@ class ClassImages(NamedTuple):
 
 
 def class_archives(place: Place) -> Iterator[ClassImages]:
-    """The classes in stored order, each once."""
+    """The classes in stored order. DataError if one occurs twice."""
     seen = set()
     for file in place.files(".tar"):
         with closing(ReadAhead(open_source(place.path(file)))) as tar:
             for name, images in _classes(tar, file):
-                if not name.strip(".") or name in seen:  # it becomes the name of a folder
+                if not name.strip(".") or name in seen:  # it becomes a folder's name
                     reason = "comes twice" if name in seen else "is no name of a class"
                     raise DataError(f"{place.path(file)}: {name!r} {reason}")
                 seen.add(name)

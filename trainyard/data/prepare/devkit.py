@@ -1,7 +1,7 @@
-"""The ILSVRC2012 development kit: which class each validation image belongs to.
+"""Reads the ILSVRC2012 development kit: the class of each validation image.
 
-The kit numbers classes by ILSVRC2012_ID, which is not the order of the sorted WordNet IDs
-(WNIDs) by which everybody trains.
+The kit numbers classes by ILSVRC2012_ID, which is not the usual order of labels, by sorted WordNet
+IDs (WNIDs).
 """
 
 import io
@@ -21,7 +21,7 @@ _WNID = re.compile(r"n\d{8}")
 @dataclass(frozen=True)
 class Devkit:
     wnid_of: dict[int, str]
-    """WNID by ILSVRC2012_ID, of the leaves of the hierarchy: the classes that have images."""
+    """WNID by ILSVRC2012_ID, for leaves of the hierarchy: the classes with images."""
     val: tuple[int, ...]
     """The ILSVRC2012_ID of each validation image, by the number in its name, from 1."""
 
@@ -33,7 +33,7 @@ class Devkit:
 
 
 def read_devkit(path: Path) -> Devkit:
-    """Read ILSVRC2012_devkit_t12.tar.gz in memory; needs scipy."""
+    """Reads ILSVRC2012_devkit_t12.tar.gz in memory; needs scipy."""
     try:
         from scipy.io import loadmat
     except ImportError:
@@ -50,10 +50,10 @@ def read_devkit(path: Path) -> Devkit:
             if not int(synset["num_children"])
         }
         val = tuple(int(line) for line in contents[_TRUTH].split())
-    except Exception as error:  # loadmat raises whatever a damaged file leads it to
+    except Exception as error:  # loadmat raises almost any error for a damaged file
         raise DataError(f"{path}: not the ILSVRC2012 devkit ({error})") from None
     strange = [wnid for wnid in wnid_of.values() if not _WNID.fullmatch(wnid)]
-    if strange:  # they become names of folders
+    if strange:  # WNIDs become folder names
         raise DataError(f"{path}: {strange[0]!r} in {_META} is no WordNet ID")
     unknown = set(val) - set(wnid_of)
     if unknown:

@@ -10,13 +10,13 @@ from trainyard.data.prepare.preparation import make_folder
 from trainyard.errors import DataError
 from trainyard.files import writing
 
-_VAL_EVERY = 5  # each fifth image of a class is for validation
+_VAL_EVERY = 5  # every fifth image of a class is for validation
 
 
 def prepare_digits(destination: Path) -> dict[str, int]:
-    """Write train/CLASS/*.png and val/CLASS/*.png (8 x 8 pixels, grey); images per split.
+    """Writes train/CLASS/*.png and val/CLASS/*.png (8 x 8 pixels, grey); returns images per split.
 
-    The folder appears complete or not at all; one that is there already is left as it is.
+    The folder appears complete or not at all; an existing one is not changed.
     """
     if not destination.exists():
         images, labels = _load()

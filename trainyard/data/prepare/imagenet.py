@@ -1,4 +1,4 @@
-"""ImageNet-1K (ILSVRC2012) from the official archives, which are never unpacked."""
+"""Prepares ImageNet-1K (ILSVRC2012) from the official archives, without unpacking them."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from trainyard.data.prepare.preparation import Preparation, find_archive
 from trainyard.data.source import open_source
 from trainyard.errors import DataError
 
-# With the MD5 sums that image-net.org states.
+# With MD5 sums from image-net.org.
 ARCHIVES = {
     "train": ("ILSVRC2012_img_train.tar", "1d675b47d978889d74fa0da5fadfb00e"),
     "val": ("ILSVRC2012_img_val.tar", "29b22e2961454d5413ddabcf34fc5622"),
@@ -30,9 +30,9 @@ _VAL_NAME = re.compile(r"(?:.*/)?ILSVRC2012_val_(\d{8})\.JPEG")
 
 
 def prepare_imagenet_1k(source: Path, preparation: Preparation, *, repair: bool) -> Manifest:
-    """Pack the three archives in the folder `source`; the images' bytes stay as they are.
+    """Packs the three archives in the folder `source`; the images' bytes are not changed.
 
-    `repair` writes the few odd files, a PNG named .JPEG and CMYK JPEGs, anew as RGB JPEGs.
+    `repair` re-encodes the few odd files, a PNG named .JPEG and CMYK JPEGs, as RGB JPEGs.
     """
     archives = {
         part: find_archive(source.resolve(), name, _ORIGIN) for part, (name, _) in ARCHIVES.items()
@@ -53,7 +53,7 @@ def prepare_imagenet_1k(source: Path, preparation: Preparation, *, repair: bool)
             "source": "ILSVRC2012",
             "official": preparation.checksum,
             "seed": preparation.order,
-            # Of a subset: validation images whose class has no training images.
+            # For a subset: validation images whose class has no training images.
             "val_left_out": len(devkit.val) - len(val),
         },
     )
@@ -80,7 +80,7 @@ def _val_scan(path: Path, devkit: Devkit, classes: tuple[str, ...]) -> Scan:
 
 
 def _val_rows(place: Place, devkit: Devkit, classes: tuple[str, ...]) -> Iterator[FileRows]:
-    """Images in the order of their numbers, as far as their class is among the `classes`."""
+    """Images in the order of their numbers; only those of the given `classes`."""
     label_of = {wnid: label for label, wnid in enumerate(classes)}
     found = {}
     with closing(open_source(place.location)) as tar:

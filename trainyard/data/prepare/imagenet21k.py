@@ -1,8 +1,8 @@
-"""ImageNet-21K-P: the classes of ImageNet-21K with enough images, split and made small.
+"""Prepares ImageNet-21K-P: the classes of ImageNet-21K with enough images, split and scaled.
 
-The rules are those of the script published with it (Ridnik et al. 2021, "ImageNet-21K
-Pretraining for the Masses"): a class is kept if it has more than 500 images, and the first 50 in
-the order of their names, compared byte by byte, are for validation.
+The rules are those of its published script (Ridnik et al. 2021, "ImageNet-21K Pretraining for the
+Masses"): a class is kept if it has more than 500 images, and its first 50 images by name, compared
+byte by byte, are for validation.
 """
 
 from collections.abc import Iterator
@@ -30,15 +30,15 @@ RESIZES: dict[str, Recode] = {
     "224-squash": Squash(224, quality=95),
     "256": ShortSide(256, quality=95),
 }
-_MORE_THAN = 500  # images in a class that is kept
-_VAL_IMAGES = 50  # of each class
+_MORE_THAN = 500  # images of a class that is kept
+_VAL_IMAGES = 50  # per class
 _ORIGIN = "https://image-net.org/download-images.php (needs an account)"
 
 
 def prepare_imagenet_21k_p(
     source: Path, preparation: Preparation, *, resize: str | None = None
 ) -> Manifest:
-    """Pack fall11_whole.tar, winter21_whole.tar, a folder of per-class tars, or the processed tar.
+    """Packs fall11_whole.tar, winter21_whole.tar, a folder of per-class tars, or the processed tar.
 
     `resize` is one of RESIZES, by default the published "224-squash".
     """
@@ -61,16 +61,16 @@ def prepare_imagenet_21k_p(
 
 
 def is_processed(source: Path) -> bool:
-    """Whether it is a tar of split and resized images, such as imagenet21k_resized.tar.
+    """True for a tar of split and resized images, such as imagenet21k_resized.tar.
 
-    Such a tar can be trained from as it is.
+    Training can read such a tar directly.
     """
     tar = _only_tar(source)
     return tar.is_file() and set(find_splits(str(tar))) == {"train", "val"}
 
 
 def _only_tar(source: Path) -> Path:
-    """The tar that `source` is or solely holds; otherwise itself, a folder of per-class tars."""
+    """The tar that `source` is, or its only tar; else `source`, a folder of per-class tars."""
     if source.name.endswith((".gz", ".tgz")):
         raise DataError(
             f"{source}: images inside a compressed tar cannot be found: gunzip it first"

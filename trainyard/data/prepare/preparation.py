@@ -1,4 +1,4 @@
-"""What the preparations of the public data sets share."""
+"""Steps shared by the preparations of public data sets."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from trainyard.data.prepare.checksums import check_md5
 from trainyard.errors import DataError
 from trainyard.files import why_unwritable
 
-# A shard is written by one process, and is what a restart writes again.
+# One process writes a shard; a restart writes an unfinished shard again.
 _SHARD_SAMPLES = {
     "webdataset": 1000,
     "tfrecord": 1252,  # ImageNet-1K in 1024 shards, as usual
@@ -32,7 +32,7 @@ _SHARD_SAMPLES = {
 
 
 def find_archive(source: Path, name: str, origin: str) -> Path:
-    """The archive `name`, of which `source` is the folder or the file itself."""
+    """The archive `name`, where `source` is its folder or the file itself."""
     path = source / name if source.is_dir() else source
     if not path.is_file() or path.name != name:
         raise DataError(f"{source}: there is no {name} here; it can be had from {origin}")
@@ -40,7 +40,7 @@ def find_archive(source: Path, name: str, origin: str) -> Path:
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, and those above it. DataError if it cannot be written to."""
+    """Makes a folder and its parents. DataError if it is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         reason = "" if os.access(path, os.W_OK | os.X_OK) else "it is not writable"
@@ -52,27 +52,27 @@ def make_folder(path: Path) -> None:
 
 @dataclass(frozen=True)
 class Preparation:
-    """Where a data set comes to lie, and how."""
+    """The destination of a data set, and the options for writing it."""
 
     destination: Path
     counter: Callable[[str, int | None], AbstractContextManager[Progress]]
-    """Shows one stage: what it is, and how many there will be if that is known."""
+    """Shows the progress of a stage, given its description and its total if known."""
     format: str = "webdataset"
     seed: int = 0
-    """Of the order in which shards hold the training images."""
+    """Seed of the order of training images in the shards."""
     checksum: bool = True
-    """Take nothing but the official archives, whole."""
+    """True to accept only the official, complete archives."""
     workers: int = 1
     shard_samples: int | None = None
-    """By default what suits the format."""
+    """Samples per shard; by default a suitable number for the format."""
 
     @property
     def order(self) -> int | None:
-        """The seed, but None for a folder, in which files have no order."""
+        """The seed; None for a folder, whose files have no order."""
         return None if self.format == "folder" else self.seed
 
     def __post_init__(self) -> None:
-        """DataError before any long work if something else lies there."""
+        """DataError before any long work if the destination holds other data."""
         if self.destination.exists() and not self.destination.is_dir():
             raise DataError(f"{self.destination}: is a file; choose a new folder")
         ours = (self.destination / FILE_NAME, self.destination / JOURNAL)
@@ -81,13 +81,13 @@ class Preparation:
 
     @property
     def folder(self) -> Path:
-        """For what a restart need not do again; gone once all is packed."""
+        """The folder of intermediate results for a restart; removed once all is packed."""
         folder = self.destination / ".prepare"
         make_folder(folder)
         return folder
 
     def check_archives(self, expected: Mapping[Path, str]) -> None:
-        """Check MD5 sums if wanted. They are remembered in the destination."""
+        """Checks MD5 sums if `checksum` is set. The sums are cached in the destination."""
         if not self.checksum:
             return
         make_folder(self.destination)
@@ -97,7 +97,7 @@ class Preparation:
             check_md5(expected, memory, lambda read: progress(read // 10**6))
 
     def index(self, scan: Scan, archives: Sequence[Path]) -> Index:
-        """The index of a scan that follows from these archives."""
+        """The index of a scan of these archives; the saved one if they have not changed."""
         stats = [(path, path.stat()) for path in archives]
         stamps = [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
         digest = hashlib.sha256(json.dumps(stamps).encode()).hexdigest()
@@ -113,7 +113,7 @@ class Preparation:
         about: dict[str, Any],
         recode: Recode | None = None,
     ) -> Manifest:
-        """Write the shards, named after `name`, and remove what was kept for a restart."""
+        """Writes the shards, named after `name`, and removes intermediate results."""
         options = PackOptions(
             format=self.format,
             name=name,

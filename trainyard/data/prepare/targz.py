@@ -1,4 +1,4 @@
-"""A few files out of a small .tar.gz, into memory: nothing that it holds reaches the disk."""
+"""Reads a few files of a small .tar.gz into memory; writes nothing to disk."""
 
 import gzip
 import io

@@ -1,9 +1,9 @@
-"""Connections that give up on an answer that comes too slowly.
+"""Connections that abort an answer that arrives too slowly.
 
 A socket's own timeout bounds the wait for the next packet, so a server that sends a byte now and
 then would hold a request for ever. Here the head of an answer has `GRACE_S` seconds in all, and its
-body may fall behind `FLOOR` bytes a second by as many. Only time spent waiting for the server
-counts, so a reader may take its time.
+body may fall behind `FLOOR` bytes a second by as many seconds. Only waits for the server count,
+so a reader may be slow.
 """
 
 import io
@@ -31,7 +31,7 @@ _until: ContextVar[float] = ContextVar("until", default=math.inf)
 
 
 class TooSlow(TimeoutError):
-    """An answer comes more slowly than `FLOOR`, or not within the time of `no_longer_than`."""
+    """An answer arrives more slowly than `FLOOR`, or not within the time of `no_longer_than`."""
 
     def __init__(self) -> None:
         super().__init__(f"the server sends less than {FLOOR // 1000} kB a second")
@@ -39,7 +39,7 @@ class TooSlow(TimeoutError):
 
 @contextmanager
 def no_longer_than(seconds: float) -> Iterator[None]:
-    """Requests of this thread inside the block end with a timeout when the time is up."""
+    """Ends requests of this thread inside the block with a timeout after `seconds`."""
     token = _until.set(min(_until.get(), time.monotonic() + seconds))
     try:
         yield
@@ -48,7 +48,7 @@ def no_longer_than(seconds: float) -> Iterator[None]:
 
 
 class Clock:
-    """The time that one answer has left. Waiting for bytes uses it up, bytes of data add to it.
+    """The remaining time of one answer. Waiting for bytes uses it up; received bytes add to it.
 
     `floor` is infinite for the head of an answer: its bytes add no time.
     """
@@ -66,7 +66,7 @@ class Clock:
     ) -> int:
         """The number of bytes that `receive` puts into a buffer; 0 at the end of the connection.
 
-        TimeoutError if they do not come in time, `TooSlow` if the time of the answer is up.
+        TimeoutError if no bytes arrive in time, `TooSlow` if the time of the answer is up.
         """
         began = time.monotonic()
         left_s = min(self._left_s, _until.get() - began)
@@ -83,7 +83,7 @@ class Clock:
 
 
 class _Received(io.RawIOBase):
-    """The bytes of one answer as they come through a socket of urllib3's."""
+    """The bytes of one answer from a socket of urllib3."""
 
     def __init__(self, sock: "socket.socket") -> None:
         self._sock = sock
@@ -131,6 +131,6 @@ class _SecurePool(HTTPSConnectionPool):
 
 
 def bounded(manager: urllib3.PoolManager) -> urllib3.PoolManager:
-    """The manager, whose requests are broken off by an answer that comes too slowly."""
+    """The same manager; its requests now abort answers that arrive too slowly."""
     manager.pool_classes_by_scheme = {"http": _Pool, "https": _SecurePool}
     return manager

@@ -1,4 +1,4 @@
-"""Whole files from wherever they lie to this machine's disk."""
+"""Downloads whole files from a path or URL to a local disk."""
 
 import fcntl
 import hashlib
@@ -11,28 +11,28 @@ from typing import BinaryIO
 from trainyard.data.source import Source, open_source
 from trainyard.files import fsync_folder, is_at
 
-_PIECE = 8 << 20  # bytes asked for at once
+_PIECE = 8 << 20  # bytes requested at once
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that are there so far."""
+"""Called with the number of bytes so far."""
 
 
 def download(name: str, path: Path, progress: Progress = lambda _: None) -> str:
-    """Copy a path or URL whole to `path`; its SHA-256.
+    """Copies a whole file from a path or URL to `path`; returns its SHA-256.
 
-    `path` appears complete or not at all. What has arrived of it is kept beside it in a hidden
-    `.download` file, and another call goes on from there if the origin has not changed since.
-    Errors are those of `open_source` and `Source.read`: a broken transfer goes on by itself.
+    `path` appears complete or not at all. A partial copy is kept beside it in a hidden `.download`
+    file, and the next call resumes it if the origin has not changed since. Errors are those of
+    `open_source` and `Source.read`; a broken transfer resumes by itself.
     """
     with closing(open_source(name)) as source:
         tag = hashlib.sha256(repr((source.name, source.stamp)).encode()).hexdigest()[:8]
         part = path.with_name(f".{path.name}.{tag}.download")
         with open(part, "ab+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)  # another process may be at the same file
+            fcntl.flock(file, fcntl.LOCK_EX)  # another process may download the same file
             digest = _fill(file, source, progress)
             file.flush()
             os.fsync(file.fileno())
-            if is_at(part, file.fileno()):  # else the other process has finished it
+            if is_at(part, file.fileno()):  # else another process has finished it
                 os.replace(part, path)
     fsync_folder(path.parent)
     return digest

@@ -1,4 +1,4 @@
-"""A file from a web server, whole: for one image, not for a data set."""
+"""Downloads a whole file from a web server: a single image, not a data set."""
 
 import time
 
@@ -10,15 +10,15 @@ from trainyard.data.remote.patience import Transient
 from trainyard.data.remote.request import Resource, reason_of
 from trainyard.errors import DataError
 
-MAX_BYTES = 100 << 20  # more is no photograph
+MAX_BYTES = 100 << 20  # larger than any photograph
 MAX_S = 60
 _PIECE = 64 << 10  # bytes
 
 
 def fetch_image(url: str) -> bytes:
-    """What an http or https URL names, by way of up to five redirects.
+    """The content of an http or https URL, after up to five redirects.
 
-    DataError, which names the URL, where it cannot be had within a minute or is over 100 MiB.
+    DataError, which names the URL, if it fails, takes over a minute or is over 100 MiB.
     """
     scheme = url.partition("://")[0].lower()
     if scheme not in ("http", "https"):

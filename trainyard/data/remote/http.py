@@ -1,7 +1,7 @@
-"""Files behind HTTP and HTTPS, read by byte ranges over connections that are used again.
+"""Files behind HTTP and HTTPS, read by byte ranges over persistent connections.
 
-A server that goes away for a while is waited for (`patience.py`), and a transfer that breaks goes
-on at the byte where it broke. A file that has changed on the server, or is gone, ends the run.
+Requests wait for a server that is away for a while (`patience.py`), and a broken transfer resumes
+at the byte where it broke. A file that has changed or is gone on the server ends the run.
 """
 
 from collections.abc import Iterator
@@ -21,20 +21,20 @@ from trainyard.data.remote.request import (
 from trainyard.data.source import Stamp
 from trainyard.errors import DataError
 
-_PIECE = 8 << 20  # bytes taken from a connection at once; smaller ones cost a third of the speed
-_MAX_WITHOUT_RANGES = 16 << 20  # bytes of a file that is worth fetching whole for each part
-# Headers of a tar are many small reads close together: what follows one comes with it.
+_PIECE = 8 << 20  # bytes read from a connection at once; smaller reads cost a third of the speed
+_MAX_WITHOUT_RANGES = 16 << 20  # bytes; a larger file is not fetched whole for each part
+# Headers of a tar are many small reads close together, so small reads read ahead.
 _SMALL = 4096  # bytes
-_MIN_WINDOW, _MAX_WINDOW = 8 << 10, 256 << 10  # bytes; grows while reads go on where it ends
+_MIN_WINDOW, _MAX_WINDOW = 8 << 10, 256 << 10  # bytes; grows while reads are consecutive
 
 
 class HttpFile:
-    """A file on a web server. OSError if it is not there; safe to read from many threads."""
+    """A file on a web server. OSError if it does not exist; safe to read from many threads."""
 
     def __init__(self, url: str) -> None:
         self._resource = Resource(url)
         self.name = self._resource.name
-        self._window = (0, b"")  # where it starts, and the bytes read ahead
+        self._window = (0, b"")  # start, and the bytes read ahead
         self.size, self._validator, self._has_ranges = self._look()
         self.stamp: Stamp = [self._validator, self.size]
 
@@ -46,10 +46,10 @@ class HttpFile:
         return self._fetch(offset, size)
 
     def close(self) -> None:
-        """Nothing is held: connections belong to the process."""
+        """Does nothing: connections belong to the process."""
 
     def _read_ahead(self, offset: int, size: int) -> bytes:
-        start, content = self._window  # taken at once: other threads replace it
+        start, content = self._window  # read once, since other threads replace it
         if not start <= offset <= offset + size <= start + len(content):
             is_next = 0 <= offset - start - len(content) <= len(content)
             length = (
@@ -61,9 +61,9 @@ class HttpFile:
         return content[offset - start : offset - start + size]
 
     def _look(self) -> tuple[int, str, bool]:
-        """The size, the server's tag for this version of the file, and whether ranges work.
+        """The size, the server's tag for this version of the file, and True if ranges work.
 
-        One byte is asked for rather than the head, which signed URLs refuse.
+        The request is for one byte, not a HEAD request, which signed URLs refuse.
         """
         patience = Patience(self.name, self._resource.server)
         while True:
@@ -84,7 +84,7 @@ class HttpFile:
             return int(size), validator(response), has_ranges
 
     def _fetch(self, offset: int, size: int) -> bytes:
-        """Bytes from the server, however often it breaks off within the time that is allowed."""
+        """Bytes from the server; resumes broken transfers within the time allowed."""
         patience = Patience(self.name, self._resource.server)
         parts: list[bytes] = []
         while size:
@@ -105,7 +105,7 @@ class HttpFile:
             skip = offset if response.status == 200 else 0
             while skip or size:
                 try:
-                    # Without an exception at an early end: what has come is worth keeping.
+                    # No exception at an early end, to keep the bytes received so far.
                     part = response.read(min(skip or size, _PIECE))
                 except (HTTPError, OSError) as error:
                     raise Transient(reason_of(error)) from None
@@ -120,7 +120,7 @@ class HttpFile:
                 _finish(response, 1)
 
     def _check(self, response: Response, offset: int, size: int) -> None:
-        """DataError unless an answer brings these bytes of the file that was opened."""
+        """DataError unless an answer holds these bytes of the file that was opened."""
         if response.status == 200:
             if self.size > _MAX_WITHOUT_RANGES:
                 raise DataError(
@@ -138,9 +138,9 @@ class HttpFile:
 
 
 def _finish(response: Response, size: int) -> None:
-    """Read the end of an answer, which is less than `size` bytes away, to use its connection again.
+    """Reads the end of an answer, less than `size` bytes away, so that its connection is reused.
 
-    An answer that is longer loses its connection when it is closed.
+    The connection of a longer answer is dropped when the answer is closed.
     """
     with suppress(HTTPError, OSError):
         response.read(size)

@@ -1,4 +1,4 @@
-"""Files behind HTTP and HTTPS from front to back, for servers that cannot send parts of a file."""
+"""Files behind HTTP and HTTPS, read front to back, for servers without range requests."""
 
 import io
 from typing import TYPE_CHECKING
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class HttpStream(io.RawIOBase):
-    """The bytes of a URL; a transfer that breaks is begun again, past what has been read.
+    """The bytes of a URL; a broken transfer resumes after the last byte read.
 
-    Reading raises DataError if they cannot be had, or are not those of a while ago any more.
+    Reading raises DataError if the file cannot be read, or has changed since the first answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -26,8 +26,8 @@ class HttpStream(io.RawIOBase):
         self._patience = Patience(self.name, self._resource.server)
         self._response: urllib3.BaseHTTPResponse | None = None
         self._position = 0  # bytes read so far
-        self._tag: str | None = None  # the server's, as of the first answer
-        self._size: int | None = None  # as soon as an answer tells it
+        self._tag: str | None = None  # the server's tag in the first answer
+        self._size: int | None = None  # known once an answer states it
 
     def readable(self) -> bool:
         return True
@@ -61,7 +61,7 @@ class HttpStream(io.RawIOBase):
         return content
 
     def _open(self) -> urllib3.BaseHTTPResponse:
-        """A transfer of what comes next; its server may send all from the beginning."""
+        """Starts a transfer of the next bytes; skips to them if the server sends the whole file."""
         span = f"bytes={self._position}-" if self._position else None
         self._response = response = self._resource.get(span)
         found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))

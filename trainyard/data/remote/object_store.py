@@ -17,17 +17,17 @@ from trainyard.data.remote.prefetch import Limits
 from trainyard.data.source import Stamp
 from trainyard.errors import DataError
 
-_PACKAGES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs")}  # and the extra that installs it
+_PACKAGES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs")}  # with the extra that installs it
 _LIBRARIES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "fsspec", "s3fs")
 _NO_CREDENTIALS = ("NoCredentialsError", "DefaultCredentialsError", "ProfileNotFound")
-_PERMANENT = (errno.EINVAL, errno.EPERM, errno.ENOSYS)  # as s3fs translates requests refused
+_PERMANENT = (errno.EINVAL, errno.EPERM, errno.ENOSYS)  # s3fs's errors for refused requests
 _lock = Lock()
 
 Result = TypeVar("Result")
 
 
 class ObjectFile:
-    """An object in a store. OSError if it is not there; safe to read from many threads."""
+    """An object in a store. OSError if it does not exist; safe to read from many threads."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,7 +38,7 @@ class ObjectFile:
         self.size = int(file.details["size"])
         tag = file.details.get("ETag") or file.details.get("etag") or ""
         self.stamp: Stamp = [str(tag), self.size]
-        # Both fail once the object is replaced by another.
+        # Both functions fail once another object has replaced this one.
         if self._scheme == "s3":
             self._fetch: Callable[[int, int], bytes] = file._fetch_range
         else:
@@ -55,7 +55,7 @@ class ObjectFile:
             raise DataError(f"{self.name}: {error}; it could be read a while ago") from None
 
     def close(self) -> None:
-        """Nothing is held: connections belong to the process."""
+        """Does nothing: connections belong to the process."""
 
     def _generation(self, number: str) -> Callable[[int, int], bytes]:
         def fetch(start: int, end: int) -> bytes:
@@ -83,7 +83,7 @@ class ObjectFile:
 
 
 def _failure(name: str, error: Exception) -> Exception:
-    """What an error of the stores' libraries means: try again, not there, or never."""
+    """Sorts an error of the stores' libraries: retry, no such file, or permanent."""
     text = " ".join(str(error).split()) or type(error).__name__
     kind = type(error).__name__
     if isinstance(error, (Transient, FileNotFoundError, PermissionError)):
@@ -101,14 +101,14 @@ def _failure(name: str, error: Exception) -> Exception:
 
 @cache
 def _file_system(pid: int, scheme: str) -> Any:
-    """This process's connections to a store: a forked one must not share its parent's."""
+    """This process's connections to a store, which a forked process must not share."""
     package, extra = _PACKAGES[scheme]
     try:
         module = importlib.import_module(package)
     except ImportError:
         raise DataError(f"{scheme}:// needs {package}: pip install 'trainyard[{extra}]'") from None
     common = {"skip_instance_cache": True, "use_listings_cache": False}
-    if scheme == "s3":  # whose library has 10 connections unless told otherwise
+    if scheme == "s3":  # its library's default is 10 connections
         connections = {"max_pool_connections": Limits().in_flight}
         return module.S3FileSystem(**common, config_kwargs=connections)
     return module.GCSFileSystem(**common)

@@ -1,4 +1,4 @@
-"""Waiting for a server that does not answer: back-off with jitter, one line on stderr, an end."""
+"""Retries of failed requests: back-off with jitter, one line on stderr, a time limit."""
 
 import os
 import random
@@ -10,17 +10,17 @@ from trainyard.errors import DataError
 from trainyard.printable import printable
 
 RETRY_S = 600
-"""How long a request may go on failing before the run ends; $TRAINYARD_RETRY_S sets another."""
+"""Seconds for which a request may fail before the run ends; $TRAINYARD_RETRY_S overrides it."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10
-_QUIET_S = 1  # a stale connection or a hiccup needs no line
-_SAY_AGAIN_S = 60  # per server: its outage is one line, however many threads wait
+_QUIET_S = 1  # shorter failures, such as a stale connection, are not reported
+_SAY_AGAIN_S = 60  # per server: an outage prints one line for all threads
 
 _said: dict[str, float] = {}
 _lock = threading.Lock()
 
 
 class Transient(Exception):
-    """A failure that may pass: try again, after `pause_s` at least."""
+    """A temporary failure: retry after at least `pause_s`."""
 
     def __init__(self, reason: str, pause_s: float = 0) -> None:
         super().__init__(reason)
@@ -28,20 +28,20 @@ class Transient(Exception):
 
 
 class Patience:
-    """How long one request has been failing; for one thread."""
+    """The retry state of one request, for one thread."""
 
     def __init__(self, name: str, server: str) -> None:
         self._name, self._server = name, server
         self.reset()
 
     def reset(self) -> None:
-        """Something has arrived: the time starts anew."""
+        """Restarts the time limit, after bytes have arrived."""
         self._since: float | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._has_spoken = False
 
     def wait(self, failure: Transient) -> None:
-        """Sleep until the next try. DataError once the time is up."""
+        """Sleeps until the next try. DataError once the time is up."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         limit_s = _limit_s()

@@ -1,11 +1,11 @@
-"""Remote samples fetched ahead of their use: many requests in flight, bounded memory.
+"""Fetches remote samples ahead of their use: many requests in flight, bounded memory.
 
 The order of samples is known, so ranges are requested long before a decoding thread needs them.
-A range covers a sample and those of its neighbours in the same file that are planned too: random
-order needs a request for each image, `data.locality` one for a run of neighbours.
+A range covers a sample and its planned neighbours in the same file: random order needs a request
+for each image, `data.locality` one for a run of neighbours.
 
-    planned samples  |<------------------- HORIZON_BYTES ------------------->|
-    requested        |<-- URGENT_BYTES -->|   neighbours of those alone
+    planned samples  |<------------------- horizon_bytes ------------------->|
+    requested        |<-- urgent_bytes -->|   only their neighbours
                      ^ the next sample to be decoded
 """
 
@@ -22,38 +22,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 Fetch = Callable[[int, int, int], bytes]
-"""Reads from file number, offset and size. OSError if these bytes cannot be had, DataError if no
-others can either; retries belong to it."""
+"""Reads bytes, given file number, offset and size. OSError if they cannot be read, DataError if
+no others can either. The function retries by itself."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one rank. A process needs up to twice `memory_bytes`, by malloc's fragmentation."""
+    """Limits of one rank. A process needs up to twice `memory_bytes`, by malloc's fragmentation."""
 
     memory_bytes: int = 128 << 20
-    """Of all ranges in flight or not yet decoded."""
+    """Bytes of all ranges in flight or not yet decoded."""
     horizon_bytes: int = 100 << 20
-    """How far samples are planned ahead of their use."""
+    """Bytes of samples that are planned ahead of their use."""
     horizon_samples: int = 8192
     urgent_bytes: int = 40 << 20
-    """How far ahead of its use a sample is requested; covers 0.25 s at 1,500 images/s."""
+    """Bytes by which a sample is requested ahead of its use; 0.25 s at 1,500 images/s."""
     in_flight: int = 256
-    """Requests at a time. At 100 ms per request they bring 2,560 images/s, one for each request."""
+    """Concurrent requests. At 100 ms and one image each they give 2,560 images/s."""
     range_bytes: int = 4 << 20
-    """Of a range of several samples."""
+    """Longest range of several samples."""
     gap_bytes: int = 32 << 10
-    """Between samples of a range: reading so much is cheaper than another request."""
+    """Longest gap between samples of a range: reading it is cheaper than another request."""
 
 
 class Fetched(NamedTuple):
-    """A sample inside a range that was read."""
+    """A sample inside a fetched range."""
 
-    content: NDArray[np.uint8]  # of the range
-    offset: int  # of the sample, in bytes from the range's beginning
+    content: NDArray[np.uint8]  # the whole range
+    offset: int  # bytes from the start of the range to the sample
 
 
 class _Range:
-    """Bytes of a file that one request brings."""
+    """The bytes of a file that one request fetches."""
 
     def __init__(self, file: int, start: int, stop: int) -> None:
         self.file, self.start, self.stop = file, start, stop
@@ -63,7 +63,7 @@ class _Range:
 
 
 class _Sample:
-    """A sample that is planned."""
+    """A planned sample."""
 
     def __init__(self, file: int, offset: int, size: int, at: int) -> None:
         self.file, self.offset, self.size = file, offset, size
@@ -79,11 +79,11 @@ class Prefetcher:
         self._fetch, self._limits = fetch, limits or Limits()
         self._lock = threading.Lock()
         self._samples: dict[int, _Sample] = {}
-        self._waiting: deque[tuple[int, _Sample]] = deque()  # to be requested, in their order
+        self._waiting: deque[tuple[int, _Sample]] = deque()  # samples to request, in order
         self._places: list[tuple[int, int, int]] = []  # file, offset and id of those, sorted
         self._planned = self._taken = 0  # positions in the stream of planned bytes
         self._num_ahead = 0  # samples planned and not yet taken
-        self._held = 0  # bytes of ranges that are in flight or in memory
+        self._held = 0  # bytes of ranges in flight or in memory
         self._freed: SimpleQueue[int] = SimpleQueue()  # bytes; a finalizer may not take a lock
         self._jobs: SimpleQueue[_Range] = SimpleQueue()
         self._num_jobs = self._num_threads = 0
@@ -95,7 +95,7 @@ class Prefetcher:
         offsets: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> None:
-        """Plan samples, which are going to be taken in about this order."""
+        """Plans samples, in about the order in which they will be taken."""
         columns = (ids.tolist(), files.tolist(), offsets.tolist(), sizes.tolist())
         with self._lock:
             for number, file, offset, size in zip(*columns, strict=True):
@@ -104,15 +104,15 @@ class Prefetcher:
             self._request()
 
     def is_full(self) -> bool:
-        """Whether samples are planned as far ahead as they should be."""
+        """True if samples are planned far enough ahead."""
         limits = self._limits
         is_far = self._planned - self._taken >= limits.horizon_bytes
         return is_far or self._num_ahead >= limits.horizon_samples
 
     def take(self, ids: NDArray[np.int64]) -> list[Fetched | None]:
-        """Each sample, waited for; None for one that is not planned or cannot be read.
+        """Waits for each sample; None for one that is not planned or cannot be read.
 
-        DataError if no sample of its file can be read.
+        DataError if no sample of a file can be read.
         """
         with self._lock:
             samples = [self._take(number) for number in ids.tolist()]
@@ -123,7 +123,7 @@ class Prefetcher:
 
     def _plan(self, number: int, file: int, offset: int, size: int) -> None:
         sample = self._samples.get(number)
-        if sample is None:  # else it comes twice: repeated augmentation, or the next epoch
+        if sample is None:  # else a repeat: repeated augmentation, or the next epoch
             sample = self._samples[number] = _Sample(file, offset, size, self._planned)
             self._waiting.append((number, sample))
             insort(self._places, (file, offset, number))
@@ -135,7 +135,7 @@ class Prefetcher:
         sample = self._samples.get(number)
         if sample is None:
             return None
-        if sample.range is None:  # wanted now, whether there is memory for it or not
+        if sample.range is None:  # needed now, even beyond the memory limit
             self._request_range(number, sample)
         sample.uses -= 1
         self._taken += sample.size
@@ -145,7 +145,7 @@ class Prefetcher:
         return sample
 
     def _request(self) -> None:
-        """Request the samples whose time has come, as far as there is memory for them."""
+        """Requests the samples that are due, as far as the memory limit allows."""
         while not self._freed.empty():
             self._held -= self._freed.get()
         until = self._taken + self._limits.urgent_bytes
@@ -159,7 +159,7 @@ class Prefetcher:
             self._waiting.popleft()
 
     def _request_range(self, number: int, sample: _Sample) -> None:
-        """Request a sample, and neighbours that are planned too."""
+        """Requests a sample together with its planned neighbours."""
         here = bisect_left(self._places, (sample.file, sample.offset, number))
         start, stop = sample.offset, sample.offset + sample.size
         stop, last = self._extended_up(here, start, stop)
@@ -176,7 +176,7 @@ class Prefetcher:
             threading.Thread(target=self._work, daemon=True).start()
 
     def _extended_up(self, here: int, start: int, stop: int) -> tuple[int, int]:
-        """The end of a range with the neighbours above a place, and of these among the places."""
+        """The end of a range extended by the neighbours above, and the end of these in places."""
         file, most, last = self._places[here][0], self._longest_range(), here + 1
         while last < len(self._places):
             other, offset, number = self._places[last]
@@ -187,7 +187,7 @@ class Prefetcher:
         return stop, last
 
     def _extended_down(self, here: int, start: int, stop: int) -> tuple[int, int]:
-        """The start of a range with the neighbours below a place, and the first of these."""
+        """The start of a range extended by the neighbours below, and the first of these."""
         file, most, first = self._places[here][0], self._longest_range(), here
         while first:
             other, offset, number = self._places[first - 1]
@@ -226,7 +226,7 @@ def _wait(sample: _Sample) -> Fetched | None:
     wanted.done.wait()
     if wanted.content is not None:
         return Fetched(wanted.content, sample.offset - wanted.start)
-    if isinstance(wanted.error, OSError):  # which may be its neighbour's fault
+    if isinstance(wanted.error, OSError):  # a neighbour may have caused it
         return None
     assert wanted.error is not None
     raise wanted.error

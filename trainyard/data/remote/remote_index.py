@@ -1,4 +1,4 @@
-"""The index of data on a server: how its files look now, and a saved index beside them."""
+"""The index of remote data: the current stamps of its files, and a saved index beside them."""
 
 import os
 import tempfile
@@ -20,7 +20,7 @@ Stamps = dict[str, Stamp | None]
 
 
 def remote_stamps(root: str, names: tuple[str, ...]) -> Stamps:
-    """How each file under a URL looks to its server; None for one that is not there."""
+    """The server's stamp of each file under a URL; None for a missing file."""
     paths = [os.path.join(root, name) for name in names]
     with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
         return dict(zip(names, pool.map(_stamp, paths), strict=True))
@@ -35,7 +35,7 @@ def _stamp(url: str) -> Stamp | None:
 
 
 def check_present(place: Place) -> None:
-    """DataError that names the first file of a remote place that is not there."""
+    """DataError that names the first missing file of a remote place."""
     stamps = remote_stamps(place.root, place.names)
     missing = [name for name, stamp in stamps.items() if stamp is None]
     if not missing:
@@ -72,7 +72,7 @@ def fetch_index(place: Place, name: str, path: Path) -> Index | None:
                 "stamps": {name: stamps[name] for name in index.stamps},
             }
             save_index(path, header, _columns(index))
-    except OSError:  # not there, or no room for it
+    except OSError:  # no such file, or no disk space
         return None
     return load_index(path)
 
@@ -80,7 +80,7 @@ def fetch_index(place: Place, name: str, path: Path) -> Index | None:
 def _loaded(path: Path) -> Index | None:
     try:
         return load_index(path)
-    except (LookupError, TypeError, AttributeError):  # another file under that name
+    except (LookupError, TypeError, AttributeError):  # another kind of file
         return None
 
 
@@ -96,7 +96,7 @@ def _columns(index: Index) -> Columns:
 
 
 def _fits(index: Index, stamps: Stamps) -> bool:
-    """Whether an index from elsewhere speaks of these very files and of nothing outside them."""
+    """True if a downloaded index describes these very files and nothing outside them."""
     looks = {name: stamp for name, stamp in stamps.items() if stamp is not None}
     names = [index.file_names[row] for row in range(len(index.file_names))]
     if not names or not {*names, *index.stamps} <= looks.keys():

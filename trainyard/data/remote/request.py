@@ -1,7 +1,7 @@
-"""Asking a web server for bytes: connections, credentials, and which failures may pass.
+"""Requests to web servers: connections, credentials, and the failures worth a retry.
 
-The user name and password of a URL, or those in ~/.netrc, tokens and the query are in no message.
-They go to the server of the URL alone, and not to another one that it redirects to.
+The user name and password of a URL, or those in ~/.netrc, tokens and the query appear in no
+message. They are sent to the server of the URL only, and not to one that it redirects to.
 """
 
 import netrc
@@ -33,11 +33,11 @@ _ONLY_REDIRECTS = urllib3.Retry(
     total=None, connect=0, read=0, redirect=_MOST_REDIRECTS, status=0, other=0
 )
 _REDIRECTS = (301, 302, 303, 307, 308)
-_CONNECTIONS = 64  # that urllib3 keeps open per server
+_CONNECTIONS = 64  # kept open by urllib3 per server
 
 
 class Response(Protocol):
-    """An answer; closing it early costs its connection."""
+    """An answer; closing it early drops its connection."""
 
     @property
     def status(self) -> int: ...
@@ -64,7 +64,7 @@ class Response(Protocol):
 
 
 class Resource:
-    """What a URL names. Its errors: OSError, DataError, or Transient if trying again may help."""
+    """A file behind a URL. Raises OSError, DataError, or Transient if a retry may help."""
 
     def __init__(self, url: str) -> None:
         parts = _split(with_secrets(url))
@@ -73,19 +73,19 @@ class Resource:
         self.server = parts.netloc.rpartition("@")[2]
         self._headers = _headers(parts)
         self._proxy = _proxy_of(parts)
-        self._moved_to: str | None = None  # where the last range came from
+        self._moved_to: str | None = None  # the URL that sent the last range
 
     def get(self, span: str | None) -> urllib3.BaseHTTPResponse:
-        """The answer to a request for all of it, or for a `span` such as "bytes=0-99".
+        """The answer to a request for the whole file, or for a `span` such as "bytes=0-99".
 
-        Its status is 200, 206, or 416 for an empty file.
+        The status is 200, 206, or 416 for an empty file.
         """
         response = self._by_urllib3(self._headers | ({"Range": span} if span else {}))
         self._check(response)
         return response
 
     def get_range(self, first: int, last: int) -> Response:
-        """As `get`, for the bytes from `first` to `last`, for less CPU where there is no proxy."""
+        """Like `get`, for bytes `first` to `last`; needs less CPU where there is no proxy."""
         headers = self._headers | {"Range": f"bytes={first}-{last}"}
         try:
             response: Response = self._directly(headers)
@@ -95,14 +95,14 @@ class Resource:
         return response
 
     def _directly(self, headers: dict[str, str]) -> connections.Answer:
-        """NotPlain where urllib3 must do it."""
+        """The answer without urllib3. NotPlain if urllib3 must handle the request."""
         if self._proxy is not None:
             raise connections.NotPlain("a proxy")
         if self._moved_to is not None:
             answer = self._ask(self._moved_to, headers)
             if answer.status in (200, 206):
                 return answer
-            answer.close()  # a signature has expired, perhaps
+            answer.close()  # perhaps an expired signature
             self._moved_to = None
         url = self._url
         for _ in range(_MOST_REDIRECTS + 1):
@@ -115,7 +115,7 @@ class Resource:
         raise DataError(f"{self.name}: too many redirects")
 
     def _ask(self, url: str, headers: dict[str, str]) -> connections.Answer:
-        if _server_of(url) != _server_of(self._url):  # which has no business with the login
+        if _server_of(url) != _server_of(self._url):  # another server must not get the login
             headers = {name: headers[name] for name in headers if name != "Authorization"}
         try:
             return connections.ask(url, headers)
@@ -178,7 +178,7 @@ def changed(name: str) -> str:
 
 
 def validator(response: Response) -> str:
-    """What a server changes when the file does; empty if it tells nothing."""
+    """A server's tag of the version of a file; empty if it sends none."""
     return response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
 
 
@@ -187,7 +187,7 @@ def _server_of(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc
 
 
-# --- what failed, and whether trying again can help ---
+# --- failures, and whether a retry can help ---
 
 
 def _failure(name: str, error: HTTPError | OSError) -> Exception:
@@ -218,7 +218,7 @@ def reason_of(error: HTTPError | OSError) -> str:
 
 
 def _root_of(error: BaseException) -> BaseException:
-    """The error at the bottom of urllib3's wrappers."""
+    """The innermost error inside urllib3's wrappers."""
     inner = [getattr(error, "reason", None), error.__cause__, *reversed(error.args)]
     for candidate in inner:
         if isinstance(candidate, Exception) and candidate is not error:
@@ -231,7 +231,7 @@ def _root_of(error: BaseException) -> BaseException:
 
 @cache
 def _pool(pid: int, proxy: str | None) -> urllib3.PoolManager:
-    """The connections of this process: a forked one must not share its parent's."""
+    """The connections of this process, which a forked process must not share."""
     if proxy is None:
         return bounded(urllib3.PoolManager(maxsize=_CONNECTIONS))
     parts = urlsplit(proxy)
@@ -241,7 +241,7 @@ def _pool(pid: int, proxy: str | None) -> urllib3.PoolManager:
 
 
 def _proxy_of(parts: SplitResult) -> str | None:
-    """The proxy that the environment names for a server."""
+    """The environment's proxy for a server; None if there is none."""
     proxy = getproxies().get(parts.scheme)
     if not proxy or proxy_bypass(parts.hostname or ""):
         return None
@@ -257,7 +257,7 @@ def _headers(parts: SplitResult) -> dict[str, str]:
 
 
 def _authorization(parts: SplitResult) -> str | None:
-    """By the login of the URL, else a token of the environment, else the login in ~/.netrc."""
+    """The header's value: by the URL's login, else a token, else the login in ~/.netrc."""
     if parts.username is not None:
         login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         return f"Basic {b64encode(login.encode()).decode()}"
@@ -282,7 +282,7 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit(url)
         _ = parts.port  # ValueError if it is no number
     except ValueError as error:
-        why = f" ({error})" if without_secrets(url) == url else ""  # it might quote a password
+        why = f" ({error})" if without_secrets(url) == url else ""  # the error may quote a password
         raise DataError(f"{without_secrets(url)}: not a valid URL{why}") from None
     if not parts.hostname:
         raise DataError(f"{without_secrets(url)}: not a valid URL (it names no host)")

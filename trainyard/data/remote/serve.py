@@ -1,7 +1,7 @@
-"""A data set over HTTP: nginx in the foreground with a configuration of its own.
+"""Serves a data set over HTTP by nginx in the foreground, with a configuration of its own.
 
-No path and no word of the user's stands in the configuration: nginx's language cannot escape every
-one. The folder and the TLS files are links in the server's temporary folder.
+The configuration holds no path or text of the user's, since nginx's language cannot escape all of
+them. The folder and the TLS files are links in the server's temporary folder.
 """
 
 import base64
@@ -77,7 +77,7 @@ class ServerOptions:
     port: int = 8765
     listing: bool = False
     logins: tuple[str, ...] = ()
-    """NAME:PASSWORD; if there are any, nobody else may read."""
+    """NAME:PASSWORD each; if there are any, a login is required."""
     certificate: Path | None = None
     key: Path | None = None
 
@@ -91,7 +91,7 @@ class ServerOptions:
 
 
 def check_options(options: ServerOptions) -> None:
-    """DataError for what nginx would refuse in its own words, or would do otherwise than meant."""
+    """DataError for options that nginx would refuse or misinterpret."""
     if not options.folder.is_dir():
         raise DataError(f"{options.folder}: no such folder")
     if not 1 <= options.port <= 65535:
@@ -110,7 +110,7 @@ def check_options(options: ServerOptions) -> None:
 
 
 def published(folder: Path) -> dict[str, str]:
-    """The location of each split, relative to the folder, as one who sees no folders writes it."""
+    """The location of each split relative to the folder, as a user of the URL writes it."""
     found = {}
     for split, location in all_splits(str(folder)).items():
         place = find_place(location)
@@ -128,7 +128,7 @@ def published(folder: Path) -> dict[str, str]:
 
 
 def _brace_list(place: Place, watched: tuple[str, ...]) -> str:
-    """The files among those watched, as `x-{000000..001281}.tar`; the first and last tell how."""
+    """The watched files as a brace list, `x-{000000..001281}.tar`, by the first and last name."""
     names = sorted(name for name in watched if os.path.isfile(place.path(name)))
     first, last = names[0], names[-1]
     candidates = [first]
@@ -137,7 +137,7 @@ def _brace_list(place: Place, watched: tuple[str, ...]) -> str:
         end_of_last = len(last) - len(first) + end
         candidates.append(f"{first[:start]}{{{digits[0]}..{last[start:end_of_last]}}}{first[end:]}")
     for candidate in candidates:
-        with suppress(DataError):  # far too many names
+        with suppress(DataError):  # too many names
             if expand_braces(candidate) == names:
                 return candidate
     raise DataError(
@@ -156,9 +156,9 @@ def _check_reachable(folder: Path, path: Path) -> None:
 
 
 def configuration(options: ServerOptions) -> str:
-    """What nginx is told; file names in it are relative to its temporary folder."""
+    """The configuration of nginx; its file names are relative to the temporary folder."""
     return _CONFIGURATION.format(
-        # Workers of a master that is root become nobody, who may not see private data.
+        # Workers of a root master run as nobody, who may not read private data.
         user="user root;\n" if os.geteuid() == 0 else "",
         address=f"[{options.host}]" if ":" in options.host else options.host,
         port=options.port,
@@ -170,7 +170,7 @@ def configuration(options: ServerOptions) -> str:
 
 @contextmanager
 def serving(options: ServerOptions) -> Iterator["subprocess.Popen[bytes]"]:
-    """An nginx that answers; it ends, and its temporary folder goes, with the block."""
+    """Runs nginx until the end of the block, then stops it and deletes its temporary folder."""
     program = _find_nginx()
     _check_port(options)
     with tempfile.TemporaryDirectory(prefix="trainyard-serve-") as folder:
@@ -181,7 +181,7 @@ def serving(options: ServerOptions) -> Iterator["subprocess.Popen[bytes]"]:
         server = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us, who then end it
+            start_new_session=True,  # Ctrl-C reaches this process, which then ends nginx
             preexec_fn=_die_with_parent,
         )
         try:
@@ -204,7 +204,7 @@ def _fill(prefix: Path, options: ServerOptions) -> None:
 
 
 def _user_line(login: str) -> str:
-    """A line of nginx's auth_basic_user_file: salted SHA-1, the safest hash that needs no crypt."""
+    """A line of nginx's auth_basic_user_file: salted SHA-1, the safest hash without crypt."""
     name, _, password = login.partition(":")
     salt = secrets.token_bytes(8)
     digest = hashlib.sha1(password.encode() + salt).digest()
@@ -217,12 +217,12 @@ def _find_nginx() -> list[str]:
         raise DataError("nginx is not installed: apt-get install nginx-light, or its like")
     said = subprocess.run([path, "-v"], capture_output=True, text=True).stderr
     version = tuple(map(int, re.findall(r"\d+", said)[:3]))
-    # Older ones only warn that they cannot write to the system's log.
+    # Older versions only warn that they cannot write to the system's log.
     return [path, "-e", "stderr"] if version >= (1, 19, 5) else [path]
 
 
 def _check_port(options: ServerOptions) -> None:
-    """DataError if this host and port cannot be listened at."""
+    """DataError if the server cannot listen at this host and port."""
     where = f"--host {options.host} --port {options.port}"
     try:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
@@ -238,7 +238,7 @@ def _check_port(options: ServerOptions) -> None:
 
 
 def _check(command: list[str]) -> None:
-    """DataError with nginx's own word, should it dislike what it is given: a broken key, say."""
+    """DataError with nginx's own message if it rejects its input, say a broken key."""
     test = subprocess.run([*command, "-t", "-q"], capture_output=True, text=True)
     if test.returncode:
         words = re.findall(r"\[emerg\] (?:\d+#\d+: )?(.*)", test.stderr) or [test.stderr.strip()]
@@ -258,5 +258,5 @@ def _wait_until_it_answers(server: "subprocess.Popen[bytes]", options: ServerOpt
 
 
 def _die_with_parent() -> None:
-    """In the child: ends even if the parent is killed and cannot end it."""
+    """In the child: ends it with its parent, even if the parent is killed."""
     signal_without_parent(signal.SIGTERM)

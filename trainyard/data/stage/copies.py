@@ -1,12 +1,12 @@
-"""Copies of a data set's files in a folder of this node: which there are, who uses them.
+"""Copies of a data set's files in a folder of this node, and the locks of their users.
 
-    FOLDER/trainyard-stage/KEY/17                 a complete copy: file 17 of the index, or where
-                                                  images are single files samples 17 * 512 and on
-                              17.146800640.part   one in the making and its size when complete,
-                                                  by the process that has the lock or one that died
+    FOLDER/trainyard-stage/KEY/17                 a complete copy: file 17 of the index, or for
+                                                  single image files samples 17 * 512 and on
+                              17.146800640.part   an unfinished copy and its final size, by the
+                                                  process that holds the lock or one that died
                               stager.lock         held by the one process that makes copies
 
-Whoever uses a data set holds a shared lock on its folder, and what is in use is not evicted. All
+Each user of a data set holds a shared lock on its folder; a data set in use is not evicted. All
 locks are flocks, which end with their process, however it ends.
 """
 
@@ -27,18 +27,18 @@ from trainyard.data.source import is_remote
 from trainyard.errors import DataError
 from trainyard.files import fsync_folder, is_at
 
-GROUP = 512  # samples that share a copy where most are files of their own
-_FEW = 16  # samples to a file, on average: not shards, but single images
+GROUP = 512  # samples that share a copy if most are single files
+_FEW = 16  # average samples per file; below it, files are single images, not shards
 _FOLDER = "trainyard-stage"
-_TELL_S = 3600  # how long other processes and evaluations keep quiet about what was told
+_TELL_S = 3600  # time for which other processes do not repeat a message
 
 
 class CannotStage(Exception):
-    """No more copies can be made here; the message says why. What is there can be used."""
+    """No more copies can be made here, for the reason given; existing copies can be used."""
 
 
 class Copy(NamedTuple):
-    """Where a sample lies in a copy."""
+    """The position of a sample in a copy."""
 
     number: int
     path: str
@@ -47,12 +47,12 @@ class Copy(NamedTuple):
 
 
 class Copies:
-    """The copies of one data set, in use from now until `close` or the end of the process."""
+    """The copies of one data set, in use until `close` or the end of the process."""
 
     def __init__(self, index: Index, folder: Path) -> None:
         self._index = index
         self.is_grouped = len(index) < _FEW * len(index.file_names)
-        """Each copy holds a group of samples; else it is a file of the index."""
+        """True if each copy holds a group of samples, False if it is a file of the index."""
         self.path = folder / _FOLDER / _key(index, self.is_grouped)
         try:
             self._users_fd = _open_shared(self.path)
@@ -65,19 +65,19 @@ class Copies:
                 f"{self.path.parent} on {socket.gethostname()} belongs to another user, who might "
                 "put anything there: stage to a folder of your own"
             )
-        with suppress(PermissionError):  # made by root, in a prologue of the job say
+        with suppress(PermissionError):  # made by root, say in a prologue of the job
             os.utime(self.path)  # the most recently used
         self.refresh()
 
     def __len__(self) -> int:
-        """How many there are once all are made."""
+        """Number of copies once all are made."""
         return -(-len(self._index) // GROUP) if self.is_grouped else len(self._index.file_names)
 
     def close(self) -> None:
         os.close(self._users_fd)
 
     def find(self, sample: int) -> Copy | None:
-        """The copy of a sample, as far as `refresh` has seen it; costs no system call."""
+        """The copy of a sample, None if `refresh` has not seen one; costs no system call."""
         index = self._index
         number = sample // GROUP if self.is_grouped else int(index.file[sample])
         if number not in self._ready:
@@ -88,7 +88,7 @@ class Copies:
         return Copy(number, str(self.path / str(number)), offset, int(index.size[sample]))
 
     def refresh(self) -> None:
-        """Look which copies there are."""
+        """Lists the existing copies."""
         try:
             self._ready = {int(name) for name in os.listdir(self.path) if name.isdigit()}
         except FileNotFoundError:  # removed by hand
@@ -98,15 +98,15 @@ class Copies:
         return [number for number in range(len(self)) if number not in self._ready]
 
     def forget(self, number: int) -> None:
-        """A copy turned out not to be readable."""
+        """Drops a copy that cannot be read."""
         self._ready = self._ready - {number}
 
     def num_bytes(self) -> int:
-        """Of all copies, with what there is of the one in the making."""
+        """Bytes of all copies, including the unfinished one."""
         return sum(file.size for file in _files(self.path))
 
     def is_news(self) -> bool:
-        """Whether nobody was told lately that no more copies can be made."""
+        """True if no process has reported in the last hour that no more copies can be made."""
         told = self.path / "told"
         with suppress(OSError):
             if time.time() - told.stat().st_mtime < _TELL_S:
@@ -115,11 +115,11 @@ class Copies:
             told.touch()
         return True
 
-    # --- for the one that makes them ---
+    # --- for the process that makes copies ---
 
     @contextmanager
     def leading(self) -> Iterator[bool]:
-        """Whether this process is the one to make copies, until the end of the block."""
+        """True if this process is the one to make copies until the end of the block."""
         with explained(self.path):
             fd = os.open(self.path / "stager.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
@@ -128,10 +128,10 @@ class Copies:
             os.close(fd)
 
     def begin(self, number: int, size: int, cap: int | None) -> Path:
-        """The file in which to make a copy, with what there is of it; its room is reserved.
+        """The file to write a copy into, possibly begun by an earlier process; reserves its space.
 
-        Copies of other data sets make room if they must. Of other processes that copy into the
-        same folder, one at a time is let in here.
+        Copies of other data sets are evicted if necessary. Processes that copy into the same folder
+        pass here one at a time.
         """
         part = self.path / f"{number}.{size}.part"
         with explained(self.path), _exclusive(self.path.parent):
@@ -148,14 +148,14 @@ class Copies:
         return part
 
     def check_room(self) -> None:
-        """CannotStage if others are filling the disk."""
+        """CannotStage if the disk is nearly full, by others' files."""
         usage = shutil.disk_usage(self.path)
         if usage.free < _reserve(usage.total):
             raise CannotStage("the disk is nearly full")
 
     def finish(self, number: int, part: Path) -> None:
-        """Publish a copy that is complete and on disk."""
-        with explained(self.path), _exclusive(self.path.parent):  # lest it be counted twice
+        """Publishes a copy that is complete and on disk."""
+        with explained(self.path), _exclusive(self.path.parent):  # so that it is not counted twice
             os.replace(part, self.path / str(number))
             fsync_folder(self.path)
         self._ready = self._ready | {number}
@@ -171,7 +171,7 @@ def _files(folder: Path) -> list[_File]:
     found = []
     with os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(FileNotFoundError):  # another process is done with it
+            with suppress(FileNotFoundError):  # another process has removed it
                 size = entry.stat().st_size
                 complete = int(entry.name.split(".")[1]) if entry.name.endswith(".part") else size
                 found.append(_File(entry.path, size, complete))
@@ -179,16 +179,16 @@ def _files(folder: Path) -> list[_File]:
 
 
 def _folders(parent: Path) -> list[Path]:
-    """Of data sets, the least recently used first."""
+    """The folders of data sets, the least recently used first."""
     return sorted(parent.iterdir(), key=lambda path: path.stat().st_mtime)
 
 
 def _key(index: Index, is_grouped: bool) -> str:
-    """Names what is copied: the files as they were when they were indexed.
+    """A key of the copied files in the state in which they were indexed.
 
     Two splits of the same files share the copies.
     """
-    is_path = index.root and not is_remote(index.root)  # of a merged index the names are whole
+    is_path = index.root and not is_remote(index.root)  # a merged index has absolute names
     root = os.path.realpath(index.root) if is_path else index.root
     names = [] if is_grouped else [index.file_names[row] for row in range(len(index.file_names))]
     stamps = {name: index.stamps.get(name) for name in names}
@@ -198,12 +198,12 @@ def _key(index: Index, is_grouped: bool) -> str:
 
 
 def _reserve(total: int) -> int:
-    """Bytes of a disk that staging leaves free."""
+    """Bytes of disk space that staging leaves free."""
     return max(10**9, total // 20)
 
 
 def _evict(parent: Path, excess: int) -> bool:
-    """Delete copies that nobody uses, least recently used first; none if they are too few."""
+    """Deletes unused copies, the least recently used first; none if that frees too little."""
     with ExitStack() as stack:
         unused = []
         for path in _folders(parent):
@@ -217,7 +217,7 @@ def _evict(parent: Path, excess: int) -> bool:
             used_at = path.stat().st_mtime_ns
             for file in _files(path):
                 if excess <= 0:
-                    os.utime(path, ns=(used_at, used_at))  # deleting is not using
+                    os.utime(path, ns=(used_at, used_at))  # deletion does not count as use
                     return True
                 excess -= file.complete
                 os.unlink(file.path)
@@ -229,7 +229,7 @@ def _evict(parent: Path, excess: int) -> bool:
 
 
 def _open_shared(path: Path) -> int:
-    """A descriptor of a folder, made if need be, with a shared lock on it."""
+    """A descriptor of a folder, created if necessary, with a shared lock on it."""
     while True:
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -237,7 +237,7 @@ def _open_shared(path: Path) -> int:
             if path.exists():
                 raise
             continue  # evicted just now
-        with suppress(FileNotFoundError):  # or now
+        with suppress(FileNotFoundError):  # or evicted since
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(fd, fcntl.LOCK_SH)
             if is_at(path, fd):

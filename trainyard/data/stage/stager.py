@@ -1,8 +1,8 @@
-"""Staging: copies of a data set on a node's own disk, made while training reads the source.
+"""Staging: copies a data set to a node's own disk while training reads the source.
 
-Of all processes of a node that use the data set, one makes the copies (`copies.py`), the others
-use them as they appear, and one of them goes on if it dies. A copy is complete, and has the
-checksum that dataset.json lists, or is not there.
+One process of a node makes the copies (`copies.py`), and the others use each copy once it appears;
+if that process dies, another continues. A copy is complete, and has the checksum that
+dataset.json lists, or does not exist.
 """
 
 import hashlib
@@ -27,18 +27,18 @@ from trainyard.data.source import open_source
 from trainyard.data.stage.copies import GROUP, CannotStage, Copies, explained
 from trainyard.errors import DataError
 
-_BLOCK = 8 << 20  # bytes of a shard that are read at once
-_NUM_READS = 8  # blocks or images under way at once: hides what a server takes to answer
-_LOOK_S = 2.0  # between two looks at what the process that makes the copies has done
-_WAITS_S = (1, 4)  # before another attempt at a file that arrived damaged
+_BLOCK = 8 << 20  # bytes of a shard read at once
+_NUM_READS = 8  # blocks or images in flight; hides the latency of a server
+_LOOK_S = 2.0  # interval at which other processes look for new copies
+_WAITS_S = (1, 4)  # before each new attempt at a file that arrived damaged
 
 
 class Unreadable(Exception):
-    """A file cannot be read now; whoever needs its samples will find out from the source."""
+    """A file cannot be read now; reading its samples from the source reports it."""
 
 
 def stage_folder(text: str) -> Path:
-    """The folder that `data.stage` means on this node."""
+    """The folder of `data.stage` on this node. DataError if a variable in it is not set."""
     folder = os.path.expanduser(os.path.expandvars(text))
     unset = re.search(r"\$\{?(\w+)", folder)
     if unset or not folder:
@@ -59,9 +59,9 @@ class Stager:
         """Copies made by this process."""
 
     def run(self) -> str | None:
-        """Return when all copies are there, or with the reason why no more can be made.
+        """Returns None once all copies exist, or the reason why no more can be made.
 
-        DataError if a file of the source is not what it should be.
+        DataError if a file of the source has changed or is damaged.
         """
         try:
             while self.copies.missing():
@@ -81,7 +81,7 @@ class Stager:
         return None
 
     def start(self) -> "Future[str | None]":
-        """`run` in a thread, which ends with the process."""
+        """Starts `run` in a thread that ends with the process."""
         done: Future[str | None] = Future()
 
         def work() -> None:
@@ -94,7 +94,7 @@ class Stager:
         return done
 
     def num_bytes(self) -> int:
-        """Of all copies once they are made; the source is asked for the sizes of the missing."""
+        """Bytes of all copies when complete; asks the source for sizes of missing ones."""
         if self.copies.is_grouped:
             return int(self._index.size.sum())
         with ThreadPoolExecutor(_NUM_READS) as pool:
@@ -109,7 +109,7 @@ class Stager:
 
     def _make_all(self) -> None:
         missing = self.copies.missing()
-        # Not all nodes at the same file at the same time.
+        # Nodes begin at different files, to spread the load.
         first = zlib.crc32(socket.gethostname().encode()) % len(self.copies)
         missing.sort(key=lambda number: (number - first) % len(self.copies))
         problems = []
@@ -125,7 +125,7 @@ class Stager:
             raise Unreadable(f"{len(problems):,} cannot be read, {problems[0]} first")
 
     def _make_group(self, pool: ThreadPoolExecutor) -> Callable[[int], None]:
-        """What copies a group of single images; one that cannot be read becomes a hole."""
+        """The function that copies a group of single images; an unreadable one becomes zeros."""
         reader, sizes = Reader(self._index), self._index.size
 
         def make(number: int) -> None:
@@ -150,7 +150,7 @@ class Stager:
         return make
 
     def _make_file(self, pool: ThreadPoolExecutor) -> Callable[[int], None]:
-        """What copies a whole file."""
+        """The function that copies a whole file."""
         checksums = _checksums([self._name(number) for number in range(len(self.copies))])
 
         def make(number: int) -> None:
@@ -166,7 +166,7 @@ class Stager:
         return make
 
     def _attempt(self, number: int, checksum: str | None, pool: ThreadPoolExecutor) -> str | None:
-        """Copy a file; what is wrong with what arrived, or None."""
+        """Copies a file; returns the problem with the data received, or None."""
         try:
             source = open_source(self._name(number))
         except OSError as error:
@@ -198,7 +198,7 @@ class Stager:
         read: Callable[[int], bytes],
         pool: ThreadPoolExecutor,
     ) -> str:
-        """Fill the file from where an earlier process left it; the SHA-256 of the whole."""
+        """Fills the file, continuing an earlier process's part; the SHA-256 of the whole file."""
         digest = hashlib.sha256()
         try:
             with explained(part), open(part, "rb+") as file:
@@ -221,7 +221,7 @@ class Stager:
 
 
 def _checksums(names: list[str]) -> dict[str, str]:
-    """The SHA-256 of each file that a dataset.json beside it, or one folder above, lists."""
+    """The SHA-256 of each file that a dataset.json lists, beside it or one folder above."""
     found = {}
     parts = sorted(os.path.split(name) for name in names)
     for folder, group in groupby(parts, itemgetter(0)):

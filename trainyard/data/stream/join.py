@@ -1,8 +1,8 @@
-"""Batches of streams that ranks walk through, each its own, until all of them have run dry.
+"""Batches of streams, where each rank reads its own shards until all ranks are exhausted.
 
-A rank that has run dry shadows the others, as torch's Join does: it takes part in every step with
-samples of weight 0, whose gradient is exactly zero. With each batch the ranks tell each other
-whether more are to come, so all know alike where a pass ends, and the next one begins.
+An exhausted rank shadows the others, as in torch's Join: it takes part in every step with samples
+of weight 0, whose gradient is exactly zero. With each batch the ranks exchange whether they have
+more, so all of them know where a pass ends and the next one begins.
 """
 
 import math
@@ -23,11 +23,11 @@ from trainyard.errors import CheckpointError, DataError
 from trainyard.world import World, new_group, together
 
 Place = dict[str, Any]
-"""Where in its passes a run is, as it is saved: `ranks`; `ends`, the steps at which passes ended,
+"""The saved position of a run in its passes: `ranks`; `ends`, the steps at which passes ended,
 counted in batches of the stream; `seen`, samples of the pass so far, of all ranks."""
 NO_SAMPLE = -1
-"""The id of what fills up a batch."""
-_FEWEST = 2  # samples of a batch, for batch norm to normalise
+"""The id of padding samples."""
+_FEWEST = 2  # samples of a batch; batch norm needs two
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -41,7 +41,7 @@ class _Either:
 
 
 class JoinFeed:
-    """Batches of a run from a step on, pass by pass; a context manager, the same on every rank."""
+    """Batches of a run from a step on, pass by pass; a context manager, used on every rank."""
 
     def __init__(
         self,
@@ -53,31 +53,31 @@ class JoinFeed:
         world: World,
         report: Callable[[dict[str, Any]], None],
     ) -> None:
-        """`open_loader(pass, batches)` passes over so many batches of a pass.
+        """`open_loader(pass, batches)` skips that many batches of a pass.
 
-        `open_feed` makes device batches of host batches, of which the first lies at so many
-        samples of the run. `place` is kept up to date. `report` is told of each pass that ends.
+        `open_feed(batches, first)` makes device batches of host batches; the first batch begins at
+        sample `first` of the run. `place` is kept up to date. `report` is called after each pass.
         """
         self._course, self._open_loader, self._open_feed = course, open_loader, open_feed
         self._place, self._world, self._report = place, world, report
         self._num_passes = num_passes(course)
         self._ends: list[int] = []
         self._seen = 0
-        self._step = 0  # batches of the stream so far; a run that went back is behind it
-        self._is_dry = False  # this rank, until the pass ends
-        self._message: torch.Tensor | None = None  # of the newest batch, until it is counted
-        self._work: dist.Work | None = None  # the message is under way
+        self._step = 0  # batches of the stream so far; a run that was rolled back is behind it
+        self._is_dry = False  # True if this rank is exhausted, until the pass ends
+        self._message: torch.Tensor | None = None  # of the newest batch, until counted
+        self._work: dist.Work | None = None  # the pending exchange of the message
         self._group: Any = None
         self._feed: Feed | None = None
         self._batches: Iterator[Batch] = iter(())
 
     def seek(self, step: int, skipped: int) -> None:
-        """Go on at `step` of the run, passing over `skipped` samples of the stream.
+        """Continues at `step` of the run, and passes over `skipped` samples of the stream.
 
-        What was seen of a pass is read again. CheckpointError where that cannot be done alike.
+        Reads the beginning of the pass again. CheckpointError if that cannot be repeated exactly.
         """
         step += skipped // self._batch
-        if self._feed is None or step != self._step:  # else the run went back, the data runs on
+        if self._feed is None or step != self._step:  # else rolled back; the data continues
             with together(self._world):
                 self._ends = self._ends_before(step)
             self._seen = self._place.get("seen", 0)
@@ -88,18 +88,18 @@ class JoinFeed:
         self._note()
 
     def is_over(self, step: int) -> bool:
-        """Whether the run is over after `step` steps of it, the newest batch being the last."""
+        """True if the run is over after `step` steps, with the newest batch as the last."""
         self._settle()
         if self._num_passes is None:
             return step >= self._course.num_steps
         return len(self._ends) >= self._num_passes
 
     def saving(self, every: Due) -> Due:
-        """When to save: also at the end of a pass, where another number of ranks can go on."""
+        """The steps to save at: also the end of a pass, where the number of ranks may change."""
         return _Either(every, self)
 
     def due(self, step: int) -> bool:
-        """Whether a pass ended with the newest batch."""
+        """True if a pass ended with the newest batch."""
         self._settle()
         return self._ends[-1:] == [self._step]
 
@@ -108,7 +108,7 @@ class JoinFeed:
         return self._course.phases[0].batch
 
     def _ends_before(self, step: int) -> list[int]:
-        """The ends of passes up to a step, if the run can go on from there."""
+        """The ends of passes up to a step. CheckpointError if the run cannot resume there."""
         if step and "ends" not in self._place:
             raise CheckpointError(
                 "data.order = 'join' goes on from its own checkpoints only: begin with the weights "
@@ -139,14 +139,14 @@ class JoinFeed:
                 self._settle()
 
     def _tell(self, count: int) -> None:
-        """Tell the others whether more is to come here, and how many samples this batch has."""
+        """Sends the other ranks whether this one has more, and the samples of this batch."""
         self._step += 1
         self._message = torch.tensor([not self._is_dry, count])
         if self._world.size > 1:
             self._work = dist.all_reduce(self._message, group=self._group, async_op=True)
 
     def _settle(self) -> None:
-        """Count the newest batch, once its step is made."""
+        """Counts the newest batch, after its step."""
         if self._message is None:
             return
         num_wet, count = self._message.tolist()
@@ -181,7 +181,7 @@ class JoinFeed:
     def __next__(self) -> Batch:
         batch = next(self._batches)
         if self._work is not None:
-            self._work.wait()  # what is saved of the step has its counts
+            self._work.wait()  # so that a checkpoint of the step has its counts
             self._work = None
         return batch
 
@@ -191,7 +191,7 @@ class JoinFeed:
 
     def __enter__(self) -> "JoinFeed":
         if self._world.size > 1:
-            # A group of its own, so that its messages never mix with those of the gradients.
+            # A separate group, so that its messages never mix with those of the gradients.
             self._group = new_group(backend="gloo")
         return self
 
@@ -200,7 +200,7 @@ class JoinFeed:
 
 
 def num_passes(course: Course) -> int | None:
-    """After how many passes a run is over, if its length is in epochs."""
+    """Number of passes of a run; None unless its length is in epochs."""
     return math.ceil(course.epochs(course.length)) if "epoch" in course.length else None
 
 
@@ -217,7 +217,7 @@ def _no_samples(image_size: int) -> HostBatch:
 
 
 def _padded(batch: HostBatch, fewest: int) -> HostBatch:
-    """With samples of weight 0, black and of class 0, to make it as many as `fewest`."""
+    """Pads a batch to `fewest` samples with black ones of weight 0 and class 0."""
     missing = fewest - len(batch.ids)
     if missing <= 0:
         return batch

@@ -1,4 +1,4 @@
-"""One rank's batches of a stream, decoded ahead by a process of threads."""
+"""One rank's batches of a stream, decoded ahead by a multi-threaded process."""
 
 import sys
 
@@ -9,7 +9,7 @@ _COMMAND = (sys.executable, "-m", "trainyard.data.stream.process")
 
 
 class StreamLoader(LoaderProcess):
-    """Batches, pass after pass, as long as they are asked for."""
+    """Batches of one pass after the other, on request."""
 
     def __init__(self, config: StreamSpec) -> None:
         super().__init__(
@@ -21,9 +21,9 @@ class StreamLoader(LoaderProcess):
         )
 
     def take(self) -> tuple[HostBatch, bool]:
-        """The next batch, and whether it is this rank's last of a pass.
+        """The next batch, and True if it is this rank's last of a pass.
 
-        DataError, which names the shard, if the walk cannot go on; LoaderError if the process died.
+        DataError, which names the shard, if reading fails; LoaderError if the process died.
         """
         batch, message = self.receive()
         return batch, message["is_last"]

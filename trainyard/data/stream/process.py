@@ -1,6 +1,6 @@
-"""The loader process for streams: walks through a rank's shards, decodes, and fills the ring.
+"""The loader process for streams: reads a rank's shards, decodes images, and fills the ring.
 
-Started by `StreamLoader` as `python -m trainyard.data.stream.process CHANNEL_FD MEMORY_FD`.
+`StreamLoader` starts it as `python -m trainyard.data.stream.process CHANNEL_FD MEMORY_FD`.
 """
 
 import signal
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
-    for number in ENDING_SIGNALS:  # also in commands: some shells unblock what the loader blocks
+    for number in ENDING_SIGNALS:  # in commands too: some shells unblock what the loader blocks
         signal.signal(number, signal.SIG_IGN)
     config: StreamSpec = spec["config"]
     ring = Ring(memory_fd, **spec["ring"])

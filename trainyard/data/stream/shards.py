@@ -1,7 +1,7 @@
-"""Training data that has no index: shards that come as streams of bytes, once, front to back.
+"""Training data without an index: shards that are read once as streams, front to back.
 
-A shard is a tar in WebDataset's format: a file, a URL of any web server, or `pipe:COMMAND`, what a
-shell command writes (as in WebDataset; it is the user's own command, and runs as the user).
+A shard is a tar in WebDataset's format: a file, a URL of any web server, or `pipe:COMMAND`, the
+output of a shell command (as in WebDataset; the command is the user's, and runs as the user).
 """
 
 import io
@@ -25,7 +25,7 @@ _EXACT_ONLY = "is for data that has an index; a stream, with data.order = 'join'
 
 @dataclass(frozen=True)
 class Stream:
-    """Shards to walk through. `len` is the number of samples that they are said to hold."""
+    """Shards to read in turn. `len` is the number of samples that the recipe states."""
 
     shards: tuple[str, ...]
     samples: int
@@ -40,12 +40,12 @@ class Stream:
 
     @property
     def fingerprint(self) -> str:
-        """All that is known of the data without reading it."""
+        """A description of the data as far as known without reading it."""
         return f"a stream of {len(self.shards)} shards"
 
 
 def list_shards(config: DataConfig) -> tuple[str, ...]:
-    """The shards of `data.train`. RecipeError or DataError where they cannot be a stream."""
+    """The shards of `data.train`. RecipeError or DataError if they cannot be a stream."""
     _check(config)
     assert isinstance(config.train, str)
     return tuple(_list(config.train))
@@ -87,7 +87,7 @@ def _list(location: str) -> list[str]:
 
 
 def open_shard(name: str) -> IO[bytes]:
-    """The bytes of a shard, to be read once. Reading raises DataError if they cannot be had."""
+    """The bytes of a shard, to be read once. Reading raises DataError if it fails."""
     return io.BufferedReader(_open(name), _BUFFER)
 
 
@@ -105,11 +105,11 @@ def _open(name: str) -> io.RawIOBase:
 
 
 class Pipe(io.RawIOBase):
-    """What a shell command writes, which must end well.
+    """The output of a shell command. DataError at its end if the command failed.
 
-    All that it starts is of the loader's process group and ends with that; the signals that end a
-    run are ignored in it, as they are in the loader. Closed early, only the shell is killed: the
-    loader is about to end.
+    All processes that the command starts belong to the loader's process group and end with it; the
+    signals that end a run are ignored in them, as in the loader. An early `close` kills the shell
+    only, since the loader is about to end.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,6 +1,6 @@
-"""A rank's way through its shards: which, in what order, and how they are shuffled.
+"""The samples of a rank's shards: the choice and order of shards, and the shuffle.
 
-Pure functions of (seed, pass, rank) and of what the shards hold, so a walk can be done again.
+All are pure functions of (seed, pass, rank) and of the shards' contents, so they can be repeated.
 """
 
 from collections.abc import Iterator
@@ -19,27 +19,27 @@ from trainyard.data.keyed import fold, permute, uniforms
 from trainyard.data.stream.shards import open_shard
 from trainyard.errors import DataError
 
-_SHARD_STREAM, _SHUFFLE_STREAM = 9, 10  # keep these uses of a seed apart from others
-_BUFFER = 2048  # samples that are shuffled at a time; 230 MB of ImageNet
-_BUFFER_BYTES = 1 << 30  # that they have at most, however large they are
-_FIRST = 256  # samples that are in the buffer before the first one leaves it
+_SHARD_STREAM, _SHUFFLE_STREAM = 9, 10  # separate these uses of a seed from others
+_BUFFER = 2048  # samples in the shuffle buffer; 230 MB of ImageNet
+_BUFFER_BYTES = 1 << 30  # limit of the shuffle buffer
+_FIRST = 256  # samples in the buffer before the first one leaves it
 _DRAWS = 1024  # random numbers made at a time
 _POSITION_BITS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSpec:
-    """All that the loader process needs to know of a rank's walk; plain data."""
+    """The configuration of the loader process for a rank's stream; plain data."""
 
     shards: tuple[str, ...]
     num_classes: int
     seed: int
     rank: int
     size: int
-    share: int  # samples of a whole batch of this rank
+    share: int  # this rank's samples of a whole batch
     first_pass: int
-    seen: int  # batches of the first pass that are passed over
-    num_passes: int | None  # after so many, from the first of all, it ends; None: never
+    seen: int  # batches of the first pass to skip
+    num_passes: int | None  # passes of the whole run; None: endless
     crop: RandomResizedCrop
     image_size: int  # pixels, square
     interpolation: Interpolation
@@ -47,10 +47,10 @@ class StreamSpec:
 
 
 class Item(NamedTuple):
-    """A sample, and where it came from."""
+    """A sample with its shard and position."""
 
-    shard: int  # its number in the list
-    position: int  # samples before it in the shard
+    shard: int  # number of the shard in the list
+    position: int  # number of the sample in the shard
     sample: Streamed
 
     @property
@@ -59,13 +59,13 @@ class Item(NamedTuple):
 
 
 class PassBatch(NamedTuple):
-    number: int  # of the pass
-    items: list[Item]  # none, if a pass has nothing (left) for this rank
-    is_last: bool  # of the rank's pass
+    number: int  # number of the pass
+    items: list[Item]  # empty if a pass has no samples (left) for this rank
+    is_last: bool  # True for the last batch of the rank's pass
 
 
 def walk(spec: StreamSpec) -> Iterator[PassBatch]:
-    """The batches of one pass after the other; each pass has one at least, which may be empty."""
+    """The batches of one pass after the other; each pass has at least one, possibly empty."""
     seen = spec.seen
     for number in count(spec.first_pass):
         if number == spec.num_passes:
@@ -81,7 +81,7 @@ def walk(spec: StreamSpec) -> Iterator[PassBatch]:
 
 
 def shards_of(count: int, *, seed: int, number: int, rank: int, size: int) -> list[int]:
-    """The shards that a rank walks through in a pass, in order: every size-th, shuffled anew."""
+    """The shards that a rank reads in a pass, in order: every size-th, shuffled for each pass."""
     mine = np.arange(rank, count, size, dtype=np.int64)
     places = np.arange(len(mine))
     keys = fold(seed, *(np.full_like(places, part) for part in (_SHARD_STREAM, number, rank)))
@@ -106,9 +106,10 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
 
 
 def shuffled(items: Iterator[Item], draws: Iterator[float]) -> Iterator[Item]:
-    """Every item once, in random order as far as a buffer reaches.
+    """Every item once, in random order within a buffer.
 
-    It begins small and grows while items leave it, so that the first do not wait for a full one.
+    The buffer begins small and grows while items leave it, so that the first items need not wait
+    for a full one.
     """
     buffer: list[Item] = []
     held = 0  # bytes
@@ -132,7 +133,7 @@ def _pop(buffer: list[Item], draw: float) -> Item:
 
 
 def _draws(seed: int, number: int, rank: int) -> Iterator[float]:
-    """Random numbers in [0, 1), the same again for the same pass and rank."""
+    """Random numbers in [0, 1), equal for the same pass and rank."""
     for first in count(0, _DRAWS):
         places = np.arange(first, first + _DRAWS)
         key = (np.full_like(places, part) for part in (_SHUFFLE_STREAM, number, rank))

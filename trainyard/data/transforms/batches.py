@@ -1,7 +1,7 @@
-"""What happens to whole batches on the device: which transforms, and what they are given.
+"""Transforms of whole batches on the device: their interfaces, and the list for a recipe.
 
-A transform is a pure function of a batch and of keys, so a replay is exact and the number of
-ranks changes nothing but the partners that a sample can be mixed with.
+A transform is a pure function of a batch and keys, so a replay is exact, and the number of ranks
+affects only the partners that a sample can be mixed with.
 """
 
 from typing import NamedTuple, Protocol
@@ -19,15 +19,15 @@ from trainyard.data.transforms.randaugment.augment import RandAugment
 
 
 class Keys(NamedTuple):
-    """What the randomness of a batch is keyed by, beside the run's seed; all on the host."""
+    """The keys of a batch's randomness, besides the run's seed; all on the host."""
 
     ids: NDArray[np.int64]  # [B], of the samples
-    visits: NDArray[np.int64]  # [B], which visit to its sample each is; see Plan.epochs
-    position: int  # of the global batch's first sample in the stream: the same on every rank
+    visits: NDArray[np.int64]  # [B], epoch index of each sample; see Plan.epochs
+    position: int  # stream position of the global batch's first sample, equal on every rank
 
 
 class MixedBatch(NamedTuple):
-    """Images and targets: `lam` of the one-hot label and 1 - `lam` of the other one."""
+    """Images and targets; a target is `lam` of the one-hot label and 1 - `lam` of the mixed one."""
 
     images_BCHW: Tensor  # float32, normalised
     labels: Tensor  # int64[B]
@@ -38,12 +38,12 @@ class MixedBatch(NamedTuple):
 
 class PixelTransform(Protocol):
     def __call__(self, pixels_BCHW: Tensor, keys: Keys) -> Tensor:
-        """uint8[B, 3, H, W] in any layout to the same; the input may be altered."""
+        """Maps uint8[B, 3, H, W] in any layout to the same; may alter its input."""
 
 
 class BatchTransform(Protocol):
     def __call__(self, batch: MixedBatch, keys: Keys) -> MixedBatch:
-        """The input may be altered."""
+        """Transforms a batch; may alter its input."""
 
 
 def pixel_transforms(
@@ -53,7 +53,7 @@ def pixel_transforms(
     mean: tuple[float, float, float],
     interpolation: Interpolation,
 ) -> list[PixelTransform]:
-    """Colours and shapes, before normalising; `mean` fills what a shape uncovers, as in timm."""
+    """Transforms of colour and shape, before normalising; `mean` fills uncovered pixels (timm)."""
     found: list[PixelTransform] = []
     if config.randaugment:
         found.append(
@@ -65,7 +65,7 @@ def pixel_transforms(
 
 
 def batch_transforms(config: AugmentConfig, *, seed: int) -> list[BatchTransform]:
-    """Erasing, then mixing, after normalising, as in timm."""
+    """Transforms after normalising: erasing, then mixing, as in timm."""
     found: list[BatchTransform] = []
     if config.erasing:
         found.append(RandomErasing(config.erasing, config.erasing_mode, seed=seed))

@@ -1,4 +1,4 @@
-"""Random erasing (Zhong et al. 2017) of a normalised batch on the device, as timm does it."""
+"""Random erasing (Zhong et al. 2017) of a normalised batch on the device, as in timm."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from trainyard.data.transforms.batches import Keys, MixedBatch
 
 _STREAM = 7  # keeps erasing independent of other uses of the same seed
-_ATTEMPTS = 10  # as in timm, like the limits
+_ATTEMPTS = 10  # this and the limits as in timm
 _AREA = (0.02, 1 / 3)  # share of the image
-_LOG_ASPECT = (math.log(0.3), math.log(1 / 0.3))  # of height over width
+_LOG_ASPECT = (math.log(0.3), math.log(1 / 0.3))  # logarithm of height over width
 
 Ints = NDArray[np.int64]
 
 
 class _Boxes(NamedTuple):
-    rows: Ints  # [n], which images of the batch
+    rows: Ints  # [n], positions of images in the batch
     tops: Ints
     lefts: Ints
     heights: Ints
@@ -32,10 +32,11 @@ class _Boxes(NamedTuple):
 
 
 class RandomErasing:
-    """A rectangle of some images becomes noise ("pixel"), one random colour ("rand"), or zero.
+    """Replaces a rectangle of some images by noise ("pixel"), a random colour ("rand"), or zero.
 
-    Keyed by (seed, visit, sample), the noise too: it is a hash of the sample's key and the place in
-    the rectangle, so it is the same on any number of ranks and, but for rounding, on any device.
+    Keyed by (seed, visit, sample), including the noise: it is a hash of the sample's key and the
+    position in the rectangle, so it is equal on any number of ranks and, up to rounding, on any
+    device.
     """
 
     def __init__(self, probability: float, mode: str, *, seed: int) -> None:
@@ -53,7 +54,7 @@ class RandomErasing:
         return fold(self._seed, stream, keys.visits, keys.ids, np.full_like(keys.ids, use))
 
     def _boxes(self, keys: Keys, height: int, width: int) -> _Boxes:
-        """Of each image that is erased, the first of ten tries that fits inside."""
+        """For each image to erase, the first of ten tries that fits inside."""
         random = uniforms(self._keys(keys, 0), 3 + 2 * _ATTEMPTS)
         area = between(_AREA, random[:, 3 : 3 + _ATTEMPTS]) * height * width
         aspect = np.exp(between(_LOG_ASPECT, random[:, 3 + _ATTEMPTS :]))
@@ -67,11 +68,11 @@ class RandomErasing:
         return _Boxes(rows, *(column.astype(np.int64) for column in (tops, lefts, tall, wide)))
 
     def _fill(self, images_BCHW: Tensor, boxes: _Boxes, keys: Ints) -> None:
-        """Pixel by pixel of all rectangles together; nothing waits for the device."""
+        """Fills the pixels of all rectangles together; does not wait for the device."""
         counts = boxes.heights * boxes.widths
         starts = np.cumsum(counts) - counts
         table = np.stack([counts, starts, keys, boxes.rows, boxes.tops, boxes.lefts, boxes.widths])
-        # One copy, small enough for the driver to take it without waiting for the device.
+        # One copy, small enough that the driver does not wait for the device.
         on_device = torch.from_numpy(table).to(images_BCHW.device, non_blocking=True)
         total = int(counts.sum())
         per_pixel = on_device[1:].repeat_interleave(on_device[0], dim=1, output_size=total)
@@ -88,24 +89,24 @@ class RandomErasing:
 def normals(keys_N: Tensor, places_N: Tensor, channels: int) -> Tensor:
     """Standard normal noise, float32[N, channels], a pure function of two columns of int64.
 
-    Number place * channels + channel + 1 of the splitmix64 sequence that begins at a key (see
-    keyed.mix), its upper 24 bits made normal by the inverse distribution function.
+    The value is number place * channels + channel + 1 of the splitmix64 sequence of a key (see
+    keyed.mix); its upper 24 bits become normal by the inverse distribution function.
     """
     channel = torch.arange(1, channels + 1, device=keys_N.device)[:, None]
     x = (places_N * channels + channel).mul_(_signed(0x9E3779B97F4A7C15)).add_(keys_N)
     x = x.bitwise_xor_(_shifted(x, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
     x = x.bitwise_xor_(_shifted(x, 27)).mul_(_signed(0x94D049BB133111EB))
     bits = _shifted(x.bitwise_xor_(_shifted(x, 31)), 40)
-    # Odd multiples of 2**-24 between -1 and 1, all of them exact: 5.3 is the largest that comes.
+    # Odd multiples of 2**-24 between -1 and 1, all exact; the noise is at most 5.3.
     share = bits.mul_(2).add_(1 - (1 << 24)).float().mul_(2.0**-24)
     return share.erfinv_().mul_(math.sqrt(2)).T
 
 
 def _signed(word: int) -> int:
-    """The int64 of the same bits: torch has no arithmetic on uint64."""
+    """The int64 with the same bits, since torch has no arithmetic on uint64."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Of the 64-bit words in int64: torch would draw copies of the sign in."""
+    """Logical right shift of 64-bit words in int64; torch's own shift copies the sign."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)

@@ -22,13 +22,13 @@ KINDS = ("brightness", "contrast", "saturation", "hue")
 
 
 class ColorJitter:
-    """torchvision's: factors uniform in [max(0, 1 - s), 1 + s], hue in [-s, s] turns, in any order.
+    """torchvision's jitter: factors in [max(0, 1 - s), 1 + s], hue in [-s, s] turns, any order.
 
-    Each sample its own, drawn by (seed, visit, id) alone.
+    Factors are uniform, and drawn for each sample by (seed, visit, id) alone.
     """
 
     def __init__(self, strengths: tuple[float, ...], *, seed: int) -> None:
-        """`strengths` of brightness, contrast, saturation and, if there are four, hue."""
+        """`strengths`: of brightness, contrast, saturation and optionally hue."""
         if len(strengths) not in {3, 4}:
             raise RecipeError(
                 f"augment.color_jitter has {len(strengths)} strengths: write three "
@@ -47,7 +47,7 @@ class ColorJitter:
     def draw(
         self, ids: NDArray[np.int64], visits: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Orders and factors, each [B, 4]: first `KINDS[order[:, 0]]`, then ...; by kind."""
+        """Orders, first `KINDS[order[:, 0]]`, then ..., and factors by kind; each [B, 4]."""
         random = uniforms(fold(self._seed, np.full_like(ids, STREAM), visits, ids), 8)
         low = np.maximum(0.0, 1 - self._strengths)
         high = 1 + self._strengths
@@ -66,7 +66,7 @@ class ColorJitter:
 
 
 def _job(kind: str, rows: NDArray[np.int64], factors: NDArray[np.float64]) -> Job:
-    if kind == "hue":  # in 1/255 turn, modulo 256, as torchvision has it
+    if kind == "hue":  # in 1/255 turn, modulo 256, as in torchvision
         return Job(hue, rows, (np.trunc(factors * 255).astype(np.int16),))
     kernels = {
         "brightness": colours.brightness,
@@ -77,7 +77,7 @@ def _job(kind: str, rows: NDArray[np.int64], factors: NDArray[np.float64]) -> Jo
 
 
 def hue(images_nHWC: Tensor, turn: Tensor) -> Tensor:
-    """Pillow's way to HSV in uint8, `turn` (int16[n]) added to the hue, and back.
+    """Converts to HSV in uint8 as Pillow does, adds `turn` (int16[n]) to the hue, and back.
 
     A kernel of jobs.py.
     """
@@ -91,7 +91,7 @@ def hue(images_nHWC: Tensor, turn: Tensor) -> Tensor:
         from_blue - from_green,
         torch.where(green == value, 2 + from_red - from_blue, 4 + from_green - from_red),
     )
-    # Pillow's changes between single and double precision: the truncation shows any difference.
+    # Pillow's changes between single and double precision; truncation shows any difference.
     turned = ((sector.float().double() / 6 + 1) % 1).float()
     turned = (turned.double() * 255).short() * (chroma > 0)
     turned = (turned + turn.view(-1, 1, 1)) & 255
@@ -103,7 +103,7 @@ def hue(images_nHWC: Tensor, turn: Tensor) -> Tensor:
     falling = (value * (1 - share * part) + 0.5).floor_()
     rising = (value * (1 - share * (1 - part)) + 0.5).floor_()
     sixth = sixth.long() % 6
-    # Red's course over the sixths of the circle; green's and blue's are two and four sixths later.
+    # Red by sixths of the circle; green and blue follow two and four sixths later.
     course = torch.stack([value, falling, low, low, rising, value], dim=-1)
     for channel in range(3):
         index = ((sixth - 2 * channel) % 6).unsqueeze(-1)

@@ -1,8 +1,8 @@
-"""mixup and CutMix on the device, as `timm.data.Mixup` does them.
+"""mixup and CutMix on the device, as in `timm.data.Mixup`.
 
-mixup (Zhang et al. 2018) is a weighted mean of two images, CutMix (Yun et al. 2019) puts a
-rectangle of one into the other; the targets are mixed in proportion to what is seen of each. The
-partner of a sample is the one in its place in the reversed share of the rank, as in timm.
+mixup (Zhang et al. 2018) is a weighted mean of two images; CutMix (Yun et al. 2019) puts a
+rectangle of one into the other. Targets are mixed in proportion to the visible parts. As in timm,
+the partner of a sample is at the same position in the rank's batch in reverse order.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ Floats = NDArray[np.float64]
 
 
 class _Mixes(NamedTuple):
-    """What happens inside of a rectangle (of mixup: all of the image), and what comes of it."""
+    """The mix inside a rectangle (for mixup, the whole image), and its result."""
 
-    kept: Floats  # [n], share of the own image inside: 0 in CutMix
+    kept: Floats  # [n], share of the own image inside the rectangle: 0 for CutMix
     lam: Floats  # [n], share of the own label
     boxes: NDArray[np.int64]  # [n, 4]: top, bottom, left, right
 
 
 class Mixing:
-    """One draw for the share, for each pair of partners, or for each sample.
+    """Mixes with one draw for the rank's batch, for each pair of partners, or for each sample.
 
-    That of a share is keyed by (seed, position): it is the same on every rank. That of a sample is
-    keyed by (seed, visit, sample), that of a pair like its first sample's. Samples whose partner is
-    bad stay as they are. Nothing waits for the device.
+    The draw for a batch is keyed by (seed, position), so it is equal on every rank. That for a
+    sample is keyed by (seed, visit, sample), that for a pair by its first sample. Samples with a
+    bad partner are not mixed. Nothing waits for the device.
     """
 
     def __init__(self, config: AugmentConfig, *, seed: int) -> None:
@@ -91,7 +91,7 @@ class Mixing:
 
     def _mix_each(self, images_BCHW: Tensor, alone: Tensor, mixes: _Mixes) -> Tensor:
         table = np.concatenate([mixes.kept[None], mixes.lam[None], mixes.boxes.T])
-        # One copy, small enough for the driver to take it without waiting for the device.
+        # One copy, small enough that the driver does not wait for the device.
         on_device = torch.from_numpy(table.astype(np.float32)).to(alone.device, non_blocking=True)
         kept, lam, top, bottom, left, right = on_device[:, :, None, None, None].unbind()
         height, width = images_BCHW.shape[2:]
@@ -104,7 +104,7 @@ class Mixing:
 
 
 def _blend(images_BCHW: Tensor, share: Tensor) -> None:
-    """Keep a share of each image and fill up with that of its partner."""
+    """Blends each image in place with its partner, whose share is 1 - `share`."""
     partners_BCHW = images_BCHW.flip(0).mul_(1 - share)
     images_BCHW.mul_(share).add_(partners_BCHW)
 
@@ -112,22 +112,21 @@ def _blend(images_BCHW: Tensor, share: Tensor) -> None:
 def _extent(
     length: int, share: Floats, random: Floats
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """From where to where an interval of a share of `length` reaches, cut off at the ends."""
+    """Start and end of intervals of `share` of `length`, clipped at the ends."""
     size = (length * share).astype(np.int64)
     centre = (length * random).astype(np.int64)
     return np.maximum(centre - size // 2, 0), np.minimum(centre + (size + 1) // 2, length)
 
 
 def symmetric_beta(alpha: Floats, radius: Floats, angle: Floats) -> Floats:
-    """Draws from Beta(alpha, alpha), any alpha > 0, from two uniform numbers each.
+    """Draws from Beta(alpha, alpha), for any alpha > 0, from two uniform numbers each.
 
-    With Bailey's t / sqrt(2 alpha) = sqrt(u**(-1 / alpha) - 1) cos(2 pi v) of Student's
-    distribution with 2 alpha degrees of freedom, it is (1 + t / sqrt(2 alpha + t**2)) / 2 (Devroye
-    1996, "Random variate generation in one line of code"); below without the quotients that
-    overflow.
+    Bailey's t / sqrt(2 alpha) = sqrt(u**(-1 / alpha) - 1) cos(2 pi v) has Student's distribution
+    with 2 alpha degrees of freedom, and the draw is (1 + t / sqrt(2 alpha + t**2)) / 2 (Devroye
+    1996, "Random variate generation in one line of code"); written without quotients that overflow.
     """
     power = radius ** (1 / alpha)
     cosine = np.cos(2 * np.pi * angle)
     share = cosine * np.sqrt((1 - power) / (power + (1 - power) * cosine**2))
-    lam: Floats = np.clip((1 + share) / 2, 0, 1)  # beyond by rounding only
+    lam: Floats = np.clip((1 + share) / 2, 0, 1)  # exceeded only by rounding
     return lam

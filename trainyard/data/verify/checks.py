@@ -1,4 +1,4 @@
-"""What a check of a data set says: one row of a table, and what it found."""
+"""The result of a check of a data set: a row of a table, and its findings."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -7,13 +7,13 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 Result = Literal["ok", "note", "problem"]
-"""A note is odd but does no harm to training; a problem makes it fail or its result wrong."""
+"""A note is unusual but does not harm training; a problem makes it fail or its result wrong."""
 
 Progress = Callable[[int], None]
 Counters = Callable[[str, int | None], AbstractContextManager[Progress]]
-"""What is being done and how many there are to do, to a function to be told the count so far."""
+"""Given a description and a total, gives a function that receives the count so far."""
 
-MAX_LISTED = 100_000  # findings of one check; more is one and the same fault, and memory
+MAX_LISTED = 100_000  # findings of one check; more would be the same fault, and cost memory
 
 
 class Finding(NamedTuple):
@@ -33,9 +33,9 @@ class Check:
     name: str
     result: Result
     about: str
-    """What was looked at, with figures."""
+    """The data examined, with figures."""
     count: int
-    """Findings, with those that are too many to list."""
+    """Number of findings, including unlisted ones."""
     found: Sequence[Finding]
 
 
@@ -48,7 +48,7 @@ def checked(
     count: int | None = None,
     otherwise: Result = "problem",
 ) -> Check:
-    """A check that is ok if nothing is found, else `otherwise`; `count` if not all are listed."""
+    """A check that is ok without findings, else `otherwise`; `count` if not all are listed."""
     listed = list(islice(found, MAX_LISTED))
     count = len(listed) if count is None else count
     return Check(data, name, otherwise if count else "ok", about, count, listed)

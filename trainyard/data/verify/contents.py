@@ -1,4 +1,4 @@
-"""Every byte of the files of a data set, against checksums: dataset.json's and the format's own."""
+"""Checks every byte of a data set's files against checksums: dataset.json's and the format's."""
 
 import hashlib
 import os
@@ -23,13 +23,13 @@ _PIECE = 1 << 22  # bytes read at once
 
 Open = Callable[[str], Source]
 _Task = Callable[[Open], Iterable[Finding]]
-"""Reads files to their end. OSError or DataError if one cannot be read or is broken."""
+"""Reads files completely. OSError or DataError if one is unreadable or damaged."""
 
 
 def check_contents(
     files: Files, index: Index | None, workers: int, counters: Counters
 ) -> list[Check]:
-    """SHA-256 against the manifest, and the checksums that the format itself has."""
+    """Checks SHA-256 sums in the manifest, and the format's own checksums."""
     split, work = files.split, _Work(workers, counters)
     paths = [files.place.path(name) for name in data_files(files.place)]
     checks = []
@@ -49,7 +49,7 @@ def check_contents(
 
 
 def _check_images(files: Files, index: Index | None, work: "_Work") -> list[Check]:
-    """A folder of images against the lists that `data pack` makes of it."""
+    """Checks a folder of images against the lists that `data pack` makes."""
     root = f"{files.place.root}{os.sep}"
     lists = [_List(path, shard, root) for path, shard in files.listed.items()]
     tasks = [one.check for one in lists if one.path not in files.missing]
@@ -68,7 +68,7 @@ def _check_images(files: Files, index: Index | None, work: "_Work") -> list[Chec
     return checks
 
 
-# --- what is done with a file ---
+# --- work on one file ---
 
 
 def _sum_of(path: str, shard: Shard) -> _Task:
@@ -95,21 +95,21 @@ def _shard(path: str, check_shard: Callable[[Source], None]) -> _Task:
 
 @dataclass
 class _List:
-    """A file of lines "SHA-256  name", as `sha256sum` makes it."""
+    """A file of lines "SHA-256  name", as written by `sha256sum`."""
 
     path: str
     shard: Shard
     root: str
     """The folder of the split, with a slash at its end."""
     names: Sequence[np.uint64] = ()
-    """Hashes of the names in it, relative to the root, once checked."""
+    """Hashes of the listed names, relative to the root, once checked."""
 
     def check(self, open_file: Open) -> Iterable[Finding]:
         if found := [*_sum_of(self.path, self.shard)(open_file)]:
             return found
         with closing(open_file(self.path)) as source:
             text = os.fsdecode(source.read(0, source.size))
-        # Names are relative to the folder above that of the split.
+        # Names are relative to the parent folder of the split's.
         above = self.root[: self.root.rstrip(os.sep).rindex(os.sep) + 1]
         rows = [line.split("  ", 1) for line in text.split("\n") if line]
         for known, name in rows:
@@ -142,7 +142,7 @@ class _Work:
     counters: Counters
 
     def run(self, tasks: Sequence[_Task], what: str, total: int) -> list[Finding]:
-        """What all tasks find, in their order; `total` bytes will be read."""
+        """The findings of all tasks, in order; `total` bytes will be read."""
         with self.counters(what, total // 10**6) as progress:
             meter = _Meter(progress)
             pool = ThreadPoolExecutor(self.workers)
@@ -150,7 +150,7 @@ class _Work:
                 parts = pool.map(lambda task: _perform(task, meter), tasks)
                 return [finding for part in parts for finding in part]
             finally:
-                meter.stopped.set()  # on Ctrl-C, not waiting for the end of a file of 100 GB
+                meter.stopped.set()  # so that Ctrl-C does not wait for the end of a file of 100 GB
                 pool.shutdown(cancel_futures=True)
 
 
@@ -162,7 +162,7 @@ def _perform(task: _Task, meter: "_Meter") -> list[Finding]:
 
 
 class _Meter:
-    """Bytes read by all threads."""
+    """Counts the bytes read by all threads."""
 
     def __init__(self, progress: Progress) -> None:
         self.stopped = threading.Event()
@@ -175,7 +175,7 @@ class _Meter:
 
 
 class _Metered:
-    """A source whose reads are counted, and fail once it is time to stop."""
+    """A source that counts its reads, and fails them once `stopped` is set."""
 
     def __init__(self, source: Source, meter: _Meter) -> None:
         self.name, self.size, self.stamp = source.name, source.size, source.stamp

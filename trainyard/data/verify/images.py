@@ -1,4 +1,4 @@
-"""Every image read, hashed and decoded as training would, in processes; without torch."""
+"""Reads, hashes and decodes every image as training does, in processes without torch."""
 
 import hashlib
 import multiprocessing
@@ -34,14 +34,14 @@ from trainyard.errors import DataError
 T = TypeVar("T")
 
 Hashes = NDArray[np.uint64]
-"""uint64[n, 2]: BLAKE2b of each sample's bytes, cut to 128 bits; 0 where there are none."""
+"""uint64[n, 2]: BLAKE2b of each sample's bytes, 128 bits; 0 for an unread sample."""
 
-_CHUNK = 64  # samples of one task: half a second
+_CHUNK = 64  # samples of a task; takes half a second
 _AHEAD = 4  # tasks per process
 _TINY = 8  # pixels
-_HUGE = 50_000_000  # pixels: one such image holds up a batch
+_HUGE = 50_000_000  # pixels; one such image delays a batch
 _FORMAT_OF = {
-    ".jpg": ("JPEG", "MPO"),  # MPO: a JPEG with a second picture behind it
+    ".jpg": ("JPEG", "MPO"),  # MPO: a JPEG followed by a second picture
     ".jpeg": ("JPEG", "MPO"),
     ".png": ("PNG",),
     ".webp": ("WEBP",),
@@ -53,12 +53,12 @@ _FORMAT_OF = {
 }
 
 
-Oddity = tuple[int, str]  # sample, what about it
+Oddity = tuple[int, str]  # sample, description
 
 
 @dataclass
 class Tally(Generic[T]):
-    """How many there are of something, and the first of them."""
+    """A count of rows, and the first of them."""
 
     count: int = 0
     first: list[T] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Tally(Generic[T]):
 
 @dataclass
 class Images:
-    """What was found in the images of one split."""
+    """Findings in the images of a split."""
 
     bad: Tally[Oddity] = field(default_factory=Tally)
     odd: Tally[Oddity] = field(default_factory=Tally)
@@ -81,7 +81,7 @@ class Images:
 def examine(
     indices: Sequence[Index], scratch: Path, workers: int, progress: Progress
 ) -> tuple[list[Images], Hashes]:
-    """Look at all images; the hashes of one index after the other, in a file in `scratch`."""
+    """Examines all images; also returns the hashes, index after index, in a file in `scratch`."""
     total = sum(map(len, indices))
     np.memmap(scratch / "hashes", "<u8", "w+", shape=(total, 2)).flush()
     paths = [str(index.path) for index in indices]
@@ -99,9 +99,9 @@ def examine(
 
 
 def same_bytes(hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The rows whose hash others have too, group by group, and the first row of each one's group.
+    """The rows that share a hash, group by group, and the first row of each one's group.
 
-    Takes 24 bytes of memory per row, and more for those alike only.
+    Takes 24 bytes of memory per row, and more for shared rows only.
     """
     order = np.argsort(hashes[:, 0], kind="stable")
     words = hashes[:, 0][order]
@@ -125,7 +125,7 @@ def same_bytes(hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 class _Part(NamedTuple):
-    """What was found in one chunk."""
+    """Findings in one chunk."""
 
     samples: int
     bad: list[Oddity]
@@ -162,11 +162,11 @@ def _pool(workers: int, indices: list[str], hashes: str) -> Iterator[ProcessPool
 def _in_order(
     pool: ProcessPoolExecutor, tasks: Iterator[_Task], ahead: int
 ) -> Iterator[tuple[int, _Part]]:
-    """The results of the tasks in their order, of which so many wait at most."""
+    """The results of the tasks in order; at most `ahead` are pending."""
     waiting: deque[tuple[int, Future[_Part]]] = deque()
     while True:
         for task in islice(tasks, ahead - len(waiting)):
-            # What is started here must not get Ctrl-C: the pool is shut down on it.
+            # A process started here must not receive Ctrl-C, on which the pool is shut down.
             mine = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
             waiting.append((task[0], pool.submit(_examine, task)))
             signal.pthread_sigmask(signal.SIG_SETMASK, mine)
@@ -177,10 +177,10 @@ def _in_order(
 
 
 class _Examiner:
-    """What one process holds open."""
+    """The open indices, readers and hashes of one process."""
 
     def __init__(self, indices: list[str], hashes: str, stop: Any) -> None:
-        self.stop = stop  # a number in shared memory: not 0 once nobody waits for results
+        self.stop = stop  # a number in shared memory: not 0 once results are no longer needed
         self.indices = [_load(Path(path)) for path in indices]
         self.readers = [Reader(index) for index in self.indices]
         total = sum(map(len, self.indices))
@@ -213,7 +213,7 @@ class _Examiner:
         return part
 
 
-_examiner: _Examiner  # this process's own
+_examiner: _Examiner  # of this process
 
 
 def _start(indices: list[str], hashes: str, stop: Any, credentials: Credentials) -> None:
@@ -226,7 +226,7 @@ def _start(indices: list[str], hashes: str, stop: Any, credentials: Credentials)
 
 
 def _end_with_parent() -> None:
-    """A parent that is killed cannot end its children."""
+    """Ends this process with its parent, which cannot end it if killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     multiprocessing.connection.wait([parent.sentinel])
@@ -248,7 +248,7 @@ def _load(path: Path) -> Index:
 
 
 def _corner(sizes: NDArray[np.int64]) -> Crops:
-    """One pixel, so that decoding is all that costs time."""
+    """A box of one pixel, so that only decoding takes time."""
     boxes = np.tile(np.array([0.0, 0.0, 1.0, 1.0]), (len(sizes), 1))
     return Crops(boxes, np.zeros(len(sizes), bool))
 
@@ -258,11 +258,11 @@ def _pixel() -> NDArray[np.uint8]:
 
 
 def _describe(content: bytes, suffix: str) -> tuple[str, list[str]]:
-    """File type and mode of an image that decodes, and what is odd about it."""
+    """File type and mode of an image that decodes, and its oddities."""
     try:
         with open_lazily(content) as image:
             kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
-    except Exception:  # a header that libjpeg-turbo understands and Pillow does not
+    except Exception:  # libjpeg-turbo reads its header and Pillow does not
         return "JPEG of unknown mode", ["a JPEG that Pillow does not open"]
     odd = []
     if suffix in _FORMAT_OF and kind not in _FORMAT_OF[suffix]:

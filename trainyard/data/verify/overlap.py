@@ -1,4 +1,4 @@
-"""Whether train and val have files or images in common, as far as names and checksums tell."""
+"""Checks that train and val share no files or images, by names and checksums."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ Keys = NDArray[np.uint64]
 
 @dataclass(frozen=True)
 class Part:
-    """A split as its files and its index."""
+    """A split: its files and its index."""
 
     name: str
     files: Files
@@ -30,11 +30,11 @@ class Part:
 
 
 def check_overlap(parts: Sequence[Part]) -> Iterator[Check]:
-    """The same place in the same file, or the same checksum, in the first split and another.
+    """Checks the first split against each other one: equal positions in files, equal checksums.
 
-    Checksums are SHA-256 of shards or of images where `dataset.json` lists them, and the CRC-32C
-    that packed shards have of each image; images of one CRC are compared byte by byte. A problem:
-    validation images that are trained on make the accuracy a lie.
+    Checksums are SHA-256 sums of shards or of images that `dataset.json` lists, and the CRC-32C of
+    each image in packed shards; images of equal CRC are compared byte by byte. An overlap is a
+    problem, since validation images that are trained on falsify the accuracy.
     """
     for other in parts[1:]:
         first, both = parts[0], f"{parts[0].name}, {other.name}"
@@ -60,7 +60,7 @@ def _finding(part: Part, row: int, what: str) -> Finding:
 
 
 def _sums(files: Files) -> dict[str, str]:
-    """The paths that dataset.json lists, by their SHA-256."""
+    """The paths in dataset.json by SHA-256."""
     if not files.of_images:
         return {shard.sha256: path for path, shard in files.listed.items()}
     above = os.path.dirname(files.place.root.rstrip(os.sep))
@@ -81,10 +81,10 @@ def _same_sums(ours: dict[str, str], theirs: dict[str, str], first: str) -> Iter
 
 
 def _same_records(first: Part, other: Part, known: set[int]) -> Iterator[Finding]:
-    """Images with the size and CRC of one of the other split, which reading shows to be equal."""
+    """Images with the size and CRC of one in the other split, and equal bytes."""
     try:
         ours, theirs = _keys(first.index), _keys(other.index)
-    except (DataError, OSError):  # other checks name the shard
+    except (DataError, OSError):  # other checks report the shard
         return
     readers = Reader(first.index), Reader(other.index)
     order = np.argsort(ours, kind="stable")
@@ -99,7 +99,7 @@ def _same_records(first: Part, other: Part, known: set[int]) -> Iterator[Finding
 
 
 def _keys(index: Index) -> Keys:
-    """uint64 of the CRC-32C and the size of each image."""
+    """A uint64 of the CRC-32C and the size of each image."""
     tables = []
     for row in range(len(index.file_names)):
         with closing(open_source(os.path.join(index.root, index.file_names[row]))) as source:

@@ -1,4 +1,4 @@
-"""Is a packed record the JPEG that it was made of, to the coefficient and to the pixel?"""
+"""Checks that a packed record equals its original JPEG, to the coefficient and the pixel."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,16 +9,16 @@ from trainyard.data.decode import native_pixels, native_sizes, own_decoder, refe
 from trainyard.data.formats.record import has_pixels
 from trainyard.data.stored import in_memory
 
-_GREY_LEVELS = 2  # libjpeg rounds chroma once more before it makes colours
+_GREY_LEVELS = 2  # libjpeg rounds chroma once more before converting colours
 
 
 def why_unlike(record: bytes) -> str | None:
-    """What tells a record from the JPEG that it gives back; None if nothing does.
+    """The difference between a record and the JPEG unpacked from it; None if there is none.
 
-    The JPEG is packed again, which must give the same record; the record and the JPEG are decoded
-    by the extension, which must give the same pixels; and by libjpeg, within rounding. Records of
-    pixels have no other form to compare with, and without the extension nothing is compared. The
-    libraries must be able to decode it.
+    The JPEG, packed again, must give the same record. The extension must decode the record and the
+    JPEG to the same pixels, and libjpeg to the same within rounding. Records of pixels have no
+    other form to compare with, and without the extension nothing is compared. The libraries must be
+    able to decode the JPEG.
     """
     decoder = own_decoder()
     if decoder is None or has_pixels(record):
@@ -39,7 +39,7 @@ def why_unlike(record: bytes) -> str | None:
 
 
 def _decoded(decoder: "core.Decoder", content: bytes) -> NDArray[np.uint8] | None:
-    """All pixels (height, width, 3), by the extension; None if it cannot."""
+    """All pixels (height, width, 3), by the extension; None if it fails."""
     stored = in_memory([content])
     sizes, status = native_sizes(stored, decoder)
     width, height = sizes[0].tolist()

@@ -1,4 +1,4 @@
-"""Whether a saved index still says what the data does, and where it does not."""
+"""Compares a saved index with the data, and lists the differences."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from trainyard.data.verify.checks import Check, Finding, checked
 
 
 def check_saved_index(split: str, location: str, now: Index) -> Check:
-    """The saved index of a location beside one made of the data just now."""
+    """Compares the saved index of a location with one made of the data just now."""
     saved = saved_index(location)
     samples = f"{len(now):,} samples"
     if saved is None:
@@ -25,7 +25,7 @@ def check_saved_index(split: str, location: str, now: Index) -> Check:
 
 
 def differences(saved: Index, now: Index) -> Iterator[Finding]:
-    """Classes and files that two indices do not have in common, or not alike."""
+    """Classes and files that are in one of two indices only, or differ."""
     for name in sorted({*now.classes} - {*saved.classes}):
         yield Finding(f"class {name!r} is new")
     for name in sorted({*saved.classes} - {*now.classes}):
@@ -44,12 +44,12 @@ def differences(saved: Index, now: Index) -> Iterator[Finding]:
 
 
 def hashes_of_names(index: Index) -> Hashes:
-    """uint64[files], of their names."""
+    """uint64[files]: hashes of file names."""
     return hash_names(index.file_names[row] for row in range(len(index.file_names)))
 
 
 def _hashes_of_rows(index: Index, names: Hashes) -> Hashes:
-    """Of the file, place, size and class of each sample."""
+    """Hashes of the file, offset, size and class of each sample."""
     classes = hash_names(index.classes)[index.label]
     file = names[index.file]
     return fold(0, file.view(np.int64), index.offset, index.size, classes.view(np.int64))

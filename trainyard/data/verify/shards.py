@@ -1,4 +1,4 @@
-"""The files of a data set: are they all there, whole, and the ones that `dataset.json` lists?"""
+"""Checks that the files of a data set exist, are whole, and are those in `dataset.json`."""
 
 import os
 from collections import Counter
@@ -24,18 +24,18 @@ class Files:
 
     split: str
     place: Place
-    """Those that are there."""
+    """The files that exist."""
     listed: dict[str, Shard]
-    """What the manifest says of each path."""
+    """The manifest's entries by path."""
     missing: list[str]
-    """Paths that are listed and not there."""
+    """Paths that are listed and do not exist."""
     has_manifest: bool
     of_images: bool = False
-    """Whether those listed are lists of the checksums of images, in a folder of images."""
+    """True if the listed files are lists of images' checksums, for a folder of images."""
 
 
 def find_files(split: str, location: str, whole: str) -> Files:
-    """The files of a split of the data set `whole`; DataError if there are none."""
+    """The files of a split of the data set `whole`; DataError if none exist."""
     manifest = _manifest_in(whole)
     if manifest is None or split not in manifest.splits:
         return _unlisted_files(split, location)
@@ -54,7 +54,7 @@ def find_files(split: str, location: str, whole: str) -> Files:
 
 
 def check_listing(splits: list[Files], whole: str) -> list[Check]:
-    """Files that are listed but not there, and the other way round."""
+    """Finds files that are listed but do not exist, and the reverse."""
     checks, extra = [], set()
     for files in splits:
         if files.has_manifest:
@@ -69,11 +69,11 @@ def check_listing(splits: list[Files], whole: str) -> list[Check]:
     return checks
 
 
-# --- structure: what indexing reads, file by file where it fails ---
+# --- structure: the data that indexing reads; file by file if it fails ---
 
 
 def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | None, list[Check]]:
-    """An index of the files that are whole, saved in `path`, and checks of what indexing reads."""
+    """An index of the whole files, saved in `path`, and checks of the data that indexing reads."""
     place = files.place
     names = data_files(place)
     about = f"{len(names):,} file{'s' * (len(names) != 1)}" if names else "folders"
@@ -94,7 +94,7 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
 
 
 def _why_broken(place: Place, name: str) -> Finding | None:
-    """What is wrong with one file, read alone."""
+    """The problem with a single file, read alone; None if there is none."""
     path = place.path(name)
     try:
         scan = formats.scan(replace(place, names=(name,)))
@@ -120,7 +120,7 @@ def _manifest_in(folder: str) -> Manifest | None:
 
 
 def _unlisted_files(split: str, location: str) -> Files:
-    """The files of a location; a manifest beside them may list them, and others, too."""
+    """The files of a location; a manifest beside them may list them among others."""
     place = find_place(location)
     manifest = manifest_of(place.root, place.names)
     if manifest is None:
@@ -133,10 +133,10 @@ def _unlisted_files(split: str, location: str) -> Files:
 
 
 def data_files(place: Place) -> list[str]:
-    """The names that the format reads; none for a folder of images."""
+    """The names of files that the format reads; empty for a folder of images."""
     try:
         watched = set(formats.scan(place).watched)
-    except (DataError, OSError):  # a broken file hides what format it is: those most alike
+    except (DataError, OSError):  # a broken file hides the format: takes the most common suffix
         suffixes = Counter(os.path.splitext(name)[1] for name in place.names)
         common = suffixes.most_common(1)
         return [name for name in place.names if os.path.splitext(name)[1] == common[0][0]]
@@ -144,7 +144,7 @@ def data_files(place: Place) -> list[str]:
 
 
 def format_of(place: Place) -> ModuleType | None:
-    """The reader of a place, though some of its files may be broken."""
+    """The reader of a place, even if some of its files are broken; None if all are."""
     for part in (place, *(replace(place, names=(name,)) for name in place.names)):
         try:
             return formats.FORMATS[formats.recognise(part)]
@@ -154,12 +154,12 @@ def format_of(place: Place) -> ModuleType | None:
 
 
 def _unknown(files: Files, whole: str) -> set[str]:
-    """Files beside the listed ones, or among those named, that no split lists."""
+    """Files beside the listed ones, or among the named ones, that no split lists."""
     manifest = _manifest_in(whole)
     if manifest is None:
         paths = {plain(files.place.path(name)) for name in data_files(files.place)}
         return paths - files.listed.keys()
-    if is_remote(whole):  # a server need not say what it has
+    if is_remote(whole):  # a server may not list its files
         return set()
     known = {_path(whole, s.name) for part in manifest.splits.values() for s in part.shards}
     folders = {os.path.dirname(path) for path in files.listed if os.path.isfile(path)}

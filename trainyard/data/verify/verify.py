@@ -1,8 +1,8 @@
-"""What is right and what is wrong with a data set: one check after the other.
+"""Runs all checks of a data set.
 
-Problems make training fail or its result wrong: what is missing, broken, undecodable, labelled
-beyond or beside the class list, and validation images that are trained on. What is odd but can be
-trained on is a note: unusual files, few images in a class, the same image twice in one split.
+Problems make training fail or its result wrong: missing, broken or undecodable data, labels beyond
+or beside the class list, and validation images that are trained on. Notes are unusual but can be
+trained on: unusual files, few images in a class, the same image twice in one split.
 """
 
 import tempfile
@@ -24,8 +24,8 @@ from trainyard.data.verify.saved_index import check_saved_index
 from trainyard.data.verify.shards import check_listing, find_files, index_anew
 from trainyard.errors import DataError
 
-_UNEVEN = 10  # times as many images in the largest class as in the smallest
-_RARE = 0.01  # share of a file type that is odd among the others
+_UNEVEN = 10  # ratio of images in the largest class to those in a rare one
+_RARE = 0.01  # share below which a file type is odd among the others
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Split:
 
 
 def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> list[Check]:
-    """Check all splits of a data set; `deep` decodes every image and looks for duplicates.
+    """Checks all splits of a data set; `deep` decodes every image and finds duplicates.
 
     DataError if there is nothing to check, or a server fails.
     """
@@ -54,7 +54,7 @@ def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> li
             checks += [*found, *check_contents(part, index, workers, counters)]
             if index is None:
                 continue
-            # Of a split with broken files every sample of those would differ.
+            # In a split with broken files, every sample of these would differ.
             if not part.missing and all(check.result == "ok" for check in found):
                 checks.append(check_saved_index(part.split, places[part.split], index))
             splits.append(Split(part.split, index))
@@ -72,7 +72,7 @@ def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> li
     return checks
 
 
-# --- what the index says ---
+# --- checks of the index ---
 
 
 def _check_rows(split: Split) -> Iterator[Check]:
@@ -104,7 +104,7 @@ def _check_balance(split: Split) -> Check:
 
 
 def _check_classes(splits: Sequence[Split]) -> Iterator[Check]:
-    """Whether class numbers mean the same in all splits."""
+    """Checks that class numbers mean the same in all splits."""
     for other in splits[1:]:
         first, both = splits[0], f"{splits[0].name}, {other.name}"
         known, found = first.index, other.index
@@ -118,7 +118,7 @@ def _check_classes(splits: Sequence[Split]) -> Iterator[Check]:
 
 
 def _unlike_classes(first: Split, other: Split) -> Iterable[Finding]:
-    """What training takes for the same classes without being able to tell."""
+    """Differences in classes that training cannot detect."""
     if first.index.has_names != other.index.has_names:
         named, bare = (first, other) if first.index.has_names else (other, first)
         yield Finding(
@@ -132,7 +132,7 @@ def _unlike_classes(first: Split, other: Split) -> Iterable[Finding]:
         )
 
 
-# --- what the images say ---
+# --- checks of the images ---
 
 
 def _check_images(split: Split, images: Images) -> Iterator[Check]:
@@ -151,7 +151,7 @@ def _check_images(split: Split, images: Images) -> Iterator[Check]:
 
 
 def _rare_types(images: Images) -> list[str]:
-    """The kinds of a file type that next to no image has."""
+    """The kinds of file types that hardly any image has."""
     types: Counter[str] = Counter()
     for kind, tally in images.kinds.items():
         types[kind.split()[0]] += tally.count
@@ -159,10 +159,10 @@ def _rare_types(images: Images) -> list[str]:
 
 
 def _check_duplicates(splits: Sequence[Split], hashes: Hashes) -> Iterator[Check]:
-    """The same bytes more than once: in one split a note, in two a problem.
+    """Finds equal bytes: a note within one split, a problem across splits.
 
-    A duplicate to train on only weighs twice; one to validate on that is trained on makes the
-    accuracy a lie.
+    A duplicate in training data only counts twice; a validation image that is trained on falsifies
+    the accuracy.
     """
     starts = np.cumsum([0, *(len(split.index) for split in splits)])
     rows, firsts = same_bytes(hashes)
@@ -179,7 +179,7 @@ def _check_duplicates(splits: Sequence[Split], hashes: Hashes) -> Iterator[Check
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Rows of the hashes and the first row of the same content."""
+    """Rows of the hashes, each with the first row of equal content."""
 
     splits: Sequence[Split]
     starts: NDArray[np.int64]

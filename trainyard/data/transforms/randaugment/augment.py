@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class RandAugment:
-    """Each sample its own operations and strengths, drawn by (seed, visit, id) alone.
+    """Applies operations and strengths drawn for each sample by (seed, visit, id) alone.
 
-    `policy` is timm's notation, "rand-m9-mstd0.5-inc1" say, or "3a". Differs from timm where timm
-    fails or is silent: 0 bits of posterize give black (Pillow 13 refuses them), and what the
-    notation does not know is an error.
+    `policy` is in timm's notation, "rand-m9-mstd0.5-inc1" for instance, or "3a". Differences from
+    timm where timm fails or is silent: 0 bits of posterize give black (Pillow 13 refuses them), and
+    unknown notation is an error.
     """
 
     def __init__(
@@ -33,8 +33,8 @@ class RandAugment:
         mean: tuple[float, float, float],
         interpolation: Literal["bilinear", "bicubic"] | None = None,
     ) -> None:
-        """`mean`, in 0 to 1, fills what geometry uncovers. `interpolation` of geometry; None: drawn
-        for each operation, as timm does unless its own is given.
+        """`mean`, from 0 to 1, fills pixels that geometry uncovers. `interpolation`: of geometry;
+        None draws it for each operation, as timm does by default.
         """
         self._policy, self._seed = parse_policy(policy), seed
         red, green, blue = (min(255, round(255 * value)) for value in mean)
@@ -107,9 +107,9 @@ def colour_job(name: str, rows: NDArray[np.int64], arguments: NDArray[np.float64
 
 
 def box_weights(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[n, 3]: of a pixel, its neighbours and theirs, in a box blur, three of which in a row come
-    near to a Gaussian of `sigmas` pixels, at most 2 (Gwosdek et al. 2011). In single precision and
-    whole parts of 2**24, as in Pillow.
+    """Weights [n, 3] of a pixel, its neighbours and theirs in a box blur. Three such blurs in a
+    row approximate a Gaussian of `sigmas` pixels, at most 2 (Gwosdek et al. 2011). In single
+    precision and multiples of 2**-24, as in Pillow.
     """
     variance = sigmas.astype(np.float32) ** 2 / np.float32(3)
     whole = np.floor((np.sqrt(12 * variance + 1) - 1) / 2)  # 0 or 1: half of the box's length

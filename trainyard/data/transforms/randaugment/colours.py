@@ -1,7 +1,7 @@
-"""Operations on colours and sharpness, batched: Pillow's arithmetic on uint8.
+"""Operations on colours and sharpness of batches, in Pillow's arithmetic on uint8.
 
-Kernels of jobs.py: images are uint8[n, H, W, 3], contiguous, and may be altered; parameters are
-[n]. All but those said to be within one grey level are exact.
+All are kernels of jobs.py: images are uint8[n, H, W, 3], contiguous, and may be altered; parameters
+are [n]. Kernels are exact unless documented as within one grey level.
 """
 
 import torch
@@ -11,18 +11,18 @@ _GREY = (19595, 38470, 7471)  # ITU-R 601 luma of red, green, blue, in 1/65536
 
 
 def invert_from(images_nHWC: Tensor, threshold: Tensor) -> Tensor:
-    """255 - x for x at or above the threshold (0 to 256): solarize; invert, with 0."""
+    """255 - x for x at or above the threshold (0 to 256): solarize; with 0, invert."""
     is_below = (images_nHWC.short() - _over_pixels(threshold.short())) >> 8  # -1 or 0
     return images_nHWC ^ (~is_below).to(torch.uint8)
 
 
 def keep_bits(images_nHWC: Tensor, mask: Tensor) -> Tensor:
-    """Posterize: `mask` is uint8."""
+    """Posterize; `mask` is uint8."""
     return images_nHWC & _over_pixels(mask)
 
 
 def add_to_dark(images_nHWC: Tensor, add: Tensor) -> Tensor:
-    """x + add (at most 128) for x below 128."""
+    """x + add, with `add` at most 128, for x below 128."""
     is_dark = (images_nHWC >> 7) - 1  # 255 or, at 128 and above, 0
     return images_nHWC + (is_dark & _over_pixels(add))
 
@@ -32,9 +32,9 @@ def brightness(images_nHWC: Tensor, factor: Tensor) -> Tensor:
 
 
 def contrast(images_nHWC: Tensor, factor: Tensor) -> Tensor:
-    """Away from the mean grey level, or to it; within one grey level.
+    """Towards the mean grey level (0) or away from it (above 1); within one grey level.
 
-    The mean is one of the exact luma: Pillow's is of luma rounded to whole grey levels.
+    The mean is that of the exact luma; Pillow's is of luma rounded to whole grey levels.
     """
     n, height, width, _ = images_nHWC.shape
     columns = images_nHWC.view(n, height, width * 3).sum(1, dtype=torch.int32)
@@ -49,7 +49,7 @@ def saturation(images_nHWC: Tensor, factor: Tensor) -> Tensor:
     planes = [images_nHWC[..., channel].float() for channel in range(3)]
     luma = torch.full_like(planes[0], 0x8000)
     for plane, weight in zip(planes, _GREY, strict=True):
-        luma.add_(plane, alpha=weight)  # whole numbers below 2**24: exact
+        luma.add_(plane, alpha=weight)  # integers below 2**24, so exact
     luma.mul_(2.0**-16).floor_()
     for channel, plane in enumerate(planes):
         images_nHWC[..., channel] = _to_bytes(_blend(plane, luma, factor.view(-1, 1, 1)))
@@ -57,7 +57,7 @@ def saturation(images_nHWC: Tensor, factor: Tensor) -> Tensor:
 
 
 def sharpness(images_nHWC: Tensor, factor: Tensor) -> Tensor:
-    """Towards a 3 x 3 smoothing (0) or away from it (above 1); a border of one pixel stays."""
+    """Towards a 3 x 3 smoothing (0) or away from it (above 1); keeps a border of one pixel."""
     n, height, width, _ = images_nHWC.shape
     if height < 3 or width < 3:
         return images_nHWC
@@ -67,7 +67,7 @@ def sharpness(images_nHWC: Tensor, factor: Tensor) -> Tensor:
     total = three[:, :, :-6] + three[:, :, 3:-3]
     total += three[:, :, 6:]
     centre = lines[:, 1:-1, 3:-3]
-    total.add_(centre, alpha=4)  # weights 1, and 5 in the middle, of 13
+    total.add_(centre, alpha=4)  # weights of 1/13, and 5/13 in the middle
     smooth = total.float().mul_(1 / 13).add_(0.5).floor_()
     blended = _to_bytes(_blend(centre.float(), smooth, factor.view(-1, 1, 1)))
     images_nHWC.view(n, height, width * 3)[:, 1:-1, 3:-3] = blended
@@ -77,8 +77,8 @@ def sharpness(images_nHWC: Tensor, factor: Tensor) -> Tensor:
 def blur(images_nHWC: Tensor, weights_n3: Tensor) -> Tensor:
     """Pillow's Gaussian blur: three box blurs each way, each rounded to grey levels.
 
-    `weights_n3`, float64, are those of a pixel, of its neighbours and of theirs; ties in the
-    rounding are frequent, so the arithmetic has to be exact.
+    `weights_n3`, float64, are the weights of a pixel, its neighbours and theirs. Rounding ties are
+    frequent, so the arithmetic must be exact.
     """
     centre, near, far = weights_n3.view(-1, 3, 1, 1, 1).unbind(1)
     values = images_nHWC.double()
@@ -94,12 +94,12 @@ def blur(images_nHWC: Tensor, weights_n3: Tensor) -> Tensor:
 
 
 def autocontrast(images_nHWC: Tensor) -> Tensor:
-    """Each channel's darkest level to 0, its brightest to 255."""
+    """Maps each channel's darkest level to 0 and its brightest to 255, linearly."""
     n, height, width, _ = images_nHWC.shape
     lines = images_nHWC.view(n, height, width * 3)
     low = lines.amin(1).view(n, width, 3).amin(1).view(n * 3, 1).double()
     high = lines.amax(1).view(n, width, 3).amax(1).view(n * 3, 1).double()
-    # Not 255 / x, which torch multiplies by a reciprocal; infinite for one level, which stays.
+    # Not 255 / x, which torch turns into a product; infinite for a single level, which is kept.
     scale = torch.full_like(high, 255) / (high - low)
     levels = torch.arange(256, device=images_nHWC.device, dtype=torch.float64)
     stretched = (levels * scale + -low * scale).clamp_(0, 255)
@@ -108,7 +108,7 @@ def autocontrast(images_nHWC: Tensor) -> Tensor:
 
 
 def equalize(images_nHWC: Tensor) -> Tensor:
-    """Each channel's histogram made flat."""
+    """Equalises each channel's histogram."""
     places = _places(images_nHWC)
     counts = _count(places, images_nHWC.shape[0] * 768).view(-1, 256)
     levels = torch.arange(256, device=counts.device)
@@ -121,7 +121,7 @@ def equalize(images_nHWC: Tensor) -> Tensor:
 
 
 def _places(images_nHWC: Tensor) -> Tensor:
-    """int32[n * H * W * 3]: where each value's entry lies in tables of [n, 3, 256]."""
+    """int32[n * H * W * 3]: the index of each value's entry in tables of [n, 3, 256]."""
     n, height, width, _ = images_nHWC.shape
     tables = torch.arange(3 * n, dtype=torch.int32, device=images_nHWC.device) * 256
     over_lines = tables.view(n, 1, 3).repeat(1, 1, width)
@@ -136,12 +136,12 @@ def _count(places: Tensor, size: int) -> Tensor:
 
 
 def _blend(values: Tensor, base: Tensor, factor: Tensor) -> Tensor:
-    """base + factor * (values - base), in Pillow's order, so that it rounds alike; in place."""
+    """base + factor * (values - base), in place, in Pillow's order for equal rounding."""
     return values.sub_(base).mul_(factor).add_(base)
 
 
 def _to_bytes(values: Tensor) -> Tensor:
-    """Clipped and truncated; in place. By way of int16: a direct cast is several times slower."""
+    """Clips in place and truncates; via int16, since a direct cast is several times slower."""
     return values.clamp_(0, 255).short().to(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Which operations each sample gets, and how strong: drawn on the host, keyed."""
+"""Draws the operations of each sample and their strengths: on the host, keyed."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,29 +10,29 @@ from trainyard.data.keyed import fold, uniforms
 from trainyard.data.transforms.randaugment.policy import LEVELS, Policy
 
 STREAM = 5  # keeps these draws independent of other uses of the same seed
-_PER_LAYER = 6  # numbers for each operation: choice, chance, noise (two), sign, detail
+_PER_LAYER = 6  # random numbers per operation: choice, chance, noise (two), sign, detail
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
 class Draws(NamedTuple):
-    """Each [B, layers]."""
+    """Drawn operations; each array is [B, layers]."""
 
-    ops: NDArray[np.int64]  # index into Policy.ops, or -1: nothing is done
-    arguments: Floats  # of the operation: degrees, a factor, a threshold, ...; see ARGUMENTS
-    cubic: Bools  # whether geometry interpolates bicubically, else bilinearly
+    ops: NDArray[np.int64]  # index into Policy.ops, or -1 for none
+    arguments: Floats  # an operation's degrees, factor, threshold, ...; see ARGUMENTS
+    cubic: Bools  # True for bicubic geometry, False for bilinear
 
 
 def draw(policy: Policy, seed: int, ids: NDArray[np.int64], visits: NDArray[np.int64]) -> Draws:
-    """timm's distributions: see RandAugment and AugmentOp in timm.data.auto_augment."""
+    """Draws from timm's distributions: see RandAugment and AugmentOp in timm.data.auto_augment."""
     keys = fold(seed, np.full_like(ids, STREAM), visits, ids)
     random = uniforms(keys, _PER_LAYER * policy.layers + len(policy.ops))
     layers = random[:, : _PER_LAYER * policy.layers].reshape(len(ids), policy.layers, _PER_LAYER)
     choice, chance, noise, angle, sign, detail = np.moveaxis(layers, 2, 0)
     ops = (choice * len(policy.ops)).astype(np.int64)
     if policy.weights is not None:
-        # The smallest of exponential variables at these rates: drawn without replacement.
+        # The smallest of exponential variables at these rates give draws without replacement.
         waits = -np.log1p(-random[:, _PER_LAYER * policy.layers :]) / np.array(policy.weights)
         ops = np.argsort(waits, axis=1)[:, : policy.layers]
     levels = _levels(policy, np.array(policy.magnitudes)[ops], noise, angle)
@@ -52,7 +52,7 @@ def _levels(policy: Policy, magnitudes: Floats, noise: Floats, angle: Floats) ->
     return np.clip(magnitudes, 0.0, policy.limit)
 
 
-# --- from a level, 10 being the usual end, to an operation's argument, as in timm ---
+# --- from a level, usually at most 10, to an operation's argument, as in timm ---
 
 
 def _none(level: Floats, negative: Bools, detail: Floats) -> Floats:
@@ -111,9 +111,9 @@ ARGUMENTS: dict[str, Callable[[Floats, Bools, Floats], Floats]] = {
     "Rotate": _signed(30.0),  # degrees, anticlockwise
     "Posterize": _whole(4),  # bits to keep
     "PosterizeIncreasing": _less(4, 4, np.inf),
-    "Solarize": _whole(256, 256),  # inverted from this grey level on
+    "Solarize": _whole(256, 256),  # levels from this one on are inverted
     "SolarizeIncreasing": _less(256, 256, 256),
-    "SolarizeAdd": _whole(110, 128),  # grey levels, to those below 128
+    "SolarizeAdd": _whole(110, 128),  # added to grey levels below 128
     "Color": _factor,  # 0 grey, 1 unchanged
     "ColorIncreasing": _increasing_factor,
     "Contrast": _factor,

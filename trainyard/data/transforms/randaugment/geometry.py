@@ -1,8 +1,8 @@
-"""Rotations, shears and shifts as affine maps in Pillow's conventions, and who computes them.
+"""Rotations, shears and shifts as affine maps in Pillow's conventions, and their kernels.
 
-A matrix (a, b, c, d, e, f) sends the place (x, y) in the output to (a x + b y + c, d x + e y + f)
+A matrix (a, b, c, d, e, f) maps the position (x, y) in the output to (a x + b y + c, d x + e y + f)
 in the input, in pixels from the top left corner: centres of pixels lie at halves. A pixel whose
-place lies outside of the image is filled.
+position lies outside the image is filled.
 """
 
 import math
@@ -32,8 +32,8 @@ NAMES = frozenset({"Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel
 class Move(NamedTuple):
     """One geometric operation on one sample."""
 
-    row: int  # of the batch
-    name: str  # of NAMES
+    row: int  # position in the batch
+    name: str  # one of NAMES
     argument: float
     cubic: bool
 
@@ -57,8 +57,8 @@ def matrix(name: str, argument: float, height: int, width: int) -> tuple[float, 
 def geometry_jobs(
     moves: Sequence[Move], size: tuple[int, int], fill: Fill, *, split: bool
 ) -> list[Job]:
-    """`size` is (height, width). `split` gives each kind of map its own kernel, which does the
-    least work and pays on a CPU; else all are one grid sample.
+    """The jobs of some moves. `size` is (height, width). `split` uses a kernel of its own for each
+    kind of map, which does the least work and pays on a CPU; otherwise one grid sample does all.
     """
     if not split:
         return [_warp(moves, size, fill)] if moves else []
@@ -76,7 +76,7 @@ def geometry_jobs(
 
 
 def _warp(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:
-    """Places as int32 in 1/65536 pixel, as sums of one part per column and one per row."""
+    """Positions are int32 in 1/65536 pixel: sums of one part per column and one per row."""
     height, width = size
     maps, rows = _matrices(moves, size)
     x, y = np.arange(width) + 0.5, np.arange(height) + 0.5
@@ -126,7 +126,7 @@ def _taps(moves: Sequence[Move]) -> int:
 def _steps(
     slope_and_shift: Floats, size: tuple[int, int], taps: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """By how much each of R lines of length L moves: what `resample.move_rows` is given.
+    """The shifts of R lines of length L, as parameters of `resample.move_rows`.
 
     The first pixel of line r lies `slope` * (r + 1/2) + `shift` pixels from the line's own first.
     """
@@ -135,7 +135,7 @@ def _steps(
     start = np.floor(offset)
     covered = np.floor(offset + 0.5)
     share = offset - start
-    limit = length + 2  # from there on nothing of the line is left
+    limit = length + 2  # beyond it no pixel of the line is left
     return (
         np.clip(start, -limit, limit).astype(np.int64),
         np.clip(covered, -limit, limit).astype(np.int64),
@@ -144,9 +144,9 @@ def _steps(
 
 
 def _weights(d: Floats, taps: int) -> Floats:
-    """[..., taps] of the pixels around a place that lies `d` after the (taps / 2)th.
+    """Weights [..., taps] of pixels around a position that lies `d` after the (taps / 2)th.
 
-    Pillow's cubic is Keys's with a = -1 here, unlike in its resize.
+    Pillow's cubic here is Keys's with a = -1, unlike in its resize.
     """
     if taps == 2:
         return np.stack([1 - d, d], axis=-1)

@@ -1,4 +1,4 @@
-"""Work on some samples of a batch, in place: cut to the cache on a CPU, whole on a GPU."""
+"""Runs kernels in place on parts of a batch: cache-sized parts on a CPU, larger on a GPU."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -8,19 +8,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Pixels that a kernel is given at once: so that its intermediates stay in a core's cache, and
-# so that they do not fill a GPU's memory.
+# Pixels per call of a kernel: its intermediates must stay in a core's cache, and must not fill a
+# GPU's memory.
 _PIXELS_CPU, _PIXELS_GPU = 2**16, 2**23
 
 
 class Job(NamedTuple):
     kernel: Callable[..., Tensor]  # (images_nHWC, *parameters) to images_nHWC; may alter its input
-    rows: NDArray[np.int64]  # [n], of the batch
+    rows: NDArray[np.int64]  # [n], positions in the batch
     parameters: tuple[NDArray[Any], ...] = ()  # each [n, ...]
 
 
 def run(jobs: Sequence[Job], images_BHWC: Tensor) -> None:
-    """Do the jobs in turn; no result comes back to the host, so nothing waits for the device."""
+    """Runs jobs in turn; no result returns to the host, so nothing waits for the device."""
     device = images_BHWC.device
     sent = iter(send([a for job in jobs for a in (job.rows, *job.parameters)], device))
     limit = _PIXELS_CPU if device.type == "cpu" else _PIXELS_GPU
@@ -30,7 +30,7 @@ def run(jobs: Sequence[Job], images_BHWC: Tensor) -> None:
         for start in range(0, len(job.rows), at_once):
             part = slice(start, start + at_once)
             given = [parameter[part] for parameter in parameters]
-            if len(job.rows[part]) == 1:  # a view will do
+            if len(job.rows[part]) == 1:  # a view suffices
                 row = int(job.rows[start])
                 view_1HWC = images_BHWC[row : row + 1]
                 view_1HWC.copy_(job.kernel(view_1HWC, *given))
@@ -40,7 +40,7 @@ def run(jobs: Sequence[Job], images_BHWC: Tensor) -> None:
 
 
 def send(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[Tensor]:
-    """The arrays on the device, in one copy that the host does not wait for."""
+    """Copies arrays to the device, in one copy that the host does not wait for."""
     contiguous = [np.ascontiguousarray(array) for array in arrays]
     *starts, end = np.cumsum([0, *(-(-array.nbytes // 8) * 8 for array in contiguous)]).tolist()
     buffer = np.zeros(end, np.uint8)

@@ -1,4 +1,4 @@
-"""timm's notation of RandAugment, and what it stands for. Needs neither torch nor timm."""
+"""Parses timm's notation of RandAugment. Needs neither torch nor timm."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainyard.errors import RecipeError
 
-# In timm's order, so that a draw picks the same operation there and here.
+# In timm's order, so that a draw picks the same operation in both.
 _PLAIN = (
     "AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "SolarizeAdd",
     "Color", "Contrast", "Brightness", "Sharpness",
@@ -35,15 +35,15 @@ _WEIGHTED: dict[str, dict[str, float]] = {
     },
 }  # fmt: skip
 
-LEVELS = 10.0  # the magnitude at which an operation reaches the end of its usual range
+LEVELS = 10.0  # the magnitude at the end of an operation's usual range
 
 
 @dataclass(frozen=True)
 class Policy:
     ops: tuple[str, ...]
-    magnitudes: tuple[float, ...]  # of each of `ops`, before noise
+    magnitudes: tuple[float, ...]  # by operation, before noise
     weights: tuple[float, ...] | None = None
-    """Chances of `ops`, which are then drawn without replacement; else all alike, with it."""
+    """Weights of `ops` for draws without replacement; None: uniform draws with replacement."""
     layers: int = 2
     prob: float = 0.5
     noise: float = 0.0
@@ -60,7 +60,7 @@ def parse_policy(text: str) -> Policy:
 
 
 def check_policy(text: str) -> str:
-    """`text`, or ValueError: a check for pydantic."""
+    """Returns `text`. ValueError if it is invalid; a validator for pydantic."""
     _parse(text)
     return text
 
@@ -72,7 +72,7 @@ def _parse(text: str) -> Policy:
     known = ("m", "n", "p", "mstd", "mmax", "inc", "t") if kind == "rand" else ("mstd",)
     values: dict[str, str] = {}
     for section in sections:
-        # Of "mstd0.5" the name ends before the first digit; "t" takes a name, "tweights".
+        # A name such as "mstd" in "mstd0.5" ends at the first digit; "t" takes a name: "tweights".
         split = re.fullmatch(r"(t)(\w+)|([a-z]+)([\d.]+)", section)
         key, value = [part for part in split.groups() if part] if split else (section, "")
         if key not in known or not value:
@@ -86,7 +86,7 @@ def _parse(text: str) -> Policy:
 
 
 def _three_augment(noise: float) -> Policy:
-    """One of three, always (DeiT III, arXiv 2204.07118), with timm's magnitudes."""
+    """3-Augment: always one of three (DeiT III, arXiv 2204.07118), with timm's magnitudes."""
     ops, magnitudes = ("Solarize", "Desaturate", "GaussianBlurRand"), (5.0, 10.0, 10.0)
     return Policy(ops, magnitudes, layers=1, prob=1.0, noise=noise)
 

@@ -1,7 +1,7 @@
-"""Interpolation of moved, sheared and rotated images, batched: Pillow's affine transform on uint8.
+"""Interpolates shifted, sheared and rotated images of a batch: Pillow's affine transform on uint8.
 
-Kernels of jobs.py: images are uint8[n, H, W, 3], contiguous, and may be altered. Beyond its edge
-an image goes on with its edge's pixels for as far as the interpolation looks.
+All are kernels of jobs.py: images are uint8[n, H, W, 3], contiguous, and may be altered. Pixels
+beyond an edge that the interpolation needs equal the pixels at the edge.
 """
 
 from functools import lru_cache
@@ -15,20 +15,21 @@ from torch.nn.functional import grid_sample
 Fill = tuple[int, int, int]
 
 # `warp` sums the taps of three channels at once, in fields of one int64.
-_FIELD = 21  # bits of one: 11 of fraction, 10 of value
+_FIELD = 21  # bits of a field: 11 of fraction, 10 of value
 _ONE = 2048
-_BIAS = 192  # grey levels, so that no field is ever below zero; a cubic undershoots by 160
-_SLACK = 8  # in 1/2048: more than the error of rounded weights mostly is, before truncation
+_BIAS = 192  # grey levels; keeps every field above zero, as a cubic undershoots by 160
+_SLACK = 8  # in 1/2048, added before truncation: more than most errors of rounded weights
 _OFFSET = (_BIAS * _ONE + _SLACK) * (1 + 2**_FIELD + 4**_FIELD)
 
 
 def move_rows(
     images_nHWC: Tensor, starts: Tensor, covers: Tensor, weights: Tensor, *, fill: Fill
 ) -> Tensor:
-    """Each row moved by its own amount: shears and shifts along x.
+    """Shifts each row by its own amount: shears and shifts along x.
 
-    `starts` and `covers`, int64[n, H]: where in the input row the output row begins, in pixels
-    rounded down, and to the nearest. `weights`, float32[n, H, taps]: of 2 or 4 pixels around.
+    `starts` and `covers`, int64[n, H]: the position in the input row where the output row begins,
+    in pixels rounded down, and to the nearest. `weights`, float32[n, H, taps]: of the 2 or 4
+    pixels around.
     """
     return _move(images_nHWC, starts, covers, weights, fill=fill)
 
@@ -36,7 +37,7 @@ def move_rows(
 def move_lines(
     images_nHWC: Tensor, starts: Tensor, covers: Tensor, weights: Tensor, *, fill: Fill
 ) -> Tensor:
-    """Whole lines moved: shifts along y. An image is then one line of pixels of W colours."""
+    """Shifts whole lines along y; handles an image as one line of pixels of W colours."""
     n, height, width, _ = images_nHWC.shape
     lines = images_nHWC.view(n, 1, height, width * 3)
     return _move(lines, starts, covers, weights, fill=fill).view(images_nHWC.shape)
@@ -45,10 +46,10 @@ def move_lines(
 def move_columns(
     images_nHWC: Tensor, starts: Tensor, covers: Tensor, weights: Tensor, *, fill: Fill
 ) -> Tensor:
-    """Each column moved by its own amount: shears along y. `move_rows` of the transposed image."""
+    """Shifts each column by its own amount: shears along y, by rows of the transposed image."""
     n, height, width, _ = images_nHWC.shape
     four = torch.empty((n, height, width, 4), dtype=torch.uint8, device=images_nHWC.device)
-    for channel in range(3):  # four bytes a pixel transpose as one number
+    for channel in range(3):  # four bytes per pixel, to transpose as one number
         four[..., channel] = images_nHWC[..., channel]
     turned = four.view(torch.int32).transpose(1, 2).contiguous().view(torch.uint8)
     moved = _move(turned.view(n, width, height, 4), starts, covers, weights, fill=(*fill, 0))
@@ -61,9 +62,9 @@ def move_columns(
 def _move(
     images_nRLC: Tensor, starts: Tensor, covers: Tensor, weights: Tensor, *, fill: tuple[int, ...]
 ) -> Tensor:
-    """Lines of L pixels of C bytes, each moved by its own amount; a copy per line, no gather."""
+    """Shifts lines of L pixels of C bytes, each by its own amount; a copy per line, no gather."""
     n, lines, length, size = images_nRLC.shape
-    taps, room = weights.shape[-1], length + 8  # read before and after, and then filled over
+    taps, room = weights.shape[-1], length + 8  # margins that are read, then overwritten
     pixels = n * lines * (length + 4)
     memory = torch.empty(
         ((pixels + 2 * room) * size,), dtype=torch.uint8, device=images_nRLC.device
@@ -90,12 +91,12 @@ def _interpolate(taken: Tensor, weights: Tensor, size: int) -> Tensor:
     length = taken.shape[1] - (taps - 1) * size
     views = [taken[:, tap * size : tap * size + length] for tap in range(taps)]
     if taps == 2:
-        step = (views[1] - views[0]).mul_(weights[:, 1:])  # flat parts stay exact
+        step = (views[1] - views[0]).mul_(weights[:, 1:])  # constant areas stay exact
         return step.add_(views[0]).short().to(torch.uint8)
     total = views[0] * weights[:, :1]
     for tap in range(1, taps):
         total.addcmul_(views[tap], weights[:, tap : tap + 1])
-    total.add_(2.0**-10)  # more than float32's error, so that flat parts are not truncated
+    total.add_(2.0**-10)  # more than float32's error, so that constant areas stay exact
     return total.clamp_(0, 255).short().to(torch.uint8)
 
 
@@ -103,7 +104,7 @@ def _interpolate(taken: Tensor, weights: Tensor, size: int) -> Tensor:
 def _patterns(
     length: int, size: int, fill: tuple[int, ...], device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """What to keep of a line (255 or 0) and what to fill it with, as windows on every start."""
+    """Masks of the part of a line to keep (255 or 0), and fillings: windows on every start."""
     inside = torch.zeros(3 * length + 4, size, dtype=torch.uint8)
     inside[length + 2 : 2 * length + 2] = 255
     colour = torch.tensor(fill, dtype=torch.uint8).repeat(size // len(fill))
@@ -116,7 +117,7 @@ def _patterns(
 
 
 def rotate_singly(images_nHWC: Tensor, degrees: Tensor, *, cubic: bool, fill: Fill) -> Tensor:
-    """By Pillow itself, on the CPU, where grid samples are slower."""
+    """Rotates by Pillow itself, on the CPU, where grid samples are slower."""
     taps = Image.Resampling.BICUBIC if cubic else Image.Resampling.BILINEAR
     for image_HWC, angle in zip(images_nHWC.numpy(), degrees.tolist(), strict=True):
         image_HWC[:] = Image.fromarray(image_HWC).rotate(angle, taps, fillcolor=fill)
@@ -124,9 +125,9 @@ def rotate_singly(images_nHWC: Tensor, degrees: Tensor, *, cubic: bool, fill: Fi
 
 
 def warp_bilinear(images_nHWC: Tensor, by_column: Tensor, by_row: Tensor, *, fill: Fill) -> Tensor:
-    """A grid sample: where each output pixel lies in the input is `by_column` + `by_row`.
+    """A grid sample: the input position of an output pixel is `by_column` + `by_row`.
 
-    Places, int32[n, 2, W] and [n, 2, H], are x and y in 1/65536 pixel.
+    Positions, int32[n, 2, W] and [n, 2, H], are x and y in 1/65536 pixel.
     """
     _, height, width, _ = images_nHWC.shape
     x, y, is_outside = _places(by_column, by_row)
@@ -134,7 +135,7 @@ def warp_bilinear(images_nHWC: Tensor, by_column: Tensor, by_row: Tensor, *, fil
     grid = torch.stack(sides, dim=-1).sub_(1)
     planes = images_nHWC.permute(0, 3, 1, 2).float()
     sampled = grid_sample(planes, grid, "bilinear", "border", align_corners=False)
-    sampled += 2.0**-8  # more than float32's error, so that flat parts are not truncated
+    sampled += 2.0**-8  # more than float32's error, so that constant areas stay exact
     kept = (~is_outside).short()
     for channel, colour in enumerate(fill):
         value = (sampled[:, channel].short() - colour) & kept
@@ -145,7 +146,7 @@ def warp_bilinear(images_nHWC: Tensor, by_column: Tensor, by_row: Tensor, *, fil
 def warp(
     images_nHWC: Tensor, by_column: Tensor, by_row: Tensor, is_cubic: Tensor, *, fill: Fill
 ) -> Tensor:
-    """As `warp_bilinear`, with bicubic interpolation where `is_cubic`, float32[n], is 1, not 0."""
+    """Like `warp_bilinear`; bicubic where `is_cubic`, float32[n], is 1, bilinear where it is 0."""
     n, height, width, _ = images_nHWC.shape
     x, y, is_outside = _places(by_column, by_row)
     x -= 32768  # from corners to centres
@@ -172,7 +173,7 @@ def warp(
 
 
 def _places(by_column: Tensor, by_row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """x, y and -1 where that is outside of the image, else 0: each int32[n, H, W]."""
+    """x, y and a mask: -1 outside the image, else 0; each int32[n, H, W]."""
     n, _, width = by_column.shape
     height = by_row.shape[2]
     x, y = (by_column.view(n, 2, 1, width) + by_row.view(n, 2, height, 1)).unbind(1)
@@ -180,9 +181,9 @@ def _places(by_column: Tensor, by_row: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _table(images_nHWC: Tensor, fill: Fill) -> tuple[Tensor, int, int]:
-    """Padded images as int64 of three fields, one after the other, then a patch of the filling.
+    """Padded images as int64 of three fields, end to end, then a patch of the filling.
 
-    Also the length of a line, and where the filling begins.
+    Also returns the length of a line, and the index where the filling begins.
     """
     n, height, width, _ = images_nHWC.shape
     stride = width + 4
@@ -203,7 +204,7 @@ def _table(images_nHWC: Tensor, fill: Fill) -> tuple[Tensor, int, int]:
 
 
 def _cumulative(places: Tensor, flags: Tensor) -> list[Tensor]:
-    """Sums of the first, the first two and the first three weights of four, whose sum is 1."""
+    """Sums of the first one, two and three of the four weights, whose total is 1."""
     d = (places & 65535).float().mul_(1 / 65536)
     square = d * d
     rest = (square - square * d).mul_(flags)
@@ -211,7 +212,7 @@ def _cumulative(places: Tensor, flags: Tensor) -> list[Tensor]:
 
 
 def _rounded_weights(cumulative: list[Tensor]) -> list[Tensor]:
-    """Weights in whole 1/2048 whose sum is exactly 1, so that flat parts stay as they are."""
+    """Weights in multiples of 1/2048 with a sum of exactly 1, so that constant areas stay exact."""
     ends = [(bound * _ONE).round_() for bound in cumulative]
     return [
         ends[0],
