@@ -90,7 +90,8 @@ def test_losses_are_those_of_local(
     assert losses_of(tmp_path / "ssh" / "run") == losses_of(tmp_path / "local")
     shown = (tmp_path / "ssh" / "stdout").read_text().splitlines()
     assert all(line.startswith("a/0 | ") for line in shown) and "top-1" in shown[-2]
-    assert run.said() == ""
+    # On a busy machine the ranks come more than 10 s apart.
+    assert all("waiting for rank" in line for line in run.said().splitlines()), run.said()
 
 
 def test_a_host_that_is_killed_is_waited_for(hosts: SshHosts, digits: Path, tmp_path: Path) -> None:
