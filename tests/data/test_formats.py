@@ -113,8 +113,8 @@ def test_a_class_that_the_manifest_lists_keeps_its_number(tmp_path: Path) -> Non
 
 
 def test_hidden_files_and_folders_are_left_out(tmp_path: Path, capsys: Capture) -> None:
-    junk = ("cat/.ipynb_checkpoints/1.jpg", "cat/._1.jpg", "__MACOSX/cat/._1.jpg")
-    junk = (*junk, ".git/3.jpg", "@eaDir/1.jpg")
+    hidden = ("cat/.ipynb_checkpoints/1.jpg", "cat/._1.jpg", "__MACOSX/cat/._1.jpg")
+    junk = (*hidden, ".git/3.jpg", "@eaDir/1.jpg")
     write_files(tmp_path, "cat/1.jpg", "cat/deep/__MACOSX/2.jpg", *junk)
 
     index = build_index(str(tmp_path))
