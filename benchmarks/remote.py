@@ -125,7 +125,7 @@ def measure_all(url: str, shards: Path, rounds: int, seconds: float) -> Results:
 
 
 def index_seconds(url: str) -> dict[int, dict[str, float]]:
-    """What it takes to index the shards, at each delay."""
+    """Seconds, requests and bytes of indexing the shards, at each delay."""
     found = {}
     for delay in DELAYS_MS:
         tell(url, f"delay/{delay}")

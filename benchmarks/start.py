@@ -149,7 +149,7 @@ class Run:
         return time.perf_counter()
 
     def _kinds(self) -> list[str]:
-        """Of the reports so far; that of a resumed run is called so."""
+        """The kinds of the reports so far, with "resume" for the report of a resumed run."""
         with suppress(OSError):
             lines = (self._run / "metrics.jsonl").read_text().splitlines()
             return [_kind(json.loads(line)) for line in lines]

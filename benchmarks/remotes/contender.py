@@ -92,7 +92,7 @@ CONTENDERS = {
 
 
 def counts(location: str) -> dict[str, int]:
-    """What the server was asked for since the last call; nothing for a path."""
+    """The requests that the server has counted since the last call; none for a local path."""
     if not location.startswith("http"):
         return {"requests": 0, "bytes": 0, "most": 0}
     with urlopen(f"{location.rpartition('/')[0]}/-/counts") as answer:

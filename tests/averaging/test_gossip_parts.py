@@ -85,7 +85,7 @@ def test_part_by_part_is_the_same_bit_by_bit() -> None:
 
 
 def note_order(world: World) -> list[str]:
-    """What happens to buckets in a step; none waits for all to arrive or to be updated."""
+    """The events of each bucket in a step: no bucket waits for all to arrive or to be updated."""
     torch.set_num_threads(1)
     gossip._BUCKET_BYTES = 300
     trained = Trained(world, Case("complete"), adam=False)

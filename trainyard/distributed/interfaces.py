@@ -51,11 +51,6 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, in
     return family, (str(address[0]), int(address[1]))
 
 
-def own_hosts(host: str) -> list[str]:
-    """Names by which other machines may reach this one: `host`, then its address if it resolves."""
-    return [host, *([local_address(host)] if _resolved(host, 0) else [])]
-
-
 def is_own(host: str) -> bool:
     """True if a host is this machine, or its name is unknown."""
     found = _resolved(host, 0)

@@ -184,7 +184,7 @@ class Watchdog:
         self._beats += 1
         self._store.set(_key(self._world.rank), json.dumps([self._beats, *activity]))
         if self._store.check(["alarm"]):
-            return self._posted(self._store.get("alarm"))
+            return _loaded(self._store.get("alarm"))
         self._first_has_left = self._first_has_left or self._has_left(0)
         ended = [rank for rank, process in self._visible.items() if process.has_ended()]
         if lost := [rank for rank in ended if not self._has_left(rank)]:
@@ -215,7 +215,7 @@ class Watchdog:
         return self._hanging(activities | {self._world.rank: activity}, stale)
 
     def _look_at_posts(self, store: "Store") -> None:
-        ranks = [*range(1, self._world.size)] if self._world.is_first else [0]
+        ranks = [*self._posts]
         if not store.check([_key(rank) for rank in ranks]):
             ranks = [rank for rank in ranks if store.check([_key(rank)])]  # others are yet to post
         now = time.monotonic()
@@ -238,10 +238,7 @@ class Watchdog:
         if self._store is None:
             return alarm
         # Prefixed stores compare with a value; an absent key is taken for "".
-        return self._posted(self._store.compare_set("alarm", "", json.dumps(alarm)))
-
-    def _posted(self, data: bytes) -> Alarm:
-        return Alarm(*json.loads(data))
+        return _loaded(self._store.compare_set("alarm", "", json.dumps(alarm)))
 
     def _without_store(self) -> Alarm | None:
         """The store is gone: with rank 0, or with the agent of a launcher, which ends the ranks."""
@@ -315,6 +312,10 @@ class Watchdog:
             self._posts = {rank: post._replace(at=now) for rank, post in self._posts.items()}
 
 
+def _loaded(data: bytes) -> Alarm:
+    return Alarm(*json.loads(data))
+
+
 def _key(rank: int) -> str:
     return f"beat/{rank}"
 
@@ -322,7 +323,7 @@ def _key(rank: int) -> str:
 class _Post(NamedTuple):
     data: bytes
     at: float
-    """When it was seen first."""
+    """Time at which this rank saw the data first."""
 
     @property
     def activity(self) -> Activity:
