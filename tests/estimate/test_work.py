@@ -1,5 +1,7 @@
 """What a model has to do, beside what autograd really keeps and what papers say."""
 
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -78,3 +80,25 @@ def test_a_model_is_left_as_it_is() -> None:
     build_work(model, 64, None)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_thread_that_looks_at_frames_changes_nothing() -> None:
+    """A debugger or a watchdog holds references to local variables of other threads."""
+    with torch.device("meta"):
+        model = timm.create_model("resnet18").train()
+    alone = build_work(model, 64, None)
+    has_ended = threading.Event()
+
+    def look() -> None:
+        while not has_ended.is_set():
+            frames = sys._current_frames()  # kept while the other thread goes on
+            has_ended.wait(0.0005)
+            del frames
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        assert build_work(model, 64, None) == alone
+    finally:
+        has_ended.set()
+        thread.join()

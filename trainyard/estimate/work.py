@@ -81,7 +81,9 @@ def _trace(model: "nn.Module", images: int, image_size: int, dtype: "torch.dtype
             # CPU autocast casts like that of GPUs, except for norms of half-precision numbers.
             with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
                 loss = cross_entropy(self.model(batch).float(), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
+            # `backward` would copy those gradients that another thread holds at that moment, as
+            # the watchdog does when it looks at frames: the two traces would differ.
+            torch.autograd.grad(loss, [each for each in self.parameters() if each.requires_grad])
 
     step = Step()
     with FakeTensorMode():
