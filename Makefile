@@ -9,7 +9,7 @@ setup: .venv/.ready
 
 # Pinned versions first, then Trainyard itself, editable, with its C extension where there is a
 # compiler. A changed pin, project file or C source installs again.
-.venv/.ready: pyproject.toml requirements.lock $(wildcard trainyard/data/_native/*.[ch])
+.venv/.ready: pyproject.toml requirements.lock $(wildcard trainyard/data/_native/*.[ch] trainyard/data/_native/*/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "python3 not found: install Python 3.11 or newer"; exit 1; }
 	@echo "installing the pinned versions into .venv: 2 minutes, 6 GB with CUDA"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv

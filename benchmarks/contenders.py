@@ -124,7 +124,7 @@ class Batch(NamedTuple):
 
 def trainyard(model: nn.Module, **average: Any) -> Step:
     from trainyard.averaging.base import AverageConfig
-    from trainyard.parts import AVERAGERS
+    from trainyard.run.build import AVERAGERS
     from trainyard.training.buffers import Buffers
     from trainyard.training.micro import MicroBatchSize
     from trainyard.training.step import TrainStep

@@ -26,7 +26,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.saving import save
-from trainyard.data.prepare.digits import prepare_digits
+from trainyard.datasets.prepare.digits import prepare_digits
 
 RANKS, RANKS_PER_NODE = 4, 2
 FIRST_PORT = 21_000  # below those that the kernel gives to anyone
@@ -129,7 +129,7 @@ def train_all(
     from rich.console import Console
 
     from trainyard.config import load_recipe
-    from trainyard.run import train
+    from trainyard.run.train import train
     from trainyard.world import World
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1"}

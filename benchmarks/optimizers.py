@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.saving import save
-from trainyard.data.prepare.digits import prepare_digits
+from trainyard.datasets.prepare.digits import prepare_digits
 
 # Keys of [optim]: the name, its rate, its decay, and what the method is known for.
 CONTENDERS: dict[str, dict[str, Any]] = {
@@ -57,7 +57,7 @@ def run(folder: Path, contender: str, factor: float, seed: int, epochs: int) -> 
     from rich.console import Console
 
     from trainyard.config import load_recipe
-    from trainyard.run import train
+    from trainyard.run.train import train
     from trainyard.world import World
 
     torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from trainyard.data.plan import EndlessPlan, ResampledPlan, ShuffledPlan, WeightedPlan
+from trainyard.data.sampler.plan import EndlessPlan, ResampledPlan, ShuffledPlan, WeightedPlan
 
 BATCH = 4096
 ROUNDS = 51

@@ -43,11 +43,11 @@ def trainyard(format: str) -> Callable[[Samples, Path], None]:
     """The work of one packing process; its start, a few tenths of a second, is not counted."""
 
     def write(samples: Samples, out: Path) -> None:
-        from trainyard.data.indexing import open_index
-        from trainyard.data.pack import worker
-        from trainyard.data.pack.files import publish
-        from trainyard.data.pack.pack import PackOptions, Selection
-        from trainyard.data.pack.shards import plan_jobs
+        from trainyard.data.index.build import open_index
+        from trainyard.datasets.pack import worker
+        from trainyard.datasets.pack.files import publish
+        from trainyard.datasets.pack.pack import PackOptions, Selection
+        from trainyard.datasets.pack.shards import plan_jobs
 
         index = open_index(str(Path(samples[0][0]).parent.parent))
         rows = {index.locate(row)[0]: row for row in range(len(index))}

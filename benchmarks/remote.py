@@ -29,7 +29,7 @@ from benchmarks.saving import listed, save
 from trainyard.commands.printing import print_table
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.formats.webdataset import write
-from trainyard.data.indexing import build_index
+from trainyard.data.index.build import build_index
 
 PHOTOGRAPHS, SHARDS = 960, 8
 DELAYS_MS = (0, 5, 20, 50, 100)

@@ -27,7 +27,7 @@ from typing import Any
 from torch.distributed import Store
 
 from benchmarks.saving import RESULTS, save
-from trainyard.data.prepare.digits import prepare_digits
+from trainyard.datasets.prepare.digits import prepare_digits
 from trainyard.distributed.launcher_variables import (
     MeetingPoint,
     discover,

@@ -196,9 +196,9 @@ def trainyard(options: argparse.Namespace) -> None:
     import torch
     from rich.console import Console
 
-    from trainyard import run
     from trainyard.config import load_recipe
-    from trainyard.data.feed import Batch, TrainingFeed
+    from trainyard.data.device.feed import Batch, TrainingFeed
+    from trainyard.run import train as run
     from trainyard.world import World
 
     recipe = options.folder / "loop.toml"

@@ -12,7 +12,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 from tests.command_line import SHORT, run
 from tests.tiers import is_slow
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.prepare.digits import prepare_digits
+from trainyard.datasets.prepare.digits import prepare_digits
 
 FORBIDDEN = ("no namespaces of its own", "no GPU at hand")
 

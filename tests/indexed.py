@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from trainyard.data.indexing import build_index
-from trainyard.data.read import Reader
+from trainyard.data.index.build import build_index
+from trainyard.data.reading.reader import Reader
 
 Stored = list[tuple[str, bytes]]
 """Class name and encoded image of each sample, in stored order."""

@@ -15,16 +15,16 @@ import torch
 from rich.console import Console
 
 from tests.web import free_port
-from trainyard import run as trainyard_run
 from trainyard.config import RunConfig
 from trainyard.distributed import Watchdog, init_distributed
 from trainyard.files import WRITER, RunDirectory
 from trainyard.monitor.outcome import Outcome
+from trainyard.run import train as trainyard_run
 from trainyard.world import World
 
 # The heavy imports are done once, in the fork server, not once per rank.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pytest", "torch", "timm", "trainyard.run"])
+_CONTEXT.set_forkserver_preload(["pytest", "torch", "timm", "trainyard.run.train"])
 
 
 def spawn(function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 120) -> list[Any]:

@@ -16,11 +16,12 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
 from tests.command_line import Capture, complaint, run, shown
-from trainyard.data.augment import CentralCrop
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.plan import OnePassPlan
+from trainyard.data.decode.crops import CentralCrop
+from trainyard.data.index.build import open_index
+from trainyard.data.index.table import Index
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.sampler.plan import OnePassPlan
 from trainyard.training import keeping
 
 SIDE = 32  # pixels
@@ -188,7 +189,7 @@ def test_files_that_go_away_or_change_while_training(
     data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_index(str(data / "train"))
-    monkeypatch.setattr("trainyard.data.indexing._is_stale", lambda index: False)  # not yet
+    monkeypatch.setattr("trainyard.data.index.build._is_stale", lambda index: False)  # not yet
     (data / "train" / "digit" / "00.png").unlink()
     os.truncate(data / "train" / "digit" / "01.png", 20)
     folder = tmp_path / "run"

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from tests.command_line import run
 from trainyard.classifier import Classifier, Guess, Picture, load
-from trainyard.data.indexing import open_index
+from trainyard.data.index.build import open_index
 from trainyard.errors import CheckpointError, DataError, RecipeError
 from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.training.recorded import load_recorded

@@ -14,7 +14,7 @@ from PIL import Image
 
 from tests.command_line import Capture, complaint, run, shown
 from tests.full_disk import full_disk
-from trainyard.data.prepare.preparation import make_folder
+from trainyard.datasets.prepare.preparation import make_folder
 from trainyard.errors import DataError
 
 # --- data show ---

@@ -10,7 +10,7 @@ import pytest
 
 from tests.command_line import Capture, complaint, run, shown
 from tests.web import LocalServer
-from trainyard.data.remote import fetch_image
+from trainyard.data.storage.remote import fetch_image
 
 
 class Album(LocalServer):

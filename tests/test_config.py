@@ -17,7 +17,7 @@ from trainyard.config import (
     to_toml,
 )
 from trainyard.errors import RecipeError
-from trainyard.parts import model_of
+from trainyard.run.build import model_of
 
 BUILTIN = sorted(builtin_recipes())
 

@@ -16,16 +16,16 @@ from tests.data.streams import png
 from tests.data.tars import write_tar
 from tests.web import LocalServer
 from trainyard.config import load_recipe, to_toml
-from trainyard.data import credentials
-from trainyard.data.credentials import Credentials, with_secrets, without_secrets
-from trainyard.data.images import open_images
-from trainyard.data.indexing import open_index
-from trainyard.data.location import find_place, take_secrets
-from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
-from trainyard.data.read import Reader
-from trainyard.data.remote import request
-from trainyard.data.remote.fetch_image import fetch_image
-from trainyard.data.splits import all_splits, find_splits
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import all_splits, find_splits
+from trainyard.data.index.unlabelled import open_images
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage import credentials
+from trainyard.data.storage.credentials import Credentials, with_secrets, without_secrets
+from trainyard.data.storage.location import find_place, take_secrets
+from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
+from trainyard.data.storage.remote import request
+from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.errors import DataError
 
 PASSWORD, SIGNATURE = "s3cret", "S1gnature"

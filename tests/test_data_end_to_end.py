@@ -68,9 +68,9 @@ def test_every_container_has_the_same_classes(prepared: dict[str, Path], capsys:
 def test_any_container_becomes_any_other(
     kind: str, prepared: dict[str, Path], mini: MiniImageNet, tmp_path: Path
 ) -> None:
-    from trainyard.data.indexing import open_index
-    from trainyard.data.read import Reader
-    from trainyard.data.splits import find_splits
+    from trainyard.data.index.build import open_index
+    from trainyard.data.index.splits import find_splits
+    from trainyard.data.reading.reader import Reader
 
     for other in FORMATS:
         packed = tmp_path / other

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 
 from tests.command_line import SHORT, newest, run
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.indexing import open_index
+from trainyard.data.index.build import open_index
 from trainyard.errors import DataError, RecipeError
-from trainyard.evaluation import Question, Result, evaluate_checkpoint
-from trainyard.parts import feeds_of, model_of
+from trainyard.run.build import feeds_of, model_of
+from trainyard.run.evaluation import Question, Result, evaluate_checkpoint
 from trainyard.training.predictions import Predictions
 from trainyard.world import World
 

@@ -28,12 +28,12 @@ from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
-from trainyard.data.datasets import open_datasets
-from trainyard.data.loader import DataConfig
-from trainyard.data.loading.client import HostBatch
-from trainyard.data.stream.join import JoinFeed, _no_samples
+from trainyard.data.config import DataConfig
+from trainyard.data.device.join import JoinFeed, _no_samples
+from trainyard.data.loader.client import HostBatch
+from trainyard.data.open_datasets import open_datasets
 from trainyard.errors import DataError, PeerError, RecipeError
-from trainyard.parts import model_of
+from trainyard.run.build import model_of
 from trainyard.training.step import MicroBatch, StepStats, TrainStep
 from trainyard.world import World
 
@@ -355,7 +355,7 @@ def test_ranks_have_agreed_before_a_step_is_made(monkeypatch: pytest.MonkeyPatch
         message += torch.tensor([1, 4])
         return SimpleNamespace(wait=lambda: waited.append(True))
 
-    monkeypatch.setattr("trainyard.data.stream.join.dist.all_reduce", all_reduce)
+    monkeypatch.setattr("trainyard.data.device.join.dist.all_reduce", all_reduce)
     course = build_course("1 epoch", epoch_samples=45, batch=8, image_size=16)
     place: dict[str, Any] = {}
     feed = JoinFeed(

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trainyard.course import build_course
-from trainyard.metering import ideal_seconds
+from trainyard.run.metrics import ideal_seconds
 
 COURSE = build_course(
     "10 steps", epoch_samples=64, batch=8, image_size=32, size_stages=["5 steps: 64"]

@@ -15,16 +15,16 @@ from torch import Tensor
 from tests.command_line import newest, run
 from tests.spawn import end_by, spawn, train_joined
 from tests.training.test_resume import NUM_STEPS, OPTIONS, assert_same_end, curve, exit_code
-from trainyard import parts
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.feed import TrainingFeed
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
+from trainyard.data.device.feed import TrainingFeed
+from trainyard.data.index.build import open_index
+from trainyard.data.index.table import Index
 from trainyard.data.order import training_plan
-from trainyard.data.plan import ShuffledPlan
+from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.transforms.batches import Keys
 from trainyard.errors import RecipeError
-from trainyard.parts import course_of, feeds_of
+from trainyard.run import build as parts
+from trainyard.run.build import course_of, feeds_of
 from trainyard.training.step import StepStats, TrainStep
 from trainyard.world import World
 

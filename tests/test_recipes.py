@@ -12,8 +12,8 @@ from rich.console import Console
 
 from tests.command_line import run as command
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
-from trainyard.parts import course_of, model_of, schedule_of
-from trainyard.run import train
+from trainyard.run.build import course_of, model_of, schedule_of
+from trainyard.run.train import train
 from trainyard.world import World
 
 NAMES = list(builtin_recipes())

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from trainyard import run as trainyard_run
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.config import load_recipe
 from trainyard.course import build_course
 from trainyard.distributed import Watchdog
 from trainyard.files import RunDirectory
 from trainyard.monitor.sinks import Sinks
+from trainyard.run import train as trainyard_run
 from trainyard.world import World
 
 META = torch.device("meta")

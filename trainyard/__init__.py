@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from trainyard.api import evaluate, history, predictions, train
     from trainyard.classifier import Classifier, load
     from trainyard.config import RunConfig, load_recipe
-    from trainyard.data.augment import CentralCrop, RandomResizedCrop
+    from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
     from trainyard.data.device.normalise import Normalise
-    from trainyard.data.index import Index
-    from trainyard.data.indexing import open_index
-    from trainyard.data.loader import Loader, LoaderSpec
-    from trainyard.data.plan import OnePassPlan, ShuffledPlan
+    from trainyard.data.index.build import open_index
+    from trainyard.data.index.table import Index
+    from trainyard.data.loader.loader import Loader
+    from trainyard.data.loader.spec import LoaderSpec
+    from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
     from trainyard.distributed import discover
     from trainyard.errors import TrainyardError
     from trainyard.monitor.history import History
@@ -61,12 +62,13 @@ _HOMES = {
     "trainyard.api": ("evaluate", "history", "predictions", "train"),
     "trainyard.classifier": ("Classifier", "load"),
     "trainyard.config": ("RunConfig", "load_recipe"),
-    "trainyard.data.augment": ("CentralCrop", "RandomResizedCrop"),
-    "trainyard.data.index": ("Index",),
-    "trainyard.data.indexing": ("open_index",),
-    "trainyard.data.loader": ("Loader", "LoaderSpec"),
+    "trainyard.data.decode.crops": ("CentralCrop", "RandomResizedCrop"),
+    "trainyard.data.index.table": ("Index",),
+    "trainyard.data.index.build": ("open_index",),
+    "trainyard.data.loader.loader": ("Loader",),
+    "trainyard.data.loader.spec": ("LoaderSpec",),
     "trainyard.data.device.normalise": ("Normalise",),
-    "trainyard.data.plan": ("OnePassPlan", "ShuffledPlan"),
+    "trainyard.data.sampler.plan": ("OnePassPlan", "ShuffledPlan"),
     "trainyard.errors": ("TrainyardError",),
     "trainyard.monitor.history": ("History",),
     "trainyard.monitor.outcome": ("Outcome",),

@@ -27,7 +27,7 @@ from trainyard.commands import (
     train,
 )
 from trainyard.commands.mistakes import explain_argument, explain_choice
-from trainyard.data.credentials import without_secrets
+from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import discover
 from trainyard.early_stop import early_stops
 from trainyard.errors import InputError, Stopped, TrainyardError

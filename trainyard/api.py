@@ -50,7 +50,7 @@ def train(
 
     world = discover() if world is None else world
     console = _console(world) if console is None else console
-    from trainyard import run as composition
+    from trainyard.run import train as composition
 
     config = _config(recipe, _with_data(overrides, data))
     return composition.train(config, os.fspath(run), world=world, console=console)
@@ -81,9 +81,9 @@ def evaluate(
 
     world = discover() if world is None else world
     console = _console(world) if console is None else console
-    from trainyard.data.merge import validation_splits
-    from trainyard.evaluation import Question, evaluate_checkpoint
+    from trainyard.data.index.merge import validation_splits
     from trainyard.files import find_checkpoint
+    from trainyard.run.evaluation import Question, evaluate_checkpoint
 
     folder, checkpoint = find_checkpoint(Path(run))
     config = evaluation_recipe(folder, overrides)
@@ -161,7 +161,7 @@ def _config(recipe: "StrPath | RunConfig", overrides: Mapping[str, Any]) -> "Run
 def _with_data(
     overrides: Mapping[str, Any] | None, data: StrPath | Sequence[StrPath] | None
 ) -> dict[str, Any]:
-    from trainyard.data.merge import merged_splits
+    from trainyard.data.index.merge import merged_splits
 
     found = {} if data is None else merged_splits(_texts(data))
     return _plain(overrides) | {f"data.{split}": place for split, place in found.items()}

@@ -18,15 +18,15 @@ from PIL import Image
 from torch import Tensor, nn
 
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.augment import CentralCrop
-from trainyard.data.decode import BadImageError, as_rgb, decode_batch, own_decoder
+from trainyard.data.decode.crops import CentralCrop
+from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch, own_decoder
 from trainyard.data.device.normalise import Normalise
-from trainyard.data.index import Index
-from trainyard.data.remote.fetch_image import fetch_image
+from trainyard.data.index.table import Index
+from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.errors import CheckpointError, DataError
 from trainyard.files import find_checkpoint
-from trainyard.initial import prefers_average
-from trainyard.parts import feeds_of, trained_model
+from trainyard.run.build import feeds_of, trained_model
+from trainyard.run.pretrained import prefers_average
 from trainyard.training import checkpoint
 from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device

@@ -31,10 +31,10 @@ from benchmarks.loaders.pool import BATCH, SIDE, Pool, load_pool
 from benchmarks.loaders.variants import data_of
 from benchmarks.loaders.yardstick.build import Yardstick, slice_of
 from trainyard.data._native import core
-from trainyard.data.augment import Crops
-from trainyard.data.decode import decode_batch, own_decoder
-from trainyard.data.formats.record import record_of_pixels
-from trainyard.data.stored import in_memory
+from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.decode import decode_batch, own_decoder
+from trainyard.data.decode.packed_record import record_of_pixels
+from trainyard.data.storage.encoded import in_memory
 
 Pixels = NDArray[np.uint8]
 Decode = Callable[[Pixels], None]

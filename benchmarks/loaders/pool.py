@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainyard.data.augment import RandomResizedCrop
+from trainyard.data.decode.crops import RandomResizedCrop
 
 BATCH = 64
 SIDE = 224

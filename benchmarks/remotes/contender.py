@@ -17,10 +17,11 @@ from typing import Any
 from urllib.request import urlopen
 
 from benchmarks.loaders.measure import cpu_seconds, end_tree, processes
-from trainyard.data.augment import RandomResizedCrop
-from trainyard.data.indexing import open_index
-from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.plan import ShuffledPlan
+from trainyard.data.decode.crops import RandomResizedCrop
+from trainyard.data.index.build import open_index
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.sampler.plan import ShuffledPlan
 
 BATCH, SIDE, THREADS = 64, 224, 2
 _WARM_S = 1.0

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from tests.spawn import spawn
-from trainyard import parts
 from trainyard.averaging.allreduce import AllReduce, wrap_in_ddp
 from trainyard.averaging.base import AverageConfig
 from trainyard.averaging.sync_bn import convert_to_sync, without_sync
@@ -18,7 +17,8 @@ from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.model.ema import Ema
 from trainyard.model.freeze import freeze
-from trainyard.parts import course_of
+from trainyard.run import build as parts
+from trainyard.run.build import course_of
 from trainyard.world import World
 
 

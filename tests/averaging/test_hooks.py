@@ -16,7 +16,7 @@ from trainyard.averaging.base import AverageConfig
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.monitor.clock import Clock
-from trainyard.parts import loss_scale_of
+from trainyard.run.build import loss_scale_of
 from trainyard.training.checkpoint import TrainState, load_checkpoint
 from trainyard.training.guard import Guard
 from trainyard.training.keeping import save_checkpoint

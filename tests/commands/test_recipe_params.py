@@ -8,7 +8,7 @@ from trainyard.commands.recipe_params import group_rows, parameter_rows
 from trainyard.config import RunConfig, load_recipe
 from trainyard.errors import RecipeError
 from trainyard.optim.optimizers import build_optimizer
-from trainyard.parts import model_of
+from trainyard.run.build import model_of
 
 
 def recipe(**keys: str) -> RunConfig:

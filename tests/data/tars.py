@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainyard.data import formats
-from trainyard.data.location import find_place
+from trainyard.data.storage.location import find_place
 
 TAR_FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 

@@ -14,9 +14,9 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
 from trainyard.config import check
-from trainyard.data.augment import CentralCrop, Crops, RandomResizedCrop
-from trainyard.data.decode import Interpolation, decode_batch
-from trainyard.data.keyed import fold, uniforms
+from trainyard.data.decode.crops import CentralCrop, Crops, RandomResizedCrop
+from trainyard.data.decode.decode import Interpolation, decode_batch
+from trainyard.data.rng import fold, uniforms
 from trainyard.errors import RecipeError
 
 IMAGENET = RandomResizedCrop(seed=7, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)

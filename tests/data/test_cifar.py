@@ -15,10 +15,10 @@ from torchvision.datasets import CIFAR10, CIFAR100
 
 from tests.command_line import Capture, complaint, run, shown
 from tests.mini_imagenet import tar_of
-from trainyard.data.indexing import open_index
-from trainyard.data.prepare import cifar
-from trainyard.data.read import Reader
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import find_splits
+from trainyard.data.reading.reader import Reader
+from trainyard.datasets.prepare import cifar
 
 NAMES = ("cifar10", "cifar100")
 TORCHVISION: dict[str, Any] = {"cifar10": CIFAR10, "cifar100": CIFAR100}
@@ -174,6 +174,6 @@ def test_the_official_counts_are_checked(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive = write_archive("cifar10", tmp_path)
-    monkeypatch.setattr("trainyard.data.prepare.preparation.check_md5", lambda *_: None)
+    monkeypatch.setattr("trainyard.datasets.prepare.preparation.check_md5", lambda *_: None)
     said = complaint(capsys, "data", "prepare", "cifar10", archive, tmp_path / "out")
     assert "200 images for train instead of 50,000" in said

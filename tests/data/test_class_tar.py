@@ -17,9 +17,9 @@ from trainyard.data import formats
 from trainyard.data.formats import class_tar
 from trainyard.data.formats.scan import Scan
 from trainyard.data.formats.tar import is_image
-from trainyard.data.indexing import build_index, open_index
-from trainyard.data.location import Place, find_place
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.splits import find_splits
+from trainyard.data.storage.location import Place, find_place
 from trainyard.errors import DataError
 
 Named = list[tuple[str, bytes]]  # the class and the stored bytes of each sample

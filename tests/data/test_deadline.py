@@ -8,9 +8,10 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
-from trainyard.data.remote import deadline, fetch_image, patience
-from trainyard.data.remote.http import HttpFile
-from trainyard.data.remote.http_stream import HttpStream
+from trainyard.data.storage.remote import deadline, fetch_image
+from trainyard.data.storage.remote import retry as patience
+from trainyard.data.storage.remote.http import HttpFile
+from trainyard.data.storage.remote.http_stream import HttpStream
 from trainyard.errors import DataError
 
 CONTENT = bytes(range(200))

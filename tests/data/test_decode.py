@@ -15,21 +15,21 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import InterpolationMode, functional
 
-from trainyard.data import decode
 from trainyard.data._native import core
-from trainyard.data.augment import Crops
-from trainyard.data.decode import (
+from trainyard.data.decode import decode
+from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.decode import (
     BadImageError,
     Interpolation,
     decode_batch,
     own_decoder,
     reference_image,
 )
-from trainyard.data.formats.record import pixels_of, record_of_pixels
-from trainyard.data.pack.recode import Repair, ShortSide, Squash
-from trainyard.data.pack.shards import PackOptions
-from trainyard.data.pack.stored import storing
-from trainyard.data.stored import Stored, in_memory
+from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
+from trainyard.data.storage.encoded import Stored, in_memory
+from trainyard.datasets.pack.recode import Repair, ShortSide, Squash
+from trainyard.datasets.pack.shards import PackOptions
+from trainyard.datasets.pack.stored import storing
 
 # As in the loader process: what Pillow finds odd about an image is no error.
 pytestmark = [

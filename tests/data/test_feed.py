@@ -12,18 +12,21 @@ import numpy as np
 import pytest
 import torch
 
-from trainyard.data.augment import AugmentConfig, CentralCrop
+from trainyard.data.config import DataConfig
+from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.device import copies as module
 from trainyard.data.device.copies import OnHost, OnStream, carrier_to, page_locked
-from trainyard.data.device.encoded import JPEG, stretches
+from trainyard.data.device.feed import Augmentation, Feed
 from trainyard.data.device.gpu_decode import Decoder, DecodingCarrier
 from trainyard.data.device.normalise import Normalise
-from trainyard.data.feed import Augmentation, Feed
 from trainyard.data.feeds import Feeds
-from trainyard.data.indexing import open_index
-from trainyard.data.loader import DataConfig, Loader, LoaderSpec
-from trainyard.data.loading.client import HostBatch
-from trainyard.data.plan import OnePassPlan
+from trainyard.data.index.build import open_index
+from trainyard.data.loader.client import HostBatch
+from trainyard.data.loader.encoded_batch import JPEG, stretches
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.sampler.plan import OnePassPlan
+from trainyard.data.transforms.config import AugmentConfig
 from trainyard.errors import LoaderError
 from trainyard.world import World
 

@@ -8,10 +8,10 @@ from torchvision.datasets import ImageFolder
 from tests.command_line import Capture
 from tests.data.tars import read_rows, write_tar
 from trainyard.data import formats
-from trainyard.data.images import open_images
-from trainyard.data.indexing import build_index, open_index
-from trainyard.data.location import find_place
-from trainyard.data.manifest import Manifest, write_manifest
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.unlabelled import open_images
+from trainyard.data.storage.location import find_place
+from trainyard.data.storage.manifest import Manifest, write_manifest
 from trainyard.errors import DataError
 
 

@@ -14,9 +14,9 @@ from tests.indexed import Stored, stored
 from trainyard.data import formats
 from trainyard.data.formats import hdf5, hdf5_layout
 from trainyard.data.formats.sample import Encoded
-from trainyard.data.indexing import build_index
-from trainyard.data.location import find_place
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import build_index
+from trainyard.data.index.splits import find_splits
+from trainyard.data.storage.location import find_place
 from trainyard.errors import DataError
 
 # From ImageNet's devkit: the class that each of these ILSVRC2012_IDs stands for.

@@ -28,12 +28,12 @@ from tests.mini_imagenet import (
     write_devkit,
     write_mini_imagenet,
 )
-from trainyard.data.indexing import open_index
-from trainyard.data.manifest import read_manifest
-from trainyard.data.prepare import checksums, imagenet
-from trainyard.data.prepare.devkit import read_devkit
-from trainyard.data.read import Reader
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import find_splits
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.manifest import read_manifest
+from trainyard.datasets.prepare import checksums, imagenet
+from trainyard.datasets.prepare.devkit import read_devkit
 from trainyard.errors import DataError
 
 FORMATS = ("webdataset", "folder", "tfrecord", "hdf5")
@@ -170,8 +170,8 @@ def test_repair_changes_the_odd_files_alone(
 KILLED = """
 import contextlib, os, signal, sys
 from pathlib import Path
-from trainyard.data.prepare.imagenet import prepare_imagenet_1k
-from trainyard.data.prepare.preparation import Preparation
+from trainyard.datasets.prepare.imagenet import prepare_imagenet_1k
+from trainyard.datasets.prepare.preparation import Preparation
 
 source, destination, kind, stage, count = sys.argv[1:]
 

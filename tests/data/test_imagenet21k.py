@@ -9,10 +9,10 @@ from PIL import Image
 
 from tests.command_line import Capture, complaint, run, shown
 from tests.mini_imagenet import encode, tar_of
-from trainyard.data.indexing import open_index
-from trainyard.data.manifest import read_manifest
-from trainyard.data.read import Reader
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import find_splits
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.manifest import read_manifest
 
 KEPT = {"n00007846": 501, "n02084071": 510}
 DROPPED = {"n00001740": 500, "n01503061": 60}

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from trainyard import files
-from trainyard.data import formats, index
+from trainyard.data import formats
 from trainyard.data.formats.scan import FileRows, Scan
-from trainyard.data.index import Index, check_same_classes, load_index, match_classes
-from trainyard.data.indexing import build_index, open_index
-from trainyard.data.location import Place, find_place
+from trainyard.data.index import table as index
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
+from trainyard.data.storage.location import Place, find_place
 from trainyard.errors import DataError
 
 LONG_AGO = 1_000_000_000  # seconds since 1970

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainyard.data._native import core
-from trainyard.data.keyed import UInt64s, fold, mix, permute, permute_reference, uniforms
+from trainyard.data.rng import UInt64s, fold, mix, permute, permute_reference, uniforms
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 

@@ -25,17 +25,18 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from tests.data.tars import write_tar
-from trainyard.data import mapped
-from trainyard.data.augment import CentralCrop, RandomResizedCrop
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.loading.announcer import Filled, Pending, Work, announcement
-from trainyard.data.loading.client import HostBatch
-from trainyard.data.loading.fill import SliceFiller
-from trainyard.data.loading.ring import Ring, num_slices, num_slots
-from trainyard.data.plan import OnePassPlan, ShuffledPlan
-from trainyard.data.read import Reader
+from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
+from trainyard.data.index.build import open_index
+from trainyard.data.index.table import Index
+from trainyard.data.loader.client import HostBatch
+from trainyard.data.loader.fill import SliceFiller
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.result_sender import Filled, Pending, Work, announcement
+from trainyard.data.loader.ring import Ring, num_slices, num_slots
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.reading.reader import Reader
+from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
+from trainyard.data.storage import mapped
 from trainyard.errors import LoaderError
 
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
@@ -346,7 +347,7 @@ def test_the_death_of_the_loader_is_noticed_within_a_second(index: Index) -> Non
 
 
 def test_a_loader_that_cannot_start_says_so(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trainyard.data.loader._COMMAND", (sys.executable, "-c", "exit(3)"))
+    monkeypatch.setattr("trainyard.data.loader.loader._COMMAND", (sys.executable, "-c", "exit(3)"))
     with pytest.raises(LoaderError, match=r"died \(exit code 3\)"), Loader(index, spec()) as loader:
         next(loader)
 
@@ -355,8 +356,8 @@ def test_a_loader_that_hangs_up_and_stays_is_an_error_and_ends(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import os, sys, time; os.close(int(sys.argv[1])); time.sleep(60)"
-    monkeypatch.setattr("trainyard.data.loader._COMMAND", (sys.executable, "-c", code))
-    monkeypatch.setattr("trainyard.data.loading.client._DEATH_S", 0.2)
+    monkeypatch.setattr("trainyard.data.loader.loader._COMMAND", (sys.executable, "-c", code))
+    monkeypatch.setattr("trainyard.data.loader.client._DEATH_S", 0.2)
     with pytest.raises(LoaderError, match="hung up and did not end"), Loader(index, spec()) as it:
         next(it)
     assert it._process.returncode == -signal.SIGKILL
@@ -423,8 +424,8 @@ TRAINER = """
 import json, sys, time
 from pathlib import Path
 from tests.data.test_loader import spec
-from trainyard.data.index import load_index
-from trainyard.data.loader import Loader
+from trainyard.data.index.table import load_index
+from trainyard.data.loader.loader import Loader
 
 loader = Loader(load_index(Path(sys.argv[1])), spec(start=0, stop=10**6))
 next(loader)

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.data.location import expand_braces, find_place
-from trainyard.data.splits import find_splits, train_and_val
+from trainyard.data.index.splits import find_splits, train_and_val
+from trainyard.data.storage.location import expand_braces, find_place
 from trainyard.errors import DataError
 
 
@@ -44,7 +44,7 @@ def test_expand_braces(text: str, names: list[str]) -> None:
 def test_an_empty_range_leaves_no_names_and_nothing_is_expanded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("trainyard.data.location._expanded", None)
+    monkeypatch.setattr("trainyard.data.storage.location._expanded", None)
 
     assert expand_braces("{0..3}{1..0}.tar") == []
 

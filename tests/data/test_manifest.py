@@ -10,12 +10,12 @@ import pytest
 from tests.command_line import Capture
 from tests.data.streams import write_shards
 from trainyard.data.formats.folder import scan
-from trainyard.data.images import open_images
-from trainyard.data.indexing import open_index
-from trainyard.data.location import expand_braces, find_place
-from trainyard.data.manifest import read_manifest
-from trainyard.data.source import open_source
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import find_splits
+from trainyard.data.index.unlabelled import open_images
+from trainyard.data.storage.location import expand_braces, find_place
+from trainyard.data.storage.manifest import read_manifest
+from trainyard.data.storage.source import open_source
 from trainyard.errors import DataError
 
 SHARD = {"name": "part-000.tar", "samples": 2, "bytes": 10, "sha256": "0"}

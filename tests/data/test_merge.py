@@ -12,14 +12,14 @@ import pytest
 
 from tests.command_line import SHORT, Capture, complaint, run, shown
 from tests.data.test_order import write_shards
-from trainyard.data import merge
 from trainyard.data.formats.scan import FileRows, Scan
-from trainyard.data.index import Index, load_index
-from trainyard.data.indexing import index_scan, open_index
-from trainyard.data.location import find_place
-from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
-from trainyard.data.merge import merged_splits, open_merged
-from trainyard.data.read import Reader
+from trainyard.data.index import merge
+from trainyard.data.index.build import index_scan, open_index
+from trainyard.data.index.merge import merged_splits, open_merged
+from trainyard.data.index.table import Index, load_index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.location import find_place
+from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.errors import DataError
 
 Files = dict[str, bytes]

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from trainyard.config import load_recipe
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.loader import DataConfig
-from trainyard.data.merge import open_merged
+from trainyard.data.config import DataConfig
+from trainyard.data.index.build import open_index
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.table import Index
 from trainyard.data.order import training_plan
-from trainyard.data.plan import (
+from trainyard.data.reading.reader import Reader
+from trainyard.data.sampler.plan import (
     EndlessPlan,
     Ids,
     RepeatedPlan,
@@ -22,7 +23,6 @@ from trainyard.data.plan import (
     ShuffledPlan,
     WeightedPlan,
 )
-from trainyard.data.read import Reader
 from trainyard.errors import RecipeError
 
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.data.streams import write_shards
-from trainyard.data.datasets import Datasets, open_datasets
+from trainyard.data.config import DataConfig
 from trainyard.data.formats import FORMATS
-from trainyard.data.indexing import open_index
-from trainyard.data.loader import DataConfig
-from trainyard.data.overlap import _KIND, hash_names, same_places
+from trainyard.data.index.build import open_index
+from trainyard.data.index.overlap import _KIND, hash_names, same_places
+from trainyard.data.open_datasets import Datasets, open_datasets
 from trainyard.errors import DataError
 from trainyard.world import World
 
@@ -76,7 +76,7 @@ def test_a_folder_inside_the_other_split(tmp_path: Path) -> None:
 def test_a_class_that_links_to_one_of_the_other_split(
     few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.overlap._FEW", few)
+    monkeypatch.setattr("trainyard.data.index.overlap._FEW", few)
     images(tmp_path, "train/cat/1.jpg", "train/dog/deep/2.jpg", "val/cat/3.jpg")
     (tmp_path / "val/dog").symlink_to("../train/dog")
     with pytest.raises(DataError, match=r"^1 of 2 validation images .*/val/dog/deep/2\.jpg at"):
@@ -96,8 +96,8 @@ def test_many_images_in_folders_apart_are_taken_without_a_look_at_their_names(
     """Also where one split watches the other for a class that it has no image of."""
     images(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg", "more/cat/4.jpg")
     (tmp_path / "val/dog").mkdir()
-    monkeypatch.setattr("trainyard.data.overlap._FEW", 0)
-    monkeypatch.setattr("trainyard.data.overlap.same_places", None)
+    monkeypatch.setattr("trainyard.data.index.overlap._FEW", 0)
+    monkeypatch.setattr("trainyard.data.index.overlap.same_places", None)
     val = str(tmp_path / "val")
     opened(str(tmp_path / "train"), val)
     opened((str(tmp_path / "train"), str(tmp_path / "more")), val)
@@ -108,7 +108,7 @@ def test_files_of_two_kinds_are_apart_without_a_look_at_their_names(
 ) -> None:
     assert _KIND.keys() == FORMATS.keys() | {"images"}
     images(tmp_path / "val", "000/1.jpg", "001/2.jpg")
-    monkeypatch.setattr("trainyard.data.overlap.hash_names", None)
+    monkeypatch.setattr("trainyard.data.index.overlap.hash_names", None)
     found = [open_index(str(place)) for place in (shards, tmp_path / "val")]
     assert len(same_places(*found)) == 0
 

@@ -15,16 +15,16 @@ import pytest
 from PIL import Image
 
 from tests.full_disk import full_disk
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.manifest import Manifest, read_manifest
-from trainyard.data.pack import files
-from trainyard.data.pack.journal import locked
-from trainyard.data.pack.pack import PackOptions, Selection, only_classes, pack, shuffled
-from trainyard.data.pack.recode import ShortSide
-from trainyard.data.pack.shards import plan_jobs
-from trainyard.data.read import Reader
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import find_splits
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.manifest import Manifest, read_manifest
+from trainyard.datasets.pack import files
+from trainyard.datasets.pack.journal import locked
+from trainyard.datasets.pack.pack import PackOptions, Selection, only_classes, pack, shuffled
+from trainyard.datasets.pack.recode import ShortSide
+from trainyard.datasets.pack.shards import plan_jobs
 from trainyard.errors import DataError
 
 FORMATS = ("webdataset", "tfrecord", "hdf5", "folder")

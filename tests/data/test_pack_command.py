@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.command_line import Capture, complaint, run, shown
-from trainyard.data.indexing import open_index
-from trainyard.data.pack.class_subset import choose_classes
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import find_splits
+from trainyard.datasets.pack.class_subset import choose_classes
 from trainyard.errors import DataError
 
 NAMES = ("bee", "cat", "dog", "eel")

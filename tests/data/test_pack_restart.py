@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint, run
-from trainyard.data.manifest import FILE_NAME
-from trainyard.data.pack.journal import NAME as JOURNAL
+from trainyard.data.storage.manifest import FILE_NAME
+from trainyard.datasets.pack.journal import NAME as JOURNAL
 
 OPTIONS = ("--shard-samples", "15", "--workers", "2")
 SHARDS = 96 + 25

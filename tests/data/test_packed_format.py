@@ -15,25 +15,26 @@ import pytest
 from PIL import Image
 
 from tests.data.tars import read_rows
-from trainyard.data import decode, formats
-from trainyard.data.augment import CentralCrop
-from trainyard.data.decode import decode_batch, own_decoder, reference_image
+from trainyard.data import formats
+from trainyard.data.decode import decode
+from trainyard.data.decode.crops import CentralCrop
+from trainyard.data.decode.decode import decode_batch, own_decoder, reference_image
+from trainyard.data.decode.packed_record import has_pixels, is_record, pixels_of
 from trainyard.data.formats import packed
-from trainyard.data.formats.record import has_pixels, is_record, pixels_of
 from trainyard.data.formats.sample import Encoded
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.location import find_place
-from trainyard.data.manifest import Manifest
-from trainyard.data.merge import open_merged
-from trainyard.data.pack.pack import PackOptions, pack, shuffled
-from trainyard.data.pack.recode import ShortSide
-from trainyard.data.read import Reader
-from trainyard.data.source import Source, open_source
-from trainyard.data.splits import find_splits
-from trainyard.data.verify.checks import Check, Progress
-from trainyard.data.verify.records import why_unlike
-from trainyard.data.verify.verify import verify
+from trainyard.data.index.build import open_index
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.splits import find_splits
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.location import find_place
+from trainyard.data.storage.manifest import Manifest
+from trainyard.data.storage.source import Source, open_source
+from trainyard.datasets.pack.pack import PackOptions, pack, shuffled
+from trainyard.datasets.pack.recode import ShortSide
+from trainyard.datasets.verify.checks import Check, Progress
+from trainyard.datasets.verify.records import why_unlike
+from trainyard.datasets.verify.verify import verify
 from trainyard.errors import DataError
 
 CLASSES = ("cat", "dog", "eel")
@@ -286,7 +287,7 @@ def test_without_the_extension_records_are_read_but_not_made(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed_into(photos, tmp_path / "packed")
-    monkeypatch.setattr("trainyard.data.pack.stored.is_built", lambda: False)
+    monkeypatch.setattr("trainyard.datasets.pack.stored.is_built", lambda: False)
     monkeypatch.setattr(decode, "own_decoder", lambda: None)
     with pytest.raises(DataError, match="needs the extension in C: install a C compiler"):
         packed_into(photos, tmp_path / "again")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from trainyard.data.plan import (
+from trainyard.data.sampler.plan import (
     EndlessPlan,
     Excerpt,
     Ids,

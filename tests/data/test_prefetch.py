@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from trainyard.data.remote.prefetch import Fetched, Limits, Prefetcher
+from trainyard.data.storage.remote.prefetch import Fetched, Limits, Prefetcher
 from trainyard.errors import DataError
 
 FILES = [random.Random(number).randbytes(200_000) for number in range(3)]

@@ -14,13 +14,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from trainyard.data import mapped, read
 from trainyard.data._native import core
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.merge import open_merged
-from trainyard.data.read import Reader
-from trainyard.data.stored import Stored
+from trainyard.data.index.build import open_index
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.table import Index
+from trainyard.data.reading import reader as read
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage import mapped
+from trainyard.data.storage.encoded import Stored
 
 
 def shards(folder: Path, sizes: list[int]) -> tuple[Index, list[bytes]]:
@@ -249,7 +250,7 @@ import os, sys
 import numpy as np
 from trainyard.data import mapped
 from trainyard.data._native import core
-from trainyard.data.stored import Stored
+from trainyard.data.storage.encoded import Stored
 core.guard_bus_errors()
 path = sys.argv[1]
 open(path, "wb").write(bytes(1 << 20))

@@ -12,13 +12,13 @@ import pytest
 
 from tests.command_line import run
 from tests.mini_imagenet import MiniImageNet, write_mini_imagenet
-from trainyard.data.indexing import open_index
-from trainyard.data.merge import open_merged
-from trainyard.data.prepare.imagenet import prepare_imagenet_1k
-from trainyard.data.prepare.preparation import Preparation
-from trainyard.data.read import Reader
-from trainyard.data.reassessed import read_labels
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import open_index
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.real_labels import read_labels
+from trainyard.data.index.splits import find_splits
+from trainyard.data.reading.reader import Reader
+from trainyard.datasets.prepare.imagenet import prepare_imagenet_1k
+from trainyard.datasets.prepare.preparation import Preparation
 from trainyard.errors import DataError
 
 NUM_VAL, NUM_CLASSES = 20, 5

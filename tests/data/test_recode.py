@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainyard.data.decode import BadImageError
-from trainyard.data.pack.recode import (
+from trainyard.data.decode.decode import BadImageError
+from trainyard.datasets.pack.recode import (
     Recode,
     Repair,
     ShortSide,

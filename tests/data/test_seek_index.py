@@ -14,16 +14,17 @@ from tests.command_line import Capture, complaint, shown
 from tests.data.tars import write_tar
 from tests.data.test_loader import all_batches, jpeg, spec
 from tests.data.test_stage import Server
-from trainyard.data import remarks, seek
+from trainyard.data import slow_paths as remarks
 from trainyard.data._native import core
-from trainyard.data.decode import own_decoder
-from trainyard.data.index import Index
-from trainyard.data.indexing import build_index, open_index
-from trainyard.data.merge import open_merged
-from trainyard.data.plan import ShuffledPlan
-from trainyard.data.read import Reader
-from trainyard.data.remarks import remark
-from trainyard.data.seek import build_seek, open_seek, seek_path, seek_remark
+from trainyard.data.decode import seek_tables as seek
+from trainyard.data.decode.decode import own_decoder
+from trainyard.data.decode.seek_tables import build_seek, open_seek, seek_path, seek_remark
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.sampler.plan import ShuffledPlan
+from trainyard.data.slow_paths import remark
 from trainyard.errors import DataError
 
 pytestmark = pytest.mark.skipif(core is None, reason="needs the extension in C")

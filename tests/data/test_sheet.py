@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFont
 from sklearn.datasets import load_sample_images
 
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.sheet import (
+from trainyard.data.index.build import open_index
+from trainyard.data.index.table import Index
+from trainyard.datasets.contact_sheet import (
     contact_sheet,
     image_sides,
     random_samples,

@@ -27,17 +27,18 @@ from tests.command_line import SHORT, Capture, complaint, run, shown
 from tests.data.test_loader import all_batches, spec
 from tests.data.test_read import shards
 from tests.web import BurstServer
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
-from trainyard.data.merge import open_merged
-from trainyard.data.plan import ShuffledPlan
-from trainyard.data.read import Reader
-from trainyard.data.source import open_source
-from trainyard.data.stage import stager as staging
-from trainyard.data.stage.copies import Copies
-from trainyard.data.stage.stager import Stager
+from trainyard.data.index.build import open_index
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.table import Index
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.reading import stager as staging
+from trainyard.data.reading.reader import Reader
+from trainyard.data.reading.staged_copies import Copies
+from trainyard.data.reading.stager import Stager
+from trainyard.data.sampler.plan import ShuffledPlan
+from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
+from trainyard.data.storage.source import open_source
 from trainyard.errors import DataError
 
 GB = 10**9
@@ -171,8 +172,8 @@ jobs: "list[subprocess.Popen[str]]" = []
 JOB = """
 import json, os, sys, time
 from pathlib import Path
-from trainyard.data.stage import stager as staging
-from trainyard.data.index import load_index
+from trainyard.data.reading import stager as staging
+from trainyard.data.index.table import load_index
 
 staging._BLOCK, staging._LOOK_S = 1 << 16, 0.05
 stager = staging.Stager(load_index(Path(sys.argv[1])), sys.argv[2], None)
@@ -435,9 +436,9 @@ def test_jobs_that_evict_each_others_copies_never_read_wrong_bytes(tmp_path: Pat
 HAMMER = """
 import json, random, sys, time
 from pathlib import Path
-from trainyard.data.stage import stager as staging
-from trainyard.data.index import load_index
-from trainyard.data.read import Reader
+from trainyard.data.reading import stager as staging
+from trainyard.data.index.table import load_index
+from trainyard.data.reading.reader import Reader
 
 staging._LOOK_S = 0.01
 folder, gb, path = sys.argv[1:]

@@ -16,12 +16,12 @@ import pytest
 
 from tests.data.streams import PlainServer, ids_of, png, write_shards
 from tests.data.tars import TAR_FORMATS, read_rows, write_tar
-from trainyard.data.augment import RandomResizedCrop
+from trainyard.data.config import DataConfig
+from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.formats.tar import Forward
 from trainyard.data.formats.webdataset import Streamed, streamed
-from trainyard.data.loader import DataConfig
-from trainyard.data.remote import http_stream
-from trainyard.data.remote.patience import Transient
+from trainyard.data.storage.remote import http_stream
+from trainyard.data.storage.remote.retry import Transient
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.data.stream.shards import list_shards, open_shard
 from trainyard.data.stream.walk import Item, PassBatch, StreamSpec, shards_of, shuffled, walk

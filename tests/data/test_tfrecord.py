@@ -20,10 +20,10 @@ from tests.indexed import stored
 from trainyard.data import formats
 from trainyard.data.formats import tfrecord
 from trainyard.data.formats.sample import Encoded
-from trainyard.data.indexing import build_index
-from trainyard.data.location import find_place
-from trainyard.data.source import LocalFile
-from trainyard.data.splits import find_splits
+from trainyard.data.index.build import build_index
+from trainyard.data.index.splits import find_splits
+from trainyard.data.storage.location import find_place
+from trainyard.data.storage.source import LocalFile
 from trainyard.errors import DataError
 
 WNIDS = ("n01440764", "n02119789", "n02510455")

@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.web import BurstServer
-from trainyard.data.credentials import token_of
-from trainyard.data.remote.http import HttpFile
-from trainyard.data.remote.http_stream import HttpStream
+from trainyard.data.storage.credentials import token_of
+from trainyard.data.storage.remote.http import HttpFile
+from trainyard.data.storage.remote.http_stream import HttpStream
 from trainyard.errors import DataError
 
 CONTENT = bytes(range(256)) * 100

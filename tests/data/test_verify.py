@@ -14,15 +14,16 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from trainyard.data.augment import CentralCrop
-from trainyard.data.indexing import build_index, open_index
-from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.manifest import read_manifest, write_manifest
-from trainyard.data.pack.pack import PackOptions, Selection, pack, shuffled
-from trainyard.data.plan import OnePassPlan
-from trainyard.data.verify.checks import MAX_LISTED, Check, Finding, Progress, checked
-from trainyard.data.verify.images import same_bytes
-from trainyard.data.verify.verify import verify
+from trainyard.data.decode.crops import CentralCrop
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.sampler.plan import OnePassPlan
+from trainyard.data.storage.manifest import read_manifest, write_manifest
+from trainyard.datasets.pack.pack import PackOptions, Selection, pack, shuffled
+from trainyard.datasets.verify.checks import MAX_LISTED, Check, Finding, Progress, checked
+from trainyard.datasets.verify.images import same_bytes
+from trainyard.datasets.verify.verify import verify
 from trainyard.errors import DataError
 
 SIDE = 32  # pixels
@@ -110,7 +111,7 @@ def test_a_whole_data_set_passes(originals: Path, tmp_path: Path, form: str) -> 
 
 
 def _splits(folder: Path) -> dict[str, str]:
-    from trainyard.data.splits import find_splits
+    from trainyard.data.index.splits import find_splits
 
     return find_splits(str(folder))
 

@@ -18,7 +18,7 @@ from trainyard.data.formats import webdataset as reader
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.formats.scan import FileRows
 from trainyard.data.formats.webdataset import write
-from trainyard.data.location import Place, find_place
+from trainyard.data.storage.location import Place, find_place
 from trainyard.errors import DataError
 from trainyard.files import sha256
 

@@ -18,7 +18,7 @@ from tests.launch.test_local import check_reports, process_of
 from tests.spawn import launch
 from tests.test_cli_signals import Started, has_saved, started, wait_for
 from trainyard.__main__ import end
-from trainyard.data.feed import TrainingFeed
+from trainyard.data.device.feed import TrainingFeed
 from trainyard.distributed import heartbeat, watchdog
 from trainyard.distributed.hang import hanging
 from trainyard.distributed.heartbeat import Activity

@@ -26,7 +26,7 @@ from trainyard.__main__ import end
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.distributed import Watchdog, init_distributed
 from trainyard.errors import LoaderError, PeerError
-from trainyard.run import _losses_heard
+from trainyard.run.train import _losses_heard
 from trainyard.training import checkpoint, keeping
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.update import Update, Updated

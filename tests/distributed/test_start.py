@@ -10,8 +10,8 @@ import pytest
 from tests.command_line import Capture, complaint
 from tests.distributed.started import ranks
 from tests.spawn import spawn
-from trainyard.data import datasets
-from trainyard.data.datasets import open_split
+from trainyard.data import open_datasets as datasets
+from trainyard.data.open_datasets import open_split
 from trainyard.errors import DataError, PeerError
 from trainyard.world import World
 

@@ -19,7 +19,7 @@ from tests.doctor.test_alone import findings
 from tests.spawn import spawn
 from tests.test_cli_signals import started
 from trainyard.config import RunConfig
-from trainyard.data.loader import DataConfig
+from trainyard.data.config import DataConfig
 from trainyard.distributed.heartbeat import Heartbeat
 from trainyard.doctor import machine
 from trainyard.doctor.examine import Findings, examine_joined

@@ -12,7 +12,7 @@ from trainyard.estimate.memory import Sizes, checkpoint_bytes, memory_of, sizes_
 from trainyard.estimate.work import Work
 from trainyard.files import RunDirectory
 from trainyard.optim.optimizers import OptimConfig, build_optimizer
-from trainyard.parts import model_of
+from trainyard.run.build import model_of
 
 NAMES = get_args(OptimConfig.model_fields["name"].annotation)
 

@@ -33,7 +33,7 @@ def test_by_hand() -> None:
 def handed_over(world: World, keys: dict[str, Any]) -> float:
     """What a step sends, as a share of the bytes of the weights, by the ring's own count."""
     from trainyard.config import load_recipe
-    from trainyard.parts import averager_of
+    from trainyard.run.build import averager_of
 
     torch.set_num_threads(1)
     averager = averager_of(load_recipe("debug", keys), world, torch.device("cpu"))

@@ -24,9 +24,9 @@ from tests.command_line import Capture, newest, run, shown
 from trainyard.classifier import load
 from trainyard.config import load_recipe
 from trainyard.errors import InputError, TrainyardError
-from trainyard.evaluation import Question, evaluate_checkpoint
 from trainyard.export.export import Exporter
 from trainyard.files import find_checkpoint
+from trainyard.run.evaluation import Question, evaluate_checkpoint
 from trainyard.world import World
 
 KINDS = ("safetensors", "onnx", "pt2", "hub")

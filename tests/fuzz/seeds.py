@@ -11,7 +11,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from trainyard.data._native import core
-from trainyard.data.formats.record import record_of_pixels
+from trainyard.data.decode.packed_record import record_of_pixels
 
 # Options, see fuzz.c.
 PLAIN = bytes((0, 0, 0, 0, 0, 0, 0, 15, 0, 0, 255, 255, 0, 0, 0, 0))  # the whole image

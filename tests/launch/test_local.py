@@ -25,7 +25,7 @@ def process_of(command: Started, rank: int) -> int:
     for process in command.members():
         folder = Path(f"/proc/{process}")
         is_rank = f"\0RANK={rank}\0".encode() in folder.joinpath("environ").read_bytes()
-        if is_rank and b"trainyard.data.loading" not in folder.joinpath("cmdline").read_bytes():
+        if is_rank and b"trainyard.data.loader" not in folder.joinpath("cmdline").read_bytes():
             return process
     raise AssertionError(f"no rank {rank}")
 

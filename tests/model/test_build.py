@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trainyard.config import check
 from trainyard.errors import RecipeError
 from trainyard.model.build import ModelConfig, build_model
-from trainyard.parts import model_of
+from trainyard.run.build import model_of
 
 SMALL_VIT: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 

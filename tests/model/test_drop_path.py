@@ -10,7 +10,7 @@ from trainyard.config import check
 from trainyard.course import build_course
 from trainyard.errors import RecipeError
 from trainyard.model.drop_path import drop_path_setter
-from trainyard.parts import schedule_of
+from trainyard.run.build import schedule_of
 
 MODELS = ["test_vit", "test_resnet", "test_convnext", "resnet18", "vit_tiny_patch16_224"]
 

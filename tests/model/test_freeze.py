@@ -148,7 +148,7 @@ def test_a_recipe_freezes_through_a_whole_run(digits: Path, tmp_path: Path) -> N
     from rich.console import Console
     from safetensors.torch import load_file
 
-    from trainyard.run import train
+    from trainyard.run.train import train
 
     overrides = {
         "data.train": str(digits / "train"),

@@ -13,8 +13,8 @@ import pytest
 from tests.services.losses import SAME, Losses, losses_of
 from tests.services.servers import FaultyServer
 from tests.services.slurm_cluster import SlurmCluster
-from trainyard.data.manifest import Manifest, Shard, Split, write_manifest
-from trainyard.data.remote.patience import _said
+from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
+from trainyard.data.storage.remote.retry import _said
 from trainyard.files import sha256
 
 NUM_SHARDS = 4

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.web import LocalServer, free_port
-from trainyard.data.remote.serve import _SEARCH, ServerOptions, serving
+from trainyard.datasets.serve import _SEARCH, ServerOptions, serving
 
 # --- nginx ---
 

@@ -18,17 +18,18 @@ from tests.data.streams import png, write_shards
 from tests.data.tars import write_tar
 from tests.services.servers import FaultyServer
 from tests.web import free_port
-from trainyard.data.augment import RandomResizedCrop
-from trainyard.data.index import Index
-from trainyard.data.indexing import build_index, open_index
-from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.plan import ShuffledPlan
-from trainyard.data.read import Reader
-from trainyard.data.remote import connections, http
-from trainyard.data.remote.download import download
-from trainyard.data.remote.http import HttpFile
-from trainyard.data.remote.prefetch import Limits
-from trainyard.data.source import open_source
+from trainyard.data.decode.crops import RandomResizedCrop
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.table import Index
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.reading.reader import Reader
+from trainyard.data.sampler.plan import ShuffledPlan
+from trainyard.data.storage.remote import connections, http
+from trainyard.data.storage.remote.download import download
+from trainyard.data.storage.remote.http import HttpFile
+from trainyard.data.storage.remote.prefetch import Limits
+from trainyard.data.storage.source import open_source
 from trainyard.errors import DataError
 
 CONTENT = random.Random(0).randbytes(3_000_000)
@@ -319,7 +320,7 @@ def test_a_download_is_whole_and_has_its_checksum(
 def test_a_download_goes_on_from_what_is_there(
     faulty: FaultyServer, file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.remote.download._PIECE", 1_000_000)
+    monkeypatch.setattr("trainyard.data.storage.remote.download._PIECE", 1_000_000)
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
     faulty.faults = ["", "", "", "503"]
     with pytest.raises(DataError, match="answers 503"):
@@ -334,7 +335,7 @@ def test_a_download_goes_on_from_what_is_there(
 def test_a_download_never_mixes_two_versions(
     faulty: FaultyServer, file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.remote.download._PIECE", 1_000_000)
+    monkeypatch.setattr("trainyard.data.storage.remote.download._PIECE", 1_000_000)
     faulty.faults = ["", "", "changed"]
     with pytest.raises(DataError, match="has changed on the server"):
         download(file.name, tmp_path / "copy")
@@ -347,7 +348,7 @@ def test_a_download_never_mixes_two_versions(
 def test_two_downloads_of_one_file_do_not_disturb_each_other(
     file: HttpFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.remote.download._PIECE", 100_000)
+    monkeypatch.setattr("trainyard.data.storage.remote.download._PIECE", 100_000)
     found: list[str] = []
     threads = [
         threading.Thread(target=lambda: found.append(download(file.name, tmp_path / "copy")))

@@ -38,7 +38,7 @@ def rank_of(command: Started, rank: int) -> int:
     for process in command.members():
         folder = Path(f"/proc/{process}")
         is_rank = f"\0OMPI_COMM_WORLD_RANK={rank}\0".encode() in (folder / "environ").read_bytes()
-        if is_rank and b"trainyard.data.loading" not in (folder / "cmdline").read_bytes():
+        if is_rank and b"trainyard.data.loader" not in (folder / "cmdline").read_bytes():
             return process
     raise AssertionError(f"no rank {rank}")
 

@@ -23,17 +23,18 @@ from tests.command_line import Capture, complaint, run, shown
 from tests.services.servers import WebServer, needs_nginx, web_server
 from tests.test_cli_signals import LONG, Started, has_begun, started, wait_for
 from tests.web import free_port
-from trainyard.data.augment import RandomResizedCrop
-from trainyard.data.index import Index, save_index
-from trainyard.data.indexing import build_index, open_index
-from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.loading.client import HostBatch
-from trainyard.data.plan import ShuffledPlan
-from trainyard.data.read import Reader
-from trainyard.data.remote import connections, request
-from trainyard.data.remote.prefetch import Limits, Prefetcher
-from trainyard.data.remote.remote_index import _columns
-from trainyard.data.splits import find_splits
+from trainyard.data.decode.crops import RandomResizedCrop
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.remote import _columns
+from trainyard.data.index.splits import find_splits
+from trainyard.data.index.table import Index, save_index
+from trainyard.data.loader.client import HostBatch
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.reading.reader import Reader
+from trainyard.data.sampler.plan import ShuffledPlan
+from trainyard.data.storage.remote import connections, request
+from trainyard.data.storage.remote.prefetch import Limits, Prefetcher
 from trainyard.errors import DataError
 
 pytestmark = needs_nginx
@@ -516,7 +517,7 @@ def test_mistakes_are_one_line(
 
 def test_a_port_for_root_is_refused_to_others() -> None:
     code = (
-        "import os; from pathlib import Path; from trainyard.data.remote import serve;"
+        "import os; from pathlib import Path; from trainyard.datasets import serve;"
         "import trainyard.errors\n"
         "if os.geteuid() == 0: os.setuid(65534)\n"
         "try: serve._check_port(serve.ServerOptions(Path('.'), port=81))\n"
@@ -531,5 +532,5 @@ def test_a_port_for_root_is_refused_to_others() -> None:
 def test_nginx_that_is_missing_is_asked_for(
     shards: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.remote.serve._SEARCH", str(tmp_path))
+    monkeypatch.setattr("trainyard.datasets.serve._SEARCH", str(tmp_path))
     assert "apt-get install nginx-light" in complaint(capsys, "data", "serve", shards)

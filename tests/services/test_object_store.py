@@ -18,11 +18,11 @@ import pytest
 from tests.command_line import SHORT, run
 from tests.data.streams import write_shards
 from tests.web import free_port
-from trainyard.data.indexing import build_index, open_index
-from trainyard.data.read import Reader
-from trainyard.data.remote import object_store
-from trainyard.data.remote.download import download
-from trainyard.data.remote.object_store import ObjectFile
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.remote import object_store
+from trainyard.data.storage.remote.download import download
+from trainyard.data.storage.remote.object_store import ObjectFile
 from trainyard.errors import DataError
 
 CONTENT = random.Random(0).randbytes(300_000)

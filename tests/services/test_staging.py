@@ -7,7 +7,7 @@ import pytest
 
 from tests.command_line import SHORT, Capture, run
 from tests.services.servers import needs_nginx, web_server
-from trainyard.data.stage import stager
+from trainyard.data.reading import stager
 
 pytestmark = needs_nginx
 

@@ -15,8 +15,8 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
-from trainyard.parts import model_of
-from trainyard.teacher import teacher_of
+from trainyard.run.build import model_of
+from trainyard.run.distillation import teacher_of
 from trainyard.training.step import StepStats, TrainStep
 
 torch.set_num_threads(1)

@@ -19,8 +19,8 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from tests.spawn import spawn
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.feeds import Feeds
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
+from trainyard.data.index.build import open_index
+from trainyard.data.index.table import Index
 from trainyard.training.evaluate import evaluate
 from trainyard.training.predictions import NOWHERE, Evaluation, Predictions
 from trainyard.world import World

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from tests.command_line import Capture, newest, shown
 from tests.spawn import end_by, spawn, train_joined
 from tests.training.test_resume import assert_equal, curve, read
-from trainyard import run as trainyard_run
 from trainyard.config import RunConfig, load_recipe
 from trainyard.errors import RecipeError, Stopped
+from trainyard.run import train as trainyard_run
 from trainyard.training.step import StepStats, TrainStep
 from trainyard.world import World
 

@@ -22,8 +22,8 @@ from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.device.copies import Arriving
-from trainyard.data.feed import Batch, Feed
-from trainyard.data.plan import ShuffledPlan
+from trainyard.data.device.feed import Batch, Feed
+from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import Requeued, Stopped
 from trainyard.optim.optimizers import with_momenta
 from trainyard.training.buffers import Buffers

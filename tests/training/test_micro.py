@@ -307,7 +307,7 @@ def test_memory_that_ends_in_the_middle_of_averaging_ends_all_ranks() -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import torch, timm, trainyard.run  # all that is mapped before the limit is set
+import torch, timm, trainyard.run.train  # all that is mapped before the limit is set
 from trainyard.__main__ import main
 
 status = Path("/proc/self/status").read_text().splitlines()

@@ -24,11 +24,11 @@ from tests.command_line import newest, run
 from tests.full_disk import full_disk
 from tests.spawn import _CONTEXT, end_by, spawn, train_joined
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.plan import ShuffledPlan
+from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import CheckpointError, DataError, Requeued, Stopped
 from trainyard.files import RunDirectory, write_text
-from trainyard.resume import claimed
-from trainyard.run import train
+from trainyard.run.resume import claimed
+from trainyard.run.train import train
 from trainyard.training import keeping
 from trainyard.training.step import Batch, StepStats, TrainStep
 from trainyard.world import World
@@ -326,7 +326,7 @@ def test_a_second_run_is_refused_from_the_moment_that_the_first_has_its_recipe(
             with pytest.raises(CheckpointError, match="another process trains in it"):
                 train(other, folder.path, world=World(), console=console)
 
-    monkeypatch.setattr("trainyard.resume.write_text", write_and_be_followed)
+    monkeypatch.setattr("trainyard.run.resume.write_text", write_and_be_followed)
     train(short, folder.path, world=World(), console=console)
     assert load_recipe(str(folder.recipe)) == short
 
@@ -345,7 +345,7 @@ def test_ranks_of_a_launcher_wait_for_those_before(
     monkeypatch.setattr("time.sleep", lambda _: held.close())
     with claimed(folder, config, fingerprints, World()):
         assert "another process trains in it" in capsys.readouterr().err
-        monkeypatch.setattr("trainyard.resume._PATIENCE_S", 0)
+        monkeypatch.setattr("trainyard.run.resume._PATIENCE_S", 0)
         with pytest.raises(CheckpointError, match="another process"):
             claim(folder, config, "a")
 

@@ -18,9 +18,9 @@ from tests.training.test_resume import (
     train_on,
 )
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.merge import open_merged
+from trainyard.data.index.merge import open_merged
 from trainyard.data.order import training_plan
-from trainyard.data.plan import EndlessPlan
+from trainyard.data.sampler.plan import EndlessPlan
 
 ORDERS = {
     "locality": {"data.locality": "300"},

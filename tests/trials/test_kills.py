@@ -15,7 +15,7 @@ from tests.command_line import run
 from tests.spawn import _launched, _ranks
 from tests.training.test_resume import NUM_STEPS, OPTIONS, assert_same_end, read, words
 from tests.trials.counts import SEED, count_of
-from trainyard.data.plan import ShuffledPlan
+from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.training.step import StepStats, TrainStep
 from trainyard.world import World
 

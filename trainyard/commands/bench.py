@@ -5,11 +5,11 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
-from trainyard.data.location import take_secrets
+from trainyard.data.storage.location import take_secrets
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
-    from trainyard.data.index import Index
+    from trainyard.data.index.table import Index
 
 _WAYS = {
     "libraries": "decoding, simplejpeg and Pillow",
@@ -63,8 +63,8 @@ def _index_of(location: str) -> "tuple[str, Index]":
 
 def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str, Any]:
     from trainyard.data._native import core, is_built
-    from trainyard.data.rates import Task, decoding_rate, hold, loader_rate, reading_rate
-    from trainyard.data.seek import open_seek
+    from trainyard.data.decode.seek_tables import open_seek
+    from trainyard.datasets.throughput import Task, decoding_rate, hold, loader_rate, reading_rate
 
     ways = list(_WAYS) if is_built() else ["libraries"]
     cores = len(os.sched_getaffinity(0))

@@ -4,11 +4,11 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from trainyard.data.location import take_secrets
+from trainyard.data.storage.location import take_secrets
 from trainyard.printable import printable
 
 if TYPE_CHECKING:
-    from trainyard.data.index import Index
+    from trainyard.data.index.table import Index
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +35,8 @@ def add_location(parser: argparse.ArgumentParser) -> None:
 def data_index(options: argparse.Namespace) -> int:
     from rich.console import Console
 
-    from trainyard.data.indexing import build_index
-    from trainyard.data.splits import all_splits
+    from trainyard.data.index.build import build_index
+    from trainyard.data.index.splits import all_splits
     from trainyard.monitor.progress import counter
 
     found: dict[str, dict[str, Any]] = {}
@@ -63,7 +63,7 @@ def data_index(options: argparse.Namespace) -> int:
 def _seek_table(index: "Index", location: str) -> dict[str, Any]:
     from rich.console import Console
 
-    from trainyard.data.seek import build_seek
+    from trainyard.data.decode.seek_tables import build_seek
     from trainyard.monitor.progress import counter
 
     with counter(Console(stderr=True), f"seek table of {location}", len(index)) as progress:

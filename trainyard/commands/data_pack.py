@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainyard.data.location import take_secrets
+from trainyard.data.storage.location import take_secrets
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
-    from trainyard.data.index import Index
-    from trainyard.data.pack.pack import PackOptions
-    from trainyard.data.pack.recode import Recode
+    from trainyard.data.index.table import Index
+    from trainyard.datasets.pack.pack import PackOptions
+    from trainyard.datasets.pack.recode import Recode
 
 _FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed")  # --help needs no import
 _SAMPLES = 1000
@@ -65,9 +65,9 @@ def data_pack(options: argparse.Namespace) -> int:
 
     from trainyard.commands.data_show import open_splits
     from trainyard.commands.packed import print_packed
-    from trainyard.data.pack.class_subset import choose_classes
-    from trainyard.data.pack.pack import only_classes, pack, shuffled
-    from trainyard.data.source import is_remote
+    from trainyard.data.storage.source import is_remote
+    from trainyard.datasets.pack.class_subset import choose_classes
+    from trainyard.datasets.pack.pack import only_classes, pack, shuffled
     from trainyard.monitor.progress import counter
 
     if is_remote(options.destination):
@@ -94,7 +94,7 @@ def data_pack(options: argparse.Namespace) -> int:
 
 
 def _pack_options(options: argparse.Namespace) -> "PackOptions":
-    from trainyard.data.pack.pack import PackOptions
+    from trainyard.datasets.pack.pack import PackOptions
 
     samples = options.shard_samples
     if samples is None:
@@ -115,7 +115,7 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
 
 
 def _recode(options: argparse.Namespace) -> "Recode | None":
-    from trainyard.data.pack.recode import ShortSide
+    from trainyard.datasets.pack.recode import ShortSide
 
     if options.short_side is None:
         if options.quality is not None:
@@ -152,7 +152,7 @@ def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[st
 
 def _same_classes(indices: "dict[str, Index]") -> "tuple[str, ...] | None":
     """The names of the classes of all splits; None if the data stores numbers alone."""
-    from trainyard.data.index import check_same_classes
+    from trainyard.data.index.table import check_same_classes
 
     first, *others = indices.values()
     for other in others:

@@ -11,8 +11,8 @@ from trainyard.commands.printing import print_table
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
-    from trainyard.data.manifest import Manifest
-    from trainyard.data.prepare.preparation import Preparation
+    from trainyard.data.storage.manifest import Manifest
+    from trainyard.datasets.prepare.preparation import Preparation
 
 _FORMATS = ("webdataset", "folder", "tfrecord", "hdf5")
 
@@ -70,7 +70,7 @@ def _add_no_checksum(parser: argparse.ArgumentParser) -> None:
 
 
 def _prepare_digits(options: argparse.Namespace) -> int:
-    from trainyard.data.prepare.digits import prepare_digits
+    from trainyard.datasets.prepare.digits import prepare_digits
 
     counts = prepare_digits(Path(options.destination))
     print(
@@ -83,7 +83,7 @@ def _prepare_digits(options: argparse.Namespace) -> int:
 
 
 def _prepare_imagenet_1k(options: argparse.Namespace) -> int:
-    from trainyard.data.prepare.imagenet import prepare_imagenet_1k
+    from trainyard.datasets.prepare.imagenet import prepare_imagenet_1k
 
     manifest = prepare_imagenet_1k(*_arguments(options), repair=options.repair)
     _print_packed(options, manifest)
@@ -97,7 +97,7 @@ def _prepare_imagenet_1k(options: argparse.Namespace) -> int:
 
 
 def _prepare_imagenet_21k_p(options: argparse.Namespace) -> int:
-    from trainyard.data.prepare.imagenet21k import is_processed, prepare_imagenet_21k_p
+    from trainyard.datasets.prepare.imagenet21k import is_processed, prepare_imagenet_21k_p
 
     if not options.json and not options.resize and is_processed(Path(options.source)):
         print(
@@ -112,7 +112,7 @@ def _prepare_imagenet_21k_p(options: argparse.Namespace) -> int:
 
 
 def _prepare_cifar(options: argparse.Namespace) -> int:
-    from trainyard.data.prepare.cifar import prepare_cifar
+    from trainyard.datasets.prepare.cifar import prepare_cifar
 
     _print_packed(options, prepare_cifar(options.dataset, *_arguments(options)))
     return 0
@@ -121,7 +121,7 @@ def _prepare_cifar(options: argparse.Namespace) -> int:
 def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
     from rich.console import Console
 
-    from trainyard.data.prepare.preparation import Preparation
+    from trainyard.datasets.prepare.preparation import Preparation
     from trainyard.monitor.progress import counter
 
     workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
@@ -145,7 +145,7 @@ def _print_packed(options: argparse.Namespace, manifest: "Manifest") -> None:
 
 def _print_published(manifest: "Manifest") -> None:
     """The counts of ImageNet-21K-P beside the published ones."""
-    from trainyard.data.prepare.imagenet21k import PUBLISHED
+    from trainyard.datasets.prepare.imagenet21k import PUBLISHED
 
     counts = {name: split.samples for name, split in manifest.splits.items()}
     counts["classes"] = len(manifest.classes or ())

@@ -11,7 +11,7 @@ from trainyard.errors import DataError, TrainyardError
 from trainyard.printable import printable
 
 if TYPE_CHECKING:
-    from trainyard.data.remote.serve import ServerOptions
+    from trainyard.datasets.serve import ServerOptions
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def data_serve(options: argparse.Namespace) -> int:
-    from trainyard.data.remote.serve import check_options, configuration, published, serving
+    from trainyard.datasets.serve import check_options, configuration, published, serving
 
     server_options = _server_options(options)
     check_options(server_options)
@@ -54,7 +54,7 @@ def data_serve(options: argparse.Namespace) -> int:
 
 
 def _server_options(options: argparse.Namespace) -> "ServerOptions":
-    from trainyard.data.remote.serve import ServerOptions
+    from trainyard.datasets.serve import ServerOptions
 
     logins = [options.user] if options.user is not None else []
     if options.password_file:
@@ -80,7 +80,7 @@ def _index(location: Path) -> str:
     """Index a split, so that readers over HTTP need not scan it."""
     from rich.console import Console
 
-    from trainyard.data.indexing import open_index
+    from trainyard.data.index.build import open_index
     from trainyard.monitor.progress import counter
 
     with counter(Console(stderr=True), f"indexing {location}") as progress:
@@ -94,7 +94,7 @@ def _command(options: "ServerOptions", locations: dict[str, str]) -> str:
     """The command that trains from the served data."""
     from urllib.parse import quote
 
-    from trainyard.data.manifest import FILE_NAME
+    from trainyard.data.storage.manifest import FILE_NAME
 
     if (options.folder / FILE_NAME).is_file():
         words = ["--data", options.url]

@@ -11,7 +11,7 @@ from trainyard.errors import InputError
 from trainyard.hints import did_you_mean
 
 if TYPE_CHECKING:
-    from trainyard.data.index import Index
+    from trainyard.data.index.table import Index
 
 _MAX_CLASSES = 25  # rows of a class table; --json lists all
 _EXTREMES = 10  # number of largest and of smallest classes shown instead
@@ -56,8 +56,8 @@ def open_splits(location: str) -> dict[str, "Index"]:
     """The indices of all splits of a data set, with a counter on the screen."""
     from rich.console import Console
 
-    from trainyard.data.indexing import open_index
-    from trainyard.data.splits import all_splits
+    from trainyard.data.index.build import open_index
+    from trainyard.data.index.splits import all_splits
     from trainyard.monitor.progress import counter
 
     indices = {}
@@ -70,7 +70,7 @@ def open_splits(location: str) -> dict[str, "Index"]:
 def _describe(index: "Index") -> dict[str, Any]:
     import numpy as np
 
-    from trainyard.data.sheet import image_sides, random_samples
+    from trainyard.datasets.contact_sheet import image_sides, random_samples
 
     counts = np.bincount(index.label, minlength=len(index.classes)).tolist()
     sides = image_sides(index, random_samples(index, _HEADERS, seed=0))
@@ -125,7 +125,7 @@ def _print_classes(found: dict[str, dict[str, Any]]) -> None:
 
 
 def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> None:
-    from trainyard.data.sheet import contact_sheet, random_samples, save_sheet
+    from trainyard.datasets.contact_sheet import contact_sheet, random_samples, save_sheet
 
     path = Path(options.sheet)
     if path.suffix.lower() != ".png":

@@ -11,7 +11,7 @@ from trainyard.errors import DataError
 from trainyard.printable import printable
 
 if TYPE_CHECKING:
-    from trainyard.data.stage.stager import Stager
+    from trainyard.data.reading.stager import Stager
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def _gigabytes(text: str) -> float:
 
 
 def data_stage(options: argparse.Namespace) -> int:
-    from trainyard.data.stage.stager import Stager
+    from trainyard.data.reading.stager import Stager
 
     stagers = {  # all opened first, so that no split evicts another's copies
         split: Stager(index, options.to, options.gb)

@@ -11,7 +11,7 @@ from trainyard.errors import InputError
 from trainyard.printable import printable
 
 if TYPE_CHECKING:
-    from trainyard.data.verify.checks import Check
+    from trainyard.datasets.verify.checks import Check
 
 _MAX_LINES = 20  # findings per check on a terminal
 
@@ -34,8 +34,8 @@ def data_verify(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
-    from trainyard.data.credentials import without_secrets
-    from trainyard.data.verify.verify import verify
+    from trainyard.data.storage.credentials import without_secrets
+    from trainyard.datasets.verify.verify import verify
     from trainyard.monitor.progress import counter
 
     workers = options.workers
@@ -58,7 +58,7 @@ def _as_json(checks: "list[Check]") -> dict[str, object]:
 
 
 def _print(checks: "list[Check]") -> None:
-    from trainyard.data.credentials import without_secrets
+    from trainyard.data.storage.credentials import without_secrets
 
     rows = [
         [

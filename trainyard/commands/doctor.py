@@ -71,7 +71,7 @@ def _config(options: argparse.Namespace) -> "RunConfig":
     if options.overrides:
         raise InputError(f"--{next(iter(options.overrides))} is a recipe's: name a RECIPE")
     from trainyard.config import RunConfig
-    from trainyard.data.merge import merged_splits
+    from trainyard.data.index.merge import merged_splits
 
     config = RunConfig()
     if options.data is not None:

@@ -11,7 +11,7 @@ from trainyard.distributed import discover
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
-    from trainyard.data.loader import Locations
+    from trainyard.data.config import Locations
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -87,9 +87,9 @@ def _add_details(group: argparse._ArgumentGroup) -> None:
 def evaluate(options: argparse.Namespace) -> int:
     _check(options)
     from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
-    from trainyard.evaluation import Question, evaluate_checkpoint
     from trainyard.files import find_checkpoint
     from trainyard.monitor.escaping import EscapingConsole
+    from trainyard.run.evaluation import Question, evaluate_checkpoint
 
     run_folder, checkpoint = find_checkpoint(Path(options.target))
     config = evaluation_recipe(run_folder, options.overrides)
@@ -122,7 +122,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _data_sets(options: argparse.Namespace) -> "tuple[Locations | None, ...]":
-    from trainyard.data.merge import validation_splits
+    from trainyard.data.index.merge import validation_splits
 
     found = [tuple(validation_splits(locations)) for locations in ([o] for o in options.also)]
     if options.data is None:

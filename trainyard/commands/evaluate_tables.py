@@ -11,10 +11,10 @@ from rich import box
 from rich.table import Table
 
 from trainyard.commands.printing import result_console
-from trainyard.data.index import Index
+from trainyard.data.index.table import Index
 from trainyard.errors import InputError
-from trainyard.evaluation import Result
 from trainyard.files import write_text
+from trainyard.run.evaluation import Result
 from trainyard.training.predictions import Predictions, confusions, per_class
 
 _WEIGHTS = {"": "raw", "ema_": "EMA"}

@@ -5,7 +5,7 @@ import os
 import shlex
 
 from trainyard.commands.launching import add_job_options, add_restarts, job_of, num_devices, say
-from trainyard.data.credentials import without_secrets
+from trainyard.data.storage.credentials import without_secrets
 
 
 def add(parser: argparse.ArgumentParser) -> None:

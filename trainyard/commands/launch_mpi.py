@@ -15,7 +15,7 @@ from trainyard.commands.launching import (
     say,
 )
 from trainyard.commands.numbers import positive
-from trainyard.data.credentials import without_secrets
+from trainyard.data.storage.credentials import without_secrets
 
 if TYPE_CHECKING:
     from trainyard.launch.mpi import MpiOptions

@@ -7,7 +7,7 @@ import sys
 
 from trainyard.commands.launching import add_job_options, add_restarts, job_of, say
 from trainyard.commands.numbers import positive
-from trainyard.data.credentials import without_secrets
+from trainyard.data.storage.credentials import without_secrets
 from trainyard.launch.ends import GRACE_S
 
 

@@ -14,7 +14,7 @@ from trainyard.commands.launching import (
     say,
 )
 from trainyard.commands.numbers import positive
-from trainyard.data.credentials import without_secrets
+from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:

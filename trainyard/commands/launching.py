@@ -12,8 +12,8 @@ from trainyard.commands.train import (
     config_of,
     run_folder,
 )
-from trainyard.data.credentials import check_url, without_secrets
-from trainyard.data.source import is_remote
+from trainyard.data.storage.credentials import check_url, without_secrets
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
 from trainyard.launch.job import Job
 from trainyard.printable import printable

@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 
-from trainyard.data.source import is_remote
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import RecipeError
 from trainyard.hints import asked, closest, foreign, same, similar
 

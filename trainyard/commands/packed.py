@@ -8,7 +8,7 @@ from trainyard.commands.printing import size
 from trainyard.printable import printable
 
 if TYPE_CHECKING:
-    from trainyard.data.manifest import Manifest
+    from trainyard.data.storage.manifest import Manifest
 
 _ODD_SHOWN = 3  # examples per kind; dataset.json lists all
 

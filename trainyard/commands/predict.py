@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from trainyard.classifier import Classifier, Guesses
-    from trainyard.data.images import Images
+    from trainyard.data.index.unlabelled import Images
 
 _SHOWN = 10  # unreadable images listed with a reason
 
@@ -62,7 +62,7 @@ def predict(options: argparse.Namespace) -> int:
 
     from trainyard.classifier import load
     from trainyard.commands.predict_tables import as_json, print_answers, write_csv
-    from trainyard.data.images import open_images
+    from trainyard.data.index.unlabelled import open_images
     from trainyard.monitor.progress import counter
 
     console = Console(stderr=True)

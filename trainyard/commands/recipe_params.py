@@ -18,7 +18,7 @@ def parameter_rows(config: "RunConfig", num_classes: int = 1000) -> list[dict[st
     import torch
 
     from trainyard.optim.groups import Share, parameter_shares
-    from trainyard.parts import model_of
+    from trainyard.run.build import model_of
 
     with torch.device("meta"):
         model = model_of(config, num_classes)

@@ -35,7 +35,7 @@ def plot_schedule(
         from matplotlib.figure import Figure  # without pyplot, which would keep a global state
     except ImportError:
         raise InputError("--plot needs matplotlib: pip install 'trainyard[plot]'") from None
-    from trainyard.parts import course_of
+    from trainyard.run.build import course_of
 
     if epoch_samples < 1:
         raise InputError(f"an epoch of {epoch_samples:,} samples: it has at least one")
@@ -61,7 +61,7 @@ def plot_schedule(
 
 def _curves(config: RunConfig, course: Course) -> tuple[NDArray[np.float64], list[Curve]]:
     """Times in epochs, and the curves: the learning rate, and others that change."""
-    from trainyard.parts import schedule_of
+    from trainyard.run.build import schedule_of
 
     schedule = schedule_of(config, course)
     borders = [step for phase in course.phases for step in (phase.start, phase.stop - 1)]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.data.source import is_remote
+from trainyard.data.storage.source import is_remote
 from trainyard.distributed import discover
 from trainyard.errors import RecipeError, TrainyardError
 from trainyard.parent import end_with_launcher
@@ -60,8 +60,8 @@ def train(options: argparse.Namespace) -> int:
     end_with_launcher()
     config, folder = config_of(options), run_folder(options)
     world = discover()
-    from trainyard import run
     from trainyard.monitor.console import console_of
+    from trainyard.run import train as run
 
     console = console_of(
         world,
@@ -93,7 +93,7 @@ def _report(folder: Path, *, is_told: bool) -> None:
 def config_of(options: argparse.Namespace) -> "RunConfig":
     """The recipe with the overrides of the command line."""
     from trainyard.config import load_recipe
-    from trainyard.data.merge import merged_splits
+    from trainyard.data.index.merge import merged_splits
 
     check_recipe(options)
     overrides = dict(options.overrides)

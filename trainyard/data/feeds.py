@@ -7,20 +7,23 @@ from typing import Any
 import torch
 
 from trainyard.course import Course, Phase, build_course
-from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
+from trainyard.data.config import DataConfig
+from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.device.copies import Carrier, carrier_to, page_locked
+from trainyard.data.device.feed import NONE, Augmentation, Feed, HostBatches, TrainingFeed
 from trainyard.data.device.gpu_decode import DecodingCarrier, decoder_on
+from trainyard.data.device.join import JoinFeed, Place, num_passes
 from trainyard.data.device.normalise import Normalise
-from trainyard.data.feed import NONE, Augmentation, Feed, HostBatches, TrainingFeed
-from trainyard.data.index import Index
-from trainyard.data.loader import DataConfig, Loader, LoaderSpec
+from trainyard.data.index.table import Index
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.order import Order, training_plan
-from trainyard.data.plan import EndlessPlan, Excerpt, OnePassPlan
-from trainyard.data.stream.join import JoinFeed, Place, num_passes
+from trainyard.data.sampler.plan import EndlessPlan, Excerpt, OnePassPlan
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.data.stream.shards import Stream
 from trainyard.data.stream.walk import StreamSpec
 from trainyard.data.transforms.batches import batch_transforms, pixel_transforms
+from trainyard.data.transforms.config import AugmentConfig
 from trainyard.world import World, cores_per_rank
 
 

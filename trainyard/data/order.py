@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.index import Index
-from trainyard.data.loader import DataConfig
-from trainyard.data.plan import (
+from trainyard.data.config import DataConfig
+from trainyard.data.index.table import Index
+from trainyard.data.sampler.plan import (
     EndlessPlan,
     Ids,
     RepeatedPlan,

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from trainyard.data.datasets import Datasets, open_datasets
-from trainyard.data.index import Index
+from trainyard.data.index.table import Index
+from trainyard.data.open_datasets import Datasets, open_datasets
 from trainyard.distributed import init_distributed
 from trainyard.distributed.heartbeat import Heartbeat
 from trainyard.doctor.folders import folders, seen_by_all

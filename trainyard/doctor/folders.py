@@ -65,7 +65,7 @@ def checkpoint_bytes(patient: Patient) -> int:
         return _UNKNOWN_CHECKPOINT
     import torch
 
-    from trainyard.parts import model_of
+    from trainyard.run.build import model_of
 
     with torch.device("meta"):
         model = model_of(patient.question.config, num_classes=1000)

@@ -7,12 +7,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from trainyard.data.index import Index
-from trainyard.data.indexing import Progress
-from trainyard.data.loader import DataConfig
-from trainyard.data.merge import open_merged
-from trainyard.data.read import Reader
-from trainyard.data.source import is_remote
+from trainyard.data.config import DataConfig
+from trainyard.data.index.build import Progress
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.source import is_remote
 from trainyard.doctor.patient import Patient
 from trainyard.doctor.rows import FAIL, WARN, Check, Row, differing, spread
 from trainyard.monitor.units import in_bytes

@@ -159,7 +159,7 @@ def pace_of_run(folder: Path, *, gpus: int, fixed: float) -> Pace:
     It is the median of the reports but the first, while batch and image size stay the same.
     InputError if there are too few reports.
     """
-    from trainyard.parts import course_of
+    from trainyard.run.build import course_of
 
     directory = RunDirectory(folder)
     try:

@@ -12,7 +12,7 @@ def subject_of(config: RunConfig, *, samples: int, val_samples: int, num_classes
     import torch
 
     from trainyard.model.flops import forward_flops
-    from trainyard.parts import course_of, model_of
+    from trainyard.run.build import course_of, model_of
     from trainyard.training.precision import AUTOCASTS
 
     with torch.device("meta"):

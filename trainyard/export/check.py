@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.classifier import Classifier
-from trainyard.data.index import Index
-from trainyard.data.indexing import saved_index
-from trainyard.data.read import Reader
+from trainyard.data.index.build import saved_index
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
 from trainyard.errors import DataError, TrainyardError
 
 Exported = Callable[[Tensor], Tensor]

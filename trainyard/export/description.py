@@ -11,8 +11,8 @@ from torch import nn
 
 from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
-from trainyard.data.credentials import without_secrets
-from trainyard.data.datasets import description
+from trainyard.data.open_datasets import description
+from trainyard.data.storage.credentials import without_secrets
 from trainyard.training import checkpoint
 
 INPUT, OUTPUT = "images", "logits"  # names, in formats that have names

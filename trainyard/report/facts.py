@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trainyard.compare import PRACTICAL
-from trainyard.data.credentials import without_secrets
+from trainyard.data.storage.credentials import without_secrets
 from trainyard.report.groups import Group, differences
 from trainyard.report.markup import Child, Html, join, table, tag
 from trainyard.report.runs import Run, counted, number

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from trainyard.data.credentials import without_secrets
-from trainyard.data.decode import BadImageError, whole_image
-from trainyard.data.index import Index
-from trainyard.data.read import Reader
+from trainyard.data.decode.decode import BadImageError, whole_image
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError
 from trainyard.report.runs import Run
 
@@ -70,7 +70,7 @@ class Gallery:
 
 def _open(run: Run) -> Album:
     from trainyard.config import load_recipe
-    from trainyard.data.datasets import open_split
+    from trainyard.data.open_datasets import open_split
     from trainyard.world import World
 
     try:

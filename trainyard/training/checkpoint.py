@@ -86,7 +86,7 @@ class TrainState:
     skipped: int = 0
     """Samples of the stream that were passed over when the weights rolled back."""
     stream: dict[str, Any] = field(default_factory=dict)
-    """Position in data without an index, kept by the feed; see data/stream/join.py."""
+    """Position in data without an index, kept by the feed; see data/device/join.py."""
     roll_backs: int = 0
     last: dict[str, Any] = field(default_factory=dict)
     """The latest evaluation and its step."""

@@ -27,7 +27,7 @@ def record(
 ) -> None:
     """Save the predictions of the weights with the highest top-1, over those saved before.
 
-    If equal, the moving average is taken, as in initial.py.
+    If equal, the moving average is taken, as in run/pretrained.py.
     """
     weights = max(said, key=lambda name: (said[name].evaluation().top1, name))
     columns = asdict(said[weights])

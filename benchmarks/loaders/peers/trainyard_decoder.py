@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from benchmarks.loaders.measure import BATCH, SIDE, Epoch, Job
 from benchmarks.loaders.peers.trainyard_loader import CROP, index_of
-from trainyard.data.decode import native_pixels, native_sizes, own_decoder
-from trainyard.data.index import Index
-from trainyard.data.plan import Ids, ShuffledPlan
-from trainyard.data.read import Reader
-from trainyard.data.seek import SeekTable, open_seek
-from trainyard.data.stored import in_memory
+from trainyard.data.decode.decode import native_pixels, native_sizes, own_decoder
+from trainyard.data.decode.seek_tables import SeekTable, open_seek
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.sampler.plan import Ids, ShuffledPlan
+from trainyard.data.storage.encoded import in_memory
 
 _Decode = Callable[[NDArray[np.uint8]], None]
 

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from benchmarks.loaders.measure import BATCH, SIDE, Epoch, Job
-from trainyard.data.augment import RandomResizedCrop
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.loader import Loader, LoaderSpec
-from trainyard.data.plan import ShuffledPlan
-from trainyard.data.seek import seek_remark
-from trainyard.data.splits import all_splits
+from trainyard.data.decode.crops import RandomResizedCrop
+from trainyard.data.decode.seek_tables import seek_remark
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import all_splits
+from trainyard.data.index.table import Index
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.sampler.plan import ShuffledPlan
 
 _STEPS = 1 << 40
 

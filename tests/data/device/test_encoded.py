@@ -9,11 +9,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from trainyard.data.augment import CentralCrop, RandomResizedCrop
-from trainyard.data.decode import decode_batch
-from trainyard.data.device import encoded as module
-from trainyard.data.device.encoded import ENTRY, JPEG, NOTHING, PIXELS, put_encoded, stretches
-from trainyard.data.stored import Stored, in_memory
+from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
+from trainyard.data.decode.decode import decode_batch
+from trainyard.data.loader import encoded_batch as module
+from trainyard.data.loader.encoded_batch import ENTRY, JPEG, NOTHING, PIXELS, put_encoded, stretches
+from trainyard.data.storage.encoded import Stored, in_memory
 
 SIZE = 32
 CROP = RandomResizedCrop(seed=3, scale=(0.2, 1.0), ratio=(0.8, 1.25), flip=0.5)

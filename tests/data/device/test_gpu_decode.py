@@ -15,15 +15,16 @@ from sklearn.datasets import load_sample_images
 
 from trainyard.config import check as check_recipe
 from trainyard.course import build_course
-from trainyard.data.augment import AugmentConfig, CentralCrop, RandomResizedCrop
-from trainyard.data.device.encoded import ENTRY, JPEG
+from trainyard.data.config import DataConfig
+from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
+from trainyard.data.device.feed import Batch
 from trainyard.data.device.gpu_decode import Decoder, check, crop_and_resize
-from trainyard.data.feed import Batch
 from trainyard.data.feeds import Feeds
-from trainyard.data.index import Index
-from trainyard.data.indexing import open_index
-from trainyard.data.loader import DataConfig
+from trainyard.data.index.build import open_index
+from trainyard.data.index.table import Index
+from trainyard.data.loader.encoded_batch import ENTRY, JPEG
 from trainyard.data.order import training_plan
+from trainyard.data.transforms.config import AugmentConfig
 from trainyard.errors import RecipeError
 from trainyard.world import World
 

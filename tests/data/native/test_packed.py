@@ -14,7 +14,7 @@ from sklearn.datasets import load_sample_images
 
 from tests.fuzz.seeds import damaged
 from trainyard.data._native import core
-from trainyard.data.formats.record import (
+from trainyard.data.decode.packed_record import (
     coefficients_of,
     pixels_of,
     plain_jpeg_of,

@@ -12,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from trainyard.data._native import core
-from trainyard.data.formats.record import record_of_pixels
+from trainyard.data.decode.packed_record import record_of_pixels
 
 pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
 PATHS = core.paths if core is not None else ()

@@ -10,14 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from trainyard.course import Course, build_course
-from trainyard.data.augment import AugmentConfig
-from trainyard.data.feed import Batch
+from trainyard.data.config import DataConfig
+from trainyard.data.device.feed import Batch
 from trainyard.data.feeds import Feeds
-from trainyard.data.index import Index
-from trainyard.data.loader import DataConfig
-from trainyard.data.merge import open_merged
-from trainyard.data.plan import ShuffledPlan
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.table import Index
+from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.transforms.batches import Keys, MixedBatch, batch_transforms, pixel_transforms
+from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.erasing import RandomErasing
 from trainyard.data.transforms.jitter import ColorJitter
 from trainyard.data.transforms.mixing import Mixing

@@ -11,7 +11,7 @@ import timm.data.random_erasing
 import torch
 from numpy.typing import NDArray
 
-from trainyard.data.keyed import fold, mix, uniforms
+from trainyard.data.rng import fold, mix, uniforms
 from trainyard.data.transforms.batches import Keys, MixedBatch
 from trainyard.data.transforms.erasing import RandomErasing, normals
 

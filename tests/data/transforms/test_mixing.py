@@ -12,9 +12,9 @@ from scipy import stats
 from timm.loss import SoftTargetCrossEntropy
 from torch.nn import functional as F
 
-from trainyard.data.augment import AugmentConfig
-from trainyard.data.keyed import fold, uniforms
+from trainyard.data.rng import fold, uniforms
 from trainyard.data.transforms.batches import Keys, MixedBatch
+from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.mixing import Mixing, symmetric_beta
 from trainyard.training.losses import LossConfig, build_loss
 from trainyard.training.step import MicroBatch

@@ -66,8 +66,8 @@ from pathlib import Path
 from rich.console import Console
 from trainyard.config import load_recipe
 from trainyard.files import RunDirectory
-from trainyard.parts import course_of
-from trainyard.watching import watched
+from trainyard.run.build import course_of
+from trainyard.run.loggers import watched
 from trainyard.world import World
 
 folder = RunDirectory(Path(sys.argv[1]))

@@ -19,7 +19,7 @@ static int bits_of(uint64_t x) {
 bool permute(int64_t count, const int64_t *positions, const uint64_t *keys, int64_t size,
              int64_t *out) {
     int bits = bits_of((uint64_t)size - 1);
-    bits = bits < 8 ? 8 : bits; /* see keyed.py */
+    bits = bits < 8 ? 8 : bits; /* see rng.py */
     int low_bits = bits / 2;
     uint64_t low_mask = (UINT64_C(1) << low_bits) - 1;
     uint64_t high_mask = (UINT64_C(1) << (bits - low_bits)) - 1;

@@ -1,4 +1,4 @@
-/* Keyed permutations of range(size); see permute in keyed.py. */
+/* Keyed permutations of range(size); see permute in rng.py. */
 #ifndef TRAINYARD_PERMUTE_H
 #define TRAINYARD_PERMUTE_H
 

@@ -2,8 +2,8 @@
 #ifndef TRAINYARD_SCRATCH_H
 #define TRAINYARD_SCRATCH_H
 
-#include "huffman.h"
-#include "taps.h"
+#include "jpeg/huffman.h"
+#include "resize/taps.h"
 
 typedef struct {
     DecodeTables tables;

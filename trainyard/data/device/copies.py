@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.loading.client import BadSample, HostBatch, LoaderProcess
+from trainyard.data.loader.client import BadSample, HostBatch, LoaderProcess
 
 AHEAD = 1
 """Number of batches copied to a GPU ahead of the one that the trainer uses."""

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from trainyard.data.augment import Crops
-from trainyard.data.decode import Interpolation, decode_batch
+from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.decode import Interpolation, decode_batch
 from trainyard.data.device.copies import AHEAD, Arriving, UnderWay, copy_stream
-from trainyard.data.device.encoded import JPEG, PIXELS, stretches
-from trainyard.data.loading.client import BadSample, HostBatch
+from trainyard.data.loader.client import BadSample, HostBatch
+from trainyard.data.loader.encoded_batch import JPEG, PIXELS, stretches
 from trainyard.errors import RecipeError
 
 _CPU_ONLY = -99999  # nvImageCodec's device number for the CPU

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from trainyard.data.formats import class_tar, folder, hdf5, packed, tfrecord, webdataset
 from trainyard.data.formats.scan import Scan
-from trainyard.data.location import Place
+from trainyard.data.storage.location import Place
 from trainyard.errors import DataError
 
 # Tried in this order; a format recognises a place by its contents, not by its name.

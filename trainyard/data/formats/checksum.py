@@ -2,7 +2,7 @@
 
 from crc32c import crc32c
 
-from trainyard.data.source import Source
+from trainyard.data.storage.source import Source
 
 _PIECE = 1 << 22  # bytes
 

@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from trainyard.data.formats.scan import FileRows, Scan, num_threads, tell_left_out
+from trainyard.data.formats.split_names import splits_named, words_of
 from trainyard.data.formats.tar import (
     Member,
     ReadAhead,
@@ -27,9 +28,8 @@ from trainyard.data.formats.tar import (
     members,
     some_names,
 )
-from trainyard.data.location import Place
-from trainyard.data.source import open_source
-from trainyard.data.split_names import splits_named, words_of
+from trainyard.data.storage.location import Place
+from trainyard.data.storage.source import open_source
 from trainyard.errors import DataError
 
 _SPLITS = ("train", "val")

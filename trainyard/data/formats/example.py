@@ -7,7 +7,7 @@ ValueError for a malformed one; no length or type in it is trusted.
 from collections.abc import Iterator
 from itertools import islice
 
-from trainyard.data.source import Source
+from trainyard.data.storage.source import Source
 
 _READ_AHEAD = 1024  # bytes; holds the features around an image and the next record's head
 _HEAD = 20  # bytes: a tag and a length of at most ten bytes each

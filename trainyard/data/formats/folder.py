@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidden, tell_left_out
-from trainyard.data.location import Place
-from trainyard.data.manifest import read_manifest
-from trainyard.data.split_names import splits_named
+from trainyard.data.formats.split_names import splits_named
+from trainyard.data.storage.location import Place
+from trainyard.data.storage.manifest import read_manifest
 from trainyard.errors import DataError
 
 # Parallel listings and sizes hide the latency of a network file system.

@@ -32,8 +32,8 @@ from trainyard.data.formats.hdf5_layout import (
 from trainyard.data.formats.heap import check_readable_by_offset, find_elements
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.formats.scan import FileRows, Scan, num_threads
-from trainyard.data.location import Place
-from trainyard.data.source import Source, open_source
+from trainyard.data.storage.location import Place
+from trainyard.data.storage.source import Source, open_source
 from trainyard.errors import DataError
 
 # Errors that h5py raises for damage, depending on its place.

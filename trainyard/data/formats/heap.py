@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.source import Source
+from trainyard.data.storage.source import Source
 from trainyard.errors import DataError
 
 _REFERENCE = np.dtype([("length", "<u4"), ("address", "<u8"), ("number", "<u4")])

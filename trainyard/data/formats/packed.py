@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
-from trainyard.data.location import Place
-from trainyard.data.source import Source, open_source
+from trainyard.data.storage.location import Place
+from trainyard.data.storage.source import Source, open_source
 from trainyard.errors import DataError
 
 SUFFIX = ".packed"

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainyard.data.location import Place
-from trainyard.data.source import is_remote
+from trainyard.data.storage.location import Place
+from trainyard.data.storage.source import is_remote
 
 # In lower case; the image types of data sets that Pillow opens.
 IMAGE_SUFFIXES = frozenset(

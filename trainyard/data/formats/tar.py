@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 from zlib import adler32
 
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, is_hidden
-from trainyard.data.source import Source, Stamp
+from trainyard.data.storage.source import Source, Stamp
 from trainyard.errors import DataError
 
 _BLOCK = 512

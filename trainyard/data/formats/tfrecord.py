@@ -25,8 +25,8 @@ from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.example import Ahead, Span, find_features, one_bytes, one_int, one_text
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
-from trainyard.data.location import Place
-from trainyard.data.source import LocalFile, Source, open_source
+from trainyard.data.storage.location import Place
+from trainyard.data.storage.source import LocalFile, Source, open_source
 from trainyard.errors import DataError
 
 _NAME = re.compile(r"-\d+-of-\d+(\.tfrecords?)?$|\.tfrecords?$")

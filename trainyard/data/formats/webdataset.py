@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import adler32
 
-from trainyard.data.ahead import map_ahead
 from trainyard.data.formats.sample import Encoded
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_LABEL, FileRows, Scan, num_threads
 from trainyard.data.formats.tar import (
@@ -30,8 +29,9 @@ from trainyard.data.formats.tar import (
     members,
     walk,
 )
-from trainyard.data.location import Place
-from trainyard.data.source import Source, is_remote, open_source
+from trainyard.data.storage.ahead import map_ahead
+from trainyard.data.storage.location import Place
+from trainyard.data.storage.source import Source, is_remote, open_source
 from trainyard.errors import DataError
 
 _WALKERS = 192  # parts of remote shards that are walked at once

@@ -2,7 +2,7 @@
 
 import sys
 
-from trainyard.data.loading.client import HostBatch, LoaderProcess
+from trainyard.data.loader.client import HostBatch, LoaderProcess
 from trainyard.data.stream.walk import StreamSpec
 
 _COMMAND = (sys.executable, "-m", "trainyard.data.stream.process")

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainyard.data.loading.announcer import Announcer, Work
-from trainyard.data.loading.client import ENDING_SIGNALS
-from trainyard.data.loading.fill import Bad, Columns, put
-from trainyard.data.loading.process import fill_all, run
-from trainyard.data.loading.ring import Ring, Slot
+from trainyard.data.loader.client import ENDING_SIGNALS
+from trainyard.data.loader.fill import Bad, Columns, put
+from trainyard.data.loader.process import fill_all, run
+from trainyard.data.loader.result_sender import Announcer, Work
+from trainyard.data.loader.ring import Ring, Slot
 from trainyard.data.stream.walk import PassBatch, StreamSpec, walk
 
 if TYPE_CHECKING:
-    from trainyard.data.loading.process import Channel
+    from trainyard.data.loader.process import Channel
 
 
 def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:

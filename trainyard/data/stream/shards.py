@@ -10,10 +10,10 @@ import subprocess
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
-from trainyard.data.credentials import PIPE, with_secrets
-from trainyard.data.loader import DataConfig
-from trainyard.data.location import expand_braces, find_place
-from trainyard.data.source import is_remote
+from trainyard.data.config import DataConfig
+from trainyard.data.storage.credentials import PIPE, with_secrets
+from trainyard.data.storage.location import expand_braces, find_place
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _open(name: str) -> io.RawIOBase:
     if name.startswith(PIPE):
         return Pipe(name)
     if is_remote(name):
-        from trainyard.data.remote.http_stream import HttpStream
+        from trainyard.data.storage.remote.http_stream import HttpStream
 
         return HttpStream(name)
     try:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainyard.data.augment import RandomResizedCrop
-from trainyard.data.decode import Interpolation
+from trainyard.data.decode.crops import RandomResizedCrop
+from trainyard.data.decode.decode import Interpolation
 from trainyard.data.formats.tar import Forward
 from trainyard.data.formats.webdataset import Streamed, streamed
-from trainyard.data.keyed import fold, permute, uniforms
+from trainyard.data.rng import fold, permute, uniforms
 from trainyard.data.stream.shards import open_shard
 from trainyard.errors import DataError
 

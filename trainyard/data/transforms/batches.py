@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.augment import AugmentConfig
-from trainyard.data.decode import Interpolation
+from trainyard.data.decode.decode import Interpolation
+from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.erasing import RandomErasing
 from trainyard.data.transforms.jitter import ColorJitter
 from trainyard.data.transforms.mixing import Mixing

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.keyed import between, fold, uniforms
+from trainyard.data.rng import between, fold, uniforms
 
 if TYPE_CHECKING:
     from trainyard.data.transforms.batches import Keys, MixedBatch

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.keyed import fold, uniforms
+from trainyard.data.rng import fold, uniforms
 from trainyard.data.transforms.randaugment import colours
 from trainyard.data.transforms.randaugment.jobs import Job, run
 from trainyard.errors import RecipeError

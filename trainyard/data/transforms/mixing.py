@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.augment import AugmentConfig
-from trainyard.data.keyed import UInt64s, fold, uniforms
+from trainyard.data.rng import UInt64s, fold, uniforms
+from trainyard.data.transforms.config import AugmentConfig
 
 if TYPE_CHECKING:
     from trainyard.data.transforms.batches import Keys, MixedBatch

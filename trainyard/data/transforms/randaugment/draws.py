@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.keyed import fold, uniforms
+from trainyard.data.rng import fold, uniforms
 from trainyard.data.transforms.randaugment.policy import LEVELS, Policy
 
 STREAM = 5  # keeps these draws independent of other uses of the same seed

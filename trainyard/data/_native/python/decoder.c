@@ -1,0 +1,275 @@
+#include "python/decoder.h"
+
+#include "python/arguments.h"
+#include "packed/packed.h"
+
+typedef struct {
+    PyObject_HEAD const Path *path;
+    Scratch *scratch;
+    bool is_busy; /* in a call that has released the interpreter lock */
+} Decoder;
+
+static const Path *const PATHS[] = {
+#if defined(__x86_64__)
+    &path_avx2,
+#elif defined(__aarch64__)
+    &path_neon,
+#endif
+    &path_plain,
+};
+#define NUM_PATHS (sizeof PATHS / sizeof *PATHS)
+
+PyObject *decoder_paths(void) {
+    PyObject *found[NUM_PATHS];
+    Py_ssize_t count = 0;
+    for (size_t i = 0; i < NUM_PATHS; i++)
+        if (PATHS[i]->is_supported())
+            found[count++] = PyUnicode_FromString(PATHS[i]->name);
+    PyObject *paths = PyTuple_New(count);
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!paths || !found[i])
+            return NULL; /* no memory, when the process begins */
+        PyTuple_SetItem(paths, i, found[i]);
+    }
+    return paths;
+}
+
+static const Path *find_path(const char *name) {
+    for (size_t i = 0; i < NUM_PATHS; i++)
+        if ((!name || !strcmp(name, PATHS[i]->name)) && PATHS[i]->is_supported())
+            return PATHS[i];
+    return NULL;
+}
+
+static PyObject *new_decoder(PyTypeObject *type, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"path", NULL};
+    const char *name = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|z", names, &name))
+        return NULL;
+    const Path *path = find_path(name);
+    if (!path)
+        return PyErr_Format(PyExc_ValueError, "path %s: this machine cannot run it", name);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    Decoder *self = (Decoder *)allocate(type, 0);
+    if (!self)
+        return NULL;
+    self->path = path;
+    self->scratch = scratch_new();
+    if (self->scratch)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return PyErr_NoMemory();
+}
+
+static void free_decoder(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    scratch_free(((Decoder *)object)->scratch);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *get_path(PyObject *object, void *closure) {
+    (void)closure;
+    return PyUnicode_FromString(((Decoder *)object)->path->name);
+}
+
+/* Two threads in one scratch would overwrite each other's image. */
+static bool begin(Decoder *self) {
+    if (self->is_busy) {
+        PyErr_SetString(PyExc_RuntimeError, "a Decoder belongs to one thread at a time");
+        return false;
+    }
+    return self->is_busy = true;
+}
+
+static PyObject *sizes(PyObject *object, PyObject *args) {
+    (void)object;
+    PyObject *stored[4], *out, *status;
+    if (!PyArg_ParseTuple(args, "OOOOOO", &stored[0], &stored[1], &stored[2], &stored[3], &out,
+                          &status))
+        return NULL;
+    Views views = {0};
+    Images images;
+    int64_t *to = NULL;
+    uint8_t *states = NULL;
+    bool is_ready = views_add_images(&views, &images, stored) &&
+                    (to = views_add(&views, out, "out_sizes", images.count * 16, true)) &&
+                    (states = views_add(&views, status, "out_status", images.count, true));
+    if (is_ready) {
+        Py_BEGIN_ALLOW_THREADS;
+        batch_sizes(&images, to, states);
+        Py_END_ALLOW_THREADS;
+    }
+    views_release(&views);
+    return is_ready ? Py_NewRef(Py_None) : NULL;
+}
+
+/* The arguments of `decode` as Python gives them. */
+typedef struct {
+    PyObject *stored[4], *boxes, *flips, *out, *status;
+    int height, width, bicubic, beyond, planar;
+    PyObject *seek, *begins, *ends; /* NULL or None: no tables */
+} DecodeArguments;
+
+static bool parse_decode(DecodeArguments *a, PyObject *args, PyObject *kwargs) {
+    static char *names[] = {"buffers", "which",  "offsets",     "lengths",   "boxes",   "flips",
+                            "out",     "status", "height",      "width",     "bicubic", "beyond",
+                            "planar",  "seek",   "seek_begins", "seek_ends", NULL};
+    *a = (DecodeArguments){0};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "OOOOOOOO|$iipppOOO", names, &a->stored[0], &a->stored[1], &a->stored[2],
+            &a->stored[3], &a->boxes, &a->flips, &a->out, &a->status, &a->height, &a->width,
+            &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->begins, &a->ends))
+        return false;
+    if (a->height < 1 || a->width < 1 || a->height > 65535 || a->width > 65535) {
+        PyErr_SetString(PyExc_ValueError, "height and width: 1 to 65535");
+        return false;
+    }
+    if (a->seek == Py_None)
+        a->seek = NULL;
+    return true;
+}
+
+/* Seek tables whose entries all lie in their buffer. */
+static bool add_seek(Views *views, SeekTables *seek, const DecodeArguments *a, int64_t count) {
+    *seek = (SeekTables){0};
+    if (!a->seek)
+        return true;
+    if (!a->begins || !a->ends) {
+        PyErr_SetString(PyExc_TypeError, "seek: needs seek_begins and seek_ends");
+        return false;
+    }
+    seek->entries = views_add(views, a->seek, "seek", ANY_SIZE, false);
+    if (!seek->entries)
+        return false;
+    int64_t num_entries = views->views[views->count - 1].len / (int64_t)sizeof(SeekEntry);
+    seek->begins = views_add(views, a->begins, "seek_begins", count * 8, false);
+    seek->ends = seek->begins ? views_add(views, a->ends, "seek_ends", count * 8, false) : NULL;
+    if (!seek->ends)
+        return false;
+    for (int64_t i = 0; i < count; i++)
+        if (seek->begins[i] < 0 || seek->ends[i] < seek->begins[i] || seek->ends[i] > num_entries) {
+            PyErr_Format(PyExc_ValueError, "image %zd: its seek table lies outside the buffer",
+                         (Py_ssize_t)i);
+            return false;
+        }
+    return true;
+}
+
+static PyObject *decode(PyObject *object, PyObject *args, PyObject *kwargs) {
+    Decoder *self = (Decoder *)object;
+    DecodeArguments a;
+    if (!parse_decode(&a, args, kwargs) || !begin(self))
+        return NULL;
+    Views views = {0};
+    Images images;
+    SeekTables seek;
+    Crops crops = {.beyond = a.beyond, .filter = a.bicubic ? BICUBIC : BILINEAR};
+    Target target = {.width = a.width, .height = a.height, .planar = a.planar};
+    uint8_t *status = NULL;
+    int64_t pixels = 3LL * a.width * a.height;
+    bool is_ready =
+        views_add_images(&views, &images, a.stored) && add_seek(&views, &seek, &a, images.count) &&
+        (crops.boxes = views_add(&views, a.boxes, "boxes", images.count * 32, false)) &&
+        (crops.flips = views_add(&views, a.flips, "flips", images.count, false)) &&
+        (target.pixels = views_add(&views, a.out, "out", images.count * pixels, true)) &&
+        (status = views_add(&views, a.status, "status", images.count, true));
+    if (is_ready) {
+        Py_BEGIN_ALLOW_THREADS;
+        batch_decode(self->path, self->scratch, &images, &crops, &seek, &target, status);
+        Py_END_ALLOW_THREADS;
+    }
+    views_release(&views);
+    self->is_busy = false;
+    return is_ready ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Bytes made of bytes, in `made`. */
+typedef Status (*Conversion)(Decoder *self, const uint8_t *bytes, size_t size, Buffer *made,
+                             size_t *made_size);
+
+/* None unless the status is OK. */
+static PyObject *convert(PyObject *object, PyObject *content, Conversion conversion) {
+    Decoder *self = (Decoder *)object;
+    Views views = {0};
+    const uint8_t *bytes = views_add(&views, content, "content", ANY_SIZE, false);
+    if (!bytes || !begin(self)) {
+        views_release(&views);
+        return NULL;
+    }
+    Buffer made = {0};
+    size_t size = 0;
+    Status status;
+    Py_BEGIN_ALLOW_THREADS;
+    status = conversion(self, bytes, (size_t)views.views[0].len, &made, &size);
+    Py_END_ALLOW_THREADS;
+    PyObject *result = status == OK ? PyBytes_FromStringAndSize(made.data, (Py_ssize_t)size)
+                       : status == NO_MEMORY ? PyErr_NoMemory()
+                                             : Py_NewRef(Py_None);
+    buffer_free(&made);
+    views_release(&views);
+    self->is_busy = false;
+    return result;
+}
+
+static Status to_seek_table(Decoder *self, const uint8_t *bytes, size_t size, Buffer *made,
+                            size_t *made_size) {
+    JpegHeader header;
+    Status status = jpeg_read_header(&header, bytes, size);
+    if (status != OK)
+        return status;
+    *made_size = (size_t)seek_num_entries(&header) * sizeof(SeekEntry);
+    if (!buffer_reserve(made, *made_size))
+        return NO_MEMORY;
+    return self->path->seek(self->scratch, &header, bytes, size, made->data);
+}
+
+static Status to_record(Decoder *self, const uint8_t *bytes, size_t size, Buffer *made,
+                        size_t *made_size) {
+    return self->path->pack(self->scratch, bytes, size, made, made_size);
+}
+
+static Status to_jpeg(Decoder *self, const uint8_t *bytes, size_t size, Buffer *made,
+                      size_t *made_size) {
+    (void)self;
+    return packed_unpack(bytes, size, made, made_size);
+}
+
+static PyObject *seek_table(PyObject *object, PyObject *content) {
+    return convert(object, content, to_seek_table);
+}
+
+static PyObject *pack(PyObject *object, PyObject *content) {
+    return convert(object, content, to_record);
+}
+
+static PyObject *unpack(PyObject *object, PyObject *record) {
+    return convert(object, record, to_jpeg);
+}
+
+/* core.pyi says what each takes and gives. */
+static PyMethodDef methods[] = {
+    {"sizes", sizes, METH_VARARGS, NULL},
+    {"decode", (PyCFunction)(void (*)(void))decode, METH_VARARGS | METH_KEYWORDS, NULL},
+    {"seek_table", seek_table, METH_O, NULL},
+    {"pack", pack, METH_O, NULL},
+    {"unpack", unpack, METH_O, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef attributes[] = {{"path", get_path, NULL, NULL, NULL}, {0}};
+
+static PyType_Slot slots[] = {
+    {Py_tp_new, new_decoder},
+    {Py_tp_dealloc, free_decoder},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, attributes},
+    {0, NULL},
+};
+
+PyType_Spec decoder_spec = {
+    .name = "trainyard.data._native.core.Decoder",
+    .basicsize = sizeof(Decoder),
+    .flags = Py_TPFLAGS_DEFAULT,
+    .slots = slots,
+};

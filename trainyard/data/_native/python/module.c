@@ -1,0 +1,171 @@
+/* The extension module `core`; core.pyi says what each function takes and gives. */
+#include "python/arguments.h"
+#include "resize/boxes.h"
+#include "python/decoder.h"
+#include "files.h"
+#include "permute.h"
+
+enum { TOUCHED = 16 }; /* of the images of a call */
+
+static PyObject *read_files_(PyObject *module, PyObject *args) {
+    (void)module;
+    const char *root;
+    PyObject *names, *begins, *ends, *offsets, *lengths, *out, *errors;
+    if (!PyArg_ParseTuple(args, "yOOOOOOO", &root, &names, &begins, &ends, &offsets, &lengths, &out,
+                          &errors))
+        return NULL;
+    Views views = {0};
+    FilesToRead files = {.root = root};
+    bool is_ready = (files.begins = views_add(&views, begins, "begins", ANY_SIZE, false));
+    int64_t count = files.count = is_ready ? views.views[0].len / 8 : 0;
+    is_ready = is_ready && (files.names = views_add(&views, names, "names", ANY_SIZE, false));
+    files.names_size = is_ready ? views.views[1].len : 0;
+    is_ready = is_ready && (files.out = views_add(&views, out, "out", ANY_SIZE, true));
+    files.out_size = is_ready ? views.views[2].len : 0;
+    is_ready = is_ready && (files.ends = views_add(&views, ends, "ends", count * 8, false)) &&
+               (files.offsets = views_add(&views, offsets, "offsets", count * 8, false)) &&
+               (files.lengths = views_add(&views, lengths, "lengths", count * 8, false)) &&
+               (files.errors = views_add(&views, errors, "out_errno", count * 4, true));
+    if (is_ready && !files_fit(&files)) {
+        PyErr_SetString(PyExc_ValueError, "a name or a place lies outside its buffer");
+        is_ready = false;
+    }
+    if (is_ready) {
+        Py_BEGIN_ALLOW_THREADS;
+        read_files(&files);
+        Py_END_ALLOW_THREADS;
+    }
+    views_release(&views);
+    return is_ready ? Py_NewRef(Py_None) : NULL;
+}
+
+/* Does something with stretches of mapped files, without the interpreter lock. */
+static PyObject *with_images(PyObject *args, void (*work)(const Images *images)) {
+    PyObject *stored[4];
+    if (!PyArg_ParseTuple(args, "OOOO", &stored[0], &stored[1], &stored[2], &stored[3]))
+        return NULL;
+    Views views = {0};
+    Images images;
+    bool is_ready = views_add_images(&views, &images, stored);
+    if (is_ready) {
+        Py_BEGIN_ALLOW_THREADS;
+        work(&images);
+        Py_END_ALLOW_THREADS;
+    }
+    views_release(&views);
+    return is_ready ? Py_NewRef(Py_None) : NULL;
+}
+
+static void need_all(const Images *images) {
+    for (int64_t i = 0; i < images->count; i++)
+        will_need(images->bytes[i], (size_t)images->lengths[i]);
+}
+
+static void touch_some(const Images *images) {
+    int64_t step = images->count / TOUCHED + 1;
+    for (int64_t i = 0; i < images->count; i += step)
+        if (images->lengths[i] && !was_in_memory(images->bytes[i] + images->lengths[i] / 2))
+            return;
+}
+
+static PyObject *will_need_(PyObject *module, PyObject *args) {
+    (void)module;
+    return with_images(args, need_all);
+}
+
+static PyObject *touch_(PyObject *module, PyObject *args) {
+    (void)module;
+    return with_images(args, touch_some);
+}
+
+static PyObject *permute_(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *from, *keyed, *to;
+    long long size;
+    if (!PyArg_ParseTuple(args, "OOLO", &from, &keyed, &size, &to))
+        return NULL;
+    Views views = {0};
+    const void *positions = views_add(&views, from, "positions", ANY_SIZE, false), *keys = NULL;
+    int64_t count = positions ? views.views[0].len / 8 : 0;
+    void *out = NULL;
+    bool is_ready = positions && (keys = views_add(&views, keyed, "keys", count * 8, false)) &&
+                    (out = views_add(&views, to, "out", count * 8, true));
+    if (is_ready && !permute(count, positions, keys, size, out)) {
+        PyErr_SetString(PyExc_ValueError, "positions: from 0 to size - 1");
+        is_ready = false;
+    }
+    views_release(&views);
+    return is_ready ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *random_boxes_(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *sizes, *drawn, *out;
+    double ratio[2];
+    if (!PyArg_ParseTuple(args, "OOddO", &sizes, &drawn, &ratio[0], &ratio[1], &out))
+        return NULL;
+    Views views = {0};
+    const void *size = views_add(&views, sizes, "sizes", ANY_SIZE, false), *numbers = NULL;
+    int64_t count = size ? views.views[0].len / 16 : 0;
+    void *boxes = NULL;
+    bool is_ready =
+        size && (numbers = views_add(&views, drawn, "drawn", count * 8 * DRAWN, false)) &&
+        (boxes = views_add(&views, out, "out_boxes", count * 32, true));
+    if (is_ready) /* a microsecond for a slice: the lock stays */
+        random_boxes(count, size, numbers, ratio, boxes);
+    views_release(&views);
+    return is_ready ? Py_NewRef(Py_None) : NULL;
+}
+
+static PyObject *guard_bus_errors_(PyObject *module, PyObject *none) {
+    (void)module, (void)none;
+    return guard_bus_errors() ? Py_NewRef(Py_None) : PyErr_SetFromErrno(PyExc_OSError);
+}
+
+static PyMethodDef functions[] = {
+    {"read_files", read_files_, METH_VARARGS, NULL},
+    {"will_need", will_need_, METH_VARARGS, NULL},
+    {"touch", touch_, METH_VARARGS, NULL},
+    {"permute", permute_, METH_VARARGS, NULL},
+    {"random_boxes", random_boxes_, METH_VARARGS, NULL},
+    {"guard_bus_errors", guard_bus_errors_, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static bool add_object(PyObject *module, const char *name, PyObject *object) {
+    bool is_added = object && PyModule_AddObjectRef(module, name, object) == 0;
+    Py_XDECREF(object);
+    return is_added;
+}
+
+static int fill(PyObject *module) {
+    static const struct {
+        const char *name;
+        long value;
+    } NUMBERS[] = {
+        {"OK", OK},
+        {"NOT_OURS", NOT_OURS},
+        {"DAMAGED", DAMAGED},
+        {"BAD_BOX", BAD_BOX},
+        {"UNREADABLE", UNREADABLE},
+        {"NO_MEMORY", NO_MEMORY},
+        {"SEEK_ENTRY", sizeof(SeekEntry)},
+    };
+    for (size_t i = 0; i < sizeof NUMBERS / sizeof *NUMBERS; i++)
+        if (PyModule_AddIntConstant(module, NUMBERS[i].name, NUMBERS[i].value) < 0)
+            return -1;
+    bool is_filled = add_object(module, "paths", decoder_paths()) &&
+                     add_object(module, "Decoder", PyType_FromSpec(&decoder_spec));
+    return is_filled ? 0 : -1;
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, fill}, {0, NULL}};
+
+static PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "core",
+    .m_methods = functions,
+    .m_slots = slots,
+};
+
+PyMODINIT_FUNC PyInit_core(void) { return PyModuleDef_Init(&definition); }

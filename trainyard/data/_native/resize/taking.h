@@ -1,0 +1,71 @@
+/* [per path] What of an image a crop looks at: taps, blocks, planes. */
+#ifndef TRAINYARD_TAKING_H
+#define TRAINYARD_TAKING_H
+
+#include <math.h>
+
+#include "jpeg/idct.h"
+#include "simd/path.h"
+
+static bool box_is_inside(const Crop *crop, int width, int height) {
+    /* Written so that NaN is outside. */
+    return crop->left >= 0 && crop->top >= 0 && crop->right <= width && crop->bottom <= height &&
+           crop->right > crop->left && crop->bottom > crop->top;
+}
+
+/* What of an image a crop looks at, and how it is resized. */
+typedef struct {
+    const Taps *x[2], *y[2]; /* of luma, and of chroma */
+} Taking;
+
+static Axis make_axis(double from, double to, int size, int length, bool flip, bool beyond) {
+    int low = beyond ? 0 : (int)floor(from), high = beyond ? size : (int)ceil(to);
+    return (Axis){from, to, clamp_int(low, 0, size), clamp_int(high, 0, size), size, length, flip};
+}
+
+/* The taps of both axes; chroma has its own where it is stored at half resolution. */
+static Status make_taking(Taking *taking, Scratch *scratch, const JpegHeader *header,
+                          const Crop *crop, const Target *target) {
+    Axis across =
+        make_axis(crop->left, crop->right, header->width, target->width, crop->flip, crop->beyond);
+    Axis down =
+        make_axis(crop->top, crop->bottom, header->height, target->height, false, crop->beyond);
+    Status status = taps_make(&scratch->x[0], &across, crop->filter);
+    if (status == OK)
+        status = taps_make(&scratch->y[0], &down, crop->filter);
+    *taking = (Taking){{&scratch->x[0], &scratch->x[0]}, {&scratch->y[0], &scratch->y[0]}};
+    const JpegComponent *chroma = &header->components[header->num_components - 1];
+    /* As libjpeg: narrow chroma is repeated, in both directions; but that of 4:4:0 never is. */
+    bool smooth = header->max_h == chroma->h || chroma->width > 2;
+    if (status == OK && header->max_h > chroma->h) {
+        status = taps_make_upsampled(&scratch->x[1], &across, crop->filter, chroma->width, smooth);
+        taking->x[1] = &scratch->x[1];
+    }
+    if (status == OK && header->max_v > chroma->v) {
+        status = taps_make_upsampled(&scratch->y[1], &down, crop->filter, chroma->height, smooth);
+        taking->y[1] = &scratch->y[1];
+    }
+    return status;
+}
+
+/* Blocks [left, right) x [top, bottom) of a component. */
+typedef struct {
+    int left, top, right, bottom;
+} Blocks;
+
+static Blocks blocks_needed(const Taking *taking, int component) {
+    const Taps *x = taking->x[component > 0], *y = taking->y[component > 0];
+    return (Blocks){x->first / 8, y->first / 8, ceil_div(x->last, 8), ceil_div(y->last, 8)};
+}
+
+/* Room for the samples of some blocks. */
+static Status plane_reserve(Plane *plane, Buffer *buffer, Blocks blocks) {
+    int columns = (blocks.right - blocks.left) * 8, rows = (blocks.bottom - blocks.top) * 8;
+    size_t stride = round_up((size_t)columns + PLANE_MARGIN, 64);
+    if (!buffer_reserve(buffer, stride * (size_t)rows))
+        return NO_MEMORY;
+    *plane = (Plane){buffer->data, stride, blocks.left * 8, blocks.top * 8};
+    return OK;
+}
+
+#endif

@@ -1,0 +1,50 @@
+/* The same work by different instructions: each path is the same C, compiled for one of them.
+ *
+ * A path gives the same bits as every other. The best that the machine has is picked at run time,
+ * so that one build runs everywhere. */
+#ifndef TRAINYARD_PATH_H
+#define TRAINYARD_PATH_H
+
+#include "resize/plane.h"
+#include "scratch.h"
+#include "jpeg/seek.h"
+
+/* An image as it is stored: a JPEG file, or a packed record. */
+typedef struct {
+    const uint8_t *bytes;
+    size_t size;
+    SeekTable seek;
+} Stored;
+
+typedef struct {
+    double left, top, right, bottom; /* of the box, in pixels of the stored image */
+    bool flip;
+    bool beyond; /* whether pixels around the box count, as where one resizes before cropping */
+    Filter filter;
+} Crop;
+
+typedef struct {
+    const char *name;
+    bool (*is_supported)(void);
+
+    /* Decode a box, resize it (antialiased) to the target and flip it. */
+    Status (*decode)(Scratch *scratch, const Stored *stored, const Crop *crop,
+                     const Target *target);
+
+    /* The seek table of a JPEG: seek_num_entries() entries. */
+    Status (*seek)(Scratch *scratch, const JpegHeader *header, const uint8_t *bytes, size_t size,
+                   SeekEntry *entries);
+
+    /* A JPEG as a packed record of its coefficients, at the beginning of `record`; see packed.h. */
+    Status (*pack)(Scratch *scratch, const uint8_t *bytes, size_t size, Buffer *record,
+                   size_t *record_size);
+} Path;
+
+extern const Path path_plain;
+#if defined(__x86_64__)
+extern const Path path_avx2;
+#elif defined(__aarch64__)
+extern const Path path_neon;
+#endif
+
+#endif

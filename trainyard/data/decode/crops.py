@@ -1,0 +1,136 @@
+"""Crop boxes of training and evaluation images: vectorised, with keyed random numbers.
+
+A box is (left, top, right, bottom) in pixels of the stored image, fractions allowed; the decoder
+resizes the box to the target size. Random numbers are drawn for many images at once and turned
+into boxes once the sizes are known. The tests hold plain per-image references.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data._native import core, is_built
+from trainyard.data.rng import between, fold, uniforms
+
+_ATTEMPTS = 10  # as in torchvision and timm
+_CROP_STREAM = 1  # keeps crops independent of other uses of the same seed
+
+
+class Crops(NamedTuple):
+    boxes: NDArray[np.float64]  # [n, 4] left, top, right, bottom
+    flips: NDArray[np.bool_]  # [n]
+    resizes_first: bool = False
+    """True if the image is resized before it is cropped: pixels beyond a box then affect the pixels
+    along its border. False if it is cropped first."""
+
+
+class Draws(Protocol):
+    """The crop parameters of some images, drawn before the sizes are known."""
+
+    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
+        """The crops of images of `sizes` (int[n, 2]: width, height)."""
+
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "Draws":
+        """The crop parameters of a part of the images."""
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """Random crops: a random area and aspect ratio at a random position.
+
+    From Szegedy et al. 2014, as in torchvision. Randomness is keyed by (seed, epoch, sample), so a
+    replay gives equal crops on any number of ranks.
+    """
+
+    seed: int
+    scale: tuple[float, float]
+    ratio: tuple[float, float]
+    flip: float
+
+    def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "RandomDraws":
+        stream = np.full_like(ids, _CROP_STREAM)
+        random = uniforms(fold(self.seed, stream, epochs, ids), 3 + 2 * _ATTEMPTS)
+        shares = between(self.scale, random[:, 3 : 3 + _ATTEMPTS])
+        logarithms = np.log(self.ratio[0]), np.log(self.ratio[1])
+        ratios = np.exp(between(logarithms, random[:, 3 + _ATTEMPTS :]))
+        drawn = np.concatenate([random[:, :2], shares, ratios], axis=1)
+        return RandomDraws(drawn, random[:, 2] < self.flip, self.ratio)
+
+
+@dataclass(frozen=True)
+class RandomDraws:
+    """The random numbers for the crops of some images."""
+
+    drawn: NDArray[np.float64]
+    """[n, 22]: the position of the box, across and down, in [0, 1); the shares of the image's area
+    of ten tries; the aspect ratios of ten tries."""
+    flips: NDArray[np.bool_]  # [n]
+    ratio: tuple[float, float]
+
+    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
+        if not is_built():
+            return self.reference(sizes)
+        boxes = np.empty((len(sizes), 4))
+        core.random_boxes(np.ascontiguousarray(sizes, np.int64), self.drawn, *self.ratio, boxes)
+        return Crops(boxes, self.flips)
+
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "RandomDraws":
+        return RandomDraws(self.drawn[part], self.flips[part], self.ratio)
+
+    def reference(self, sizes: NDArray[np.int64]) -> Crops:
+        """`__call__` without the extension."""
+        shape, found = self._shape(sizes)
+        room = sizes - shape
+        start = np.where(found[:, None], np.floor(self.drawn[:, :2] * (room + 1)), room // 2)
+        return Crops(np.concatenate([start, start + shape], axis=1), self.flips)
+
+    def _shape(self, sizes: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Width and height of the first of ten tries that fits, and True if one fits.
+
+        If none fits: the largest box that does, to be placed centrally.
+        """
+        image_width, image_height = sizes[:, 0].astype(float), sizes[:, 1].astype(float)
+        shares, ratios = self.drawn[:, 2 : 2 + _ATTEMPTS], self.drawn[:, 2 + _ATTEMPTS :]
+        area = (image_width * image_height)[:, None] * shares
+        widths, heights = np.rint(np.sqrt(area * ratios)), np.rint(np.sqrt(area / ratios))
+        fits = (
+            (widths >= 1)
+            & (widths <= image_width[:, None])
+            & (heights >= 1)
+            & (heights <= image_height[:, None])
+        )
+        rows, first = np.arange(len(sizes)), fits.argmax(axis=1)
+        found = fits[rows, first]
+        clamped = np.clip(image_width / image_height, *self.ratio)
+        widest = np.maximum(np.minimum(image_width, np.rint(image_height * clamped)), 1)
+        highest = np.maximum(np.minimum(image_height, np.rint(image_width / clamped)), 1)
+        width = np.where(found, widths[rows, first], widest)
+        height = np.where(found, heights[rows, first], highest)
+        return np.stack([width, height], axis=1), found
+
+
+@dataclass(frozen=True)
+class CentralCrop:
+    """Resizes the short side to `size / crop_pct`, then crops the central square (torchvision)."""
+
+    size: int
+    crop_pct: float
+
+    def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "CentralCrop":
+        return self
+
+    def __call__(self, sizes: NDArray[np.int64]) -> Crops:
+        """The crops of images of `sizes` (int[n, 2]: width, height)."""
+        short = int(self.size / self.crop_pct)
+        # Whole pixels of the resized image, truncated and rounded as in torchvision.
+        resized = sizes * short // sizes.min(axis=1, keepdims=True)
+        start = np.rint((resized - self.size) / 2.0)
+        step = sizes / resized
+        boxes = np.concatenate([start * step, (start + self.size) * step], axis=1)
+        inside = np.clip(boxes, 0, np.tile(sizes, 2))  # corrects rounding errors
+        return Crops(inside, np.zeros(len(sizes), np.bool_), resizes_first=True)
+
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "CentralCrop":
+        return self

@@ -1,0 +1,290 @@
+"""Decodes encoded images and crops them to boxes, into one uint8 batch.
+
+`decode_batch` is called once per slice of a batch. The C extension decodes the formats that it
+supports, in one call; simplejpeg and Pillow decode the other images, or without the extension all,
+one at a time. `reference_image`, plain Pillow, defines the right pixels.
+"""
+
+import io
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from trainyard.data._native import core
+from trainyard.data.decode.crops import Crops
+from trainyard.data.storage.encoded import PACKED_MAGIC, Stored, as_stored
+
+if TYPE_CHECKING:
+    from trainyard.data.decode.seek_tables import Stretches
+
+Interpolation = Literal["bilinear", "bicubic"]
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+
+# Formats that image data sets use.
+_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+
+MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
+
+
+class BadImageError(Exception):
+    """An image that cannot be decoded; the text is the reason."""
+
+
+def decode_batch(
+    images: Stored | Sequence[bytes],
+    crop: Callable[[NDArray[np.int64]], Crops],
+    out_BHWC: NDArray[np.uint8],
+    interpolation: Interpolation,
+    *,
+    decoder: "core.Decoder | None" = None,
+    seek: "Stretches | None" = None,
+) -> dict[int, str]:
+    """Decodes, crops, resizes (antialiased) and flips each image into its place in `out_BHWC`.
+
+    `crop` turns sizes (int[n, 2]: width, height) into boxes inside the images. Returns the
+    positions that could not be decoded, with the reasons; their pixels are zero. Without a
+    `decoder`, see `own_decoder`, the libraries decode all images; they read every byte of an image,
+    not its crop alone.
+    """
+    stored = as_stored(images)
+    sizes, status = native_sizes(stored, decoder)
+    contents, bad = _library_sizes(stored, sizes, status)
+    crops = crop(sizes)
+    if decoder is not None:
+        is_bicubic = interpolation == "bicubic"
+        native_pixels(
+            decoder, stored, crops, out_BHWC, status=status, bicubic=is_bicubic, seek=seek
+        )
+    for position in np.flatnonzero(status).tolist():
+        if position not in bad:
+            try:
+                content = contents.get(position) or stored.content(position)
+                image = _image(content, tuple(sizes[position].tolist()))
+                box = crops.boxes[position].tolist()
+                around = crops.resizes_first
+                pixels = _resize(image, box, out_BHWC.shape[1:3], interpolation, around=around)
+                out_BHWC[position] = pixels[:, ::-1] if crops.flips[position] else pixels
+            except (BadImageError, OSError) as error:
+                bad[position] = str(error)
+    for position in bad:
+        out_BHWC[position] = 0
+    return bad
+
+
+# --- the extension ---
+
+_threads = threading.local()
+
+
+def own_decoder() -> "core.Decoder | None":
+    """This thread's C decoder, which keeps its memory between calls; None without the extension."""
+    decoder: core.Decoder | None = getattr(_threads, "decoder", None)
+    if decoder is None and core is not None:
+        decoder = _threads.decoder = core.Decoder()
+    return decoder
+
+
+def native_sizes(
+    stored: Stored, decoder: "core.Decoder | None"
+) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Sizes from the headers, and a status; 1 x 1 where it is not 0: left to the libraries."""
+    count = len(stored.which)
+    sizes, status = np.ones((count, 2), np.int64), np.ones(count, np.uint8)
+    if decoder is not None:
+        buffers, which, offsets, lengths, _ = stored
+        decoder.sizes(buffers, which, offsets, lengths, sizes, status)
+        status[sizes[:, 0] * sizes[:, 1] > MAX_PIXELS] = core.NOT_OURS
+    return sizes, status
+
+
+def native_pixels(
+    decoder: "core.Decoder",
+    stored: Stored,
+    crops: Crops,
+    out_BHWC: NDArray[np.uint8],
+    *,
+    status: NDArray[np.uint8],
+    bicubic: bool = False,
+    seek: "Stretches | None" = None,
+) -> None:
+    """Decodes the images whose status is 0, and sets the status of those that fail."""
+    buffers, which, offsets, lengths, _ = stored
+    decoder.decode(
+        buffers,
+        which,
+        offsets,
+        lengths,
+        np.ascontiguousarray(crops.boxes, np.float64),
+        crops.flips,
+        out_BHWC,
+        status,
+        height=out_BHWC.shape[1],
+        width=out_BHWC.shape[2],
+        bicubic=bicubic,
+        beyond=crops.resizes_first,
+        seek=seek and seek.entries,
+        seek_begins=seek and seek.begins,
+        seek_ends=seek and seek.ends,
+    )
+
+
+# --- the libraries ---
+
+
+def _library_sizes(
+    stored: Stored, sizes: NDArray[np.int64], status: NDArray[np.uint8]
+) -> tuple[dict[int, bytes], dict[int, str]]:
+    """Fills in the sizes whose status is not 0; the contents read, and reasons for bad images."""
+    contents, bad = {}, {}
+    for position in np.flatnonzero(status).tolist():
+        try:
+            contents[position] = content = stored.content(position)
+            sizes[position] = _size(content)
+        except (BadImageError, OSError) as error:
+            sizes[position] = 1
+            bad[position] = str(error)
+    return contents, bad
+
+
+def _image(content: bytes, size: tuple[int, ...]) -> Image.Image:
+    """The whole image. BadImageError if its size is not `size`, the one in its header."""
+    image = _fast_image(content) or reference_image(content)
+    if image.size != size:
+        raise BadImageError("its header and its content differ in size")
+    return image
+
+
+def reference_image(content: bytes) -> Image.Image:
+    """The whole image as RGB, by Pillow; grey, palette, CMYK and alpha are converted."""
+    try:
+        return as_rgb(open_lazily(content))
+    except BadImageError:
+        raise
+    except Exception as error:  # Pillow's plugins raise almost anything on damaged input
+        raise BadImageError(_reason(content, error)) from None
+
+
+def as_rgb(image: Image.Image) -> Image.Image:
+    """Any Pillow image as 8-bit RGB. BadImageError if its range of values is unknown.
+
+    Pillow's own conversion turns all values above 255 white. This one takes the upper 8 of 16 bits,
+    as Pillow does for RGB; Pillow scales a PGM of more than 8 bits to 16. Floats go from 0 to 1.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format == "PPM"):
+        return _grey(np.asarray(image) >> 8)
+    if image.mode == "I":
+        raise BadImageError("grey of 32-bit integers, of unknown range: store it in 8 or 16 bits")
+    if image.mode == "F":
+        pixels = np.asarray(image)
+        if not (pixels.min() >= 0 and pixels.max() <= 1):
+            raise BadImageError("grey of floats that are not all from 0 to 1: store it in 8 bits")
+        return _grey(np.rint(pixels * 255))
+    return image.convert("RGB")
+
+
+def _grey(pixels_HW: NDArray[Any]) -> Image.Image:
+    return Image.fromarray(pixels_HW.astype(np.uint8)).convert("RGB")
+
+
+def whole_image(content: bytes) -> Image.Image:
+    """Like `reference_image`, for display; BadImageError also for more than `MAX_PIXELS`."""
+    image = reference_image(content)
+    if image.width * image.height > MAX_PIXELS:
+        raise BadImageError(f"{image.width} x {image.height} pixels are not believable")
+    return image
+
+
+def open_lazily(content: bytes) -> Image.Image:
+    """The image with only its header read; raises almost any error if damaged."""
+    if content.startswith(PACKED_MAGIC):
+        return _unpacked(content)
+    # Only known formats: Pillow would hand an EPS to Ghostscript to run.
+    return Image.open(io.BytesIO(content), formats=_FORMATS)
+
+
+def _unpacked(record: bytes) -> Image.Image:
+    from trainyard.data.decode.packed_record import has_pixels, jpeg_of, pixels_of
+
+    if has_pixels(record):
+        return Image.fromarray(pixels_of(record))
+    return Image.open(io.BytesIO(jpeg_of(record)), formats=("JPEG",))
+
+
+def _fast_image(content: bytes) -> Image.Image | None:
+    """The whole image by libjpeg-turbo, without the interpreter lock; None if not supported."""
+    if _fast_size(content) is None:
+        return None
+    try:
+        pixels = simplejpeg.decode_jpeg(content, "RGBX")
+    except (ValueError, KeyError):  # damaged, or only unusual: left to Pillow
+        return None
+    height, width = pixels.shape[:2]
+    return Image.frombuffer("RGBX", (width, height), pixels, "raw", "RGBX", 0, 1)
+
+
+def _fast_size(content: bytes) -> tuple[int, int] | None:
+    """Width and height of a JPEG that libjpeg-turbo and Pillow decode to the same RGB, or None."""
+    header = jpeg_header(content)
+    return None if header is None or header.colours in ("CMYK", "YCCK") else header.size
+
+
+class JpegHeader(NamedTuple):
+    size: tuple[int, int]  # width and height
+    colours: str  # "Gray", "YCbCr", "RGB", "CMYK" or "YCCK"
+
+
+def jpeg_header(content: bytes) -> JpegHeader | None:
+    """The header of a JPEG, by libjpeg-turbo; None for an unusual JPEG or another format."""
+    if not content.startswith(b"\xff\xd8"):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content, strict=False)
+    except (ValueError, KeyError):  # KeyError for a subsampling without a name
+        return None
+    return JpegHeader((width, height), colours)
+
+
+def _resize(
+    image: Image.Image,
+    box: list[float],
+    shape: tuple[int, ...],
+    interpolation: Interpolation,
+    *,
+    around: bool,
+) -> NDArray[np.uint8]:
+    """A box of the image as RGB pixels of `shape` (height, width), antialiased.
+
+    `around`: pixels around the box count, as if the image were resized before it is cropped.
+    """
+    left, top, right, bottom = box
+    if not around:
+        x, y = math.floor(left), math.floor(top)
+        image = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
+        left, top, right, bottom = left - x, top - y, right - x, bottom - y
+    size, inside = (shape[1], shape[0]), (left, top, right, bottom)
+    resized = image.resize(size, _FILTERS[interpolation], box=inside)
+    return np.asarray(resized)[:, :, :3]
+
+
+def _size(content: bytes) -> tuple[int, int]:
+    try:
+        width, height = _fast_size(content) or open_lazily(content).size
+    except Exception as error:
+        raise BadImageError(_reason(content, error)) from None
+    if not 0 < width * height <= MAX_PIXELS:
+        raise BadImageError(f"{width} x {height} pixels are not believable")
+    return width, height
+
+
+def _reason(content: bytes, error: Exception) -> str:
+    if not content:
+        return "the file is empty"
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,162 @@
+"""Seek tables: the offsets of tiles of blocks in each JPEG of a data set, so that a crop is
+decoded without the data before it. The images are not changed.
+
+A table lies beside the index, under its name and ".seek": a header, the first entry of each sample
+(int64, one more than there are samples), and the entries (see _native/seek.h); memory-mapped.
+"""
+
+import os
+import struct
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data._native import NEEDS_EXTENSION, core, is_built
+from trainyard.data.decode.decode import own_decoder
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.sampler.plan import Ids
+from trainyard.data.storage.source import is_remote
+from trainyard.errors import DataError
+from trainyard.files import atomic_write, remove_parts
+
+_HEADER = struct.Struct("<8s64sq48x")  # magic with version, fingerprint of the index, samples
+_MAGIC = b"TYSEEK02"
+_CHUNK = 64  # samples of one task
+_AHEAD = 4  # tasks per thread
+_REMOTE_READS = 32  # at once
+
+
+class Stretches(NamedTuple):
+    """The seek entries of some samples; sample i has those from begins[i] to ends[i]."""
+
+    entries: NDArray[np.uint8]  # of all samples
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+
+    def part(self, rows: slice) -> "Stretches":
+        return Stretches(self.entries, self.begins[rows], self.ends[rows])
+
+
+class SeekTable(NamedTuple):
+    """The seek tables of a data set."""
+
+    path: Path
+    first: NDArray[np.int64]  # [samples + 1]
+    entries: NDArray[np.uint8]
+
+    def of(self, ids: Ids) -> Stretches:
+        """The entries of samples; none for a sample whose range is damaged. Without entries, or if
+        they do not fit, a sample is decoded from its start."""
+        begins, ends = self.first[ids], self.first[ids + 1]
+        is_there = (begins >= 0) & (begins <= ends) & (ends <= self.first[-1])
+        return Stretches(self.entries, begins * is_there, ends * is_there)
+
+    @property
+    def num_bytes(self) -> int:
+        return _HEADER.size + self.first.nbytes + self.entries.nbytes
+
+
+def seek_path(index: Index) -> Path:
+    return index.path.with_name(index.path.name + ".seek")
+
+
+def open_seek(index: Index) -> SeekTable | None:
+    """The seek tables of an index, memory-mapped; None if there are none for it."""
+    path = seek_path(index)
+    try:
+        content = np.asarray(np.memmap(path, np.uint8, "r"))
+        magic, fingerprint, samples = _HEADER.unpack(content[: _HEADER.size].tobytes())
+    except (OSError, ValueError, struct.error):  # absent, empty or cut short
+        return None
+    known = (_MAGIC, index.fingerprint.encode(), len(index))
+    entries_at = _HEADER.size + 8 * (len(index) + 1)
+    if (magic, fingerprint, samples) != known or len(content) < entries_at:
+        return None
+    first = content[_HEADER.size : entries_at].view("<i8")
+    if not is_built() or first[-1] * core.SEEK_ENTRY != len(content) - entries_at:
+        return None
+    return SeekTable(path, first, content[entries_at:])
+
+
+def seek_remark(index: Index) -> str | None:
+    """A warning about a seek table that exists and cannot be used, or None."""
+    path = seek_path(index)
+    if not is_built() or not path.exists() or open_seek(index) is not None:
+        return None
+    return (
+        f"{path}: this seek table is of another version or of other data, or cut short, and is not "
+        "used; run `trainyard data index --seek` anew"
+    )
+
+
+def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
+    """Reads every image once and saves the seek tables of the usual kinds of JPEG.
+
+    Unreadable images have no entries. DataError if no table can be made or saved.
+    """
+    if not is_built():
+        raise DataError(f"--seek needs the extension in C: {NEEDS_EXTENSION}")
+    path = seek_path(index)
+    remove_parts(path)
+    try:
+        _write(index, path, progress)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror})") from None
+    table = open_seek(index)
+    assert table is not None
+    return table
+
+
+def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
+    first = np.zeros(len(index) + 1, "<i8")
+    with atomic_write(path) as file:
+        file.write(_HEADER.pack(_MAGIC, index.fingerprint.encode(), len(index)))
+        file.seek(first.nbytes, os.SEEK_CUR)
+        count = 0
+        for tables in _tables(index):
+            for table in tables:
+                file.write(table)
+                count += 1
+                first[count] = first[count - 1] + len(table) // core.SEEK_ENTRY
+            progress(count)
+        file.seek(_HEADER.size)
+        file.write(first.tobytes())
+
+
+def _tables(index: Index) -> Iterator[list[bytes]]:
+    """The tables of all samples in order, in chunks, made by threads."""
+    reader = Reader(index)
+    where_remote = is_remote(index.locate(0)[0])
+    threads = _REMOTE_READS if where_remote else len(os.sched_getaffinity(0))
+
+    def make(start: int) -> list[bytes]:
+        return [_table(reader, sample) for sample in range(start, min(start + _CHUNK, len(index)))]
+
+    starts = iter(range(0, len(index), _CHUNK))
+    waiting: deque[Future[list[bytes]]] = deque()
+    pool = ThreadPoolExecutor(threads)
+    try:
+        while True:
+            ahead = _AHEAD * threads - len(waiting)
+            waiting.extend(pool.submit(make, start) for start in islice(starts, ahead))
+            if not waiting:
+                return
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _table(reader: Reader, sample: int) -> bytes:
+    decoder = own_decoder()
+    assert decoder is not None
+    try:
+        return decoder.seek_table(reader.read(sample)) or b""
+    except OSError:  # `data verify` and training report it
+        return b""

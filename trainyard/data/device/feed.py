@@ -1,0 +1,174 @@
+"""Batches on the device: copied, augmented, normalised and mixed."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from trainyard.course import Course, Due, Phase
+from trainyard.data.device.copies import Arriving, Carrier
+from trainyard.data.device.normalise import Normalise
+from trainyard.data.loader.client import BadSample, HostBatch
+from trainyard.data.transforms.batches import BatchTransform, Keys, MixedBatch, PixelTransform
+
+
+class Batch(NamedTuple):
+    """One rank's share of a global batch, on the device."""
+
+    images_BCHW: Tensor  # normalised; float32, or the dtype of Normalise
+    labels: Tensor  # int64[B]
+    mixed_labels: Tensor  # int64[B], of the samples mixed in; `labels` where none is
+    lam: Tensor  # float32[B], the share of `labels` in the target; 1 where none is mixed in
+    weights: Tensor  # float32[B], 0 for a bad sample, else 1
+    ids: Tensor  # int64[B], on the host
+    bad: list[BadSample]
+    capacity: float = 0.0  # images a second of the loader, 0 if unknown; see HostBatch
+
+
+class Augmentation(NamedTuple):
+    """The transforms of a training feed, and the position of its first batch in the stream."""
+
+    pixel_transforms: Sequence[PixelTransform] = ()
+    batch_transforms: Sequence[BatchTransform] = ()
+    position: int = 0  # samples of the stream before the first batch
+    global_batch: int = 0
+
+
+NONE = Augmentation()
+
+
+class HostBatches(Protocol):
+    """The part of a loader that a feed uses."""
+
+    def __iter__(self) -> Iterator[HostBatch]: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Foreseen(Protocol):
+    """A loader whose batches a feed may take before the trainer asks for them."""
+
+    def is_ready(self) -> bool:
+        """True if the next batch can be taken without waiting."""
+
+
+class Feed:
+    """Turns a loader's batches into device batches; `close` closes the loader too."""
+
+    def __init__(
+        self,
+        loader: HostBatches,
+        normalise: Normalise,
+        carrier: Carrier,
+        augmentation: Augmentation = NONE,
+    ) -> None:
+        self._loader, self._normalise, self._carrier = loader, normalise, carrier
+        self._augmentation, self._position = augmentation, augmentation.position
+
+    def __iter__(self) -> Iterator[Batch]:
+        for arriving in self._on_their_way():
+            yield self._move(arriving)
+            self._position += self._augmentation.global_batch
+
+    def _on_their_way(self) -> Iterator[Arriving]:
+        """Each batch in order; starts the copies of further batches first, if they are ready."""
+        hosts = iter(self._loader)
+        sent: deque[Arriving | Exception] = deque()
+        while True:
+            following = sent.popleft() if sent else self._send(hosts)
+            if isinstance(following, StopIteration):
+                return
+            if isinstance(following, Exception):
+                raise following
+            while len(sent) < self._carrier.ahead and self._is_ready():
+                sent.append(self._send(hosts))
+            yield following
+
+    def _is_ready(self) -> bool:
+        return isinstance(self._loader, Foreseen) and self._loader.is_ready()
+
+    def _send(self, hosts: Iterator[HostBatch]) -> Arriving | Exception:
+        """Starts copying the next batch; returns exceptions, StopIteration too, for later."""
+        self._carrier.settle()
+        try:
+            return self._carrier.start(next(hosts))
+        except Exception as error:
+            return error
+
+    def _move(self, arriving: Arriving) -> Batch:
+        """A device batch that shares no memory with the loader."""
+        keys = Keys(arriving.ids, arriving.visits, self._position)
+        with arriving.pixels_BHWC() as pixels_BHWC:
+            pixels_BCHW = pixels_BHWC.permute(0, 3, 1, 2)
+            for pixel_transform in self._augmentation.pixel_transforms:
+                pixels_BCHW = pixel_transform(pixels_BCHW, keys)
+            images_BCHW = self._normalise(pixels_BCHW)
+        labels, weights = arriving.labels, arriving.weights
+        mixed = MixedBatch(
+            images_BCHW,
+            labels,
+            mixed_labels=labels,
+            lam=torch.ones_like(weights),
+            weights=weights,
+        )
+        for batch_transform in self._augmentation.batch_transforms:
+            mixed = batch_transform(mixed, keys)
+        ids = torch.from_numpy(keys.ids)
+        return Batch(*mixed, ids=ids, bad=arriving.bad, capacity=arriving.capacity)
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TrainingFeed:
+    """Batches of a run from any step on, through all phases of its course."""
+
+    def __init__(self, course: Course, open_phase: Callable[[Phase, int, int], Feed]) -> None:
+        """`open_phase(phase, step, skipped)` opens the feed of a phase at a step; see `seek`."""
+        self._course, self._open_phase = course, open_phase
+        self._feed: Feed | None = None
+        self._batches: Iterator[Batch] = iter(())
+
+    def seek(self, step: int, skipped: int) -> None:
+        """Continues at `step` of the run, and passes over `skipped` samples of the stream."""
+        self.close()
+        self._batches = self._from(step, skipped)
+
+    def _from(self, step: int, skipped: int) -> Iterator[Batch]:
+        while step < self._course.num_steps:
+            phase = self._course.phase(step)
+            with self._open_phase(phase, step, skipped) as self._feed:
+                yield from self._feed
+            step = phase.stop
+
+    def is_over(self, step: int) -> bool:
+        """True if the run is over after `step` steps."""
+        return step >= self._course.num_steps
+
+    def saving(self, every: Due) -> Due:
+        """The steps to save at; this feed can resume at any step."""
+        return every
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+
+    def __enter__(self) -> "TrainingFeed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

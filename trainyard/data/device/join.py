@@ -1,0 +1,237 @@
+"""Batches of streams, where each rank reads its own shards until all ranks are exhausted.
+
+An exhausted rank shadows the others, as in torch's Join: it takes part in every step with samples
+of weight 0, whose gradient is exactly zero. With each batch the ranks exchange whether they have
+more, so all of them know where a pass ends and the next one begins.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import distributed as dist
+
+from trainyard.course import Course, Due
+from trainyard.data.device.feed import Batch, Feed, HostBatches
+from trainyard.data.loader.client import HostBatch
+from trainyard.data.stream.loader import StreamLoader
+from trainyard.errors import CheckpointError, DataError
+from trainyard.world import World, new_group, together
+
+Place = dict[str, Any]
+"""The saved position of a run in its passes: `ranks`; `ends`, the steps at which passes ended,
+counted in batches of the stream; `seen`, samples of the pass so far, of all ranks."""
+NO_SAMPLE = -1
+"""The id of padding samples."""
+_FEWEST = 2  # samples of a batch; batch norm needs two
+Number = TypeVar("Number", bound=np.generic)
+
+
+@dataclass(frozen=True)
+class _Either:
+    one: Due
+    other: Due
+
+    def due(self, step: int) -> bool:
+        return self.one.due(step) or self.other.due(step)
+
+
+class JoinFeed:
+    """Batches of a run from a step on, pass by pass; a context manager, used on every rank."""
+
+    def __init__(
+        self,
+        course: Course,
+        *,
+        open_loader: Callable[[int, int], StreamLoader],
+        open_feed: Callable[[HostBatches, int], Feed],
+        place: Place,
+        world: World,
+        report: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """`open_loader(pass, batches)` skips that many batches of a pass.
+
+        `open_feed(batches, first)` makes device batches of host batches; the first batch begins at
+        sample `first` of the run. `place` is kept up to date. `report` is called after each pass.
+        """
+        self._course, self._open_loader, self._open_feed = course, open_loader, open_feed
+        self._place, self._world, self._report = place, world, report
+        self._num_passes = num_passes(course)
+        self._ends: list[int] = []
+        self._seen = 0
+        self._step = 0  # batches of the stream so far; a run that was rolled back is behind it
+        self._is_dry = False  # True if this rank is exhausted, until the pass ends
+        self._message: torch.Tensor | None = None  # of the newest batch, until counted
+        self._work: dist.Work | None = None  # the pending exchange of the message
+        self._group: Any = None
+        self._feed: Feed | None = None
+        self._batches: Iterator[Batch] = iter(())
+
+    def seek(self, step: int, skipped: int) -> None:
+        """Continues at `step` of the run, and passes over `skipped` samples of the stream.
+
+        Reads the beginning of the pass again. CheckpointError if that cannot be repeated exactly.
+        """
+        step += skipped // self._batch
+        if self._feed is None or step != self._step:  # else rolled back; the data continues
+            with together(self._world):
+                self._ends = self._ends_before(step)
+            self._seen = self._place.get("seen", 0)
+            self.close()
+            self._step, self._is_dry = step, False
+            self._feed = self._open_feed(self._host_batches(), step * self._batch)
+            self._batches = iter(self._feed)
+        self._note()
+
+    def is_over(self, step: int) -> bool:
+        """True if the run is over after `step` steps, with the newest batch as the last."""
+        self._settle()
+        if self._num_passes is None:
+            return step >= self._course.num_steps
+        return len(self._ends) >= self._num_passes
+
+    def saving(self, every: Due) -> Due:
+        """The steps to save at: also the end of a pass, where the number of ranks may change."""
+        return _Either(every, self)
+
+    def due(self, step: int) -> bool:
+        """True if a pass ended with the newest batch."""
+        self._settle()
+        return self._ends[-1:] == [self._step]
+
+    @property
+    def _batch(self) -> int:
+        return self._course.phases[0].batch
+
+    def _ends_before(self, step: int) -> list[int]:
+        """The ends of passes up to a step. CheckpointError if the run cannot resume there."""
+        if step and "ends" not in self._place:
+            raise CheckpointError(
+                "data.order = 'join' goes on from its own checkpoints only: begin with the weights "
+                "of this one, by model.checkpoint"
+            )
+        ends: list[int] = self._place.get("ends", [])
+        ranks, begin = self._place.get("ranks"), max(ends, default=0)
+        if step > begin and ranks != self._world.size:
+            raise CheckpointError(
+                f"the checkpoint of step {step:,} lies in the midst of a pass, and {ranks} ranks "
+                f"read it, each its own shards: go on with {ranks}, or remove the checkpoints "
+                f"after the end of a pass (step {begin:,})"
+            )
+        return list(ends)
+
+    def _host_batches(self) -> Generator[HostBatch, None, None]:
+        phase, world = self._course.phases[0], self._world
+        fewest = min(_FEWEST, len(range(world.rank, phase.batch, world.size)))
+        nothing = _no_samples(phase.image_size)
+        begin = max(self._ends, default=0)
+        with self._open_loader(len(self._ends), self._step - begin) as loader:
+            while True:
+                batch = nothing
+                if not self._is_dry:
+                    batch, self._is_dry = loader.take()
+                self._tell(len(batch.ids))
+                yield _padded(batch, fewest)
+                self._settle()
+
+    def _tell(self, count: int) -> None:
+        """Sends the other ranks whether this one has more, and the samples of this batch."""
+        self._step += 1
+        self._message = torch.tensor([not self._is_dry, count])
+        if self._world.size > 1:
+            self._work = dist.all_reduce(self._message, group=self._group, async_op=True)
+
+    def _settle(self) -> None:
+        """Counts the newest batch, after its step."""
+        if self._message is None:
+            return
+        num_wet, count = self._message.tolist()
+        self._message = None
+        self._seen += count
+        if not num_wet:
+            self._end_pass()
+        self._note()
+
+    def _end_pass(self) -> None:
+        seen, self._seen = self._seen, 0
+        if not seen:
+            error = DataError("data.train: not one sample in all of its shards")
+            error.is_shared = True
+            raise error
+        self._ends.append(self._step)
+        self._is_dry = False
+        said = self._course.epoch_samples
+        steps = self._step - max(self._ends[:-1], default=0)
+        message = (
+            f"pass {len(self._ends)} is over: {seen:,} samples (data.samples = {said:,}) in "
+            f"{steps:,} steps"
+        )
+        self._report({"kind": "event", "event": "pass", "seen": seen, "message": message})
+
+    def _note(self) -> None:
+        self._place.update(ranks=self._world.size, ends=list(self._ends), seen=self._seen)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = next(self._batches)
+        if self._work is not None:
+            self._work.wait()  # so that a checkpoint of the step has its counts
+            self._work = None
+        return batch
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+
+    def __enter__(self) -> "JoinFeed":
+        if self._world.size > 1:
+            # A separate group, so that its messages never mix with those of the gradients.
+            self._group = new_group(backend="gloo")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def num_passes(course: Course) -> int | None:
+    """Number of passes of a run; None unless its length is in epochs."""
+    return math.ceil(course.epochs(course.length)) if "epoch" in course.length else None
+
+
+def _no_samples(image_size: int) -> HostBatch:
+    nothing = np.zeros(0, np.int64)
+    return HostBatch(
+        images_BHWC=np.zeros((0, image_size, image_size, 3), np.uint8),
+        labels=nothing,
+        ids=nothing,
+        visits=nothing,
+        weights=np.zeros(0, np.float32),
+        bad=[],
+    )
+
+
+def _padded(batch: HostBatch, fewest: int) -> HostBatch:
+    """Pads a batch to `fewest` samples with black ones of weight 0 and class 0."""
+    missing = fewest - len(batch.ids)
+    if missing <= 0:
+        return batch
+
+    def pad(column: NDArray[Number], value: int = 0) -> NDArray[Number]:
+        shape = (missing, *column.shape[1:])
+        return np.concatenate([column, np.full(shape, value, column.dtype)])
+
+    return HostBatch(
+        images_BHWC=pad(batch.images_BHWC),
+        labels=pad(batch.labels),
+        ids=pad(batch.ids, NO_SAMPLE),
+        visits=pad(batch.visits),
+        weights=pad(batch.weights),
+        bad=batch.bad,
+        capacity=batch.capacity,
+    )

@@ -1,0 +1,259 @@
+"""Opens the index of a location: the saved one if it is up to date, else a new one by a scan."""
+
+import hashlib
+import os
+from array import array
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data import formats
+from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.index.remote import Stamps, check_present, fetch_index, remote_stamps
+from trainyard.data.index.table import Columns, Index, load_index, save_index
+from trainyard.data.storage.location import Place, find_place
+from trainyard.data.storage.manifest import manifest_of
+from trainyard.data.storage.source import Stamp, is_remote
+from trainyard.errors import DataError
+from trainyard.files import cache_folder
+from trainyard.hints import closest
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of samples found so far."""
+Header = dict[str, Any]
+
+
+def open_index(location: str, progress: Progress = lambda _: None) -> Index:
+    """The index of a location: the saved one if the data has not changed since, else a new one."""
+    for path in _saved_paths(find_place(location)):
+        index = load_index(path)
+        if index is not None and not _is_stale(index):
+            return index
+    return _fetch_index(location) or build_index(location, progress)
+
+
+def saved_index(location: str) -> Index | None:
+    """The saved index, even if the data has changed since; None if there is none."""
+    found = [load_index(path) for path in _saved_paths(find_place(location))]
+    return min((index for index in found if index is not None), key=_is_stale, default=None)
+
+
+def build_index(location: str, progress: Progress = lambda _: None) -> Index:
+    """Scans a location and saves its index beside the data, or in the cache if that is read-only.
+
+    For a file of several splits, one scan finds and saves the indices of all.
+    """
+    place = find_place(location)
+    if is_remote(place.root):
+        check_present(place)
+    headers, tables = _collect(formats.scan(place), progress)
+    paths = {
+        split: _save(replace(place, split=split or None), headers[split], table)
+        for split, table in tables.items()
+    }
+    return _loaded(paths[place.split or ""])
+
+
+def index_scan(scan: Scan, path: Path, progress: Progress = lambda _: None) -> Index:
+    """The index of a scan that the caller made, saved at `path`."""
+    headers, tables = _collect(scan, progress)
+    split = scan.place.split or ""
+    save_index(path, headers[split] | {"root": scan.place.root}, tables[split].columns())
+    return _loaded(path)
+
+
+def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[str, "_Table"]]:
+    """The header and the table of each split in a scan. DataError without the place's own split."""
+    # Before the rows: a change during the scan must make this index stale.
+    stamps = _stamps(scan.place.root, scan.watched)
+    tables = _tables(scan, progress)
+    if (scan.place.split or "") not in tables:
+        raise DataError(_wrong_split(scan.place, [split for split in tables if split]))
+    classes = _name_classes(scan, tables)
+    common = {"format": scan.format, "has_names": classes is not None, "stamps": stamps}
+    headers = {
+        split: common | {"classes": classes or table.numbers()} for split, table in tables.items()
+    }
+    return headers, tables
+
+
+def _loaded(path: Path) -> Index:
+    index = load_index(path)
+    assert index is not None
+    return index
+
+
+def _wrong_split(place: Place, found: list[str]) -> str:
+    if not found and place.split:
+        return f"{place.location}: holds no splits; leave #{place.split} away"
+    if not found:
+        return f"{place.location}: no images found in it"
+    meant = closest(place.split or "", found) or found
+    choices = " or ".join(f"{place.location}#{split}" for split in meant)
+    return f"{place.location}: holds {len(found)} splits; write {choices}"
+
+
+# --- the rows, as they are found ---
+
+
+class _Table:
+    """The columns of an index that is being built."""
+
+    def __init__(self) -> None:
+        self.file, self.offset, self.size = array("i"), array("q"), array("q")
+        self.label = array("i")
+        self.names, self.ends = bytearray(), array("q")
+        self._last: str | None = None
+
+    def add(self, rows: FileRows) -> None:
+        if rows.path != self._last:
+            self.names += os.fsencode(rows.path)
+            self.ends.append(len(self.names))
+            self._last = rows.path
+        self.file.extend([len(self.ends) - 1] * len(rows.labels))
+        self.offset.extend(rows.offsets)
+        self.size.extend(rows.sizes)
+        self.label.extend(rows.labels)
+
+    def numbers(self) -> list[str]:
+        return [str(number) for number in range(max(self.label) + 1)]
+
+    def relabel(self, numbers: NDArray[np.int32]) -> None:
+        labels = np.frombuffer(self.label, "<i4")
+        labels[:] = numbers[labels]
+
+    def columns(self) -> Columns:
+        return {
+            "file": np.frombuffer(self.file, "<i4"),
+            "offset": np.frombuffer(self.offset, "<i8"),
+            "size": np.frombuffer(self.size, "<i8"),
+            "label": np.frombuffer(self.label, "<i4"),
+            "file_name_text": np.frombuffer(self.names, "u1"),
+            "file_name_ends": np.frombuffer(self.ends, "<i8"),
+        }
+
+
+def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
+    """A table for each split; under "" where the files hold no splits."""
+    tables: dict[str, _Table] = {}
+    count = 0
+    for rows in scan.rows:
+        tables.setdefault(rows.split, _Table()).add(rows)
+        count += len(rows.labels)
+        progress(count)
+    return {split: table for split, table in tables.items() if table.label}
+
+
+def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
+    """The names of the classes, or None; relabels the tables to number them in sorted order."""
+    manifest = manifest_of(scan.place.root, scan.place.names, tells=True)
+    known = manifest and manifest.classes
+    # Records of TFRecord name their classes; without any record only the manifest does.
+    if not scan.classes or (known and known[: len(scan.classes)] == tuple(scan.classes)):
+        highest = max((max(table.label) for table in tables.values()), default=0)
+        if known and highest >= len(known):
+            raise DataError(
+                f"{scan.place.location}: holds label {highest}, but the manifest beside it names "
+                f"{len(known)} classes only"
+            )
+        return list(known) if known else None
+    classes = sorted(scan.classes)
+    if classes != list(scan.classes):
+        place_of = {name: number for number, name in enumerate(classes)}
+        numbers = np.array([place_of[name] for name in scan.classes], "<i4")
+        for table in tables.values():
+            table.relabel(numbers)
+    return classes
+
+
+# --- changes of the data ---
+
+
+def _stamps(root: str, names: tuple[str, ...]) -> Stamps:
+    """A stamp of each watched file or folder, which changes with it; None if it is gone."""
+    if is_remote(root):
+        return remote_stamps(root, names)
+    prefix = os.path.join(root, "")
+    return {name: _local_stamp(prefix, name) for name in names}
+
+
+def _local_stamp(prefix: str, name: str) -> Stamp | None:
+    if name == ".":  # by its file names: its time changes when the index is saved in it
+        names = sorted(e for e in os.listdir(prefix or ".") if not e.startswith("."))
+        return [hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()]
+    try:
+        stat = os.stat(prefix + name)
+    except OSError:
+        return None
+    return [stat.st_mtime_ns, stat.st_size]
+
+
+def _is_stale(index: Index) -> bool:
+    return _stamps(index.root, tuple(index.stamps)) != index.stamps
+
+
+# --- paths of saved indices ---
+
+
+def _saved_paths(place: Place) -> list[Path]:
+    """The possible paths of a place's index: beside the data, then in the cache."""
+    if is_remote(place.root):
+        return [_cached_path(place.location, place)]
+    beside = Path(place.root) / _name_beside(place)
+    return [beside, _cached_path(os.path.realpath(place.location), place)]
+
+
+def _cached_path(location: str, place: Place) -> Path:
+    return cache_folder() / f"index-{_short_hash(location + _suffix(place))}"
+
+
+def _name_beside(place: Place) -> str:
+    """The name of an index beside its data: equal on a server and in the folder it serves."""
+    pattern = os.path.relpath(place.location, place.root)
+    if is_remote(place.root):
+        pattern = place.location.removeprefix(os.path.join(place.root, ""))
+    if pattern == ".":
+        return ".trainyard-index"
+    return f".trainyard-index-{_short_hash(pattern + _suffix(place))}"
+
+
+def _suffix(place: Place) -> str:
+    return f"#{place.split}" if place.split else ""
+
+
+def _fetch_index(location: str) -> Index | None:
+    """The index that a server holds beside its data; None if it has none."""
+    place = find_place(location)
+    if not is_remote(place.root):
+        return None
+    (path,) = _saved_paths(place)
+    return fetch_index(place, _name_beside(place), path)
+
+
+def _save(place: Place, header: Header, table: _Table) -> Path:
+    columns = table.columns()
+    *beside, cached = _saved_paths(place)
+    try:
+        for path in beside:
+            save_index(path, header | {"root": ""}, columns)  # valid after a move of the data
+            return path
+    except OSError:  # read-only or full
+        pass
+    root = place.root if is_remote(place.root) else os.path.realpath(place.root)
+    try:
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        save_index(cached, header | {"root": root}, columns)
+        return cached
+    except OSError as error:
+        raise DataError(
+            f"{place.location}: its index can be written neither beside it nor to {cached} "
+            f"({error.strerror}); set TRAINYARD_CACHE to a writable folder"
+        ) from None
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]

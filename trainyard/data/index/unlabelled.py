@@ -1,0 +1,158 @@
+"""Unlabelled images that a user names: files, folders, globs, URLs and data sets."""
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard.data import formats
+from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidden
+from trainyard.data.index.build import Progress, index_scan, open_index
+from trainyard.data.index.table import Index
+from trainyard.data.storage.credentials import check_url, without_secrets, without_signature
+from trainyard.data.storage.location import Place, expand_braces, find_place, split_of
+from trainyard.data.storage.remote.fetch_image import fetch_image
+from trainyard.data.storage.source import is_remote
+from trainyard.errors import DataError
+
+_DOWNLOADS = 8  # at a time
+_CONTAINERS = (".tar", ".tar.gz", ".tgz", ".tfrecord", ".h5", ".hdf5", ".packed")
+
+
+@dataclass(frozen=True)
+class Images:
+    """The images of one index."""
+
+    index: Index
+    names: Sequence[str] | None
+    """The names as the user wrote them; None for samples of a data set."""
+    missing: dict[int, str]
+    """Reasons for images that could not be fetched, by number."""
+
+    def name(self, number: int) -> str:
+        if self.names is not None:
+            return self.names[number]
+        path, offset, _ = self.index.locate(number)
+        return f"{path} at byte {offset}"
+
+
+def open_images(wanted: Sequence[str], folder: Path, progress: Progress) -> list[Images]:
+    """The `wanted` images, in that order.
+
+    Downloads go into `folder`, which must be empty. Folders are searched at every depth. A folder
+    without images and a file of another type are data sets, whose samples are all taken. DataError
+    for a name that does not exist.
+    """
+    found: list[Images] = []
+    files: list[str] = []
+
+    def close_files() -> None:
+        if files:
+            found.append(_indexed(files, folder / str(len(found)), progress))
+            files.clear()
+
+    for one in (name for word in wanted for name in _expanded(word)):
+        if _is_image(one):
+            files.append(one)
+        elif inside := _images_in(one):
+            files += inside
+        else:
+            close_files()
+            found.append(Images(open_index(one, progress), None, {}))
+    close_files()
+    return found
+
+
+def _expanded(word: str) -> list[str]:
+    """The paths and URLs of a glob or a brace list; a plain name gives itself."""
+    if is_remote(word):
+        check_url(word)
+        return expand_braces(word)
+    if os.path.exists(split_of(word)[0]):
+        return [word]
+    if not word:
+        raise DataError("an empty name: name an image, a folder of images or a URL")
+    names = [name for text in expand_braces(word) for name in _matches(text)]
+    for name in names:
+        if not os.path.exists(split_of(name)[0]):
+            raise DataError(f"{name}: no such file or folder")
+    if not names:
+        raise DataError(f"{word}: no file matches")
+    return names
+
+
+def _matches(text: str) -> list[str]:
+    return sorted(glob.glob(text, recursive=True)) if glob.has_magic(text) else [text]
+
+
+def _is_image(name: str) -> bool:
+    """True if a name counts as an image: a URL or a file that is not recognised as a data set."""
+    if is_remote(name):
+        path = name.partition("?")[0].lower()
+        return name.lower().startswith(("http://", "https://")) and not path.endswith(_CONTAINERS)
+    if os.path.isdir(name) or not os.path.exists(name):
+        return False
+    if not os.path.isfile(name):
+        raise DataError(f"{name}: not a regular file")
+    if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+        return True
+    place = find_place(name)
+    return not any(reader.recognises(place) for reader in formats.FORMATS.values())
+
+
+def _images_in(folder: str) -> list[str]:
+    """The images in a folder at any depth, sorted by name, without hidden ones."""
+    return [] if is_remote(folder) else list(_walk(folder, frozenset()))
+
+
+def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
+    here = os.path.realpath(folder)
+    if here in above or not os.path.isdir(folder):  # a link to a folder above it
+        return
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if is_hidden(entry.name):
+                continue
+            if entry.is_dir():
+                yield from _walk(entry.path, above | {here})
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and (
+                entry.is_file() or entry.is_symlink()  # the loader reports a broken link
+            ):
+                yield entry.path
+
+
+def _indexed(files: Sequence[str], path: Path, progress: Progress) -> Images:
+    """The index of files and URLs, saved at `path`; downloads are put beside it."""
+    # A query may tell images apart, as in `?id=3`.
+    names = [without_signature(file).rstrip("?&") if is_remote(file) else file for file in files]
+    missing: dict[int, str] = {}
+    here = [os.path.abspath(file) for file in files]  # absolute, since the index lies elsewhere
+    urls = [number for number, file in enumerate(files) if is_remote(file)]
+    with ThreadPoolExecutor(_DOWNLOADS) as pool:
+        fetched = pool.map(lambda number: _fetch(files[number]), urls)
+        for number, content in zip(urls, fetched, strict=True):
+            if isinstance(content, str):
+                missing[number], content = content, b""
+            here[number] = f"{path}-{number}"
+            Path(here[number]).write_bytes(content)
+    place = Place("the images", None, "", (), is_folder=False, can_gain=False)
+    scan = Scan(place=place, format="images", classes=None, watched=(), rows=_rows(here))
+    return Images(index_scan(scan, path, progress), names, missing)
+
+
+def _fetch(url: str) -> bytes | str:
+    """The content of a URL, or the reason that it cannot be fetched."""
+    try:
+        return fetch_image(url)
+    except DataError as error:
+        return str(error).removeprefix(f"{without_secrets(url)}: ")
+
+
+def _rows(files: Sequence[str]) -> Iterator[FileRows]:
+    for file in files:
+        try:
+            yield FileRows(file, [0], [os.path.getsize(file)], [0])
+        except OSError:  # a broken link, or deleted since: the loader reports it
+            yield FileRows(file, [0], [0], [0])

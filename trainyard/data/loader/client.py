@@ -1,0 +1,207 @@
+"""The trainer's side of a loader process, which fills a shared ring of batches.
+
+Threads in the trainer's own process would slow the trainer; several processes would each hold an
+index and decoders of their own.
+"""
+
+import json
+import multiprocessing.connection as mpc
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.children import has_ended, kill_group
+from trainyard.data.loader.ring import Ring, num_slots
+from trainyard.data.storage.credentials import known
+from trainyard.errors import DataError, LoaderError
+
+_CHECK_S = 0.5  # interval at which a waiting trainer checks that the loader process is alive
+_DEATH_S, _CLOSE_S, _KILL_S = 10, 5, 1  # limits for ending after a hang-up, a request, a kill
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class BadSample(NamedTuple):
+    """A sample that could not be read or decoded."""
+
+    id: int
+    file: str
+    offset: int
+    reason: str
+
+
+def _nothing() -> None:
+    pass
+
+
+class HostBatch(NamedTuple):
+    """One rank's share of a global batch; its arrays are valid until the next batch is fetched.
+
+    After a call of `keep`, they are valid until the function that it returns is called.
+    """
+
+    images_BHWC: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    visits: NDArray[np.int64]  # epoch index of each sample; see Plan.epochs
+    weights: NDArray[np.float32]  # 0 for a bad sample, else 1
+    bad: list[BadSample]
+    keep: Callable[[], Callable[[], None]] = lambda: _nothing
+    capacity: float = 0.0
+    """Images a second that the loader could make without waiting for the trainer, by the time its
+    threads spent on this batch; 0 if unknown."""
+
+
+class LoaderProcess:
+    """A running loader process; a context manager that leaves nothing behind."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        spec: dict[str, Any],
+        *,
+        batch: int,
+        image_size: int,
+        threads: int,
+    ) -> None:
+        """`command CHANNEL_FD MEMORY_FD` fills slots of up to `batch` images by `spec`."""
+        slots = num_slots(batch, threads)
+        shape = {"num_slots": slots, "batch": batch, "size": image_size}
+        ours, theirs = socket.socketpair()
+        memory = os.memfd_create("trainyard-batches", os.MFD_CLOEXEC)
+        try:
+            self._ring = Ring(memory, **shape)
+            with _signals_blocked():
+                self._process = subprocess.Popen(
+                    [*command, str(theirs.fileno()), str(memory)],
+                    pass_fds=(theirs.fileno(), memory),
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # out of reach of Ctrl-C and of a launcher's killpg
+                )
+        finally:
+            os.close(memory)
+            theirs.close()
+        self._channel = mpc.Connection(ours.detach())
+        self._held: int | None = None
+        self.closing = ExitStack()
+        """Clean-up on the trainer's side, run when the process has ended."""
+        try:
+            self._channel.send(spec | {"ring": shape, "credentials": known()})
+            for slot in range(slots):
+                self._channel.send_bytes(bytes([slot]))
+        except OSError:
+            raise self._death() from None
+
+    def receive(self) -> tuple[HostBatch, dict[str, Any]]:
+        """The next batch, and the whole message about it.
+
+        DataError if the data is gone, LoaderError if the loader failed.
+        """
+        message = self._exchange()
+        if "data_error" in message:
+            raise DataError(message["data_error"])
+        if "error" in message:
+            raise LoaderError(f"the loader process failed:\n{message['error']}")
+        self._held = message["slot"]
+        slot, count = self._ring.slots[self._held], message["count"]
+        batch = HostBatch(
+            images_BHWC=slot.images_BHWC[:count],
+            labels=slot.labels[:count],
+            ids=slot.ids[:count],
+            visits=slot.visits[:count],
+            weights=slot.weights[:count],
+            bad=[BadSample(*row) for row in message["bad"]],
+            keep=partial(self._keep, self._held),
+            capacity=message["capacity"],
+        )
+        return batch, message
+
+    def is_ready(self) -> bool:
+        """True if `receive` would return at once."""
+        return self._channel.poll(0)
+
+    @property
+    def memory(self) -> NDArray[np.uint8]:
+        """The whole memory of the ring, which begins on a page border."""
+        return self._ring.memory
+
+    def _keep(self, slot: int) -> Callable[[], None]:
+        if self._held == slot:
+            self._held = None
+        return partial(self._give_back, slot)
+
+    def _give_back(self, slot: int) -> None:
+        # The process may have ended with an error, which `receive` reads, or have been closed.
+        with suppress(OSError):
+            self._channel.send_bytes(bytes([slot]))
+
+    def _exchange(self) -> dict[str, Any]:
+        """Returns the held slot and waits for the next full one."""
+        try:
+            if self._held is not None:
+                self._give_back(self._held)
+            while not self._channel.poll(_CHECK_S):
+                if has_ended(self._process) and not self._channel.poll(0):
+                    raise self._death()
+            message: dict[str, Any] = json.loads(self._channel.recv_bytes())
+        except (EOFError, OSError):
+            raise self._death() from None
+        return message
+
+    def _death(self) -> LoaderError:
+        if not self._end(_DEATH_S):
+            return LoaderError(
+                "the loader process hung up and did not end; it waits for a disk or a file server "
+                "that does not answer, perhaps"
+            )
+        code = self._process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return LoaderError(
+            f"the loader process died ({how}); signal 9 without your doing usually means that "
+            "the machine ran out of memory"
+        )
+
+    def _end(self, patience_s: float) -> bool:
+        """Kills the process and all that it started; True if it ended by itself in time."""
+        ended = has_ended(self._process, patience_s)
+        kill_group(self._process)
+        with suppress(subprocess.TimeoutExpired):  # stuck in the kernel, on a dead file server say
+            self._process.wait(timeout=_KILL_S)
+        return ended
+
+    def close(self) -> None:
+        """Ends the loader process and the processes that it started.
+
+        The process ends itself and them when the channel closes, unless it has died before.
+        """
+        if self._channel.closed:
+            return
+        self._channel.close()
+        self._end(_CLOSE_S)
+        self.closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A process started inside never receives the signals that end a run, not even at its start.
+
+    The trainer decides when to end: a signal to all processes must not cut off its last steps.
+    """
+    mine = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mine)

@@ -1,0 +1,115 @@
+"""Batches of encoded images for a GPU to decode: the contents of a loader's slots.
+
+Each image has an equal span of the memory that would hold its pixels. A span begins with an entry
+of type `ENTRY`, which has the crop and the kind of the data after it: a JPEG as stored; pixels of
+the training size, for an image that a GPU cannot decode; or nothing, for an unreadable image.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.decode.crops import Draws
+from trainyard.data.decode.decode import (
+    MAX_PIXELS,
+    Interpolation,
+    decode_batch,
+    jpeg_header,
+    own_decoder,
+)
+from trainyard.data.storage.encoded import Stored, as_stored
+
+NOTHING, JPEG, PIXELS = range(3)
+ENTRY = np.dtype(
+    [
+        ("kind", np.int64),
+        ("length", np.int64),  # bytes of the data
+        ("box", np.float64, 4),  # see Crops; this and the rest are for JPEGs only
+        ("flip", np.bool_),
+        ("resizes_first", np.bool_),
+    ]
+)
+_COARSEST = 32  # largest reduction: above it, a GPU's resize kernel may fail
+
+
+def side_of(mean_length: float, image_size: int) -> int:
+    """The side of a square image whose pixels can hold an entry and all but the largest images."""
+    most = max(2 * mean_length, 3 * image_size**2)
+    return math.ceil(math.sqrt((ENTRY.itemsize + most) / 3))
+
+
+def stretches(images_BHWC: NDArray[np.uint8]) -> tuple[NDArray[np.void], NDArray[np.uint8]]:
+    """The entries of a batch, ENTRY[B], and the data after them, uint8[B, bytes]; no copies."""
+    count, height, width, colours = images_BHWC.shape
+    bytes_BN = images_BHWC.reshape(count, height * width * colours)
+    return bytes_BN[:, : ENTRY.itemsize].view(ENTRY)[:, 0], bytes_BN[:, ENTRY.itemsize :]
+
+
+def put_encoded(
+    images: Stored | Sequence[bytes],
+    draws: Draws,
+    images_BHWC: NDArray[np.uint8],
+    *,
+    size: int,
+    how: Interpolation,
+) -> dict[int, str]:
+    """Fills the spans of some images, for results of side `size`. Returns the positions of bad
+    images, with the reasons; images that a GPU finds to be bad are not among them.
+    """
+    entries, rest_BN = stretches(images_BHWC)
+    contents, bad = _contents(images)
+    sizes = np.array([_jpeg_size(content) for content in contents]).reshape(-1, 2)
+    crops = draws(sizes)
+    entries["kind"] = NOTHING
+    others = []
+    for position, content in enumerate(contents):
+        box, length = crops.boxes[position], len(content)
+        fits = length <= rest_BN.shape[1]
+        if fits and _is_for_gpu(sizes[position], box, size):
+            flip = crops.flips[position]
+            entries[position] = (JPEG, length, box, flip, crops.resizes_first)
+            rest_BN[position, :length] = np.frombuffer(content, np.uint8)
+        elif position not in bad:
+            others.append(position)
+    pixels_BHWC = np.empty((len(others), size, size, 3), np.uint8)
+    unreadable = decode_batch(
+        [contents[position] for position in others],
+        draws[np.array(others, np.int64)],
+        pixels_BHWC,
+        how,
+        decoder=own_decoder(),
+    )
+    for number, position in enumerate(others):
+        if number not in unreadable:
+            entries["kind"][position] = PIXELS
+            entries["length"][position] = length = pixels_BHWC[number].size
+            rest_BN[position, :length] = pixels_BHWC[number].reshape(-1)
+    return bad | {others[number]: reason for number, reason in unreadable.items()}
+
+
+def _contents(images: Stored | Sequence[bytes]) -> tuple[list[bytes], dict[int, str]]:
+    stored = as_stored(images)
+    contents, bad = [], {}
+    for position in range(len(stored.which)):
+        try:
+            contents.append(stored.content(position))
+        except OSError as error:
+            contents.append(b"")
+            bad[position] = str(error)
+    return contents, bad
+
+
+def _jpeg_size(content: bytes) -> tuple[int, int]:
+    """Width and height of a complete grey or YCbCr JPEG; (1, 1) for other contents.
+
+    The libraries reject a JPEG that is cut short; a GPU may not.
+    """
+    header = jpeg_header(content) if content.endswith(b"\xff\xd9") else None
+    return header.size if header is not None and header.colours in ("YCbCr", "Gray") else (1, 1)
+
+
+def _is_for_gpu(size: NDArray[np.int64], box: NDArray[np.float64], image_size: int) -> bool:
+    longest = max(box[2] - box[0], box[3] - box[1])
+    return 1 < size[0] * size[1] <= MAX_PIXELS and bool(longest <= _COARSEST * image_size)

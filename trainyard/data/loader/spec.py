@@ -1,0 +1,28 @@
+"""The configuration of a loader process."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
+from trainyard.data.decode.decode import Interpolation
+from trainyard.data.sampler.plan import Plan
+from trainyard.world import World, cores_per_rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec:
+    """The configuration of the loader process; plain data."""
+
+    plan: Plan
+    crop: RandomResizedCrop | CentralCrop
+    image_size: int  # pixels, square
+    interpolation: Interpolation = "bilinear"
+    start: int = 0  # first step
+    stop: int  # one past the last step
+    rank: int = 0
+    size: int = 1
+    threads: int = field(default_factory=partial(cores_per_rank, World()))  # all cores
+    decode: Literal["cpu", "gpu"] = "cpu"  # as in DataConfig
+    stage: str | None = None  # as in DataConfig
+    stage_gb: float | None = None

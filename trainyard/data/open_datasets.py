@@ -1,0 +1,142 @@
+"""Opens the indices and streams that the [data] section of a recipe names."""
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+from trainyard.data.config import DataConfig, Locations
+from trainyard.data.index.build import Progress
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.overlap import check_apart
+from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
+from trainyard.data.storage.credentials import PIPE
+from trainyard.data.stream.shards import Stream, list_shards
+from trainyard.errors import DataError, RecipeError
+from trainyard.world import World, gather, in_turns, together
+
+
+@dataclass(frozen=True)
+class Datasets:
+    train: Index | Stream
+    val: Index
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        return {"train": self.train.fingerprint, "val": self.val.fingerprint}
+
+
+def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datasets:
+    """The recipe's data sets, checked to have the same classes and no image in common.
+
+    A training stream has no index; it takes its classes from the validation data.
+    """
+    if config.order == "join":
+        shards = _same_shards(config, world)
+        val = open_split(config.val, "data.val", world, progress)
+        assert config.samples is not None
+        found = Datasets(Stream(shards, config.samples, val.classes), val)
+    else:
+        train = open_split(config.train, "data.train", world, progress)
+        found = Datasets(train, open_validation(config, train.classes, world, progress))
+    with together(world):
+        if world.is_first:
+            images = found.train
+            check_apart(images.shards if isinstance(images, Stream) else images, found.val)
+    return found
+
+
+def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
+    """The shards of a stream. Every rank lists them and takes each size-th: lists must agree."""
+    with together(world):
+        shards = list_shards(config)
+    digest = sha256("\n".join(shards).encode()).digest()
+    first = gather(world, digest)[0]
+    with together(world):
+        if digest != first:
+            raise DataError(
+                f"{description(config.train)}: {socket.gethostname()} holds other "
+                "shards there than the first rank's node"
+            )
+    return shards
+
+
+def open_validation(
+    config: DataConfig, classes: Sequence[str], world: World, progress: Progress
+) -> Index:
+    """The index of the validation data, checked to have the same classes as the training data.
+
+    If the training data is merged, the validation data may lack some of its classes.
+    """
+    known = None if isinstance(config.train, str | None) else classes
+    val = open_split(config.val, "data.val", world, progress, known=known)
+    with together(world):
+        check_same_classes(classes, val.classes, description(config.val), has_names=val.has_names)
+    return val
+
+
+def open_labelled(
+    locations: Locations, classes: Sequence[str], world: World, progress: Progress
+) -> tuple[Index, list[int]]:
+    """The index of other data to evaluate a model of `classes` on, and the model's class numbers.
+
+    The labels in the index are numbers of the index's own classes; element i of the list is the
+    model's number of class i.
+    """
+    index = open_split(locations, "data.val", world, progress)
+    with together(world):
+        return index, match_classes(
+            classes, index.classes, description(locations), has_names=index.has_names
+        )
+
+
+def description(locations: Locations | None) -> str:
+    return " and ".join(_listed(locations or ()))
+
+
+def _listed(locations: Locations) -> tuple[str, ...]:
+    return (locations,) if isinstance(locations, str) else locations
+
+
+def open_split(
+    locations: Locations | None,
+    key: str,
+    world: World,
+    progress: Progress,
+    *,
+    known: Sequence[str] | None = None,
+) -> Index:
+    """The index of a location on every rank; the first rank makes it, or checks the saved one.
+
+    Several locations are merged; for `known` see `open_merged`.
+
+    The other ranks do not check for changes, since a thousand ranks that look at a thousand folders
+    overload a file server. A rank makes its own index only if it cannot see the first rank's file,
+    say in the cache of another node.
+    """
+    if locations is None:
+        raise RecipeError(f"{key} is not set: pass --data LOCATION, or --{key} LOCATION")
+    if any(location.startswith(PIPE) for location in _listed(locations)):
+        raise RecipeError(
+            f"{key} = {description(locations)!r}: only training data with data.order = 'join' can "
+            "come out of a pipe"
+        )
+    with together(world):
+        first = open_merged(_listed(locations), known, progress) if world.is_first else None
+    found = gather(world, None if first is None else (first.path, first.fingerprint))[0]
+    assert found is not None
+    path, fingerprint = found
+
+    def same_index() -> Index:
+        progress(0)  # this rank may have waited long for its turn
+        index = first or load_index(path)
+        if index is None or index.fingerprint != fingerprint:
+            index = open_merged(_listed(locations), known, progress)
+        if index.fingerprint != fingerprint:
+            raise DataError(
+                f"{description(locations)}: {socket.gethostname()} holds other data there than "
+                "the first rank's node (other files, sizes or classes)"
+            )
+        return index
+
+    return in_turns(world, same_index)

@@ -1,0 +1,298 @@
+"""Reads the stored bytes of samples by offset, from any thread."""
+
+import os
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data._native import core, is_built
+from trainyard.data.index.table import Index
+from trainyard.data.reading.staged_copies import Copies
+from trainyard.data.sampler.plan import Ids
+from trainyard.data.storage.encoded import Stored, in_memory
+from trainyard.data.storage.mapped import Hints, MappedFiles
+from trainyard.data.storage.remote.prefetch import Prefetcher
+from trainyard.data.storage.source import (
+    CUT_SHORT,
+    READ_ONLY,
+    Source,
+    Stamp,
+    is_remote,
+    open_indexed,
+)
+
+_MAX_OPEN = 256  # shards held open; far below the usual limit of 1024 descriptors
+_PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
+_MAX_REMOTE = 8192  # an open remote file holds no descriptor, and opening one costs a round trip
+
+Unreadable = dict[int, str]
+"""Reasons why samples cannot be read, by their positions among the requested ones."""
+
+
+class Reader:
+    """Reads samples of an index; a file of many samples stays open between reads."""
+
+    def __init__(self, index: Index, copies: Copies | None = None) -> None:
+        self._index = index
+        self._copies = copies
+        self._shared = len(index.file_names) < len(index)  # several samples to a file
+        self._local, self._remote = _OpenFiles(_MAX_OPEN), _OpenFiles(_MAX_REMOTE)
+        self._is_plain = is_built() and copies is None and _is_local(index)
+        self._prefetcher = None if _is_local(index) else Prefetcher(self._part_of_file)
+        self._mapped, self._hints = MappedFiles(), Hints()
+        self._memory = threading.local()
+
+    def read(self, sample: int) -> bytes:
+        """The encoded image. OSError if it cannot be read whole, DataError if no file can."""
+        content = self._from_copy(sample)
+        if content is not None:
+            return content
+        name, offset, size = self._index.locate(sample)
+        if not self._shared and not offset and not is_remote(name):
+            return _whole(name, size)
+        return self._part(name, offset, size)
+
+    def stored(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        """The encoded images of some samples; unreadable ones are empty.
+
+        The images may lie in memory that this thread's next call reuses. DataError if no file can
+        be read. Local files need no work in Python per sample.
+        """
+        if not self._is_plain:
+            return self._one_by_one(ids)
+        return self._maps(ids) if self._are_parts(ids) else self._whole_files(ids)
+
+    def reread(self, ids: Ids, position: int) -> bytes:
+        """The encoded image of `ids[position]`."""
+        return self.read(int(ids[position]))
+
+    def expect(self, ids: Ids) -> "Expected":
+        """Announces samples: requests remote ones, and asks the system to read local ones ahead."""
+        mapped = self._maps(ids) if self._is_plain and self._are_parts(ids) else None
+        if mapped is not None:
+            self._hints.give(mapped[0])
+        if self._prefetcher is not None:
+            index, remote = self._index, ids[self._to_be_fetched(ids)]
+            places = index.file[remote], index.offset[remote], index.size[remote]
+            self._prefetcher.expect(remote, *places)
+        return Expected(self, ids, mapped)
+
+    def expects_enough(self) -> bool:
+        """True if announcing more samples gains nothing."""
+        return self._prefetcher is None or self._prefetcher.is_full()
+
+    def expected(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        """Like `stored`, for announced samples: remote ones have been requested."""
+        if self._prefetcher is None:
+            return self.stored(ids)
+        fetched = self._prefetcher.take(ids)
+        left = np.array([position for position, part in enumerate(fetched) if part is None], int)
+        (contents, *_), unreadable = self._one_by_one(ids[left])
+        rest = iter(contents)
+        buffers = [next(rest) if part is None else part.content for part in fetched]
+        offsets = np.array([0 if part is None else part.offset for part in fetched], np.int64)
+        lengths = self.sizes(ids)
+        bad = {int(left[position]): why for position, why in unreadable.items()}
+        lengths[list(bad)] = 0
+        return Stored(buffers, np.arange(len(ids)), offsets, lengths), bad
+
+    def sizes(self, ids: Ids) -> NDArray[np.int64]:
+        """Sizes of the encoded images in bytes."""
+        sizes: NDArray[np.int64] = self._index.size[ids]
+        return sizes
+
+    def _to_be_fetched(self, ids: Ids) -> NDArray[np.bool_]:
+        """Mask of the samples that lie on a server and not in a copy on this node."""
+        files, which = np.unique(self._index.file[ids], return_inverse=True)
+        lie_there = np.array([is_remote(self._path(file)) for file in files.tolist()], bool)[which]
+        if self._copies is not None:
+            for position in np.flatnonzero(lie_there).tolist():
+                lie_there[position] = self._copies.find(int(ids[position])) is None
+        return lie_there
+
+    def _are_parts(self, ids: Ids) -> bool:
+        """True if the samples are parts of files, False if they are whole files."""
+        return self._shared or bool(self._index.offset[ids].any())
+
+    def _one_by_one(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        contents, unreadable = [], {}
+        for position, sample in enumerate(ids.tolist()):
+            try:
+                contents.append(self.read(sample))
+            except OSError as error:
+                contents.append(b"")
+                unreadable[position] = str(error)
+        return in_memory(contents), unreadable
+
+    def _maps(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        """Spans of mapped files; libraries get bytes by a read, since access to a map may fail."""
+        index = self._index
+        files, which = np.unique(index.file[ids], return_inverse=True)
+        offsets, lengths = index.offset[ids], index.size[ids]
+        maps, ends, errors = self._mapped.get(files.tolist(), self._path)
+        unreadable = {}
+        outside = np.flatnonzero(offsets + lengths > ends[which])
+        if outside.size:
+            offsets[outside] = lengths[outside] = 0
+            for position in outside.tolist():
+                file = int(files[which[position]])
+                unreadable[position] = errors.get(file) or f"{self._path(file)} {CUT_SHORT}"
+        which = which.astype(np.int64, copy=False)
+        return Stored(maps, which, offsets, lengths, partial(self.reread, ids)), unreadable
+
+    def _whole_files(self, ids: Ids) -> tuple[Stored, Unreadable]:
+        """Files of one sample each, read in one call, end to end into this thread's memory."""
+        index, names = self._index, self._index.file_names
+        files, lengths = index.file[ids], index.size[ids]
+        name_ends = names.ends[files]
+        name_begins = np.where(files > 0, names.ends[files - 1], 0)
+        ends = np.cumsum(lengths)
+        offsets, memory = ends - lengths, self._room(int(ends[-1]) if len(ids) else 0)
+        errors, root = np.zeros(len(ids), np.int32), os.fsencode(index.root)
+        core.read_files(root, names.text, name_begins, name_ends, offsets, lengths, memory, errors)
+        unreadable = {}
+        for position in np.flatnonzero(errors).tolist():
+            name, error = self._path(int(files[position])), int(errors[position])
+            lengths[position] = 0
+            why = OSError(error, os.strerror(error), name) if error > 0 else _changed(name)
+            unreadable[position] = str(why)
+        return Stored([memory], np.zeros(len(ids), np.int64), offsets, lengths), unreadable
+
+    def _room(self, size: int) -> NDArray[np.uint8]:
+        """This thread's buffer, of at least `size` bytes."""
+        memory: NDArray[np.uint8] | None = getattr(self._memory, "kept", None)
+        if memory is None or len(memory) < size:
+            memory = self._memory.kept = np.empty(size + size // 4, np.uint8)
+        return memory
+
+    def _path(self, file: int) -> str:
+        return os.path.join(self._index.root, self._index.file_names[file])
+
+    def _from_copy(self, sample: int) -> bytes | None:
+        """The encoded image from this node's copy; None if there is none yet."""
+        copy = self._copies.find(sample) if self._copies else None
+        if self._copies is None or copy is None:
+            return None
+        try:
+            content = self._part(copy.path, copy.offset, copy.size)
+        except OSError:  # deleted by hand, or a bad disk
+            self._copies.forget(copy.number)
+            return None
+        # No image begins with zeros; a hole in the copy marks an image that could not be copied.
+        return content if any(content[:16]) else None
+
+    def _part_of_file(self, file: int, offset: int, size: int) -> bytes:
+        return self._part(self._path(file), offset, size)
+
+    def _part(self, name: str, offset: int, size: int) -> bytes:
+        files = self._remote if is_remote(name) else self._local
+        file = files.acquire(name)
+        try:
+            return file.source(self._stamp_of(name)).read(offset, size)
+        finally:
+            files.release(file)
+
+    def _stamp_of(self, name: str) -> Stamp | None:
+        """The file's stamp when it was indexed; None if the index has none."""
+        return self._index.stamps.get(name.removeprefix(os.path.join(self._index.root, "")))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Announced samples, to be read a slice at a time, from any thread."""
+
+    reader: Reader
+    ids: Ids
+    mapped: tuple[Stored, Unreadable] | None
+
+    def pieces(self, part: slice) -> list[slice]:
+        """Splits a slice into pieces whose encoded images fit into memory together."""
+        if self.mapped is not None:
+            return [part]
+        piece = np.cumsum(self.reader.sizes(self.ids[part])) // _PIECE
+        borders = part.start + np.flatnonzero(np.diff(piece)) + 1
+        return [slice(a, b) for a, b in pairwise([part.start, *borders.tolist(), part.stop])]
+
+    def stored(self, part: slice) -> tuple[Stored, Unreadable]:
+        """Like `Reader.stored`, for a slice of the samples."""
+        ids = self.ids[part]
+        if self.mapped is None:
+            return self.reader.expected(ids)
+        (maps, which, offsets, lengths, _), unreadable = self.mapped
+        reread = partial(self.reader.reread, ids)
+        stored = Stored(maps, which[part], offsets[part], lengths[part], reread)
+        inside = range(part.start, part.stop)
+        return stored, {n - part.start: why for n, why in unreadable.items() if n in inside}
+
+
+class _OpenFiles:
+    """Files kept open between reads; the least recently used are closed."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def acquire(self, name: str) -> "_OpenFile":
+        with self._lock:
+            file = self._open.pop(name, None) or _OpenFile(name)
+            file.users += 1
+            self._open[name] = file
+            if len(self._open) > self._most:
+                oldest = next(iter(self._open.values()))
+                oldest.evicted = True
+                del self._open[oldest.name]
+                oldest.close_if_unused()
+            return file
+
+    def release(self, file: "_OpenFile") -> None:
+        with self._lock:
+            file.users -= 1
+            file.close_if_unused()
+
+
+class _OpenFile:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.users = 0
+        self.evicted = False
+        self._source: Source | None = None
+        self._opening = threading.Lock()
+
+    def source(self, stamp: Stamp | None) -> Source:
+        """The file, opened at first use: a slow server delays only users of the same file."""
+        with self._opening:
+            if self._source is None:
+                self._source = open_indexed(self.name, stamp)
+            return self._source
+
+    def close_if_unused(self) -> None:
+        if self.evicted and not self.users and self._source is not None:
+            self._source.close()
+
+
+def _whole(name: str, size: int) -> bytes:
+    fd = os.open(name, READ_ONLY)  # half the time of Python's own open
+    try:
+        content = os.read(fd, size + 1)
+    finally:
+        os.close(fd)
+    if len(content) != size:
+        raise _changed(name)
+    return content
+
+
+def _changed(name: str) -> OSError:
+    return OSError(f"{name} has changed since it was indexed: run `trainyard data index`")
+
+
+def _is_local(index: Index) -> bool:
+    """True if all files are local; a part of a merged index has a single root."""
+    parts = index.parts or (len(index),)
+    firsts = np.cumsum((0, *parts[:-1])).tolist()
+    return not any(is_remote(index.locate(first)[0]) for first in firsts)

@@ -1,0 +1,17 @@
+"""Warnings at the start of a run about slow paths of reading the data."""
+
+from rich.console import Console
+
+from trainyard.data._native import NEEDS_EXTENSION, is_built
+from trainyard.data.decode.seek_tables import seek_remark
+from trainyard.data.index.table import Index
+from trainyard.data.stream.shards import Stream
+
+
+def remark(console: Console, *data: Index | Stream) -> None:
+    """Prints reasons why reading these data is slower than it could be."""
+    said = [seek_remark(one) for one in data if isinstance(one, Index)]
+    if not is_built():
+        said = [f"decoding at a quarter of the speed, without the extension: {NEEDS_EXTENSION}"]
+    for text in filter(None, said):
+        console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,153 @@
+"""`dataset.json`: the manifest that `data pack` and `data prepare` write beside shards.
+
+It names the classes, which WebDataset and TFRecord store as bare numbers; it lists the files, which
+a web server may not; and it holds their checksums, to check copies.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from trainyard.data.storage.source import is_remote, open_source
+from trainyard.errors import DataError
+from trainyard.files import write_text
+
+FILE_NAME = "dataset.json"
+_VERSION = 1
+_BEGINNING = re.compile(rb'\s*\{\s*"version"\s*:')  # the first bytes that `write_manifest` writes
+
+_Count = Annotated[int, Field(ge=0)]
+
+
+@dataclass(frozen=True)
+class Shard:
+    name: str  # relative to the manifest's folder
+    samples: _Count
+    bytes: _Count
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Split:
+    files: str
+    """The shards as a brace list relative to the manifest's folder."""
+    shards: tuple[Shard, ...]
+
+    @property
+    def samples(self) -> int:
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def bytes(self) -> int:
+        return sum(shard.bytes for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    format: str
+    classes: tuple[str, ...] | None
+    """Names by number; None if the source has none."""
+    splits: dict[str, Split]
+    about: dict[str, Any] = field(default_factory=dict)
+    """The origin of the shards: source, seed, options, odd files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _File(Manifest):
+    version: int
+
+
+_FILE = TypeAdapter(_File)
+
+
+def read_manifest(folder: str, *, tells: bool = False) -> Manifest | None:
+    """The manifest of a folder or URL; None if it has none.
+
+    A file of the same name from another program does not count; `tells` reports it on stderr.
+    DataError for a damaged manifest.
+    """
+    name = os.path.join(folder, FILE_NAME)
+    try:
+        source = open_source(name)
+    except OSError:
+        return None
+    try:
+        text = source.read(0, source.size)
+    finally:
+        source.close()
+    if _is_ours(text):
+        return _parse(name, text)
+    if tells:
+        sys.stderr.write(f"trainyard: {name}: not written by Trainyard; passed over\n")
+    return None
+
+
+def manifest_of(root: str, names: tuple[str, ...], *, tells: bool = False) -> Manifest | None:
+    """The manifest that lists any of these files; it may lie in the folder or above it.
+
+    For `tells` see `read_manifest`.
+    """
+    above, _, last = root.rstrip("/").rpartition("/")
+    for folder, prefix in ((root, ""), (above, f"{last}/")):
+        if not folder or (is_remote(root) and folder.endswith(":/")):  # above a server
+            continue
+        manifest = read_manifest(folder, tells=tells)
+        listed = (
+            {s.name for split in manifest.splits.values() for s in split.shards} if manifest else ()
+        )
+        if any(prefix + name in listed for name in names):
+            return manifest
+    return None
+
+
+def is_inside(name: str) -> bool:
+    """True if a name relative to a folder stays in it: no absolute path, no URL, no `..`."""
+    return not (name.startswith("/") or "://" in name or ".." in name.split("/") or "\0" in name)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    tree = {"version": _VERSION} | dataclasses.asdict(manifest)
+    write_text(folder / FILE_NAME, json.dumps(tree, indent=1) + "\n")
+
+
+def _is_ours(text: bytes) -> bool:
+    """True for a manifest that Trainyard wrote, even a damaged one."""
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError):
+        return _BEGINNING.match(text) is not None
+    return isinstance(tree, dict) and {"format", "splits"} <= tree.keys()
+
+
+def _parse(name: str, text: bytes) -> Manifest:
+    try:
+        file = _FILE.validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise _damaged(name, f"{where}: {first['msg'].lower()}") from None
+    if file.version != _VERSION:
+        raise DataError(
+            f"{name}: of version {file.version}, and this Trainyard reads {_VERSION}: install the "
+            "one that wrote it"
+        )
+    for split in file.splits.values():
+        for path in (split.files, *(shard.name for shard in split.shards)):
+            if not is_inside(path):
+                raise _damaged(name, f"{path!r} does not lie inside its folder")
+    if file.classes is not None and len({*file.classes}) < len(file.classes):
+        raise _damaged(name, "classes: one is named twice")
+    return Manifest(file.format, file.classes, file.splits, file.about)
+
+
+def _damaged(name: str, why: str) -> DataError:
+    return DataError(
+        f"{name}: damaged ({why}); restore it, or remove it to go without names and checksums"
+    )

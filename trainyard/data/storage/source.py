@@ -1,0 +1,109 @@
+"""Files to read by offset: on a disk, behind HTTP, in an object store."""
+
+import errno
+import os
+import weakref
+from stat import S_ISREG
+from typing import Protocol
+
+from trainyard.errors import DataError
+
+Stamp = list[int | str]
+"""A value that changes with a file: time and size, or a server's own tag; plain JSON."""
+
+
+READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Flags to open data files with: opening a pipe does not block."""
+CUT_SHORT = "is cut short or has changed since it was indexed"
+
+
+class Source(Protocol):
+    """An open file. Safe to read from many threads at once."""
+
+    name: str  # path or URL
+    size: int  # bytes
+    stamp: Stamp
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes. OSError if they cannot be read, DataError if a retry is useless."""
+
+    def close(self) -> None: ...
+
+
+class LocalFile:
+    """A file of this machine or of a mounted file system; it closes with its last reference.
+
+    OSError if it does not exist or is not a regular file.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._fd = os.open(name, READ_ONLY)
+        self._close = weakref.finalize(self, os.close, self._fd)
+        self._close.atexit = False  # a thread may still be reading at exit
+        stat = os.fstat(self._fd)
+        if not S_ISREG(stat.st_mode):
+            self.close()
+            raise OSError(errno.EINVAL, "not a regular file", name)
+        self.size = stat.st_size
+        self.stamp: Stamp = [stat.st_mtime_ns, stat.st_size]
+
+    def read(self, offset: int, size: int) -> bytes:
+        content = os.pread(self._fd, size, offset)
+        if len(content) == size:
+            return content
+        return content + self._rest(offset + len(content), size - len(content))
+
+    def _rest(self, offset: int, size: int) -> bytes:
+        """The bytes that a signal, or the limit of 2 GiB per read, left unread."""
+        content = b""
+        while len(content) < size:
+            part = os.pread(self._fd, size - len(content), offset + len(content))
+            if not part:
+                raise OSError(f"{self.name} {CUT_SHORT}")
+            content += part
+        return content
+
+    def close(self) -> None:
+        self._close()
+
+
+def open_source(name: str) -> Source:
+    """Opens a path or URL. OSError if it does not exist, DataError for an unknown scheme."""
+    if not is_remote(name):
+        return LocalFile(name)
+    match scheme := name.partition("://")[0].lower():
+        case "http" | "https":
+            from trainyard.data.storage.remote.http import HttpFile
+
+            return HttpFile(name)
+        case "s3" | "gs":
+            from trainyard.data.storage.remote.object_store import ObjectFile
+
+            return ObjectFile(name)
+    raise DataError(
+        f"{name}: {scheme}:// is not known; known are http://, https://, s3://, gs:// and paths"
+    )
+
+
+def open_indexed(name: str, stamp: Stamp | None) -> Source:
+    """Opens a file to train from. DataError if a remote one is gone or has changed.
+
+    A missing local file may be a single image; a remote one is a shard, or the whole data set.
+    """
+    if not is_remote(name):
+        return open_source(name)
+    try:
+        source = open_source(name)
+    except OSError as error:
+        raise DataError(f"{error}; it was there when it was indexed") from None
+    if stamp is not None and source.stamp != stamp:
+        raise DataError(
+            f"{source.name} has changed on the server since it was indexed; run `trainyard data "
+            "index` and start again"
+        )
+    return source
+
+
+def is_remote(name: str) -> bool:
+    return "://" in name

@@ -1,0 +1,177 @@
+"""Random samples of a data set to look at: a contact sheet, and image sizes."""
+
+import io
+import math
+import warnings
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from trainyard.data.decode.decode import BadImageError, open_lazily, whole_image
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.rng import fold, permute
+from trainyard.errors import DataError
+from trainyard.files import atomic_write
+
+Ids = NDArray[np.int64]
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+_READ_THREADS = 16  # hide the latency of a network file system
+_PIXELS = 1_600_000  # of a whole sheet, roughly
+_SIDES = 64, 400  # pixels of a tile, from and to
+_GAP, _MARGIN, _HEAD = 14, 24, 64  # pixels
+_PAPER, _GROUND, _INK, _FAINT, _RED = "#ffffff", "#ececec", "#202020", "#767676", "#c62828"
+
+
+def random_samples(index: Index, count: int, seed: int, label: int | None = None) -> Ids:
+    """Ids of up to `count` distinct samples, of one class or all; equal on every machine."""
+    known = np.arange(len(index)) if label is None else np.flatnonzero(index.label == label)
+    positions = np.arange(min(count, len(known)))
+    if not len(positions):
+        return positions
+    keys = fold(seed, np.zeros(len(positions), np.int64))
+    return known[permute(positions, keys, len(known))]
+
+
+def image_sides(index: Index, samples: Ids) -> NDArray[np.int64]:
+    """Width and height in pixels, from the headers, of the samples with a readable header."""
+    reader = Reader(index)
+    Image.init()  # not in threads: one would miss formats that another is registering
+
+    def sides(sample: int) -> tuple[int, int] | None:
+        try:
+            return open_lazily(reader.read(sample)).size
+        except DataError:
+            raise
+        except Exception:  # unreadable or no image: `data verify` reports it
+            return None
+
+    with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
+        warnings.filterwarnings("ignore", module="PIL")
+        found = [size for size in pool.map(sides, samples.tolist()) if size is not None]
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def save_sheet(path: Path, sheet: Image.Image) -> None:
+    """Writes a sheet as a PNG. OSError if it cannot be written."""
+    buffer = io.BytesIO()
+    sheet.save(buffer, "PNG", optimize=True)
+    with atomic_write(path, len(buffer.getvalue())) as file:
+        file.write(buffer.getvalue())
+
+
+def contact_sheet(index: Index, samples: Ids, columns: int, title: Sequence[str]) -> Image.Image:
+    """The samples as tiles with their classes and ids, 1 to 2 megapixels; `title` is two lines."""
+    columns = max(1, min(columns, len(samples)))
+    rows = max(1, -(-len(samples) // columns))
+    style = _style(rows, columns)
+    width = 2 * _MARGIN + columns * (style.side + _GAP) - _GAP
+    height = _MARGIN + _HEAD + rows * (style.side + style.caption + _GAP) - _GAP + _MARGIN
+    sheet = Image.new("RGB", (width, height), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for line, y, size, ink in zip(title, (0, 30), (22, 15), (_INK, _FAINT), strict=True):
+        font = ImageFont.load_default(size)
+        text = shortened(line, font, width - 2 * _MARGIN)
+        draw.text((_MARGIN, _MARGIN - 4 + y), text, ink, font)
+    reader = Reader(index)
+    for position, sample in enumerate(samples.tolist()):
+        row, column = divmod(position, columns)
+        left = _MARGIN + column * (style.side + _GAP)
+        top = _MARGIN + _HEAD + row * (style.side + style.caption + _GAP)
+        sheet.paste(_tile(index, reader, sample, style), (left, top))
+    return sheet
+
+
+class _Style(NamedTuple):
+    side: int  # pixels of the square around the image
+    caption: int  # pixels below it
+    name: Font
+    detail: Font
+
+
+def _style(rows: int, columns: int) -> _Style:
+    cell = math.sqrt(_PIXELS / (rows * columns) / 1.2)
+    side = min(max(round(cell) - _GAP, _SIDES[0]), _SIDES[1])
+    size = min(max(side // 10, 10), 16)  # of the letters, pixels
+    name, detail = ImageFont.load_default(size), ImageFont.load_default(size - 2)
+    return _Style(side, 2 * size + 14, name, detail)
+
+
+def _tile(index: Index, reader: Reader, sample: int, style: _Style) -> Image.Image:
+    tile = Image.new("RGB", (style.side, style.side + style.caption), _PAPER)
+    draw = ImageDraw.Draw(tile)
+    draw.rectangle((0, 0, style.side - 1, style.side - 1), _GROUND)
+    detail = f"#{sample}"
+    try:
+        image = _read(reader, sample)
+    except (OSError, BadImageError) as error:
+        _cross(draw, str(error), style)
+    else:
+        detail += f"  ·  {image.width} x {image.height}"
+        image = _fitted(image, style.side)
+        tile.paste(image, ((style.side - image.width) // 2, (style.side - image.height) // 2))
+    name = index.classes[index.label[sample]]
+    top = style.side + 5
+    draw.text((0, top), shortened(name, style.name, style.side), _INK, style.name)
+    top += round(style.caption / 2) - 3
+    draw.text((0, top), shortened(detail, style.detail, style.side), _FAINT, style.detail)
+    return tile
+
+
+def _read(reader: Reader, sample: int) -> Image.Image:
+    content = reader.read(sample)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        return whole_image(content)
+
+
+def _fitted(image: Image.Image, side: int) -> Image.Image:
+    """The image scaled to fit a square; a small one is enlarged by a whole factor, unsmoothed."""
+    factor = side / max(image.size)
+    if factor >= 1:
+        whole = int(factor)
+        size = image.width * whole, image.height * whole
+        return image.resize(size, Image.Resampling.NEAREST)
+    size = max(1, round(image.width * factor)), max(1, round(image.height * factor))
+    return image.resize(size, Image.Resampling.LANCZOS, reducing_gap=3)
+
+
+def _cross(draw: ImageDraw.ImageDraw, reason: str, style: _Style) -> None:
+    """Draws a cross and the reason in place of an image that cannot be shown."""
+    last = style.side - 1
+    draw.line((1, 1, last - 1, last - 1), _RED, 2)
+    draw.line((1, last - 1, last - 1, 1), _RED, 2)
+    draw.rectangle((0, 0, last, last), outline=_RED, width=2)
+    lines = _wrapped(reason, style.detail, style.side - 16)[:4]
+    text = "\n".join(lines)
+    middle = style.side / 2, style.side / 2
+    box = draw.multiline_textbbox(middle, text, style.detail, "mm", align="center")
+    draw.rectangle((box[0] - 5, box[1] - 4, box[2] + 5, box[3] + 4), _GROUND)
+    draw.multiline_text(middle, text, _RED, style.detail, "mm", align="center")
+
+
+def _wrapped(text: str, font: Font, width: float) -> list[str]:
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and font.getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return [shortened(line, font, width) for line in lines]
+
+
+def shortened(text: str, font: Font, width: float) -> str:
+    """The text, cut with an ellipsis if it is wider than `width` pixels."""
+    text = "".join(letter if letter.isprintable() else "�" for letter in text)
+    if font.getlength(text) <= width:
+        return text
+    while text and font.getlength(text + "…") > width:
+        text = text[:-1]
+    return text + "…"

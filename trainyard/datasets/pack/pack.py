@@ -1,0 +1,265 @@
+"""Packs an index of any format into any writable format: parallel, resumable, bytes unchanged.
+
+Each shard is a pure function of its rows and the options. It is written under a temporary name,
+synced to disk and renamed; a journal at the destination lists finished shards. After a kill, the
+same command resumes, and ends with the same bytes as an uninterrupted pack.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from trainyard.data.decode.decode import BadImageError
+from trainyard.data.index.table import Index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.manifest import Manifest, Split, write_manifest
+from trainyard.datasets.pack.files import remove_stale
+from trainyard.datasets.pack.journal import NAME as JOURNAL
+from trainyard.datasets.pack.journal import Identity, Journal, finished, locked
+from trainyard.datasets.pack.pool import Progress, write_shards
+from trainyard.datasets.pack.shards import (
+    Job,
+    PackOptions,
+    Selection,
+    brace_list,
+    only_classes,
+    plan_jobs,
+    shuffled,
+)
+from trainyard.datasets.pack.stored import storing
+from trainyard.datasets.pack.worker import Source, Work, stem
+from trainyard.errors import DataError
+from trainyard.files import in_words, why_unwritable
+
+__all__ = ["PackOptions", "Selection", "only_classes", "pack", "shuffled"]
+
+# Bytes per sample besides the image: headers, padding, half a block of a file system.
+_OVERHEAD = {"webdataset": 2304, "tfrecord": 128, "hdf5": 128, "folder": 2304, "packed": 64}
+_MARGIN = 16 << 20  # bytes that stay free
+_TRIED = 16  # samples stored to estimate the change of their size
+_ODD_LISTED = 1000  # of each kind
+
+
+def pack(
+    splits: dict[str, Selection],
+    classes: tuple[str, ...] | None,
+    destination: Path,
+    options: PackOptions,
+    *,
+    about: dict[str, Any],
+    progress: Progress = lambda _: None,
+) -> Manifest:
+    """Writes samples in the order given, and a manifest that names classes, shards and checksums.
+
+    `classes` are the names by label, sorted; None without names. DataError if the destination is in
+    use or holds other data, if space is short, or a sample cannot be read.
+    """
+    storing(options)  # raises its error before any file is made
+    folders = _class_folders(splits, classes, options)
+    jobs = plan_jobs(splits, options)
+    identity = _identity(splits, classes, options, about)
+    _check_outside(destination, splits)
+    work = Work(destination, options, classes, folders, _sources(splits, options))
+    try:
+        destination.mkdir(parents=True, exist_ok=True)
+        with locked(destination):
+            manifest = finished(destination, identity)
+            if manifest is None:
+                manifest = _write(work, splits, jobs, identity, progress=progress)
+            (destination / JOURNAL).unlink(missing_ok=True)
+    except OSError as error:
+        reason = why_unwritable(error, destination)
+        raise DataError(f"{destination}: cannot be written ({reason})") from None
+    return manifest
+
+
+def _write(
+    work: Work,
+    splits: dict[str, Selection],
+    jobs: dict[str, list[Job]],
+    identity: Identity,
+    *,
+    progress: Progress,
+) -> Manifest:
+    """Writes the shards that an earlier attempt has not, and the manifest of all."""
+    journal = Journal(work.destination, identity)
+    if journal.is_resumed:
+        remove_stale(work.destination)
+    left = [job for part in jobs.values() for job in part if job.name not in journal.done]
+    try:
+        _check_space(work, splits, left)
+    except DataError:
+        if not journal.is_resumed:  # no shard exists yet
+            journal.path.unlink()
+        raise
+    if work.options.format == "folder":
+        _make_folders(work.destination, splits, work.folders)
+    write_shards(work, left, journal, progress)
+    manifest = _manifest(jobs, work, journal, identity)
+    if journal.is_resumed:  # a worker of the killed pack may have outlived it briefly
+        remove_stale(work.destination)
+    write_manifest(work.destination, manifest)
+    return manifest
+
+
+def _class_folders(
+    splits: dict[str, Selection], classes: tuple[str, ...] | None, options: PackOptions
+) -> tuple[str, ...]:
+    """The folder names of the classes, in the order of the labels, which is sorted order."""
+    highest = max((int(s.labels.max()) for s in splits.values() if len(s.labels)), default=0)
+    if classes is None:
+        width = len(str(highest))
+        return tuple(f"{number:0{width}d}" for number in range(highest + 1))
+    if highest >= len(classes):
+        raise DataError(f"label {highest} is beyond the {len(classes)} classes that are named")
+    if list(classes) != sorted(set(classes)):
+        raise DataError("classes are numbered by their sorted names: sort them, each named once")
+    if options.format == "folder":
+        for name in classes:
+            if name.startswith(".") or "/" in name or "\0" in name or not name:
+                raise DataError(f"class {name!r} cannot be a folder; choose another format")
+    return classes
+
+
+def _identity(
+    splits: dict[str, Selection],
+    classes: tuple[str, ...] | None,
+    options: PackOptions,
+    about: dict[str, Any],
+) -> Identity:
+    recode = options.recode
+    settings = about | {
+        "format": options.format,
+        "name": options.name,
+        "shard_samples": options.shard_samples,
+        "shard_bytes": options.shard_bytes,
+        "recode": recode and {type(recode).__name__: dataclasses.asdict(cast(Any, recode))},
+        "samples": {split: len(selection.ids) for split, selection in splits.items()},
+    }
+    if options.format == "packed":
+        settings["pixels"] = options.pixels
+    settings = json.loads(json.dumps(settings))  # as read back from a manifest
+    digest = hashlib.sha256()
+    for part in (classes, *(settings[key] for key in settings if key not in about)):
+        digest.update(json.dumps(part).encode())
+    for selection in splits.values():
+        index = selection.index
+        digest.update(json.dumps([index.fingerprint, _file_stamps(index)]).encode())
+        digest.update(selection.ids.tobytes())
+        digest.update(selection.labels.tobytes())
+    return Identity(digest.hexdigest(), settings)
+
+
+def _file_stamps(index: Index) -> dict[str, Any]:
+    """The stamps of data files; folders are left out, since other files change them."""
+    return {
+        name: stamp
+        for name, stamp in sorted(index.stamps.items())
+        if not os.path.isdir(os.path.join(index.root, name))
+    }
+
+
+def _check_outside(destination: Path, splits: dict[str, Selection]) -> None:
+    for selection in splits.values():
+        index = selection.index
+        if index.format == "folder" and destination.resolve().is_relative_to(
+            Path(index.root).resolve()
+        ):
+            raise DataError(
+                f"{destination}: lies inside {index.root}, where it would become a class of the "
+                "data; choose a folder outside"
+            )
+
+
+def _make_folders(
+    destination: Path, splits: dict[str, Selection], folders: tuple[str, ...]
+) -> None:
+    """Makes the folders of all classes, also of empty ones, so that classes keep their numbers."""
+    for split in splits:
+        for name in folders:
+            (destination / split / name).mkdir(parents=True, exist_ok=True)
+
+
+def _sources(splits: dict[str, Selection], options: PackOptions) -> dict[str, Source]:
+    return {
+        split: Source(
+            selection.index.path,
+            selection.index.fingerprint,
+            options.format == "folder" and _has_own_names(selection),
+        )
+        for split, selection in splits.items()
+    }
+
+
+def _has_own_names(selection: Selection) -> bool:
+    """True if the source's files or members have distinct names within each class."""
+    hashes = np.empty(len(selection.ids), np.int64)
+    pairs = zip(selection.ids.tolist(), selection.labels.tolist(), strict=True)
+    for number, (sample, label) in enumerate(pairs):
+        name = stem(selection.index, sample)
+        if not name or name.startswith("."):
+            return False
+        hashes[number] = hash((label, name))
+    return len(np.unique(hashes)) == len(hashes)
+
+
+def _check_space(work: Work, splits: dict[str, Selection], jobs: list[Job]) -> None:
+    stored = sum(int(splits[job.split].index.size[job.ids].sum()) for job in jobs)
+    count = sum(len(job.ids) for job in jobs)
+    if jobs:
+        stored = round(stored * _growth(splits[jobs[0].split], work.options))
+    needed = stored + count * _OVERHEAD[work.options.format] + _MARGIN
+    free = shutil.disk_usage(work.destination).free
+    if jobs and free < needed:
+        raise DataError(
+            f"{work.destination}: {in_words(needed)} are needed and {in_words(free)} are free; "
+            "free some space or choose another disk"
+        )
+
+
+def _growth(selection: Selection, options: PackOptions) -> float:
+    """Stored bytes per byte of the source, by a few samples."""
+    store = storing(options)
+    if store.keeps_files and selection.index.format != "packed":
+        return 1.0
+    reader, before, after = Reader(selection.index), 1, 1
+    for sample in selection.ids[:: max(1, len(selection.ids) // _TRIED)].tolist():
+        try:
+            content = reader.read(sample)
+            before, after = before + len(content), after + len(store(content))
+        except (OSError, BadImageError):  # handled when the sample is written
+            continue
+    return after / before
+
+
+def _manifest(
+    jobs: dict[str, list[Job]], work: Work, journal: Journal, identity: Identity
+) -> Manifest:
+    written = {split: [journal.done[job.name] for job in part] for split, part in jobs.items()}
+    odd: dict[str, list[str]] = {}
+    for kind, name in (odd for part in written.values() for one in part for odd in one.odd):
+        odd.setdefault(kind, []).append(name)
+    listed = {kind: {"count": len(n), "files": n[:_ODD_LISTED]} for kind, n in odd.items()}
+    return Manifest(
+        format=work.options.format,
+        # The folder alone would not show that an empty class exists.
+        classes=work.folders if work.options.format == "folder" else work.classes,
+        splits={
+            split: Split(
+                brace_list(work.options, split, len(part)), tuple(one.shard for one in part)
+            )
+            for split, part in written.items()
+        },
+        about=identity.settings
+        | {
+            "image_bytes": {s: sum(one.image_bytes for one in p) for s, p in written.items()},
+            "odd": listed,
+            "plan": identity.plan,
+        },
+    )

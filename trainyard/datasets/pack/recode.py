@@ -1,0 +1,201 @@
+"""Optional re-encoding of images that go into shards; without it, bytes are not changed."""
+
+import io
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+Pixels = NDArray[np.uint8]
+
+_START = {
+    b"\xff\xd8\xff": "JPEG",
+    b"\x89PNG\r\n\x1a\n": "PNG",
+    b"GIF8": "GIF",
+    b"BM": "BMP",
+    b"II*\0": "TIFF",
+    b"MM\0*": "TIFF",
+    b"P5": "PGM",
+    b"P6": "PPM",
+}
+_SUFFIXES = {"PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "TIFF": ".tif"} | {
+    "PGM": ".pgm",
+    "PPM": ".ppm",
+}
+
+
+class Recode(Protocol):
+    """A picklable frozen dataclass; its fields are stored in the manifest."""
+
+    def __call__(self, image: bytes) -> bytes:
+        """The new file. BadImageError (trainyard.data.decode.decode) if the old one is damaged."""
+
+
+@dataclass(frozen=True)
+class ShortSide:
+    """Scales the short side to `pixels`, antialiased; smaller images are not changed."""
+
+    pixels: int
+    quality: int
+    """Quality of the JPEG, 1 to 100, with chroma at half resolution (4:2:0)."""
+
+    def __post_init__(self) -> None:
+        _check(self.pixels, self.quality)
+
+    def __call__(self, image: bytes) -> bytes:
+        from trainyard.data.decode.decode import reference_image
+
+        source = reference_image(image)
+        scaled = self.scaled(source)
+        return image if scaled is source else _jpeg(scaled, self.quality)
+
+    def scaled(self, source: "Image.Image") -> "Image.Image":
+        """The scaled image, or `source` itself if it is small enough."""
+        from PIL import Image
+
+        width, height = source.size
+        short = min(width, height)
+        if short <= self.pixels:
+            return source
+        size = (round(width * self.pixels / short), round(height * self.pixels / short))
+        return source.resize(size, Image.Resampling.LANCZOS)
+
+
+@dataclass(frozen=True)
+class Squash:
+    """Squashes to a square as ImageNet-21K-P does: any aspect ratio, bilinear, not antialiased.
+
+    A file whose longer side is below `pixels` is not changed. As by cv2.imread, cv2.resize and
+    cv2.imwrite, the camera's orientation is applied; their quality is 95.
+    """
+
+    pixels: int
+    quality: int = 95
+
+    def __post_init__(self) -> None:
+        _check(self.pixels, self.quality)
+
+    def __call__(self, image: bytes) -> bytes:
+        from PIL import Image
+
+        source = _upright(image)
+        if max(source.size) < self.pixels:
+            return image
+        square = square_like_opencv(np.asarray(source), self.pixels)
+        return _jpeg(Image.fromarray(square), self.quality)
+
+
+@dataclass(frozen=True)
+class Repair:
+    """Turns other formats, and CMYK JPEGs, into RGB JPEGs; other JPEGs are not changed."""
+
+    quality: int = 100
+    """Quality of the JPEG, with chroma at full resolution (4:4:4)."""
+
+    def __post_init__(self) -> None:
+        _check(1, self.quality)
+
+    def __call__(self, image: bytes) -> bytes:
+        from trainyard.data.decode.decode import reference_image
+
+        if is_plain_jpeg(image):
+            return image
+        return _jpeg(reference_image(image), self.quality, subsampling="4:4:4")
+
+
+def suffix_of(image: bytes) -> str:
+    """The suffix by the file type of the bytes; ".jpg" for unknown types."""
+    return _SUFFIXES.get(_kind(image), ".jpg")
+
+
+def is_plain_jpeg(image: bytes) -> bool:
+    """True for a JPEG in grey or colour, not CMYK, which every trainer can read."""
+    return image.startswith(b"\xff\xd8\xff") and _jpeg_components(image) != 4
+
+
+def oddity(image: bytes, name: str) -> str | None:
+    """The oddity of a file called `name`, such as "PNG in disguise" or "CMYK"; None if usual."""
+    kind = _kind(image)
+    if kind == "JPEG":
+        return None if is_plain_jpeg(image) else "CMYK"
+    if not kind:
+        return "not an image"
+    return f"{kind} in disguise" if name.lower().endswith((".jpg", ".jpeg")) else None
+
+
+def _jpeg_components(image: bytes) -> int:
+    """1 for grey, 3 for colour, 4 for CMYK; 0 if no frame header is found."""
+    position = 2
+    while position + 10 <= len(image) and image[position] == 0xFF:
+        marker = image[position + 1]
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # a start of frame
+            return image[position + 9]
+        if marker == 0xFF:  # padding
+            position += 1
+            continue
+        position += 2 + int.from_bytes(image[position + 2 : position + 4], "big")
+    return 0
+
+
+def square_like_opencv(image_HWC: Pixels, pixels: int) -> Pixels:
+    """The result of cv2.resize with INTER_LINEAR, bit by bit: weights of 11 bits."""
+    left, across = _axis(image_HWC.shape[1], pixels)
+    top, down = _axis(image_HWC.shape[0], pixels)
+    at_edge = (left < 0) | (left >= image_HWC.shape[1] - 1)
+    across[:, at_edge] = [[2048], [0]]
+
+    columns = left.clip(0), (left + 1).clip(0, image_HWC.shape[1] - 1)
+
+    def line(rows: NDArray[np.int64], weights: NDArray[np.int32]) -> Any:
+        some = image_HWC[rows.clip(0, image_HWC.shape[0] - 1)]
+        first, second = (some[:, c] * w[:, None] for c, w in zip(columns, across, strict=True))
+        return ((first + second) >> 4) * weights[:, None, None] >> 16
+
+    square = (line(top, down[0]) + line(top + 1, down[1]) + 2) >> 2
+    return np.asarray(square, np.uint8)
+
+
+def _axis(stored: int, pixels: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """For each new pixel, the stored pixel before it, and the weights of that and the next."""
+    centres = ((np.arange(pixels) + 0.5) * (stored / pixels) - 0.5).astype(np.float32)
+    before = np.floor(centres)
+    part = centres - before
+    weights = np.rint(np.stack([1 - part, part]) * np.float32(2048)).astype(np.int32)
+    return before.astype(np.int64), weights
+
+
+def _kind(image: bytes) -> str:
+    if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
+        return "WEBP"
+    return next((kind for start, kind in _START.items() if image.startswith(start)), "")
+
+
+def _upright(image: bytes) -> "Image.Image":
+    """The pixels as RGB, in the camera's orientation."""
+    from PIL import Image, ImageOps
+
+    from trainyard.data.decode.decode import reference_image
+
+    source = reference_image(image)
+    with Image.open(io.BytesIO(image)) as file:
+        source.info["exif"] = file.getexif().tobytes()
+    return ImageOps.exif_transpose(source)
+
+
+def _jpeg(image: "Image.Image", quality: int, subsampling: str = "4:2:0") -> bytes:
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=quality, subsampling=subsampling)
+    return out.getvalue()
+
+
+def _check(pixels: int, quality: int) -> None:
+    if not 1 <= pixels <= 65_500:  # the most that a JPEG holds
+        raise DataError(f"a side of {pixels} pixels is not possible")
+    if not 1 <= quality <= 100:
+        raise DataError(f"a JPEG quality of {quality} is not possible; give 1 to 100")

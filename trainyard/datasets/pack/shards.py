@@ -1,0 +1,142 @@
+"""Plans a pack: the samples, order and name of each shard. Pure functions."""
+
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.index.table import Index
+from trainyard.data.rng import fold, permute
+from trainyard.datasets.pack.recode import Recode
+from trainyard.errors import DataError
+
+FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed")
+"""The writable formats."""
+
+_CHUNK = 1 << 20  # positions permuted at once, which bounds the memory
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Samples of an index in the order to write them."""
+
+    index: Index
+    ids: NDArray[np.int64]
+    labels: NDArray[np.int32]
+    """Label of each id, as a position in the classes written."""
+
+
+@dataclass(frozen=True)
+class PackOptions:
+    format: str
+    name: str = "imagenet"
+    shard_samples: int = 1000
+    shard_bytes: int | None = None
+    """Most bytes of a shard, by the images' sizes in the source."""
+    recode: Recode | None = None
+    workers: int = 1
+    pixels: bool = False
+    """True for packed records of pixels instead of coefficients."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A shard to write."""
+
+    split: str
+    name: str  # relative to the destination
+    first: int  # number of its first sample in the split
+    ids: NDArray[np.int64] = field(repr=False)
+    labels: NDArray[np.int32] = field(repr=False)
+
+
+def shuffled(index: Index, seed: int | None) -> Selection:
+    """All samples of an index, in an order given by the seed; None: in stored order."""
+    ids = np.arange(len(index))
+    if seed is not None:
+        for start in range(0, len(ids), _CHUNK):
+            part = ids[start : start + _CHUNK]
+            ids[start : start + _CHUNK] = permute(part, fold(seed, np.zeros_like(part)), len(index))
+    return Selection(index, ids, index.label[ids])
+
+
+def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
+    """The samples of some classes (sorted positions), which are renumbered from 0."""
+    new = np.full(len(selection.index.classes), -1, np.int32)
+    new[keep] = np.arange(len(keep))
+    labels = new[selection.labels]
+    return Selection(selection.index, selection.ids[labels >= 0], labels[labels >= 0])
+
+
+def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, list[Job]]:
+    """The shards of each split. DataError for options that cannot be used."""
+    if not _NAME.fullmatch(options.name):
+        raise DataError(f"the name {options.name!r} is not of letters, digits, . _ and - alone")
+    if options.format not in FORMATS:
+        raise DataError(f"{options.format}: cannot be written; choose {', '.join(FORMATS)}")
+    if options.pixels and options.format != "packed":
+        raise DataError(f"{options.format}: holds no raw pixels; choose the format packed")
+    if options.shard_samples < 1 or (options.shard_bytes or 1) < 1:
+        raise DataError("a shard needs at least one sample and one byte")
+    jobs = {}
+    for split, selection in splits.items():
+        if not len(selection.ids):
+            raise DataError(f"{split}: no samples to pack")
+        borders = _borders(selection, options)
+        names = shard_names(options, split, len(borders) - 1)
+        jobs[split] = [
+            Job(split, name, start, selection.ids[start:stop], selection.labels[start:stop])
+            for name, (start, stop) in zip(names, pairwise(borders), strict=True)
+        ]
+    return jobs
+
+
+def _borders(selection: Selection, options: PackOptions) -> list[int]:
+    """The borders of shards, each of at least one sample."""
+    count = len(selection.ids)
+    if options.shard_bytes is None:
+        return [*range(0, count, options.shard_samples), count]
+    ends = np.cumsum(selection.index.size[selection.ids])
+    borders = [0]
+    while (start := borders[-1]) < count:
+        before = int(ends[start - 1]) if start else 0
+        fitting = int(np.searchsorted(ends, before + options.shard_bytes, "right"))
+        borders.append(min(max(fitting, start + 1), start + options.shard_samples, count))
+    return borders
+
+
+def shard_names(options: PackOptions, split: str, count: int) -> list[str]:
+    """The names of all shards of a split, relative to the destination."""
+    before, width, after = _parts(options, split, count)
+    return [f"{before}{number:0{width}d}{after}" if width else before for number in range(count)]
+
+
+def brace_list(options: PackOptions, split: str, count: int) -> str:
+    """The location of a split, relative to the destination."""
+    if options.format == "folder":
+        return split
+    names = shard_names(options, split, count)
+    if count == 1:
+        return names[0]
+    before, width, after = _parts(options, split, count)
+    return f"{before}{{{0:0{width}d}..{count - 1:0{width}d}}}{after}"
+
+
+def _parts(options: PackOptions, split: str, count: int) -> tuple[str, int, str]:
+    """The parts of a shard's name: text before its number, digits, and text after it."""
+    name = f"{options.name}-{split}"
+    match options.format:
+        case "webdataset":
+            return f"{name}-", 6, ".tar"
+        case "packed":
+            return f"{name}-", 6, ".packed"
+        case "tfrecord":  # TFRecord's usual names
+            folder = "validation" if split == "val" else split
+            return f"{folder}/{folder}-", 5, f"-of-{count:05d}"
+        case "hdf5":
+            return (f"{name}.h5", 0, "") if count == 1 else (f"{name}-", 5, ".h5")
+        case _:  # for a folder, lists of the images' checksums, one per chunk of samples
+            return f"checksums/{split}-", 5, ".sha256"

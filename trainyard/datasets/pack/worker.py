@@ -1,0 +1,235 @@
+"""Writes shards in worker processes that import no torch and end with their parent."""
+
+import multiprocessing
+import os
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainyard.data.decode.packed_record import is_record
+from trainyard.data.formats import FORMATS
+from trainyard.data.formats.sample import Encoded
+from trainyard.data.index.table import Index, load_index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.credentials import Credentials, adopt
+from trainyard.data.storage.manifest import Shard
+from trainyard.data.storage.source import is_remote, open_source
+from trainyard.datasets.pack.files import Outputs, remove, sha256_of, sync, write_folder
+from trainyard.datasets.pack.journal import Written
+from trainyard.datasets.pack.recode import is_plain_jpeg, oddity, suffix_of
+from trainyard.datasets.pack.shards import Job, PackOptions
+from trainyard.datasets.pack.stored import Storing, storing
+from trainyard.errors import DataError
+from trainyard.files import part_of, why_unwritable
+
+_COUNT_EVERY = 64  # samples between updates of the counter, which all workers share
+
+
+@dataclass(frozen=True)
+class Source:
+    index: Path
+    fingerprint: str
+    keeps_names: bool
+    """True if images keep the base names of their files."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The data shared by all shards of a pack."""
+
+    destination: Path
+    options: PackOptions
+    classes: tuple[str, ...] | None
+    folders: tuple[str, ...]
+    """Folder names of the classes, in the folder format."""
+    sources: dict[str, Source]  # by split
+
+
+class Stopped(Exception):
+    """The pack was stopped."""
+
+
+class Signals:
+    """Shared values of the parent and its workers: made by the parent, inherited by workers."""
+
+    def __init__(self, context: Any) -> None:
+        self.count = context.Value("q", 0)
+        """Samples written by all workers."""
+        self.stop = context.RawValue("b", 0)
+
+    def counted(self, written: int, total: int) -> None:
+        """Updates the counter: a worker has written `written` of its shard's `total` samples."""
+        step = _COUNT_EVERY if written % _COUNT_EVERY == 0 else 0
+        if written == total:
+            step = total % _COUNT_EVERY or _COUNT_EVERY
+        if step:
+            with self.count.get_lock():
+                self.count.value += step
+
+
+class _Worker:
+    def __init__(self, work: Work, signals: Signals) -> None:
+        self.work, self.signals = work, signals
+        self.storing = storing(work.options)
+        self._opened: dict[str, tuple[Index, Reader]] = {}
+
+    def open(self, split: str) -> tuple[Index, Reader]:
+        if split not in self._opened:
+            source = self.work.sources[split]
+            index = load_index(source.index)
+            if index is None or index.fingerprint != source.fingerprint:
+                raise DataError(f"{source.index}: has changed while its data was being packed")
+            self._opened[split] = index, Reader(index)
+        return self._opened[split]
+
+
+_worker: _Worker
+
+
+@dataclass
+class _Seen:
+    """Statistics of the images written into a shard."""
+
+    odd: list[tuple[str, str]] = field(default_factory=list)
+    image_bytes: int = 0
+
+
+def start(work: Work, signals: Signals, credentials: Credentials) -> None:
+    """Initialises a worker process."""
+    adopt(credentials)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    begin(work, signals)
+
+
+def begin(work: Work, signals: Signals) -> None:
+    """Sets the work for `write_shard`."""
+    global _worker
+    warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
+    _worker = _Worker(work, signals)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def write_shard(job: Job) -> tuple[Written, Outputs]:
+    """Writes and syncs a shard under a temporary name; also returns the renames that publish it."""
+    final = _worker.work.destination / job.name
+    part = part_of(final)
+    outputs = [(part, final)]
+    seen = _Seen()
+    try:
+        _write(job, outputs, seen)
+        for path, _ in outputs:
+            sync(path)
+        shard = Shard(job.name, len(job.ids), part.stat().st_size, sha256_of(part))
+    except OSError as error:
+        reason = why_unwritable(error, final, _num_bytes(job), part)
+        remove(outputs)
+        raise DataError(
+            f"{final}: cannot be written ({reason}); what is complete stays, and the same command "
+            "goes on from there"
+        ) from None
+    except BaseException:
+        remove(outputs)
+        raise
+    return Written(shard, seen.image_bytes, seen.odd), outputs
+
+
+def _num_bytes(job: Job) -> int:
+    """Bytes of a shard's images in their source."""
+    index, _ = _worker.open(job.split)
+    return int(index.size[job.ids].sum())
+
+
+def _write(job: Job, outputs: Outputs, seen: _Seen) -> None:
+    work, part = _worker.work, outputs[0][0]
+    part.parent.mkdir(parents=True, exist_ok=True)
+    samples = _samples(job, seen)
+    if work.options.format == "folder":
+        folders = [f"{job.split}/{name}" for name in work.folders]
+        write_folder(part, samples, work.destination, folders)
+        return
+    FORMATS[work.options.format].write(part, samples, work.classes)
+    if work.options.format == "tfrecord":  # DALI needs an index of each shard
+        idx = work.destination / "idx_files" / f"{job.name}.idx"
+        idx.parent.mkdir(parents=True, exist_ok=True)
+        outputs.append((part_of(idx), idx))
+        FORMATS["tfrecord"].write_index(part, outputs[-1][0])
+
+
+def _samples(job: Job, seen: _Seen) -> Iterator[Encoded]:
+    source = _worker.work.sources[job.split]
+    index, reader = _worker.open(job.split)
+    storing, signals = _worker.storing, _worker.signals
+    for number, (sample, label) in enumerate(
+        zip(job.ids.tolist(), job.labels.tolist(), strict=True), job.first
+    ):
+        if signals.stop.value:
+            raise Stopped
+        content = _read(index, reader, sample)
+        if not is_plain_jpeg(content) and not is_record(content):
+            where = _where(index, sample)
+            seen.odd.extend((kind, where) for kind in [oddity(content, where)] if kind)
+        image, is_damaged = _stored(storing, content)
+        if is_damaged:
+            seen.odd.append(("cannot be decoded", _where(index, sample)))
+        seen.image_bytes += len(image)
+        key = stem(index, sample) if source.keeps_names else f"{number:08d}"
+        yield Encoded(image, suffix_of(image), label, key)
+        signals.counted(number - job.first + 1, len(job.ids))
+
+
+def _read(index: Index, reader: Reader, sample: int) -> bytes:
+    try:
+        return reader.read(sample)
+    except OSError as error:
+        name, offset, _ = index.locate(sample)
+        raise DataError(
+            f"{name}, byte {offset}: sample {sample} cannot be read ({error}); nothing is left out "
+            "of a pack: mend it or remove it from the source"
+        ) from None
+
+
+def _stored(storing: Storing, content: bytes) -> tuple[bytes, bool]:
+    """The bytes to store and False, or the old bytes and True if damaged: training skips them."""
+    from trainyard.data.decode.decode import BadImageError
+
+    try:
+        return storing(content), False
+    except BadImageError:
+        return content, True
+
+
+def stem(index: Index, sample: int) -> str:
+    """The base name, without suffix, of a sample's own file or local tar member; else ""."""
+    name = index.file_names[int(index.file[sample])]
+    own = name if index.format == "folder" else _member(index, sample)
+    return os.path.splitext(os.path.basename(own))[0]
+
+
+def _where(index: Index, sample: int) -> str:
+    """A sample's file relative to the root, with its tar member if it has one."""
+    name = index.file_names[int(index.file[sample])]
+    member, offset = _member(index, sample), int(index.offset[sample])
+    if member:
+        return f"{name}: {member}"
+    return f"{name}, byte {offset}" if offset else name
+
+
+def _member(index: Index, sample: int) -> str:
+    """The name in the tar header before a sample; "" if there is none, or the file is remote."""
+    path, offset, _ = index.locate(sample)
+    if offset < 512 or is_remote(path):
+        return ""
+    with closing(open_source(path)) as file:
+        header = file.read(offset - 512, 512)
+    is_header = header[257:262] == b"ustar"
+    return header[:100].split(bytes(1))[0].decode(errors="replace") if is_header else ""

@@ -1,0 +1,123 @@
+"""Prepares CIFAR-10 and CIFAR-100 from their binary archives, losslessly as PNG.
+
+A record is one label byte (CIFAR-100: a coarse and a fine one), then 32 x 32 red, green and blue
+values.
+"""
+
+import io
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.index.build import Progress, index_scan
+from trainyard.data.index.table import Index
+from trainyard.data.storage.location import find_place
+from trainyard.data.storage.manifest import Manifest
+from trainyard.datasets.pack.pack import shuffled
+from trainyard.datasets.prepare.preparation import Preparation, find_archive
+from trainyard.datasets.prepare.targz import read_members
+from trainyard.errors import DataError
+from trainyard.files import atomic_write
+
+_ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar.html (binary version)"
+_MAX_BYTES = 200 << 20  # unpacked; the official ones are 184 MB
+_PIXELS = 32 * 32 * 3
+_PUBLISHED = {"train": 50_000, "val": 10_000}
+
+
+@dataclass(frozen=True)
+class _Release:
+    archive: str
+    md5: str  # from the data set's page
+    files: dict[str, tuple[str, ...]]
+    class_names: str
+    label_bytes: int  # the last one is the label
+
+
+RELEASES = {
+    "cifar10": _Release(
+        "cifar-10-binary.tar.gz",
+        "c32a1d4ab5d03f1284b67883e8d87530",
+        {
+            "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+            "val": ("test_batch.bin",),
+        },
+        "batches.meta.txt",
+        1,
+    ),
+    "cifar100": _Release(
+        "cifar-100-binary.tar.gz",
+        "03b5dce01913d631647c71ecec9e9cb8",
+        {"train": ("train.bin",), "val": ("test.bin",)},
+        "fine_label_names.txt",
+        2,
+    ),
+}
+
+
+def prepare_cifar(name: str, source: Path, preparation: Preparation) -> Manifest:
+    """Packs "cifar10" or "cifar100"; the official test images are the validation data."""
+    release = RELEASES[name]
+    archive = find_archive(source.resolve(), release.archive, _ORIGIN)
+    preparation.check_archives({archive: release.md5})
+    files = (*release.files["train"], *release.files["val"], release.class_names)
+    contents = read_members(archive, files, _MAX_BYTES)
+    classes = contents[release.class_names].decode("ascii", "replace").split()
+    splits = {}
+    for split, published in _PUBLISHED.items():
+        records = _records([contents[file] for file in release.files[split]], release.label_bytes)
+        if records is None or records[:, 0].max() >= len(classes):
+            raise DataError(f"{archive}: its {split} files are not records of CIFAR")
+        if preparation.checksum and len(records) != published:
+            raise DataError(
+                f"{archive}: has {len(records):,} images for {split} instead of {published:,}"
+            )
+        images = preparation.folder / f"{split}.png"
+        with preparation.counter(f"encoding {split} as PNG", len(records)) as progress:
+            sizes = _write_images(images, records[:, 1:], progress)
+        stat = archive.stat()  # the archive's time, so that a restart makes the same file
+        os.utime(images, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        index = _index(images, sizes, records[:, 0].tolist(), classes)
+        splits[split] = shuffled(index, preparation.order if split == "train" else None)
+    about = {"source": name, "official": preparation.checksum, "seed": preparation.order}
+    return preparation.pack(splits, name, about=about)
+
+
+def _records(contents: list[bytes], label_bytes: int) -> NDArray[np.uint8] | None:
+    """A row per image: label, then pixels. None if a file does not consist of records."""
+    size = label_bytes + _PIXELS
+    if not all(content and len(content) % size == 0 for content in contents):
+        return None
+    rows = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, size)
+    return rows[:, label_bytes - 1 :]
+
+
+def _write_images(path: Path, pixels: NDArray[np.uint8], progress: Progress) -> list[int]:
+    """Writes images end to end into one file; returns their sizes in bytes."""
+    sizes = []
+    with ThreadPoolExecutor() as pool, atomic_write(path) as file:
+        for image in pool.map(_png, pixels):
+            file.write(image)
+            sizes.append(len(image))
+            progress(len(sizes))
+    return sizes
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels.reshape(3, 32, 32).transpose(1, 2, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def _index(path: Path, sizes: list[int], labels: list[int], classes: list[str]) -> Index:
+    offsets = [0, *np.cumsum(sizes)[:-1].tolist()]
+    rows = iter([FileRows(path.name, offsets, sizes, labels)])
+    place = find_place(str(path))
+    scan = Scan(place, "png", classes, place.names, rows)
+    return index_scan(scan, path.with_suffix(".index"))

@@ -1,0 +1,57 @@
+"""scikit-learn's 1,797 scanned handwritten digits as an image folder: a first data set."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from trainyard.datasets.prepare.preparation import make_folder
+from trainyard.errors import DataError
+from trainyard.files import writing
+
+_VAL_EVERY = 5  # every fifth image of a class is for validation
+
+
+def prepare_digits(destination: Path) -> dict[str, int]:
+    """Writes train/CLASS/*.png and val/CLASS/*.png (8 x 8 pixels, grey); returns images per split.
+
+    The folder appears complete or not at all; an existing one is not changed.
+    """
+    if not destination.exists():
+        images, labels = _load()
+        make_folder(destination.parent)
+        with (
+            tempfile.TemporaryDirectory(dir=destination.parent, prefix=".digits-") as part,
+            writing(destination, part=Path(part)),
+        ):
+            _write(Path(part) / "digits", images, labels)
+            (Path(part) / "digits").rename(destination)
+    counts = {split: len(list(destination.glob(f"{split}/*/*.png"))) for split in ("train", "val")}
+    if sum(counts.values()) != 1797:
+        raise DataError(
+            f"{destination}: holds {counts['train']} and {counts['val']} digits instead of 1433 "
+            "and 364; remove the folder or choose another"
+        )
+    return counts
+
+
+def _load() -> tuple[np.ndarray, np.ndarray]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise DataError(
+            "the digits come with scikit-learn: pip install 'trainyard[demo]'"
+        ) from None
+    digits = load_digits()
+    # Stored as ink from 0 to 16 at 8 x 8 pixels.
+    return np.rint(digits.images * (255 / 16)).astype(np.uint8), digits.target
+
+
+def _write(folder: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    for label in range(10):
+        for number, position in enumerate(np.flatnonzero(labels == label)):
+            split = "val" if number % _VAL_EVERY == 0 else "train"
+            path = folder / split / str(label) / f"{position:04d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(images[position]).save(path)

@@ -1,0 +1,223 @@
+"""Measures how fast this machine reads and decodes a data set, which bounds training on it.
+
+Reading, decoding and the whole loader are measured separately, for a number of seconds and with a
+number of threads, on samples in the order of training. Decoding is measured in all modes, also in
+those that need prepared data.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count, cycle
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data._native import core
+from trainyard.data.decode.crops import RandomResizedCrop
+from trainyard.data.decode.decode import decode_batch, native_sizes, own_decoder
+from trainyard.data.decode.seek_tables import Stretches
+from trainyard.data.index.table import Index
+from trainyard.data.loader.loader import Loader
+from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.reading.reader import Reader
+from trainyard.data.sampler.plan import Ids, ShuffledPlan
+from trainyard.data.storage.encoded import Stored, in_memory
+from trainyard.errors import DataError
+
+_HELD_BYTES, _HELD_SAMPLES = 1 << 28, 1024  # of encoded images, for decoding alone
+_SLICE = 64  # images per call
+_PAGE = 4096  # bytes
+_CROP = RandomResizedCrop(seed=0, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
+
+Turn = Callable[[], int]
+"""Processes some images; returns their number."""
+
+
+class Way(NamedTuple):
+    """The rate of a decoding mode, with images in memory."""
+
+    images_per_second: float
+    bytes_per_image: float
+
+
+@dataclass(frozen=True)
+class Task:
+    index: Index
+    batch: int  # samples
+    side: int  # pixels of a training image
+    threads: int
+    seconds: float  # of each measurement
+
+    @property
+    def plan(self) -> ShuffledPlan:
+        return ShuffledPlan(len(self.index), global_batch=self.batch, seed=0)
+
+
+def reading_rate(task: Task) -> float:
+    """Images read a second; every page of an image is touched."""
+    reader, steps = Reader(task.index), count()
+
+    def begin() -> Turn:
+        def read() -> int:
+            ids = task.plan.batch(next(steps))
+            stored, unreadable = reader.expect(ids).stored(slice(0, len(ids)))
+            for position in range(len(ids)):
+                _touch(stored, position)
+            return len(ids) - len(unreadable)
+
+        return read
+
+    return _rate(begin, task)
+
+
+def _touch(stored: Stored, position: int) -> None:
+    start, buffer = int(stored.offsets[position]), stored.buffers[int(stored.which[position])]
+    view = memoryview(buffer)  # type: ignore[arg-type]  # an array is a buffer, too
+    np.frombuffer(view, np.uint8, int(stored.lengths[position]), start)[::_PAGE].sum()
+
+
+def loader_rate(task: Task) -> tuple[float, float]:
+    """Images a second of the whole loader, and seconds until the first batch."""
+    spec = LoaderSpec(
+        plan=task.plan,
+        crop=_CROP,
+        image_size=task.side,
+        stop=1 << 40,
+        threads=task.threads,
+    )
+    begun = time.perf_counter()
+    with Loader(task.index, spec) as loader:
+        next(loader)
+        first = time.perf_counter()
+        for _ in range(3):  # these are ready, or nearly so
+            next(loader)
+        start, images = time.perf_counter(), 0
+        while time.perf_counter() < start + task.seconds or not images:
+            images += len(next(loader).ids)
+        return images / (time.perf_counter() - start), first - begun
+
+
+# --- decoding alone ---
+
+
+class Held(NamedTuple):
+    """Encoded images of some samples, in memory."""
+
+    ids: Ids
+    contents: list[bytes]
+
+    @property
+    def bytes_per_image(self) -> float:
+        return sum(map(len, self.contents)) / len(self.contents)
+
+    @property
+    def fallback(self) -> float:
+        """Share of the images that the extension cannot decode; 1 without the extension."""
+        _, status = native_sizes(in_memory(self.contents), own_decoder())
+        return float((status != 0).mean())
+
+
+def hold(task: Task) -> Held:
+    """Reads samples in the order of training. DataError if none can be read."""
+    reader, ids, contents, size, failure = Reader(task.index), [], [], 0, ""
+    for sample in _samples(task):
+        try:
+            contents.append(reader.read(sample))
+        except OSError as error:
+            failure = str(error)
+            continue
+        ids.append(sample)
+        size += len(contents[-1])
+        if size > _HELD_BYTES:
+            break
+    if not ids:
+        raise DataError(f"{task.index.root}: no image can be read ({failure})")
+    return Held(np.array(ids), contents)
+
+
+def _samples(task: Task) -> Iterator[int]:
+    most = min(_HELD_SAMPLES, len(task.index))
+    plan = ShuffledPlan(len(task.index), global_batch=most, seed=0)
+    return iter(plan.batch(0).tolist())
+
+
+def decoding_rate(task: Task, held: Held, way: str) -> Way:
+    """`way` is libraries, stored, seek or packed; all but the first need the extension."""
+    contents, seek = held.contents, None
+    decoder = own_decoder()
+    if way == "packed":
+        assert decoder is not None
+        contents = [decoder.pack(content) or content for content in contents]
+    if way == "seek":
+        assert decoder is not None
+        seek = _stretches([decoder.seek_table(content) or b"" for content in contents])
+    starts, guard = cycle(range(0, len(contents), _SLICE)), threading.Lock()
+
+    def begin() -> Turn:
+        out = np.empty((_SLICE, task.side, task.side, 3), np.uint8)
+        rounds = count()
+
+        def decode() -> int:
+            with guard:
+                part = slice(start := next(starts), start + _SLICE)
+            ids = held.ids[part]
+            decode_batch(
+                contents[part],
+                _CROP.draw(ids, np.full_like(ids, next(rounds))),
+                out[: len(ids)],
+                "bilinear",
+                decoder=None if way == "libraries" else own_decoder(),
+                seek=seek and seek.part(part),
+            )
+            return len(ids)
+
+        return decode
+
+    return Way(_rate(begin, task), sum(map(len, contents)) / len(contents))
+
+
+def _stretches(tables: list[bytes]) -> Stretches:
+    ends: NDArray[np.int64] = np.cumsum([len(table) // core.SEEK_ENTRY for table in tables])
+    begins = np.concatenate([[0], ends[:-1]])
+    return Stretches(np.frombuffer(b"".join(tables), np.uint8), begins, ends)
+
+
+# --- the clock ---
+
+
+def _rate(begin: Callable[[], Turn], task: Task) -> float:
+    """Images a second of all threads together; each thread calls `begin` once."""
+    totals, errors = [0] * task.threads, []
+    ready = threading.Barrier(task.threads + 1)
+    end = 0.0
+
+    def run(number: int) -> None:
+        turn = begin()
+        try:
+            turn()  # the first call is not counted
+        except Exception as error:
+            errors.append(error)
+        ready.wait()
+        ready.wait()
+        try:
+            while not errors and time.perf_counter() < end:
+                totals[number] += turn()
+        except Exception as error:
+            errors.append(error)
+
+    # Daemons: after Ctrl-C the process would wait for threads at the barrier.
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(task.threads)]
+    for thread in threads:
+        thread.start()
+    ready.wait()
+    begun = time.perf_counter()
+    end = begun + task.seconds
+    ready.wait()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return sum(totals) / (time.perf_counter() - begun)

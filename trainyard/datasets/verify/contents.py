@@ -1,0 +1,204 @@
+"""Checks every byte of a data set's files against checksums: dataset.json's and the format's."""
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+
+import numpy as np
+
+from trainyard.data.index.overlap import hash_names
+from trainyard.data.index.table import Index
+from trainyard.data.storage.manifest import Shard, is_inside
+from trainyard.data.storage.source import Source, open_source
+from trainyard.datasets.verify.checks import Check, Counters, Finding, Progress, checked
+from trainyard.datasets.verify.saved_index import hashes_of_names
+from trainyard.datasets.verify.shards import Files, data_files, format_of, plain
+from trainyard.errors import DataError
+
+_PIECE = 1 << 22  # bytes read at once
+
+Open = Callable[[str], Source]
+_Task = Callable[[Open], Iterable[Finding]]
+"""Reads files completely. OSError or DataError if one is unreadable or damaged."""
+
+
+def check_contents(
+    files: Files, index: Index | None, workers: int, counters: Counters
+) -> list[Check]:
+    """Checks SHA-256 sums in the manifest, and the format's own checksums."""
+    split, work = files.split, _Work(workers, counters)
+    paths = [files.place.path(name) for name in data_files(files.place)]
+    checks = []
+    if files.of_images:
+        checks += _check_images(files, index, work)
+    elif files.listed:
+        known = [path for path in paths if plain(path) in files.listed]
+        tasks = [_sum_of(path, files.listed[plain(path)]) for path in known]
+        found = work.run(tasks, f"checksums of {split}, MB", sum(map(_size, known)))
+        checks.append(checked(split, "checksums", f"SHA-256 of {_number(known)}", found))
+    check_shard = getattr(format_of(files.place), "check_shard", None)
+    if check_shard is not None:
+        tasks = [_shard(path, check_shard) for path in paths]
+        found = work.run(tasks, f"records of {split}, MB", sum(map(_size, paths)))
+        checks.append(checked(split, "records", f"checksums in {_number(paths)}", found))
+    return checks
+
+
+def _check_images(files: Files, index: Index | None, work: "_Work") -> list[Check]:
+    """Checks a folder of images against the lists that `data pack` makes."""
+    root = f"{files.place.root}{os.sep}"
+    lists = [_List(path, shard, root) for path, shard in files.listed.items()]
+    tasks = [one.check for one in lists if one.path not in files.missing]
+    total = 0 if index is None else int(index.size.sum())
+    found = work.run(tasks, f"checksums of {files.split}, MB", total)
+    count = sum(shard.samples for shard in files.listed.values())
+    checks = [checked(files.split, "checksums", f"SHA-256 of {count:,} images", found)]
+    if index is None or files.missing:
+        return checks
+    known = np.array([name for one in lists for name in one.names], np.uint64)
+    extra = np.flatnonzero(~np.isin(hashes_of_names(index), known)).tolist()
+    others = (Finding("not listed in dataset.json", index.locate(row)[0]) for row in extra)
+    about = f"{len(index):,} images"
+    if extra:
+        checks.append(checked(files.split, "other files", about, others, otherwise="note"))
+    return checks
+
+
+# --- work on one file ---
+
+
+def _sum_of(path: str, shard: Shard) -> _Task:
+    def check(open_file: Open) -> Iterable[Finding]:
+        with closing(open_file(path)) as source:
+            if source.size != shard.bytes:
+                what = f"holds {source.size:,} bytes instead of {shard.bytes:,}"
+                return [Finding(what, path)]
+            if _sha256(source) != shard.sha256:
+                return [Finding("its SHA-256 is not that of dataset.json", path)]
+        return []
+
+    return check
+
+
+def _shard(path: str, check_shard: Callable[[Source], None]) -> _Task:
+    def check(open_file: Open) -> Iterable[Finding]:
+        with closing(open_file(path)) as source:
+            check_shard(source)
+        return []
+
+    return check
+
+
+@dataclass
+class _List:
+    """A file of lines "SHA-256  name", as written by `sha256sum`."""
+
+    path: str
+    shard: Shard
+    root: str
+    """The folder of the split, with a slash at its end."""
+    names: Sequence[np.uint64] = ()
+    """Hashes of the listed names, relative to the root, once checked."""
+
+    def check(self, open_file: Open) -> Iterable[Finding]:
+        if found := [*_sum_of(self.path, self.shard)(open_file)]:
+            return found
+        with closing(open_file(self.path)) as source:
+            text = os.fsdecode(source.read(0, source.size))
+        # Names are relative to the parent folder of the split's.
+        above = self.root[: self.root.rstrip(os.sep).rindex(os.sep) + 1]
+        rows = [line.split("  ", 1) for line in text.split("\n") if line]
+        for known, name in rows:
+            if not is_inside(name):
+                found.append(Finding("names a file outside of its folder", self.path))
+                continue
+            try:
+                with closing(open_file(above + name)) as image:
+                    if _sha256(image) != known:
+                        found.append(Finding("its SHA-256 is not the listed one", above + name))
+            except FileNotFoundError:
+                found.append(Finding("listed in dataset.json, but not there", above + name))
+        self.names = [*hash_names((above + name).removeprefix(self.root) for _, name in rows)]
+        return found
+
+
+def _sha256(source: Source) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, source.size, _PIECE):
+        digest.update(source.read(start, min(_PIECE, source.size - start)))
+    return digest.hexdigest()
+
+
+# --- in threads ---
+
+
+@dataclass(frozen=True)
+class _Work:
+    workers: int
+    counters: Counters
+
+    def run(self, tasks: Sequence[_Task], what: str, total: int) -> list[Finding]:
+        """The findings of all tasks, in order; `total` bytes will be read."""
+        with self.counters(what, total // 10**6) as progress:
+            meter = _Meter(progress)
+            pool = ThreadPoolExecutor(self.workers)
+            try:
+                parts = pool.map(lambda task: _perform(task, meter), tasks)
+                return [finding for part in parts for finding in part]
+            finally:
+                meter.stopped.set()  # so that Ctrl-C does not wait for the end of a file of 100 GB
+                pool.shutdown(cancel_futures=True)
+
+
+def _perform(task: _Task, meter: "_Meter") -> list[Finding]:
+    try:
+        return [*task(lambda path: _Metered(open_source(path), meter))]
+    except (DataError, OSError) as error:
+        return [Finding(str(error))]
+
+
+class _Meter:
+    """Counts the bytes read by all threads."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.stopped = threading.Event()
+        self._progress, self._count, self._lock = progress, 0, threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._count += count
+            self._progress(self._count // 10**6)
+
+
+class _Metered:
+    """A source that counts its reads, and fails them once `stopped` is set."""
+
+    def __init__(self, source: Source, meter: _Meter) -> None:
+        self.name, self.size, self.stamp = source.name, source.size, source.stamp
+        self._source, self._meter = source, meter
+
+    def read(self, offset: int, size: int) -> bytes:
+        if self._meter.stopped.is_set():
+            raise InterruptedError("stopped")
+        content = self._source.read(offset, size)
+        self._meter.add(size)
+        return content
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def _size(path: str) -> int:
+    try:
+        with closing(open_source(path)) as source:
+            return source.size
+    except OSError:
+        return 0
+
+
+def _number(paths: Sequence[str]) -> str:
+    return f"{len(paths):,} file{'s' * (len(paths) != 1)}"

@@ -1,0 +1,278 @@
+"""Reads, hashes and decodes every image as training does, in processes without torch."""
+
+import hashlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import threading
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.decode import decode_batch, open_lazily
+from trainyard.data.decode.packed_record import is_record
+from trainyard.data.index.table import Index, load_index
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.credentials import Credentials, adopt, known
+from trainyard.datasets.verify.checks import MAX_LISTED, Progress
+from trainyard.datasets.verify.records import why_unlike
+from trainyard.errors import DataError
+
+T = TypeVar("T")
+
+Hashes = NDArray[np.uint64]
+"""uint64[n, 2]: BLAKE2b of each sample's bytes, 128 bits; 0 for an unread sample."""
+
+_CHUNK = 64  # samples of a task; takes half a second
+_AHEAD = 4  # tasks per process
+_TINY = 8  # pixels
+_HUGE = 50_000_000  # pixels; one such image delays a batch
+_FORMAT_OF = {
+    ".jpg": ("JPEG", "MPO"),  # MPO: a JPEG followed by a second picture
+    ".jpeg": ("JPEG", "MPO"),
+    ".png": ("PNG",),
+    ".webp": ("WEBP",),
+    ".bmp": ("BMP",),
+    ".ppm": ("PPM",),
+    ".pgm": ("PPM",),
+    ".tif": ("TIFF",),
+    ".tiff": ("TIFF",),
+}
+
+
+Oddity = tuple[int, str]  # sample, description
+
+
+@dataclass
+class Tally(Generic[T]):
+    """A count of rows, and the first of them."""
+
+    count: int = 0
+    first: list[T] = field(default_factory=list)
+
+    def add(self, rows: Sequence[T]) -> None:
+        self.count += len(rows)
+        self.first += rows[: max(0, MAX_LISTED - len(self.first))]
+
+
+@dataclass
+class Images:
+    """Findings in the images of a split."""
+
+    bad: Tally[Oddity] = field(default_factory=Tally)
+    odd: Tally[Oddity] = field(default_factory=Tally)
+    kinds: dict[str, Tally[int]] = field(default_factory=dict)
+    """Samples by file type and mode: "JPEG RGB"."""
+
+
+def examine(
+    indices: Sequence[Index], scratch: Path, workers: int, progress: Progress
+) -> tuple[list[Images], Hashes]:
+    """Examines all images; also returns the hashes, index after index, in a file in `scratch`."""
+    total = sum(map(len, indices))
+    np.memmap(scratch / "hashes", "<u8", "w+", shape=(total, 2)).flush()
+    paths = [str(index.path) for index in indices]
+    found = [Images() for _ in indices]
+    count = 0
+    with _pool(workers, paths, str(scratch / "hashes")) as pool:
+        for split, part in _in_order(pool, _tasks(indices), workers * _AHEAD):
+            found[split].bad.add(part.bad)
+            found[split].odd.add(part.odd)
+            for kind, rows in part.kinds.items():
+                found[split].kinds.setdefault(kind, Tally()).add(rows)
+            count += part.samples
+            progress(count)
+    return found, np.memmap(scratch / "hashes", "<u8", "r", shape=(total, 2))
+
+
+def same_bytes(hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The rows that share a hash, group by group, and the first row of each one's group.
+
+    Takes 24 bytes of memory per row, and more for shared rows only.
+    """
+    order = np.argsort(hashes[:, 0], kind="stable")
+    words = hashes[:, 0][order]
+    alike = words[1:] == words[:-1]
+    is_one = np.zeros(len(order), bool)
+    is_one[1:] |= alike
+    is_one[:-1] |= alike
+    rows = order[is_one]
+    found = np.asarray(hashes[rows])
+    rows, found = rows[found.any(axis=1)], found[found.any(axis=1)]
+    order = np.lexsort((rows, found[:, 1], found[:, 0]))
+    rows, found = rows[order], found[order]
+    is_first = np.ones(len(rows), bool)
+    is_first[1:] = (found[1:] != found[:-1]).any(axis=1)
+    group = np.cumsum(is_first) - 1
+    shared = np.bincount(group, minlength=1)[group] > 1 if len(rows) else is_first
+    return rows[shared], rows[is_first][group][shared]
+
+
+# --- processes ---
+
+
+class _Part(NamedTuple):
+    """Findings in one chunk."""
+
+    samples: int
+    bad: list[Oddity]
+    odd: list[Oddity]
+    kinds: dict[str, list[int]]
+
+
+_Task = tuple[int, int, int]  # split, first sample, one past the last
+
+
+def _tasks(indices: Sequence[Index]) -> Iterator[_Task]:
+    for split, index in enumerate(indices):
+        for start in range(0, len(index), _CHUNK):
+            yield split, start, min(start + _CHUNK, len(index))
+
+
+@contextmanager
+def _pool(workers: int, indices: list[str], hashes: str) -> Iterator[ProcessPoolExecutor]:
+    context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+    stop = context.RawValue("b", 0)
+    pool = ProcessPoolExecutor(workers, context, _start, (indices, hashes, stop, known()))
+    try:
+        yield pool
+    except BrokenProcessPool:
+        raise DataError(
+            "a process that decodes images died: out of memory, or an image that crashes the "
+            "decoder; try fewer --workers"
+        ) from None
+    finally:
+        stop.value = 1
+        pool.shutdown(cancel_futures=True)
+
+
+def _in_order(
+    pool: ProcessPoolExecutor, tasks: Iterator[_Task], ahead: int
+) -> Iterator[tuple[int, _Part]]:
+    """The results of the tasks in order; at most `ahead` are pending."""
+    waiting: deque[tuple[int, Future[_Part]]] = deque()
+    while True:
+        for task in islice(tasks, ahead - len(waiting)):
+            # A process started here must not receive Ctrl-C, on which the pool is shut down.
+            mine = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+            waiting.append((task[0], pool.submit(_examine, task)))
+            signal.pthread_sigmask(signal.SIG_SETMASK, mine)
+        if not waiting:
+            return
+        split, result = waiting.popleft()
+        yield split, result.result()
+
+
+class _Examiner:
+    """The open indices, readers and hashes of one process."""
+
+    def __init__(self, indices: list[str], hashes: str, stop: Any) -> None:
+        self.stop = stop  # a number in shared memory: not 0 once results are no longer needed
+        self.indices = [_load(Path(path)) for path in indices]
+        self.readers = [Reader(index) for index in self.indices]
+        total = sum(map(len, self.indices))
+        self.hashes: Hashes = np.memmap(hashes, "<u8", "r+", shape=(total, 2))
+        self.starts = np.cumsum([0, *map(len, self.indices)])
+
+    def examine(self, split: int, start: int, stop: int) -> _Part:
+        part = _Part(stop - start, [], [], {})
+        for sample in range(start, stop):
+            if self.stop.value:
+                break
+            try:
+                content = self.readers[split].read(sample)
+            except OSError as error:
+                part.bad.append((sample, str(error)))
+                continue
+            if content:
+                digest = hashlib.blake2b(content, digest_size=16).digest()
+                self.hashes[self.starts[split] + sample] = np.frombuffer(digest, "<u8")
+            reason = decode_batch([content], _corner, _pixel(), "bilinear").get(0)
+            if reason is None and is_record(content):
+                reason = why_unlike(content)
+            if reason is not None:
+                part.bad.append((sample, reason))
+                continue
+            suffix = os.path.splitext(self.indices[split].locate(sample)[0])[1].lower()
+            kind, oddities = _describe(content, suffix)
+            part.kinds.setdefault(kind, []).append(sample)
+            part.odd.extend((sample, oddity) for oddity in oddities)
+        return part
+
+
+_examiner: _Examiner  # of this process
+
+
+def _start(indices: list[str], hashes: str, stop: Any, credentials: Credentials) -> None:
+    global _examiner
+    adopt(credentials)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    warnings.filterwarnings("ignore", module="PIL")
+    Image.init()
+    _examiner = _Examiner(indices, hashes, stop)
+
+
+def _end_with_parent() -> None:
+    """Ends this process with its parent, which cannot end it if killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)
+
+
+def _examine(task: _Task) -> _Part:
+    return _examiner.examine(*task)
+
+
+def _load(path: Path) -> Index:
+    index = load_index(path)
+    if index is None:
+        raise DataError(f"the index {path} is gone")
+    return index
+
+
+# --- one image ---
+
+
+def _corner(sizes: NDArray[np.int64]) -> Crops:
+    """A box of one pixel, so that only decoding takes time."""
+    boxes = np.tile(np.array([0.0, 0.0, 1.0, 1.0]), (len(sizes), 1))
+    return Crops(boxes, np.zeros(len(sizes), bool))
+
+
+def _pixel() -> NDArray[np.uint8]:
+    return np.empty((1, 1, 1, 3), np.uint8)
+
+
+def _describe(content: bytes, suffix: str) -> tuple[str, list[str]]:
+    """File type and mode of an image that decodes, and its oddities."""
+    try:
+        with open_lazily(content) as image:
+            kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
+    except Exception:  # libjpeg-turbo reads its header and Pillow does not
+        return "JPEG of unknown mode", ["a JPEG that Pillow does not open"]
+    odd = []
+    if suffix in _FORMAT_OF and kind not in _FORMAT_OF[suffix]:
+        odd.append(f"{kind} in disguise: its name ends in {suffix}")
+    if mode == "CMYK":
+        odd.append("CMYK instead of RGB")
+    if mode.startswith(("I", "F")):
+        odd.append("more than 8 bits a channel: training takes the upper 8")
+    if min(width, height) < _TINY:
+        odd.append(f"tiny: {width} x {height} pixels")
+    if width * height > _HUGE:
+        odd.append(f"huge: {width} x {height} pixels")
+    return f"{kind} {mode}", odd

@@ -1,0 +1,208 @@
+"""Runs all checks of a data set.
+
+Problems make training fail or its result wrong: missing, broken or undecodable data, labels beyond
+or beside the class list, and validation images that are trained on. Notes are unusual but can be
+trained on: unusual files, few images in a class, the same image twice in one split.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.index.splits import all_splits
+from trainyard.data.index.table import Index, check_same_classes
+from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked
+from trainyard.datasets.verify.contents import check_contents
+from trainyard.datasets.verify.images import Hashes, Images, examine, same_bytes
+from trainyard.datasets.verify.overlap import Part, check_overlap
+from trainyard.datasets.verify.saved_index import check_saved_index
+from trainyard.datasets.verify.shards import check_listing, find_files, index_anew
+from trainyard.errors import DataError
+
+_UNEVEN = 10  # ratio of images in the largest class to those in a rare one
+_RARE = 0.01  # share below which a file type is odd among the others
+
+
+@dataclass(frozen=True)
+class Split:
+    name: str
+    index: Index
+
+    def finding(self, sample: int, what: str) -> Finding:
+        file, offset, _ = self.index.locate(sample)
+        return Finding(what, file, offset, sample)
+
+
+def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> list[Check]:
+    """Checks all splits of a data set; `deep` decodes every image and finds duplicates.
+
+    DataError if there is nothing to check, or a server fails.
+    """
+    places = all_splits(location)
+    files = [find_files(split, place, location) for split, place in places.items()]
+    checks, splits = check_listing(files, location), []
+    parts: list[Part] = []
+    with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
+        for part in files:
+            with counters(f"indexing {part.place.location}", None) as progress:
+                index, found = index_anew(part, Path(folder) / part.split, progress)
+            checks += [*found, *check_contents(part, index, workers, counters)]
+            if index is None:
+                continue
+            # In a split with broken files, every sample of these would differ.
+            if not part.missing and all(check.result == "ok" for check in found):
+                checks.append(check_saved_index(part.split, places[part.split], index))
+            splits.append(Split(part.split, index))
+            parts.append(Part(part.split, part, index))
+            checks += _check_rows(splits[-1])
+        checks += _check_classes(splits)
+        checks += check_overlap(parts)
+        if deep and splits:
+            indices = [split.index for split in splits]
+            with counters("decoding images", sum(map(len, indices))) as progress:
+                images, hashes = examine(indices, Path(folder), workers, progress)
+            for split, seen in zip(splits, images, strict=True):
+                checks += _check_images(split, seen)
+            checks += _check_duplicates(splits, hashes)
+    return checks
+
+
+# --- checks of the index ---
+
+
+def _check_rows(split: Split) -> Iterator[Check]:
+    size, label = split.index.size, split.index.label
+    low, middle, high = int(size.min()), int(np.median(size)), int(size.max())
+    empty = np.flatnonzero(size == 0)
+    about = f"{low:,} to {high:,} bytes, median {middle:,}"
+    found = (split.finding(row, "the image is empty") for row in empty.tolist())
+    yield checked(split.name, "sizes", about, found, count=len(empty))
+    num_classes = len(split.index.classes)
+    beyond = np.flatnonzero((label < 0) | (label >= num_classes))
+    found = (split.finding(row, f"label {label[row]} is no class") for row in beyond.tolist())
+    about = f"0 to {num_classes - 1:,}"
+    yield checked(split.name, "labels", about, found, count=len(beyond))
+    if not len(beyond):
+        yield _check_balance(split)
+
+
+def _check_balance(split: Split) -> Check:
+    index = split.index
+    counts = np.bincount(index.label, minlength=len(index.classes))
+    low, high = int(counts.min()), int(counts.max())
+    about = f"{low:,} to {high:,} images a class, median {np.median(counts):,.0f}"
+    rare = np.flatnonzero(counts * _UNEVEN < high)
+    found = (
+        Finding(f"class {index.classes[row]!r} has {counts[row]:,} images") for row in rare.tolist()
+    )
+    return checked(split.name, "balance", about, found, count=len(rare), otherwise="note")
+
+
+def _check_classes(splits: Sequence[Split]) -> Iterator[Check]:
+    """Checks that class numbers mean the same in all splits."""
+    for other in splits[1:]:
+        first, both = splits[0], f"{splits[0].name}, {other.name}"
+        known, found = first.index, other.index
+        about = f"{len(known.classes):,} and {len(found.classes):,}"
+        try:
+            check_same_classes(known.classes, found.classes, other.name, has_names=found.has_names)
+        except DataError as error:
+            yield checked(both, "classes", about, [Finding(str(error))])
+            continue
+        yield checked(both, "classes", about, _unlike_classes(first, other), otherwise="note")
+
+
+def _unlike_classes(first: Split, other: Split) -> Iterable[Finding]:
+    """Differences in classes that training cannot detect."""
+    if first.index.has_names != other.index.has_names:
+        named, bare = (first, other) if first.index.has_names else (other, first)
+        yield Finding(
+            f"{named.name} names its classes and {bare.name} only numbers them: whether class 0 "
+            f"of {bare.name} is {named.index.classes[0]!r}, this cannot tell"
+        )
+    if len(first.index.classes) != len(other.index.classes):
+        yield Finding(
+            f"{first.name} has {len(first.index.classes):,} classes, labels in {other.name} go "
+            f"up to {len(other.index.classes) - 1:,} only"
+        )
+
+
+# --- checks of the images ---
+
+
+def _check_images(split: Split, images: Images) -> Iterator[Check]:
+    readable = len(split.index) - images.bad.count
+    found = (split.finding(*row) for row in images.bad.first)
+    about = f"{readable:,} of {len(split.index):,} decode"
+    yield checked(split.name, "images", about, found, count=images.bad.count)
+    kinds = sorted(images.kinds.items(), key=lambda item: -item[1].count)
+    about = ", ".join(f"{tally.count:,} {kind}" for kind, tally in kinds)
+    count, rows = images.odd.count, [*images.odd.first]
+    for kind in _rare_types(images):
+        count += images.kinds[kind].count
+        rows += [(sample, f"a {kind} among {kinds[0][0]}") for sample in images.kinds[kind].first]
+    found = (split.finding(*row) for row in sorted(rows))
+    yield checked(split.name, "oddities", about, found, count=count, otherwise="note")
+
+
+def _rare_types(images: Images) -> list[str]:
+    """The kinds of file types that hardly any image has."""
+    types: Counter[str] = Counter()
+    for kind, tally in images.kinds.items():
+        types[kind.split()[0]] += tally.count
+    return [kind for kind in images.kinds if types[kind.split()[0]] < _RARE * types.total()]
+
+
+def _check_duplicates(splits: Sequence[Split], hashes: Hashes) -> Iterator[Check]:
+    """Finds equal bytes: a note within one split, a problem across splits.
+
+    A duplicate in training data only counts twice; a validation image that is trained on falsifies
+    the accuracy.
+    """
+    starts = np.cumsum([0, *(len(split.index) for split in splits)])
+    rows, firsts = same_bytes(hashes)
+    of_row = np.searchsorted(starts, rows, side="right") - 1
+    of_first = np.searchsorted(starts, firsts, side="right") - 1
+    pairs = _Pairs(splits, starts, rows, firsts)
+    for number, split in enumerate(splits):
+        same = np.flatnonzero((of_row == number) & (of_first == number) & (rows != firsts))
+        yield pairs.check(split.name, "duplicates", same)
+    for number, split in enumerate(splits[1:], 1):
+        across = np.flatnonzero((of_row == number) & (of_first < number))
+        yield pairs.check(f"{splits[0].name}, {split.name}", "leakage", across)
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Rows of the hashes, each with the first row of equal content."""
+
+    splits: Sequence[Split]
+    starts: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+
+    def check(self, data: str, name: str, which: NDArray[np.int64]) -> Check:
+        found = (self._finding(pair) for pair in which.tolist())
+        otherwise: Result = "problem" if name == "leakage" else "note"
+        return checked(data, name, "by content", found, count=len(which), otherwise=otherwise)
+
+    def _finding(self, pair: int) -> Finding:
+        split, sample = self._locate(int(self.rows[pair]))
+        other, original = self._locate(int(self.firsts[pair]))
+        file, offset, _ = other.index.locate(original)
+        place = f"{file}, byte {offset}" if offset else file
+        ours, theirs = (
+            part.index.classes[part.index.label[row]]
+            for part, row in ((split, sample), (other, original))
+        )
+        classes = f", but of class {ours!r} instead of {theirs!r}" if ours != theirs else ""
+        return split.finding(sample, f"the same bytes as {place}{classes}")
+
+    def _locate(self, row: int) -> tuple[Split, int]:
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return self.splits[number], row - int(self.starts[number])

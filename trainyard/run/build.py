@@ -1,0 +1,299 @@
+"""Builders of a run's parts from the recipe's sections."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.base import AverageConfig, Averager
+from trainyard.averaging.gossip import Gossip
+from trainyard.averaging.periodic import Periodic
+from trainyard.config import RunConfig
+from trainyard.course import Course, build_course, seconds_of
+from trainyard.data.device import gpu_decode
+from trainyard.data.feeds import Feeds
+from trainyard.data.open_datasets import Datasets, open_datasets
+from trainyard.data.slow_paths import remark
+from trainyard.distributed import Heartbeat
+from trainyard.errors import RecipeError
+from trainyard.model.build import build_model
+from trainyard.model.drop_path import drop_path_setter
+from trainyard.model.ema import Ema
+from trainyard.model.execution import compile_in_place, has_cuda_graphs, recompute_activations
+from trainyard.model.freeze import freeze
+from trainyard.monitor.progress import counter
+from trainyard.optim.groups import classifier_parameters, set_group_rates
+from trainyard.optim.schedules import Rates, Schedule, build_schedule
+from trainyard.training import checkpoint
+from trainyard.training.bn_statistics import batch_norms, estimate_statistics
+from trainyard.training.buffers import Buffers
+from trainyard.training.checkpoint import TrainState
+from trainyard.training.micro import MicroBatchSize, bytes_of_moments
+from trainyard.training.precision import AUTOCASTS
+from trainyard.training.step import Loss, TrainStep
+from trainyard.training.update import (
+    Clip,
+    DynamicLossScale,
+    LossScale,
+    Update,
+    clip_adaptively,
+    clip_by_norm,
+    no_clip,
+)
+from trainyard.world import World
+
+AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
+    "allreduce": AllReduce,
+    "gossip": Gossip,
+    "periodic": Periodic,
+}
+
+
+def data_of(config: RunConfig, world: World, console: Console, heartbeat: Heartbeat) -> Datasets:
+    """The training and validation data of a run."""
+    with counter(console, "indexing samples") as show:
+        data = open_datasets(config.data, world, heartbeat.counted("indexing", show))
+    if world.is_first:
+        remark(console, data.train, data.val)
+    heartbeat.mark("start")  # the wait for the first rank's index may have been long
+    return data
+
+
+def averager_of(config: RunConfig, world: World, device: torch.device) -> Averager:
+    """The averager of a run's replicas."""
+    name = _averager_name(config, world)
+    if name == "sharded":
+        from trainyard.averaging.sharded import Sharded  # torch takes long to import FSDP
+
+        return Sharded(config.average, world, device)
+    return AVERAGERS[name](config.average, world)
+
+
+def _averager_name(config: RunConfig, world: World) -> str:
+    """The averager's name; "allreduce" for a single replica, which averages with nobody."""
+    return config.average.name if world.size > 1 else "allreduce"
+
+
+def placed(config: RunConfig, model: nn.Module, *, world: World, device: torch.device) -> nn.Module:
+    """The model on the device; a sharded model is moved by its averager, in pieces."""
+    return model if _averager_name(config, world) == "sharded" else model.to(device)
+
+
+def check_batches(config: RunConfig, course: Course, world: World) -> None:
+    """RecipeError if the ranks cannot share the global batches of a course."""
+    in_step = waits_in_forward(config, world)
+    for phase in course.phases:
+        key = "schedule.batch_size" if phase.start else "batch.size"
+        if phase.batch < world.size:
+            raise RecipeError(
+                f"{key} = {phase.batch} is smaller than the number of replicas ({world.size}): "
+                "each needs at least one sample of every global batch"
+            )
+        least, most = phase.batch // world.size, -(-phase.batch // world.size)
+        micro = most if config.batch.micro == "auto" else config.batch.micro
+        if in_step is not None and -(-least // micro) != -(-most // micro):
+            raise RecipeError(
+                f"batch.micro = {micro}: of {key} = {phase.batch} some of {world.size} ranks would "
+                f"take more micro-batches than others, which {in_step} cannot do: make {key} a "
+                "multiple of the number of ranks"
+            )
+
+
+def waits_in_forward(config: RunConfig, world: World) -> str | None:
+    """The recipe key that makes ranks wait for each other in a forward pass; None without one.
+
+    All ranks must then make equally many forward passes.
+    """
+    if world.size > 1 and config.average.batch_norm == "sync":
+        return "average.batch_norm = 'sync'"
+    is_sharded = _averager_name(config, world) == "sharded"
+    return "average.name = 'sharded'" if is_sharded else None
+
+
+def course_of(config: RunConfig, epoch_samples: int) -> Course:
+    return build_course(
+        config.run.length,
+        epoch_samples=epoch_samples,
+        batch=config.batch.size,
+        image_size=config.data.image_size,
+        batch_stages=config.schedule.batch_size,
+        size_stages=config.schedule.image_size,
+    )
+
+
+def check_decoding(config: RunConfig, device: torch.device) -> None:
+    """RecipeError if images cannot be decoded on the device that the recipe names."""
+    if config.data.decode == "gpu":
+        gpu_decode.check(device)
+
+
+def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
+    """The loader factory of a run; call `check_decoding` first."""
+    return Feeds(
+        data=config.data,
+        augment=config.augment,
+        global_batch=config.batch.size,
+        seed=config.run.seed,
+        channels_last=config.model.channels_last,
+        world=world,
+        device=device,
+        dtype=AUTOCASTS[config.batch.precision] or torch.float32,
+    )
+
+
+def estimate_anew(
+    config: RunConfig, feeds: Feeds, data: Datasets, course: Course, *, models: list[nn.Module]
+) -> None:
+    """Estimate batch norm statistics from run.bn_samples samples."""
+    samples = config.run.bn_samples
+    if samples and batch_norms(models[0]):
+        with feeds.statistics(data.train, samples, course.phases[-1].image_size) as feed:
+            precision = AUTOCASTS[config.batch.precision]
+            estimate_statistics(models, feed, world=feeds.world, precision=precision)
+
+
+def model_of(config: RunConfig, num_classes: int) -> nn.Module:
+    """The model for every image size of the recipe, freshly initialised, with frozen parameters."""
+    stages = [int(stage.rpartition(":")[2]) for stage in config.schedule.image_size]
+    sizes = {config.data.image_size, *stages}
+    largest = max(sizes)  # position embeddings get the finest trained grid
+    if config.data.eval_size is not None:
+        sizes.add(config.data.eval_size)
+    model = build_model(
+        config.model,
+        num_classes=num_classes,
+        image_size=largest,
+        other_sizes=sizes - {largest},
+    )
+    freeze(model, config.model.freeze)
+    if config.model.grad_checkpointing:
+        recompute_activations(model, config.model.name)
+    return model
+
+
+def trained_model(config: RunConfig, path: Path, num_classes: int, *, ema: bool) -> nn.Module:
+    """The model of a recipe with the weights of a checkpoint, or their moving average."""
+    model = model_of(config, num_classes)
+    checkpoint.put_weights(model, checkpoint.load_weights(path, ema=ema), path)
+    return model
+
+
+def ema_of(config: RunConfig, model: nn.Module) -> Ema | None:
+    decay = config.model.ema_decay
+    if decay is None:
+        return None
+    return Ema(model, decay, warmup=config.model.ema_warmup, cpu=config.model.ema_cpu)
+
+
+def loss_scale_of(config: RunConfig, device: torch.device) -> LossScale:
+    # Gradients sent as fp16 have its range, in whichever precision they were computed.
+    is_narrow = "fp16" in (config.batch.precision, config.average.compress)
+    return DynamicLossScale(device) if is_narrow else LossScale(device)
+
+
+def schedule_of(config: RunConfig, course: Course) -> Schedule:
+    if config.schedule.weight_decay_end is not None and config.optim.compile:
+        raise RecipeError(
+            "schedule.weight_decay_end changes the update in every step, which would then be "
+            "compiled anew: set optim.compile = false"
+        )
+    if config.schedule.drop_path_start is not None and config.model.compile != "off":
+        raise RecipeError(
+            "schedule.drop_path_start changes the model in every epoch, which would then be "
+            "compiled anew: set model.compile = 'off'"
+        )
+    return build_schedule(
+        config.schedule,
+        course,
+        lr=config.optim.lr,
+        weight_decay=config.optim.weight_decay,
+        drop_path=config.model.drop_path,
+    )
+
+
+def _is_reported(config: RunConfig, course: Course, step: int) -> bool:
+    """True if a report is known to follow a step; saves by time cannot be foreseen."""
+    by_time = seconds_of(config.run.save_every) is not None
+    durations = [config.run.log_every, *([] if by_time else [config.run.save_every])]
+    return step + 1 == course.num_steps or any(course.every(d).due(step + 1) for d in durations)
+
+
+def step_of(
+    config: RunConfig,
+    state: TrainState,
+    wrapped: nn.Module,
+    *,
+    loss: Loss,
+    world: World,
+    update_ema: Callable[[int], None],
+    course: Course,
+    report: Callable[[str], None],
+) -> TrainStep:
+    """`wrapped`: the model from the averager; `report` receives notes on smaller micro-batches."""
+    compile_in_place(state.model, config.model.compile)
+    return TrainStep(
+        model=wrapped,
+        averager=state.averager,
+        loss=loss,
+        micro=_micro_of(config, world=world, course=course, report=report),
+        to_reserve=partial(bytes_of_moments, state.model, state.optimizer),
+        buffers=Buffers(state.model),
+        autocast=AUTOCASTS[config.batch.precision],
+        graphs=has_cuda_graphs(config.model.compile),
+        set_rates=_rate_setter(config, state),
+        update=Update(
+            state.model,
+            state.optimizer,
+            state.scale,
+            clip=_clip_of(config, state.model),
+            measure=partial(_is_reported, config, course),
+            # Replicas with fp16 share a loss scale and skip together; others skip independently.
+            all_reduce_max=state.averager.all_reduce_max
+            if config.batch.precision == "fp16"
+            else _as_it_is,
+        ),
+        update_ema=update_ema,
+        seed=config.run.seed,
+        world=world,
+    )
+
+
+def _micro_of(
+    config: RunConfig, *, world: World, course: Course, report: Callable[[str], None]
+) -> MicroBatchSize:
+    return MicroBatchSize(
+        None if config.batch.micro == "auto" else config.batch.micro,
+        world=world,
+        phase=lambda step: course.phase(step).start,
+        report=report,
+        is_tried=waits_in_forward(config, world) is None,
+    )
+
+
+def _rate_setter(config: RunConfig, state: TrainState) -> Callable[[Rates], None]:
+    if config.schedule.drop_path_start is not None:
+        assert config.model.drop_path  # build_schedule rejects the recipe otherwise
+        set_drop_path = drop_path_setter(state.model, config.model.drop_path)
+
+    def set_rates(rates: Rates) -> None:
+        set_group_rates(state.optimizer, lr=rates.lr, weight_decay=rates.weight_decay)
+        if rates.drop_path is not None:
+            set_drop_path(rates.drop_path)
+
+    return set_rates
+
+
+def _as_it_is(value: Tensor) -> Tensor:
+    return value
+
+
+def _clip_of(config: RunConfig, model: nn.Module) -> Clip:
+    if config.optim.clip_norm is not None:
+        return clip_by_norm(config.optim.clip_norm)
+    if config.optim.clip_agc is not None:
+        return clip_adaptively(config.optim.clip_agc, exempt=classifier_parameters(model))
+    return no_clip

@@ -1,0 +1,297 @@
+"""Evaluation of a checkpoint on one or more data sets."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from trainyard.config import RunConfig
+from trainyard.data.config import Locations
+from trainyard.data.device.feed import Batch
+from trainyard.data.feeds import Feeds
+from trainyard.data.index.build import Progress
+from trainyard.data.index.real_labels import Labels, read_labels
+from trainyard.data.index.table import Index
+from trainyard.data.open_datasets import (
+    description,
+    open_labelled,
+    open_split,
+    open_validation,
+)
+from trainyard.data.slow_paths import remark
+from trainyard.distributed import init_distributed
+from trainyard.errors import DataError, RecipeError
+from trainyard.monitor.progress import counter
+from trainyard.run.build import check_decoding, feeds_of, trained_model
+from trainyard.training import checkpoint
+from trainyard.training.bn_statistics import batch_norms, estimate_statistics
+from trainyard.training.evaluate import evaluate
+from trainyard.training.precision import AUTOCASTS, use_precision
+from trainyard.training.predictions import Predictions, calibration_error, reassessed_top1, summary
+from trainyard.world import World, check_devices, pick_device, together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """Options of an evaluation."""
+
+    data: tuple[Locations | None, ...] = (None,)
+    """The data sets, in order; None for the recipe's own validation data."""
+    all_classes: bool = False
+    """True if classes that a data set lacks may be predicted too."""
+    labels: Path | None = None
+    """Relabelled classes of the first data set; see data/index/real_labels.py."""
+    flip: bool = False
+    """True to use the mean softmax of an image and of its mirror image."""
+    bn_samples: int = 0
+    """Training images for batch norm statistics, estimated first; 0: none. In a Result, the number
+    used: whole batches, without unreadable images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """Data to evaluate on, in terms of a model's classes."""
+
+    where: str
+    index: Index
+    numbers: list[int] | None
+    """Indices of the logits to keep, in the order of the index's labels; None for all."""
+    labels: Labels | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The result for one data set."""
+
+    data: DataSet
+    classes: tuple[str, ...]
+    """Classes that could be predicted; labels and guesses are indices into them."""
+    model_classes: int
+    predictions: dict[str, Predictions]
+    """Predictions of the weights under "", and of their moving average, if any, under "ema_"."""
+    question: Question
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain values for JSON."""
+        tree: dict[str, Any] = {"data": self.data.where}
+        tree |= summary(self.predictions)
+        for prefix, said in self.predictions.items():
+            tree |= {f"{prefix}ece": calibration_error(said)}
+            tree |= {f"{prefix}not_finite": said.not_finite()}
+        tree |= {
+            "classes": len(self.classes),
+            "model_classes": self.model_classes,
+            "flip": self.question.flip,
+            "bn_samples": self.question.bn_samples,
+        }
+        return tree | ({"reassessed": self._reassessed()} if self.data.labels else {})
+
+    def _reassessed(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"labels": str(self.question.labels)}
+        for prefix, said in self.predictions.items():
+            found["samples"], found[f"{prefix}top1"] = reassessed_top1(said, self.data.labels or [])
+        return found
+
+
+def evaluate_checkpoint(
+    config: RunConfig,
+    path: Path,
+    question: Question = Question(),
+    *,
+    world: World,
+    console: Console,
+) -> list[Result]:
+    """Evaluate a checkpoint and its moving average, every image once, on any number of ranks.
+
+    Every rank of the world calls it, and gets the result of each data set.
+    """
+    with init_distributed(world):
+        device = pick_device(world)
+        check_devices(world, device)
+        use_precision(config.batch.precision)
+        with together(world):
+            if world.is_first:
+                checkpoint.check(path)
+        with together(world):
+            check_decoding(config, device)
+            classes = checkpoint.read_progress(path)["classes"]
+        data = _open_all(config, question, classes, world, console=console)
+        with together(world):
+            models = _models(config, path, len(classes), device)
+        feeds = feeds_of(config, world, device)
+        if question.bn_samples:
+            used = _estimate(config, feeds, models, samples=question.bn_samples, console=console)
+            question = replace(question, bn_samples=used)
+        said = [
+            _said(config, feeds, one, models, flip=question.flip, console=console) for one in data
+        ]
+        with together(world):
+            return [
+                _result(one, predictions, classes, question)
+                for one, predictions in zip(data, said, strict=True)
+            ]
+
+
+def _said(
+    config: RunConfig,
+    feeds: Feeds,
+    data: DataSet,
+    models: Mapping[str, nn.Module],
+    *,
+    flip: bool,
+    console: Console,
+) -> dict[str, Predictions]:
+    with counter(console, f"evaluating on {data.where}", len(data.index)) as show:
+        return predict(
+            config,
+            feeds,
+            data.index,
+            models,
+            on_batch=lambda _, count: show(count),
+            numbers=data.numbers,
+            flip=flip,
+        )
+
+
+def predict(
+    config: RunConfig,
+    feeds: Feeds,
+    index: Index,
+    models: Mapping[str, nn.Module],
+    *,
+    on_batch: Callable[[Batch, int], None],
+    numbers: Sequence[int] | None = None,
+    flip: bool = False,
+) -> dict[str, Predictions]:
+    """Predictions of each model for a whole index; see training/evaluate.py.
+
+    `on_batch` receives each batch and the number of samples started so far. A model on another
+    device, such as a moving average in host memory, is evaluated as a copy on the feeds' device.
+    """
+    here = {name: _on(feeds.device, model) for name, model in models.items()}
+    with feeds.evaluation(index) as feed:
+        return evaluate(
+            here,
+            _counted(feed, config.batch.size, len(index), on_batch),
+            num_samples=len(index),
+            world=feeds.world,
+            device=feeds.device,
+            precision=AUTOCASTS[config.batch.precision],
+            columns=None if numbers is None else torch.tensor(numbers, device=feeds.device),
+            flip=flip,
+        )
+
+
+def _counted(
+    feed: Iterable[Batch], size: int, total: int, on_batch: Callable[[Batch, int], None]
+) -> Iterator[Batch]:
+    for number, batch in enumerate(feed, start=1):
+        on_batch(batch, min(number * size, total))
+        yield batch
+
+
+def _on(device: torch.device, model: nn.Module) -> nn.Module:
+    found = next(model.parameters()).device
+    return model if found == device else deepcopy(model).to(device)
+
+
+def _open_all(
+    config: RunConfig,
+    question: Question,
+    classes: Sequence[str],
+    world: World,
+    *,
+    console: Console,
+) -> list[DataSet]:
+    with counter(console, "indexing samples") as progress:
+        data = [
+            _open(config, where, classes, world, progress=progress, every=question.all_classes)
+            for where in question.data
+        ]
+    if world.is_first:
+        remark(console, *(one.index for one in data))
+    with together(world):
+        if question.labels is not None:
+            labels = read_labels(question.labels, data[0].index)
+            data[0] = replace(data[0], labels=labels)
+    return data
+
+
+def _open(
+    config: RunConfig,
+    where: Locations | None,
+    classes: Sequence[str],
+    world: World,
+    *,
+    progress: Progress,
+    every: bool,
+) -> DataSet:
+    """A data set. With `every`, all classes of the model may be predicted, not only its own."""
+    if where is None:
+        index = open_validation(config.data, classes, world, progress)
+        return DataSet(where=description(config.data.val), index=index, numbers=None)
+    index, numbers = open_labelled(where, classes, world, progress)
+    if every:
+        numbers = [*numbers, *sorted(set(range(len(classes))) - set(numbers))]
+    as_they_are = numbers == list(range(len(classes)))
+    return DataSet(where=description(where), index=index, numbers=None if as_they_are else numbers)
+
+
+def _models(
+    config: RunConfig, path: Path, num_classes: int, device: torch.device
+) -> dict[str, nn.Module]:
+    """The model of a checkpoint and, if there is one, its moving average."""
+    kinds = {"": False} | ({"ema_": True} if checkpoint.has_ema(path) else {})
+    return {
+        prefix: trained_model(config, path, num_classes, ema=ema).to(device)
+        for prefix, ema in kinds.items()
+    }
+
+
+def _estimate(
+    config: RunConfig,
+    feeds: Feeds,
+    models: Mapping[str, nn.Module],
+    *,
+    samples: int,
+    console: Console,
+) -> int:
+    """Set batch norm statistics from `samples` training images. Returns the number used."""
+    with together(feeds.world):
+        if not any(map(batch_norms, models.values())):
+            raise RecipeError(f"--bn-samples: {config.model.name} has no batch norm")
+    with counter(console, "indexing samples") as progress:
+        index = open_split(config.data.train, "data.train", feeds.world, progress)
+    with (
+        counter(console, "estimating batch norm statistics", samples) as show,
+        feeds.statistics(index, samples, config.data.image_size) as feed,
+    ):
+        return estimate_statistics(
+            list(models.values()),
+            _counted(feed, min(config.batch.size, samples), samples, lambda _, count: show(count)),
+            world=feeds.world,
+            precision=AUTOCASTS[config.batch.precision],
+        )
+
+
+def _result(
+    data: DataSet,
+    predictions: dict[str, Predictions],
+    classes: Sequence[str],
+    question: Question,
+) -> Result:
+    if not predictions[""].is_read().any():
+        raise DataError(f"{data.where}: none of its {len(data.index):,} images can be read")
+    numbers = range(len(classes)) if data.numbers is None else data.numbers
+    return Result(
+        data=data,
+        classes=tuple(classes[number] for number in numbers),
+        model_classes=len(classes),
+        predictions=predictions,
+        question=question,
+    )

@@ -1,0 +1,287 @@
+"""Start and resumption of a run: ownership of its directory, and choice of the checkpoint."""
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainyard.compare import PRACTICAL, differences
+from trainyard.config import RunConfig, load_recipe, to_toml
+from trainyard.course import Course
+from trainyard.data._native import is_built
+from trainyard.data.storage.credentials import without_secrets
+from trainyard.errors import CheckpointError, DataError, DivergedError
+from trainyard.files import RunDirectory, disk_error, write_text, writing
+from trainyard.monitor.environment import describe_environment, versions
+from trainyard.parent import LAUNCHER
+from trainyard.training import checkpoint, keeping
+from trainyard.training.checkpoint import TrainState
+from trainyard.world import World, gather, together
+
+_NOT_FINITE = "the gradient was not finite for many updates running"
+_ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, or bf16 for fp16"
+_PATIENCE_S = 300  # for ranks of a lost launcher to end before new ones start
+_AGAIN_S = 1.0
+
+
+def facts_of(config: RunConfig) -> dict[str, str]:
+    """Facts that must be equal on every rank of a run: versions, and keys that affect results."""
+    keys = {
+        f"{section}.{key}": f"{value!r}"
+        for section, values in config.model_dump().items()
+        for key, value in values.items()
+    }
+    of_recipe = {key: value for key, value in keys.items() if key not in PRACTICAL}
+    # Decoded pixels differ without the extension.
+    extension = {"the extension in C": "built" if is_built() else "not built"}
+    return {name: f"{number}" for name, number in versions().items()} | extension | of_recipe
+
+
+@contextmanager
+def claimed(
+    folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], world: World
+) -> Iterator[None]:
+    """Inside, the directory belongs to this run: its lock is held, and it has this run's recipe.
+
+    CheckpointError or DataError, on all ranks, if another process trains in it or it holds a run of
+    another recipe or other data. A directory without results yet takes the given recipe and data.
+    The lock ends with the process that holds it.
+    """
+    lock = None
+    try:
+        with together(world):
+            if world.is_first:
+                _check_writable(folder)
+                lock = _lock(folder)
+                _claim(folder, config, fingerprints)
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
+    keeping.check_folder(folder.checkpoints)
+    if folder.recipe.exists() and _has_begun(folder):
+        _check_same_recipe(folder, config)
+        _check_same_data(folder, fingerprints)
+        return
+    environment = describe_environment() | {"fingerprints": fingerprints}
+    environment["command"] = [without_secrets(word) for word in environment["command"]]
+    write_text(folder.environment, json.dumps(environment, indent=2) + "\n")
+    # Last: a directory with a recipe is complete.
+    write_text(folder.recipe, to_toml(config))
+
+
+def _check_writable(folder: RunDirectory) -> None:
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        if os.access(folder.path, os.W_OK | os.X_OK):
+            return
+        reason = "it is not writable"
+    except OSError as error:
+        reason = str(error.strerror)
+        full = disk_error(error, folder.path)
+        if full is not None and full.errno != errno.EROFS:
+            raise full from error
+    raise CheckpointError(
+        f"{folder.path} cannot be a run directory ({reason}): choose another with --run"
+    )
+
+
+def _lock(folder: RunDirectory) -> int:
+    with writing(folder.lock):
+        lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    patience_s = _PATIENCE_S if LAUNCHER in os.environ else 0
+    try:
+        if not _has_locked(lock) and not _has_locked_within(patience_s, lock, folder):
+            in_use = _in_use(lock, folder)
+            os.close(lock)
+            raise CheckpointError(
+                f"{in_use}: wait for it, stop it, or choose another directory with --run"
+            )
+    except OSError:  # a file system without locks
+        return lock
+    with suppress(OSError):  # the holder's name is optional: the disk may be full
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
+    return lock
+
+
+def _has_locked_within(seconds: float, lock: int, folder: RunDirectory) -> bool:
+    if seconds:
+        in_use = _in_use(lock, folder)
+        sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({seconds:.0f} s)\n")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(_AGAIN_S)
+        if _has_locked(lock):
+            return True
+    return False
+
+
+def _in_use(lock: int, folder: RunDirectory) -> str:
+    holder = os.pread(lock, 100, 0).decode().strip()
+    return f"{folder.path}: another process trains in it ({holder})"
+
+
+def _has_locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _has_begun(folder: RunDirectory) -> bool:
+    """True if a run has a checkpoint or recorded figures, which belong to its recipe."""
+    if keeping.has_any(folder.checkpoints) or folder.quarantine.exists():
+        return True
+    there = folder.metrics.exists()
+    lines = folder.metrics.read_text(errors="replace").splitlines() if there else []
+    return not all(line.startswith('{"kind": "event"') for line in lines)
+
+
+def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
+    changed = differences(load_recipe(str(folder.recipe)), config)
+    if changed:
+        raise CheckpointError(
+            f"{folder.path} holds a run of another recipe ({'; '.join(changed)}): choose another "
+            "directory with --run, or give the same recipe to go on with it"
+        )
+
+
+def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None:
+    try:
+        before = dict(json.loads(folder.environment.read_text())["fingerprints"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder.environment} cannot be read ({error!r}), and it alone says which data the "
+            "run began with: restore it, or begin another run with --run"
+        ) from None
+    for split, fingerprint in fingerprints.items():
+        if before.get(split) != fingerprint:
+            raise DataError(
+                f"the {split} data is not what the run in {folder.path} began with (other files, "
+                "sizes or classes): restore it, or begin another run with --run"
+            )
+
+
+def begins_anew(asked: str, folder: RunDirectory, world: World) -> bool:
+    """True if there is no checkpoint to resume from, so that initial weights are needed."""
+    with together(world):
+        is_new = asked in ("auto", "never") and not keeping.has_any(folder.checkpoints)
+    return gather(world, is_new)[0]
+
+
+def resume(
+    asked: str,
+    folder: RunDirectory,
+    state: TrainState,
+    *,
+    world: World,
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """Load the checkpoint that `asked` (`run.resume`) stands for, if there is one, into `state`."""
+    with together(world):
+        found = _find(asked, folder) if world.is_first else (None, [])
+    # All ranks use the first one's choice, as it alone has checked every byte.
+    path, passed_over = gather(world, found)[0]
+    for message in passed_over:
+        message += "; taking the one before it"
+        report({"kind": "event", "event": "bad checkpoint", "level": "warning", "message": message})
+    if path is not None:
+        with together(world):
+            note = checkpoint.load_checkpoint(state, path)
+            if path.parent.resolve() != folder.checkpoints.resolve():
+                state.last, state.best = {}, {}  # of another run, whose checkpoints are not here
+            if world.is_first:
+                keeping.point_best(folder.checkpoints, state.best.get("step", 0))
+        replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"
+        message = f"going on from {path} at step {state.step:,} with {replicas}"
+        place = {"world_size": world.size, "host": socket.gethostname()}
+        report({"kind": "event", "event": "resumed", "message": message, **place})
+        if note is not None:
+            report({"kind": "event", "event": "replicas", "level": "warning", "message": note})
+
+
+class Seekable(Protocol):
+    def seek(self, step: int, skipped: int) -> None: ...
+
+
+def roll_back(
+    folder: RunDirectory,
+    state: TrainState,
+    *,
+    feed: Seekable,
+    course: Course,
+    most: int,
+    world: World,
+    report: Callable[[dict[str, Any]], None],
+) -> None:
+    """After `guard` has tripped: return the weights to a checkpoint, and continue with the data.
+
+    The samples since that checkpoint are not repeated in this epoch. Later checkpoints are
+    removed, as the run diverges from them. DivergedError if there is no earlier checkpoint, or
+    after `most` rollbacks.
+    """
+    step, roll_backs, clock = state.step, state.roll_backs + 1, state.clock.state_dict()
+    position = course.samples(step) + state.skipped
+    with together(world):
+        if roll_backs > most:
+            raise DivergedError(f"{_NOT_FINITE} again, after {most} times of going back; {_ADVICE}")
+        found = _find_earlier(folder, state) if world.is_first else None
+        if world.is_first and found is None:
+            raise DivergedError(f"{_NOT_FINITE}, and there is no checkpoint before; {_ADVICE}")
+    path = gather(world, found)[0]
+    assert path is not None
+    with together(world):
+        checkpoint.load_checkpoint(state, path)
+        if world.is_first:
+            keeping.point_best(folder.checkpoints, state.best.get("step", 0))
+            keeping.drop_after(folder.checkpoints, path)
+    state.roll_backs = roll_backs
+    state.clock.load_state_dict(clock)
+    state.skipped = position - course.samples(state.step)
+    feed.seek(state.step, state.skipped)
+    message = f"{_NOT_FINITE} up to step {step:,}: went back to step {state.step:,}, past its data"
+    report({"kind": "event", "event": "rolled back", "level": "warning", "message": message})
+
+
+def _find_earlier(folder: RunDirectory, state: TrainState) -> Path | None:
+    """The checkpoint to roll back to; if the last rollback did not help, the one before it."""
+    paths = keeping.finite(folder.checkpoints)
+    newest = next(paths, None)
+    if newest and checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs:
+        return next(paths, newest)
+    return newest
+
+
+def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
+    """The checkpoint to load, and the problems of newer ones that were skipped."""
+    passed_over: list[str] = []
+    newest = keeping.newest_good(folder.checkpoints, passed_over.append)
+    if newest is None and passed_over:
+        raise CheckpointError(
+            f"no checkpoint of the run can be read: {'; '.join(passed_over)}. To begin anew, "
+            "choose another directory with --run"
+        )
+    if newest is not None and asked == "never":
+        raise CheckpointError(
+            f"{folder.path} already has checkpoints, and with run.resume = 'never' the run would "
+            "not go on from them: choose another directory with --run"
+        )
+    if newest is not None or asked in ("auto", "never"):
+        return newest, passed_over
+    path = Path(asked)  # only to start from: later resumes use the run's own checkpoints
+    problem = checkpoint.find_problem(path)
+    if problem is not None:
+        raise CheckpointError(f"run.resume = {asked!r}: {problem}")
+    return path, []

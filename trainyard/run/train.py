@@ -1,0 +1,380 @@
+"""The composition root: builds the parts of a run from a RunConfig, and runs the loop."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from trainyard.averaging.base import Averager
+from trainyard.config import RunConfig
+from trainyard.course import Course, Due, seconds_of
+from trainyard.data.device.feed import Batch
+from trainyard.data.feeds import Feeds
+from trainyard.data.open_datasets import Datasets
+from trainyard.data.order import Order, training_order
+from trainyard.distributed import Heartbeat, Watchdog, init_distributed
+from trainyard.errors import PeerError, Stopped
+from trainyard.files import RunDirectory
+from trainyard.model.ema import Ema
+from trainyard.monitor.clock import Clock
+from trainyard.monitor.devices import peak_flops
+from trainyard.monitor.eta import Eta
+from trainyard.monitor.history import score
+from trainyard.monitor.meters import Meter
+from trainyard.monitor.outcome import Outcome
+from trainyard.monitor.reporter import Reporter
+from trainyard.monitor.sinks import JsonLinesSink, Sinks
+from trainyard.optim.optimizers import build_optimizer
+from trainyard.optim.schedules import Schedule
+from trainyard.run.build import (
+    averager_of,
+    check_batches,
+    check_decoding,
+    course_of,
+    data_of,
+    ema_of,
+    estimate_anew,
+    feeds_of,
+    loss_scale_of,
+    model_of,
+    placed,
+    schedule_of,
+    step_of,
+)
+from trainyard.run.distillation import loss_of
+from trainyard.run.evaluation import predict
+from trainyard.run.loggers import check_trackers, profiled, watched
+from trainyard.run.metrics import ideal_seconds, observed, quarantine_of
+from trainyard.run.pretrained import put_initial_weights
+from trainyard.run.resume import (
+    Seekable,
+    begins_anew,
+    claimed,
+    facts_of,
+    resume,
+    roll_back,
+)
+from trainyard.training.checkpoint import TrainState
+from trainyard.training.guard import Guard
+from trainyard.training.loop import Report, Training, save
+from trainyard.training.loop import train as train_loop
+from trainyard.training.optimizer_state import evaluation_weights
+from trainyard.training.precision import use_precision
+from trainyard.training.predictions import summary
+from trainyard.training.recorded import record
+from trainyard.training.saving import Saver
+from trainyard.training.sharding import is_sharded
+from trainyard.training.step import Loss, TrainStep
+from trainyard.training.stop import StopSignal
+from trainyard.world import World, check_devices, is_lost_peer, pick_device, together
+
+_OF_CHECKPOINTS = ("save", "roll back")  # phases that wait for the run directory's disk
+_LAG = 8  # steps that replicas may drift apart if they do not wait for each other
+
+
+def train(config: RunConfig, folder: str | Path, *, world: World, console: Console) -> Outcome:
+    """Train a recipe in a run directory, resuming an earlier run in it.
+
+    Every rank of the world makes the same call. Returns when the run is complete or was told to
+    stop; raises a TrainyardError, on all ranks, for any problem with recipe, data or folder.
+    """
+    with init_distributed(world, facts_of(config)) as watchdog:
+        return _train(config, RunDirectory(Path(folder)), world, console=console, watchdog=watchdog)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """The built parts of a run, on this rank."""
+
+    config: RunConfig
+    folder: RunDirectory
+    world: World
+    device: torch.device
+    averager: Averager
+    data: Datasets
+    order: Order
+    course: Course
+    schedule: Schedule
+    model: nn.Module
+    loss: Loss
+
+
+def _train(
+    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
+) -> Outcome:
+    watchdog.begin(config.run.max_silence)
+    watchdog.heartbeat.limits_of |= dict.fromkeys(_OF_CHECKPOINTS, config.run.max_save)
+    run, put = _built(config, folder, world, console=console, watchdog=watchdog)
+    with (  # only now: a recipe that cannot be built leaves no directory behind
+        claimed(folder, config, run.data.fingerprints, world),
+        watched(config, folder, run.course, world=world, console=console) as sinks,
+    ):
+        watchdog.write_to(folder.stacks)
+        for message in put:
+            sinks.begin("initial weights", message)
+        return sinks.concluded(_train_in(run, sinks, watchdog))
+
+
+def _built(
+    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
+) -> tuple[_Run, list[str]]:
+    """The run, and messages about the initial weights of its model."""
+    device = pick_device(world)
+    use_precision(config.batch.precision)
+    check_devices(world, device)
+    averager = averager_of(config, world, device)
+    data = data_of(config, world, console, watchdog.heartbeat)
+    is_new = begins_anew(config.run.resume, folder, world)
+    with together(world):
+        classes = data.train.classes
+        order = training_order(
+            config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
+        )
+        course = course_of(config, order.epoch_samples)
+        check_batches(config, course, world)
+        check_decoding(config, device)
+        check_trackers(config.watch, world)
+        schedule = schedule_of(config, course)
+        torch.manual_seed(config.run.seed)  # the same first weights on every rank
+        model = model_of(config, len(classes))
+        put = put_initial_weights(config.model, model, classes) if is_new else []
+        loss = loss_of(config, classes=classes, course=course, device=device)
+    run = _Run(
+        config=config,
+        folder=folder,
+        world=world,
+        device=device,
+        averager=averager,
+        data=data,
+        order=order,
+        course=course,
+        schedule=schedule,
+        model=placed(config, model, world=world, device=device),
+        loss=loss,
+    )
+    return run, put
+
+
+def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
+    """Train in a directory that is claimed."""
+    config, folder, world, course = run.config, run.folder, run.world, run.course
+    device, averager = run.device, run.averager
+    ema, heartbeat = ema_of(config, run.model), watchdog.heartbeat
+    ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
+    wrapped = averager.wrap(run.model.train())
+    if ema is not None:
+        averager.register_ema(ema.module)
+    state = _state(run, averager, ema)
+    quarantine = quarantine_of(config, folder, run.data, world)
+    eta = Eta(course, course.every(config.run.eval_every))
+    report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"), eta)
+    resume(config.run.resume, folder, state, world=world, report=report)
+    feeds = feeds_of(config, world, device)
+    step = _step(run, state, wrapped, ema=ema, report=report)
+    step_and_look = observed(step, config, course, state.clock, world=world, report=report)
+
+    def on_batch(batch: Batch, count: int) -> None:
+        heartbeat.mark("eval", state.step)
+        quarantine.note("val", batch.bad)
+        sinks.show_evaluation(count, len(run.data.val))
+        stop.check()
+
+    with (
+        _losses_told(folder, world, watchdog, report),
+        _saver(run, watchdog) as saver,
+        StopSignal(world, _LAG if averager.replica.differs else 1, saver) as stop,
+        feeds.training(
+            run.data.train, run.order, course, place=state.stream, report=report
+        ) as feed,
+        profiled(config.watch, folder, report, world=world) as in_profile,
+        _losses_heard(world, watchdog),
+    ):
+        feed.seek(state.step, state.skipped)
+        stopped = _trained(
+            Training(
+                state=state,
+                is_over=feed.is_over,
+                feed=feed,
+                step=in_profile(step_and_look),
+                schedule=run.schedule,
+                meter=Meter(world, device, state.clock, lambda: ideal_s(state.step - 1)),
+                quarantine=quarantine,
+                report=report,
+                evaluate=partial(_evaluate, run, feeds, state, on_batch=on_batch),
+                save=partial(_save, state, saver, stop, heartbeat),
+                roll_back=partial(
+                    _roll_back, run, state, saver, feed=feed, report=report, heartbeat=heartbeat
+                ),
+                stop=stop,
+                log_every=course.every(config.run.log_every),
+                eval_every=course.every(config.run.eval_every),
+                save_every=feed.saving(_save_every(run, saver, stop)),
+                phase=partial(_phase, state, heartbeat, stop),
+            ),
+            saver,
+            heartbeat,
+        )
+    return Outcome(str(folder.path), state.step, state.clock.total, state.last, state.best, stopped)
+
+
+def _trained(training: Training, saver: Saver, heartbeat: Heartbeat) -> type[Stopped] | None:
+    """The reason of a stop, or None; the last checkpoint is complete by then.
+
+    An evaluation that was cut off is repeated after a resume.
+    """
+    try:
+        stopped = train_loop(training)
+    except Stopped as reason:
+        save(training)
+        stopped = type(reason)
+    with training.phase("save"):
+        _wait(saver, heartbeat)
+    return stopped
+
+
+@contextmanager
+def _phase(state: TrainState, heartbeat: Heartbeat, stop: StopSignal, name: str) -> Iterator[None]:
+    """A timed phase. Data belongs to the next step, evaluations and saves to the last one."""
+    heartbeat.mark(name, state.step + (name == "data"))
+    with state.clock.phase(name), stop.waiting_for_data() if name == "data" else nullcontext():
+        yield
+    heartbeat.mark("step", state.step + 1)
+
+
+@contextmanager
+def _losses_heard(world: World, watchdog: Watchdog) -> Iterator[None]:
+    """Inside, the loss of a rank becomes a PeerError, and the other ranks are told at once."""
+    try:
+        yield
+    except Exception as error:
+        is_loss = world.size > 1 and (watchdog.has_alarm or is_lost_peer(error))
+        if not is_loss or getattr(error, "is_shared", False):
+            raise
+        watchdog.hear()
+        raise PeerError(watchdog.reason) from error
+
+
+@contextmanager
+def _losses_told(
+    folder: RunDirectory, world: World, watchdog: Watchdog, report: Reporter
+) -> Iterator[None]:
+    """Around `_losses_heard` and the writer's end: adds the resumption point to a PeerError.
+
+    One of the remaining ranks prints it and appends it to metrics.jsonl.
+    """
+    try:
+        yield
+    except PeerError as error:
+        if error.is_shared:
+            raise
+        latest = folder.checkpoints / "latest"
+        place = f"goes on from {latest.resolve().name}" if latest.exists() else "begins anew"
+        lost = PeerError(f"{error}; the same command {place}")
+        lost.is_shared = world.rank != watchdog.speaker
+        if not lost.is_shared:
+            # The first rank, which normally writes for all, may be the lost one.
+            write = JsonLinesSink(folder.metrics).write
+            event = "rank hangs" if watchdog.alarm.verdict else "rank gone"
+            replace(report, write=write).warn(event, f"{lost}")
+        raise lost from error
+
+
+def _save_every(run: _Run, saver: Saver, stop: StopSignal) -> Due:
+    """The condition of a save. Ranks decide saves by time together, like stops."""
+    return stop if saver.by_time else run.course.every(run.config.run.save_every)
+
+
+def _saver(run: _Run, watchdog: Watchdog) -> Saver:
+    saver = Saver(
+        run.folder.checkpoints,
+        run.world,
+        keep=run.config.run.keep,
+        all_write=run.averager.replica.total > 1 or is_sharded(run.model),
+        every_s=seconds_of(run.config.run.save_every),
+    )
+    watchdog.before_end, watchdog.uses_gpu = saver.join, run.device.type == "cuda"
+    return saver
+
+
+def _step(
+    run: _Run, state: TrainState, wrapped: nn.Module, *, ema: Ema | None, report: Reporter
+) -> TrainStep:
+    return step_of(
+        run.config,
+        state,
+        wrapped,
+        loss=run.loss,
+        world=run.world,
+        update_ema=ema.update if ema else lambda step: None,
+        course=run.course,
+        report=partial(report.warn, "smaller micro-batch"),
+    )
+
+
+def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
+    return TrainState(
+        model=run.model,
+        ema=ema.module if ema else None,
+        optimizer=build_optimizer(run.model, run.config.optim),
+        averager=averager,
+        scale=loss_scale_of(run.config, run.device),
+        guard=Guard(run.device, run.config.run.max_skipped, averager.all_reduce_max),
+        clock=Clock(),
+        classes=list(run.data.train.classes),
+    )
+
+
+def _evaluate(
+    run: _Run, feeds: Feeds, state: TrainState, *, on_batch: Callable[[Batch, int], None]
+) -> Report:
+    """The val report of the weights and, under ema_…, of their moving average."""
+    models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
+    with evaluation_weights(state.optimizer):
+        estimate_anew(run.config, feeds, run.data, run.course, models=[*models.values()])
+        said = predict(run.config, feeds, run.data.val, models, on_batch=on_batch)
+    found = summary(said)
+    with together(run.world):
+        if run.world.is_first and score(found) > score(state.best):
+            record(run.folder.predictions, state.step, run.data.val.label, said)
+    return found
+
+
+def _roll_back(
+    run: _Run,
+    state: TrainState,
+    saver: Saver,
+    *,
+    feed: Seekable,
+    report: Reporter,
+    heartbeat: Heartbeat,
+) -> None:
+    heartbeat.mark("roll back", state.step)
+    _wait(saver, heartbeat)
+    roll_back(
+        run.folder,
+        state,
+        feed=feed,
+        course=run.course,
+        most=run.config.run.max_roll_backs,
+        world=run.world,
+        report=report,
+    )
+    heartbeat.mark("step", state.step + 1)
+
+
+def _save(state: TrainState, saver: Saver, stop: StopSignal, heartbeat: Heartbeat) -> None:
+    state.guard.settle()
+    _wait(saver, heartbeat)
+    saver.save(state)
+    stop.saved()
+
+
+def _wait(saver: Saver, heartbeat: Heartbeat) -> None:
+    """Wait for the pending checkpoint; each written part of it counts as progress."""
+    with heartbeat.following(saver.thread):
+        saver.wait(heartbeat.again)
