@@ -53,8 +53,8 @@ def trainyard(format: str) -> Callable[[Samples, Path], None]:
         rows = {index.locate(row)[0]: row for row in range(len(index))}
         ids = np.array([rows[path] for path, _ in samples])
         options = PackOptions(format, shard_samples=SHARD)
-        sources = {"train": worker.Source(index.path, index.fingerprint, False)}
-        work = worker.Work(out, options, index.classes, index.classes, sources)
+        sources = {"train": worker.PackSource(index.path, index.fingerprint, False)}
+        work = worker.PackJob(out, options, index.classes, index.classes, sources)
         signals = worker.Signals(multiprocessing.get_context("spawn"))
         worker.begin(work, signals)
         splits = {"train": Selection(index, ids, index.label[ids])}

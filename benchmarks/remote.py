@@ -27,7 +27,7 @@ from benchmarks.loaders.photographs import make_photographs
 from benchmarks.loaders.tables import Table, with_spread
 from benchmarks.saving import listed, save
 from trainyard.commands.printing import print_table
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.webdataset import write
 from trainyard.data.index.build import build_index
 
@@ -72,7 +72,7 @@ def make_shards(folder: Path) -> Path:
     for number in range(SHARDS):
         random.Random(number).shuffle(about)
         samples = (
-            Encoded((folder / "photographs" / photo.name).read_bytes(), ".jpg",
+            EncodedSample((folder / "photographs" / photo.name).read_bytes(), ".jpg",
                     int(photo.name[1:3]), f"{number}{place:05d}")
             for place, photo in enumerate(about)
         )  # fmt: skip

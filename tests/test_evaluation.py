@@ -17,7 +17,7 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.build import open_index
 from trainyard.errors import DataError, RecipeError
 from trainyard.run.build import feeds_of, model_of
-from trainyard.run.evaluation import Question, Result, evaluate_checkpoint
+from trainyard.run.evaluation import DataSetResult, EvaluationOptions, evaluate_checkpoint
 from trainyard.training.predictions import Predictions
 from trainyard.world import World
 
@@ -47,9 +47,9 @@ def recipe(folder: Path) -> RunConfig:
     return load_recipe(str(folder / "recipe.toml"))
 
 
-def evaluate(folder: Path, **asked: Any) -> list[Result]:
+def evaluate(folder: Path, **asked: Any) -> list[DataSetResult]:
     console = Console(quiet=True)
-    path, question = newest(folder), Question(**asked)
+    path, question = newest(folder), EvaluationOptions(**asked)
     return evaluate_checkpoint(recipe(folder), path, question, world=World(), console=console)
 
 

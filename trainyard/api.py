@@ -83,12 +83,12 @@ def evaluate(
     console = _console(world) if console is None else console
     from trainyard.data.index.merge import validation_splits
     from trainyard.files import find_checkpoint
-    from trainyard.run.evaluation import Question, evaluate_checkpoint
+    from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
 
     folder, checkpoint = find_checkpoint(Path(run))
     config = evaluation_recipe(folder, overrides)
     places = (None,) if data is None else (tuple(validation_splits(_texts(data))),)
-    question = Question(data=places, flip=flip, all_classes=all_classes)
+    question = EvaluationOptions(data=places, flip=flip, all_classes=all_classes)
     (result,) = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
     return result.as_dict()
 

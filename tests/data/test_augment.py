@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 from trainyard.config import check
 from trainyard.data.decode.crops import CentralCrop, Crops, RandomResizedCrop
 from trainyard.data.decode.decode import Interpolation, decode_batch
-from trainyard.data.rng import fold, uniforms
+from trainyard.data.rng import fold_in, uniforms
 from trainyard.errors import RecipeError
 
 IMAGENET = RandomResizedCrop(seed=7, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
@@ -70,7 +70,7 @@ def test_boxes_are_those_of_the_plain_algorithm(config: RandomResizedCrop) -> No
         (int(w), int(h)) for w, h in generator.integers(1, 1000, size=(1000, 2))
     ]
     ids, epochs = generator.integers(0, 10**9, size=(2, len(sizes)))
-    random = uniforms(fold(config.seed, np.ones_like(ids), epochs, ids), 23).tolist()
+    random = uniforms(fold_in(config.seed, np.ones_like(ids), epochs, ids), 23).tolist()
     expected = [reference_box(config, *pair) for pair in zip(sizes, random, strict=True)]
     draws = config.draw(ids, epochs)
     crops = draws(np.array(sizes))

@@ -19,7 +19,7 @@ from trainyard.data.formats.scan import Scan
 from trainyard.data.formats.tar import is_image
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.splits import find_splits
-from trainyard.data.storage.location import Place, find_place
+from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.errors import DataError
 
 Named = list[tuple[str, bytes]]  # the class and the stored bytes of each sample
@@ -113,7 +113,7 @@ def test_one_scan_gives_all_splits(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     scans: list[str] = []
     real_scan = formats.scan
 
-    def scan(place: Place) -> Scan:
+    def scan(place: ResolvedLocation) -> Scan:
         scans.append(place.location)
         return real_scan(place)
 

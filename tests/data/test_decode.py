@@ -26,7 +26,7 @@ from trainyard.data.decode.decode import (
     reference_image,
 )
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
-from trainyard.data.storage.encoded import Stored, in_memory
+from trainyard.data.storage.encoded import EncodedSpans, in_memory
 from trainyard.datasets.pack.recode import Repair, ShortSide, Squash
 from trainyard.datasets.pack.shards import PackOptions
 from trainyard.datasets.pack.stored import storing
@@ -537,7 +537,7 @@ def test_images_inside_larger_buffers() -> None:
     joined = b"xyz" + b"".join(contents) + b"more"
     lengths = np.array([len(content) for content in contents])
     offsets = 3 + np.cumsum(lengths) - lengths
-    stored = Stored([b"", joined], np.ones(3, np.int64), offsets, lengths)
+    stored = EncodedSpans([b"", joined], np.ones(3, np.int64), offsets, lengths)
     out, other = np.empty((2, 3, 32, 32, 3), np.uint8)
     for decoder in (None, own_decoder()):
         assert decode_batch(stored, whole(), out, "bilinear", decoder=decoder) == {}

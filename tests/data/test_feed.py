@@ -15,9 +15,9 @@ import torch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.device import copies as module
-from trainyard.data.device.copies import OnHost, OnStream, carrier_to, page_locked
+from trainyard.data.device.copies import HostTransfer, StreamTransfer, page_locked, transfer_to
 from trainyard.data.device.feed import Augmentation, Feed
-from trainyard.data.device.gpu_decode import Decoder, DecodingCarrier
+from trainyard.data.device.gpu_decode import Decoder, DecodingTransfer
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
@@ -70,10 +70,10 @@ def normalise(device: torch.device = CPU) -> Normalise:
 
 
 def feed_of(loader: Batches, carrier: Any = None, **augmentation: Any) -> Feed:
-    return Feed(loader, normalise(), carrier or OnHost(), Augmentation(**augmentation))
+    return Feed(loader, normalise(), carrier or HostTransfer(), Augmentation(**augmentation))
 
 
-class Ahead(OnHost):
+class Ahead(HostTransfer):
     """A GPU's way of asking for batches, on the host."""
 
     ahead = 1
@@ -252,7 +252,7 @@ def test_memory_goes_back_only_when_its_copy_has_finished(
 ) -> None:
     copies, _, log = streams
     loader = Batches(6, ready=9)
-    batches = iter(feed_of(loader, OnStream(CPU)))
+    batches = iter(feed_of(loader, StreamTransfer(CPU)))
     next(batches)  # batches 0 and 1 are being copied
     assert (loader.taken, loader.given_back) == (2, [])
     copies.events[0].is_done = True
@@ -268,7 +268,7 @@ def test_a_copy_waits_for_the_trainer_to_be_done_with_its_buffer(
 ) -> None:
     _, _, log = streams
     loader = Batches(4, ready=9)
-    list(feed_of(loader, OnStream(CPU)))
+    list(feed_of(loader, StreamTransfer(CPU)))
     waits = [line for line in log if not line.startswith("host")]
     assert waits == [
         "trainer waits for copies 0",  # the normalising of batch 0 for its copy
@@ -281,7 +281,7 @@ def test_a_copy_waits_for_the_trainer_to_be_done_with_its_buffer(
 
 
 def test_what_is_copied_is_what_comes_out(streams: tuple[Stream, Stream, list[str]]) -> None:
-    found = list(feed_of(Batches(5, ready=9), OnStream(CPU)))
+    found = list(feed_of(Batches(5, ready=9), StreamTransfer(CPU)))
     expected = list(feed_of(Batches(5)))
     assert len(found) == len(expected) == 5
     for one, other in zip(found, expected, strict=True):
@@ -292,7 +292,7 @@ def test_what_is_copied_is_what_comes_out(streams: tuple[Stream, Stream, list[st
 def test_a_shorter_batch_fits_into_the_buffer_of_a_longer_one(
     streams: tuple[Stream, Stream, list[str]],
 ) -> None:
-    carrier = OnStream(CPU)
+    carrier = StreamTransfer(CPU)
     for count in (4, 4, 2, 3, 4, 0):
         host = host_batch(count)
         host = host._replace(images_BHWC=host.images_BHWC[:count], labels=host.labels[:count])
@@ -320,7 +320,7 @@ def test_what_was_decoded_is_kept_until_it_has_been_resized(
             entries[entry] = (JPEG, 10, (0, 0, 12, 12), False, False)
         return host
 
-    carrier = DecodingCarrier(
+    carrier = DecodingTransfer(
         CPU, cast(Decoder, decode), 6, how="bilinear", locate=lambda _: ("", 0, 0)
     )
     carrier._stream = cast(Any, copies)
@@ -378,7 +378,7 @@ def test_a_ring_is_locked_as_long_as_its_loader_is_open(
 
 def test_on_the_cpu_no_memory_is_locked(loader: Loader) -> None:
     assert page_locked(loader, CPU) is loader
-    assert isinstance(carrier_to(CPU), OnHost)
+    assert isinstance(transfer_to(CPU), HostTransfer)
     address = loader.memory.ctypes.data
     assert address % 4096 == 0
     images = next(loader).images_BHWC
@@ -427,7 +427,7 @@ def test_a_ring_is_read_by_the_gpu_itself(loader: Loader) -> None:
     batch = next(loader)
     assert torch.from_numpy(batch.images_BHWC).is_pinned()
     torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # the trainer's stream is busy
-    carrier = OnStream(gpu)
+    carrier = StreamTransfer(gpu)
     carrier.start(batch)
     copied, _ = carrier._copying._waiting[0]
     copied.synchronize()  # the copy does not wait for it

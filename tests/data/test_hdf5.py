@@ -13,7 +13,7 @@ from tests.images import jpeg
 from tests.indexed import Stored, stored
 from trainyard.data import formats
 from trainyard.data.formats import hdf5, hdf5_layout
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.storage.location import find_place
@@ -348,9 +348,9 @@ def test_a_split_may_list_its_rows(tmp_path: Path) -> None:
 # --- our own layout ---
 
 
-def samples() -> list[Encoded]:
+def samples() -> list[EncodedSample]:
     images = some_images()
-    return [Encoded(image, ".jpg", n * 7 % 5, str(n)) for n, image in enumerate(images)]
+    return [EncodedSample(image, ".jpg", n * 7 % 5, str(n)) for n, image in enumerate(images)]
 
 
 CLASSES = ("ape", "bee", "cat", "dog", "été")
@@ -397,9 +397,9 @@ def test_no_more_than_a_batch_of_images_is_held(tmp_path: Path) -> None:
             nonlocal alive
             alive -= 1
 
-    def many() -> Iterator[Encoded]:
+    def many() -> Iterator[EncodedSample]:
         for n in range(1000):
-            yield Encoded(Counted(bytes(n)), ".jpg", 0, str(n))
+            yield EncodedSample(Counted(bytes(n)), ".jpg", 0, str(n))
 
     hdf5.write(tmp_path / "a.h5", many(), None)
     assert highest <= 2 * 64 + 1
@@ -583,7 +583,7 @@ def test_a_file_cut_short_anywhere(tmp_path: Path) -> None:
 
 def test_damage_anywhere_is_a_data_error_or_nothing(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
-    hdf5.write(path, [Encoded(bytes(300), ".jpg", n % 3, "") for n in range(9)], CLASSES)
+    hdf5.write(path, [EncodedSample(bytes(300), ".jpg", n % 3, "") for n in range(9)], CLASSES)
     content = path.read_bytes()
     random = np.random.default_rng(0)
     failed = 0

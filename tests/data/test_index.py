@@ -17,7 +17,7 @@ from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index import table as index
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
-from trainyard.data.storage.location import Place, find_place
+from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.errors import DataError
 
 LONG_AGO = 1_000_000_000  # seconds since 1970
@@ -35,7 +35,7 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     real_scan = formats.scan
 
-    def scan(place: Place) -> Scan:
+    def scan(place: ResolvedLocation) -> Scan:
         seen.append(place.location)
         return real_scan(place)
 

@@ -31,7 +31,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.loader.client import HostBatch
 from trainyard.data.loader.fill import SliceFiller
 from trainyard.data.loader.loader import Loader
-from trainyard.data.loader.result_sender import Filled, Pending, Work, announcement
+from trainyard.data.loader.result_sender import BatchTask, FilledSlice, PendingBatch, announcement
 from trainyard.data.loader.ring import Ring, num_slices, num_slots
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
@@ -141,12 +141,12 @@ def test_the_last_batch_of_one_pass_is_as_short_as_it_is(index: Index) -> None:
 def test_each_batch_says_how_fast_the_loader_could_be(index: Index) -> None:
     for batch in all_batches(index, spec()):
         assert batch.capacity > 0
-    work = Work(30, lambda slot, part: [])
-    filled = [Filled([], seconds=0.5), Filled([(7, "a", 0, "bad")], seconds=0.25)]
-    said = announcement(Pending(1, work, [*filled]), threads=4)
+    work = BatchTask(30, lambda slot, part: [])
+    filled = [FilledSlice([], seconds=0.5), FilledSlice([(7, "a", 0, "bad")], seconds=0.25)]
+    said = announcement(PendingBatch(1, work, [*filled]), threads=4)
     assert said["capacity"] == 30 * 4 / 0.75
     assert said["bad"] == [(7, "a", 0, "bad")]
-    assert announcement(Pending(1, work), threads=4)["capacity"] == 0
+    assert announcement(PendingBatch(1, work), threads=4)["capacity"] == 0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 16, 64, 300])

@@ -21,7 +21,7 @@ from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import decode_batch, own_decoder, reference_image
 from trainyard.data.decode.packed_record import has_pixels, is_record, pixels_of
 from trainyard.data.formats import packed
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.splits import find_splits
@@ -43,7 +43,7 @@ needs_extension = pytest.mark.skipif(own_decoder() is None, reason="the extensio
 
 
 def write(path: Path, classes: tuple[str, ...] | None = CLASSES) -> Path:
-    encoded = (Encoded(image, ".jpg", label, "key") for image, label in SAMPLES)
+    encoded = (EncodedSample(image, ".jpg", label, "key") for image, label in SAMPLES)
     packed.write(path, encoded, classes)
     return path
 
@@ -128,9 +128,9 @@ def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
 def test_tables_that_point_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "a.packed"
     for sample, classes, word in [
-        (Encoded(b"1", "", 3, ""), CLASSES, "no class number"),
-        (Encoded(b"1", "", -1, ""), None, "no class number"),
-        (Encoded(b"1", "", 0, ""), ("cat", "cat"), "different names"),
+        (EncodedSample(b"1", "", 3, ""), CLASSES, "no class number"),
+        (EncodedSample(b"1", "", -1, ""), None, "no class number"),
+        (EncodedSample(b"1", "", 0, ""), ("cat", "cat"), "different names"),
     ]:
         packed.write(path, [sample], classes)
         with pytest.raises(DataError, match=word):
@@ -351,7 +351,7 @@ def change_a_sample(path: Path, change: Callable[[bytes], bytes]) -> None:
     content = path.read_bytes()
     assert rows[1][0] in content
     rows[1] = (change(rows[1][0]), rows[1][1])
-    packed.write(path, [Encoded(image, "", label, "") for image, label in rows], classes)
+    packed.write(path, [EncodedSample(image, "", label, "") for image, label in rows], classes)
 
 
 @needs_extension

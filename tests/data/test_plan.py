@@ -11,10 +11,10 @@ from scipy.stats import chisquare
 
 from trainyard.data.sampler.plan import (
     EndlessPlan,
-    Excerpt,
     Ids,
     OnePassPlan,
     Plan,
+    PlanSlice,
     RepeatedPlan,
     ResampledPlan,
     ShuffledPlan,
@@ -34,8 +34,8 @@ ENDLESS: dict[str, EndlessPlan] = {
 DERIVED: dict[str, EndlessPlan] = {
     "repeated": RepeatedPlan(ENDLESS["shuffled"], repeats=3, global_batch=48),
     "repeated and resampled": RepeatedPlan(ENDLESS["resampled"], repeats=2, global_batch=48),
-    "excerpt": Excerpt(ENDLESS["weighted"], first=777, global_batch=48),
-    "excerpt of a repeated one": Excerpt(
+    "excerpt": PlanSlice(ENDLESS["weighted"], first=777, global_batch=48),
+    "excerpt of a repeated one": PlanSlice(
         RepeatedPlan(ENDLESS["local"], repeats=3, global_batch=7), first=100, global_batch=48
     ),
 }
@@ -487,7 +487,7 @@ def test_ranks_share_the_repeats_of_a_sample() -> None:
 def test_an_excerpt_is_the_stream_from_a_place_on(
     name: str, first: int, global_batch: int, step: int
 ) -> None:
-    excerpt = Excerpt(ENDLESS[name], first, global_batch)
+    excerpt = PlanSlice(ENDLESS[name], first, global_batch)
     ids, visits = stream(ENDLESS[name], global_batch, start=first + step * global_batch)
     assert excerpt.batch(step).tolist() == ids.tolist()
     assert excerpt.epochs(step).tolist() == visits.tolist()
@@ -498,7 +498,7 @@ def test_every_sample_once_an_epoch_whatever_batches_it_is_cut_into() -> None:
     """Batches of 48, from sample 480 on of 70, from 900 on of 256: as a course has them."""
     plan = ENDLESS["shuffled"]
     parts = [(0, 48, 10), (480, 70, 6), (900, 256, 5)]
-    excerpts = [(Excerpt(plan, first, batch), steps) for first, batch, steps in parts]
+    excerpts = [(PlanSlice(plan, first, batch), steps) for first, batch, steps in parts]
     seen = [excerpt.batch(step) for excerpt, steps in excerpts for step in range(steps)]
     ids = np.concatenate(seen)
     assert len(ids) == 480 + 420 + 1280

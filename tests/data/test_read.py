@@ -21,7 +21,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.reading import reader as read
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage import mapped
-from trainyard.data.storage.encoded import Stored
+from trainyard.data.storage.encoded import EncodedSpans
 
 
 def shards(folder: Path, sizes: list[int]) -> tuple[Index, list[bytes]]:
@@ -191,7 +191,7 @@ def test_a_shard_that_was_cut_short(tmp_path: Path) -> None:
 needs_extension = pytest.mark.skipif(core is None, reason="needs the extension in C")
 
 
-def images_on_disk(path: Path) -> Stored:
+def images_on_disk(path: Path) -> EncodedSpans:
     """Stretches of a mapped file of which nothing is in memory."""
     with open(path, "wb") as file:
         file.write(os.urandom(20 << 20))
@@ -200,12 +200,12 @@ def images_on_disk(path: Path) -> Stored:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     count, length = 40, 110_000
     offsets = np.arange(count) * (length + 300_000)
-    return Stored(
+    return EncodedSpans(
         [mapped._map(str(path))], np.zeros(count, np.int64), offsets, np.full(count, length)
     )
 
 
-def waits(images: Stored) -> int:
+def waits(images: EncodedSpans) -> int:
     """How often reading all of them waited for a page from storage."""
     before = mapped._major_faults()
     for position in range(len(images.which)):
@@ -217,7 +217,7 @@ def waits(images: Stored) -> int:
 def test_what_is_expected_is_read_ahead_from_storage(tmp_path: Path) -> None:
     assert waits(images_on_disk(tmp_path / "without")) > 100
     images = images_on_disk(tmp_path / "with")
-    mapped.Hints().give(images)
+    mapped.Readahead().give(images)
     time.sleep(1)
     assert waits(images) == 0
 
@@ -233,7 +233,7 @@ def test_nothing_is_asked_for_that_is_in_memory(
     monkeypatch.setattr(mapped, "_HINTED", 3)
     images = images_on_disk(tmp_path / "images")
     waits(images)
-    hints = mapped.Hints()
+    hints = mapped.Readahead()
     hints.give(images)
     assert not asked
     hints.give(images_on_disk(tmp_path / "others"))

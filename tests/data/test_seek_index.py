@@ -24,7 +24,7 @@ from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
-from trainyard.data.slow_paths import remark
+from trainyard.data.slow_paths import warn_of_slow_paths
 from trainyard.errors import DataError
 
 pytestmark = pytest.mark.skipif(core is None, reason="needs the extension in C")
@@ -121,12 +121,12 @@ def test_of_other_data(index: Index, tmp_path: Path) -> None:
     newer = build_index(str(tmp_path / "data"))
     assert open_seek(newer) is None
     console = Console(record=True, width=1000)
-    remark(console, newer)
+    warn_of_slow_paths(console, newer)
     said = console.export_text()
     assert said.startswith(f"{path}: this seek table is of another version or of other data")
     assert said.count("\n") == 1
     assert open_seek(build_and_load(newer)) is not None
-    remark(console, newer)
+    warn_of_slow_paths(console, newer)
     assert console.export_text() == ""
 
 
@@ -194,7 +194,7 @@ def test_who_decodes_without_the_extension_is_told_so_once(
 ) -> None:
     monkeypatch.setattr(remarks, "is_built", lambda: False)
     console = Console(record=True, width=1000)
-    remark(console, index, index)
+    warn_of_slow_paths(console, index, index)
     said = console.export_text()
     assert said.startswith("decoding at a quarter of the speed, without the extension: install a C")
     assert said.count("\n") == 1

@@ -18,7 +18,7 @@ from tests.data.streams import PlainServer, ids_of, png, write_shards
 from tests.data.tars import TAR_FORMATS, read_rows, write_tar
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import RandomResizedCrop
-from trainyard.data.formats.tar import Forward
+from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.storage.remote import http_stream
 from trainyard.data.storage.remote.retry import Transient
@@ -173,7 +173,7 @@ def test_a_stream_has_the_samples_of_an_index(tmp_path: Path, tar_format: int) -
         members += [(f"{key}.txt", b"nothing" * 999)]
     path = write_tar(tmp_path / "x.tar", members, tar_format)
     with open(path, "rb") as file:
-        found = list(streamed(Forward("x", file)))
+        found = list(streamed(SequentialReader("x", file)))
     assert [(sample.image, sample.label) for sample in found] == read_rows(path)
     content = path.read_bytes()
     assert all(content[sample.offset :].startswith(sample.image) for sample in found)
@@ -186,14 +186,14 @@ def test_a_tar_that_is_cut_off_is_never_taken_for_whole(tmp_path: Path) -> None:
     end = content.rindex(b"1" + bytes(511)) + 512  # behind the last label
     for length in (0, 100, 512, 1024, 1600, end - 1, end):
         with pytest.raises(DataError, match=rf"x: the archive is truncated: .* byte {length} "):
-            list(streamed(Forward("x", io.BytesIO(content[:length]))))
-    assert len(list(streamed(Forward("x", io.BytesIO(content[: end + 512]))))) == 2
+            list(streamed(SequentialReader("x", io.BytesIO(content[:length]))))
+    assert len(list(streamed(SequentialReader("x", io.BytesIO(content[: end + 512]))))) == 2
 
 
 def test_a_second_tar_behind_the_first_is_not_passed_over(tmp_path: Path) -> None:
     content = write_tar(tmp_path / "x.tar", [("1.cls", b"1"), ("1.png", png(1))]).read_bytes()
     with pytest.raises(DataError, match=r"x: goes on after the end mark .* brace list"):
-        list(streamed(Forward("x", io.BytesIO(content + content))))
+        list(streamed(SequentialReader("x", io.BytesIO(content + content))))
 
 
 def test_a_size_that_cannot_be_is_not_waited_for(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_size_that_cannot_be_is_not_waited_for(tmp_path: Path) -> None:
     content[148:156] = b" " * 8
     content[148:156] = b"%06o\0 " % sum(content[:512])
     with pytest.raises(DataError, match="4,294,967,296 bytes are not believable"):
-        list(streamed(Forward("x", io.BytesIO(content))))
+        list(streamed(SequentialReader("x", io.BytesIO(content))))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.data.tars import TAR_FORMATS, read_rows, sealed, write_tar
-from trainyard.data.formats.tar import Member, ReadAhead, members, some_names
+from trainyard.data.formats.tar import BufferedTarReader, Member, members, some_names
 from trainyard.data.storage.source import open_source
 from trainyard.errors import DataError
 
@@ -266,7 +266,7 @@ def test_reading_ahead_gives_the_bytes_that_are_there(tmp_path: Path) -> None:
     rng = random.Random(0)
     content = rng.randbytes(3 << 20)
     (tmp_path / "file").write_bytes(content)
-    with closing(ReadAhead(open_source(str(tmp_path / "file")))) as source:
+    with closing(BufferedTarReader(open_source(str(tmp_path / "file")))) as source:
         offset = 0
         for _ in range(2000):
             size = rng.choice([0, 1, 512, 5000, 300_000])

@@ -19,7 +19,7 @@ from tests.images import jpeg
 from tests.indexed import stored
 from trainyard.data import formats
 from trainyard.data.formats import tfrecord
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.build import build_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.storage.location import find_place
@@ -340,7 +340,7 @@ def test_a_wrong_checksum_of_a_length_is_found_by_the_scan(tmp_path: Path) -> No
 
 def test_a_wrong_byte_of_an_image_is_found_by_the_check(tmp_path: Path) -> None:
     images = [bytes(10_000_000), b"small", jpeg(50)]
-    tfrecord.write(tmp_path / SHARD, (Encoded(i, ".jpg", 0, "") for i in images), None)
+    tfrecord.write(tmp_path / SHARD, (EncodedSample(i, ".jpg", 0, "") for i in images), None)
     content = bytearray((tmp_path / SHARD).read_bytes())
     check(tmp_path / SHARD)
     content[9_000_000] ^= 0x80
@@ -408,9 +408,9 @@ def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
 # --- files of ours ---
 
 
-def samples() -> list[Encoded]:
+def samples() -> list[EncodedSample]:
     images = some_images()
-    return [Encoded(image, ".jpg", n * 97 % 1000, str(n)) for n, image in enumerate(images)]
+    return [EncodedSample(image, ".jpg", n * 97 % 1000, str(n)) for n, image in enumerate(images)]
 
 
 def test_the_tfrecord_package_reads_what_is_written(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ def contents(path: Path) -> list[bytes]:
 
 def test_names_of_any_bytes_are_read_back(tmp_path: Path) -> None:
     classes = ["", "été", b"\xff\xfe".decode(errors="surrogateescape")]
-    tfrecord.write(tmp_path / SHARD, [Encoded(b"", ".jpg", n, "") for n in range(3)], classes)
+    tfrecord.write(tmp_path / SHARD, [EncodedSample(b"", ".jpg", n, "") for n in range(3)], classes)
     assert stored(tmp_path) == [(name, b"") for name in classes]
 
 

@@ -15,10 +15,10 @@ import webdataset
 from tests.data.tars import TAR_FORMATS, read_rows, write_tar
 from trainyard.data import formats
 from trainyard.data.formats import webdataset as reader
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import FileRows
 from trainyard.data.formats.webdataset import write
-from trainyard.data.storage.location import Place, find_place
+from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.errors import DataError
 from trainyard.files import sha256
 
@@ -295,10 +295,10 @@ def test_shards_are_told_from_other_tars(tmp_path: Path, names: list[str], found
 # --- writing ---
 
 
-def encoded(count: int) -> list[Encoded]:
+def encoded(count: int) -> list[EncodedSample]:
     sizes = [0, 1, 511, 512, 513, 5000]
     return [
-        Encoded(
+        EncodedSample(
             image=bytes([number]) * sizes[number % len(sizes)],
             suffix=[".jpg", ".png", ".webp"][number % 3],
             label=number * 1100,
@@ -364,7 +364,10 @@ def test_equal_samples_give_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_keys_of_any_letters_up_to_what_a_header_holds(tmp_path: Path) -> None:
-    samples = [Encoded(b"image", ".jpg", 1, "é日😀 %d"), Encoded(b"other", ".jpg", 2, "k" * 96)]
+    samples = [
+        EncodedSample(b"image", ".jpg", 1, "é日😀 %d"),
+        EncodedSample(b"other", ".jpg", 2, "k" * 96),
+    ]
     write(tmp_path / "0.tar", samples, None)
 
     assert read_rows(tmp_path / "0.tar") == [(b"image", 1), (b"other", 2)]
@@ -372,13 +375,15 @@ def test_keys_of_any_letters_up_to_what_a_header_holds(tmp_path: Path) -> None:
         assert tar.getnames()[1::2] == ["é日😀 %d.jpg", "k" * 96 + ".jpg"]
 
     with pytest.raises(DataError, match="at most 100 bytes"):
-        write(tmp_path / "1.tar", [Encoded(b"image", ".jpg", 1, "k" * 97)], None)
+        write(tmp_path / "1.tar", [EncodedSample(b"image", ".jpg", 1, "k" * 97)], None)
 
 
 # --- shards on a server, of which many parts are walked at once ---
 
 
-def rows_by_parts(place: Place, monkeypatch: pytest.MonkeyPatch, length: int) -> list[FileRows]:
+def rows_by_parts(
+    place: ResolvedLocation, monkeypatch: pytest.MonkeyPatch, length: int
+) -> list[FileRows]:
     monkeypatch.setattr(reader, "_MIN_SEGMENT", length)
     monkeypatch.setattr(reader, "_MAX_SEGMENT", length)
     return list(reader._remote_rows(place, place.files(".tar")))

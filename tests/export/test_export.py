@@ -26,7 +26,7 @@ from trainyard.config import load_recipe
 from trainyard.errors import InputError, TrainyardError
 from trainyard.export.export import Exporter
 from trainyard.files import find_checkpoint
-from trainyard.run.evaluation import Question, evaluate_checkpoint
+from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
 from trainyard.world import World
 
 KINDS = ("safetensors", "onnx", "pt2", "hub")
@@ -82,7 +82,9 @@ def said(trained: Path) -> tuple[NDArray[np.float32], float]:
     _, checkpoint = find_checkpoint(trained)
     config = load_recipe(str(trained / "recipe.toml"))
     quiet = Console(quiet=True)
-    (result,) = evaluate_checkpoint(config, checkpoint, Question(), world=World(), console=quiet)
+    (result,) = evaluate_checkpoint(
+        config, checkpoint, EvaluationOptions(), world=World(), console=quiet
+    )
     prefix = "ema_" if load(trained).uses_ema else ""
     return result.predictions[prefix].guess, result.as_dict()[f"{prefix}top1"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from trainyard.errors import CheckpointError
 from trainyard.model.adapt import adapt_weights
-from trainyard.model.weights import Source, Weights
+from trainyard.model.weights import LoadedWeights, Weights
 
 CLASSES = ["ant", "bee", "cat", "dog", "emu"]
 VIT: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -36,7 +36,7 @@ def adapt(
     known: list[str] | None = None,
     name: str = "test_resnet",
 ) -> list[str]:
-    source = Source(weights, "old.pth", known)
+    source = LoadedWeights(weights, "old.pth", known)
     return adapt_weights(target, source, classes=classes, name=name)
 
 

@@ -14,7 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from trainyard.errors import CheckpointError
-from trainyard.model.weights import KEYS, Source, pretrained_weights, read_weights, without_prefix
+from trainyard.model.weights import (
+    KEYS,
+    LoadedWeights,
+    pretrained_weights,
+    read_weights,
+    without_prefix,
+)
 
 
 def small() -> dict[str, Tensor]:
@@ -165,7 +171,7 @@ def test_a_plain_pickle(tmp_path: Path) -> None:
     ],
 )
 def test_what_wrappers_add_is_taken_off(prefix: str) -> None:
-    source = Source({f"{prefix}{name}": weight for name, weight in small().items()}, "a.pth")
+    source = LoadedWeights({f"{prefix}{name}": weight for name, weight in small().items()}, "a.pth")
     weights, done = without_prefix(source, "", set(small()))
     assert same(weights, small())
     assert len(done) == prefix.count(".")
@@ -173,18 +179,18 @@ def test_what_wrappers_add_is_taken_off(prefix: str) -> None:
 
 def test_names_of_the_model_itself_stay() -> None:
     wrapped = {f"model.{name}": weight for name, weight in small().items()}
-    weights, done = without_prefix(Source(wrapped, "a.pth"), "", set(wrapped))
+    weights, done = without_prefix(LoadedWeights(wrapped, "a.pth"), "", set(wrapped))
     assert same(weights, wrapped)
     assert done == []
 
 
 def test_no_weights_have_no_prefix() -> None:
-    assert without_prefix(Source({}, "a.pth"), "", {"weight"}) == ({}, [])
+    assert without_prefix(LoadedWeights({}, "a.pth"), "", {"weight"}) == ({}, [])
 
 
 def test_a_prefix_chooses_a_part() -> None:
     names = {f"visual.{name}": weight for name, weight in small().items()}
-    source = Source(names | {"text.weight": torch.ones(1)}, "clip.pth")
+    source = LoadedWeights(names | {"text.weight": torch.ones(1)}, "clip.pth")
     weights, done = without_prefix(source, "visual.", set(small()))
     assert same(weights, small())
     assert done == ["took 'visual.' off 2 names, left 1 others out"]

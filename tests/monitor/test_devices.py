@@ -5,7 +5,7 @@ import mmap
 import pynvml
 import torch
 
-from trainyard.monitor.devices import Gauge, Gauged, _asked, peak_flops
+from trainyard.monitor.devices import DeviceReadings, Gauge, _asked, peak_flops
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,7 @@ def test_a_cpu_has_the_memory_of_this_process() -> None:
         kept.write(b"1" * 2**26)
         after = Gauge(CPU).read()
     assert after.memory - before.memory > 0.9 * 2**26
-    assert before == Gauged(before.memory, gpu_use=None, gpu_power=None)
+    assert before == DeviceReadings(before.memory, gpu_use=None, gpu_power=None)
 
 
 def test_a_cpu_has_no_peak() -> None:

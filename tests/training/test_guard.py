@@ -21,7 +21,7 @@ from tests.training.test_resume import Lines, assert_same_end, interleaved, read
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import AverageConfig
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.device.copies import Arriving
+from trainyard.data.device.copies import InFlightBatch
 from trainyard.data.device.feed import Batch, Feed
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import Requeued, Stopped
@@ -203,7 +203,7 @@ def poison(batches: Sequence[int]) -> None:
     bad = torch.tensor([PLAN.batch(number)[3] for number in batches])
     move = Feed._move
 
-    def move_and_spoil(self: Feed, arriving: Arriving) -> Batch:
+    def move_and_spoil(self: Feed, arriving: InFlightBatch) -> Batch:
         batch = move(self, arriving)
         if self._augmentation.global_batch:  # it is a training feed
             batch.images_BCHW[torch.isin(batch.ids, bad)] = NAN

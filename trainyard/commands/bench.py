@@ -64,11 +64,17 @@ def _index_of(location: str) -> "tuple[str, Index]":
 def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str, Any]:
     from trainyard.data._native import core, is_built
     from trainyard.data.decode.seek_tables import open_seek
-    from trainyard.datasets.throughput import Task, decoding_rate, hold, loader_rate, reading_rate
+    from trainyard.datasets.throughput import (
+        MeasuredLoad,
+        decoding_rate,
+        hold,
+        loader_rate,
+        reading_rate,
+    )
 
     ways = list(_WAYS) if is_built() else ["libraries"]
     cores = len(os.sched_getaffinity(0))
-    task = Task(
+    task = MeasuredLoad(
         index=index,
         batch=options.batch,
         side=options.size,

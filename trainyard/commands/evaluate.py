@@ -89,11 +89,11 @@ def evaluate(options: argparse.Namespace) -> int:
     from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
     from trainyard.files import find_checkpoint
     from trainyard.monitor.escaping import EscapingConsole
-    from trainyard.run.evaluation import Question, evaluate_checkpoint
+    from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
 
     run_folder, checkpoint = find_checkpoint(Path(options.target))
     config = evaluation_recipe(run_folder, options.overrides)
-    question = Question(
+    question = EvaluationOptions(
         data=_data_sets(options),
         all_classes=options.all_classes,
         labels=Path(options.labels) if options.labels else None,

@@ -14,14 +14,14 @@ from trainyard.commands.printing import result_console
 from trainyard.data.index.table import Index
 from trainyard.errors import InputError
 from trainyard.files import write_text
-from trainyard.run.evaluation import Result
+from trainyard.run.evaluation import DataSetResult
 from trainyard.training.predictions import Predictions, confusions, per_class
 
 _WEIGHTS = {"": "raw", "ema_": "EMA"}
 _WIDTH = 76  # characters; lines wrap in a narrower terminal, so that no column is lost
 
 
-def as_json(result: Result, worst: int | None, wrong: int | None) -> dict[str, Any]:
+def as_json(result: DataSetResult, worst: int | None, wrong: int | None) -> dict[str, Any]:
     """A result with the `worst` worst classes and `wrong` confusions; None leaves them out."""
     tree = result.as_dict()
     for prefix, said in result.predictions.items():
@@ -37,7 +37,7 @@ def _strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _classes(result: Result, said: Predictions, count: int) -> list[dict[str, Any]]:
+def _classes(result: DataSetResult, said: Predictions, count: int) -> list[dict[str, Any]]:
     return [
         {
             "class": result.classes[row.label],
@@ -49,7 +49,7 @@ def _classes(result: Result, said: Predictions, count: int) -> list[dict[str, An
     ]
 
 
-def _confusions(result: Result, said: Predictions, count: int) -> list[dict[str, Any]]:
+def _confusions(result: DataSetResult, said: Predictions, count: int) -> list[dict[str, Any]]:
     names = result.classes
     return [
         {"class": names[row.label], "guess": names[row.guess], "samples": row.samples}
@@ -60,7 +60,7 @@ def _confusions(result: Result, said: Predictions, count: int) -> list[dict[str,
 # --- on a terminal ---
 
 
-def print_results(results: list[Result], worst: int | None, wrong: int | None) -> None:
+def print_results(results: list[DataSetResult], worst: int | None, wrong: int | None) -> None:
     console = result_console()
     console.width = max(console.width, _WIDTH)
     trees = [result.as_dict() for result in results]
@@ -149,7 +149,7 @@ def _confusion_table(rows: list[dict[str, Any]]) -> Table:
 _COLUMNS = ("data", "weights", "sample", "file", "offset", "class", "guess", "confidence", "place")
 
 
-def write_predictions(path: Path, results: list[Result]) -> None:
+def write_predictions(path: Path, results: list[DataSetResult]) -> None:
     """Write the prediction for each readable image; place is the rank of the true class."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -163,7 +163,7 @@ def write_predictions(path: Path, results: list[Result]) -> None:
         raise InputError(f"--predictions {path}: cannot be written ({error.strerror})") from None
 
 
-def _lines(result: Result, said: Predictions, weights: str) -> Iterator[tuple[object, ...]]:
+def _lines(result: DataSetResult, said: Predictions, weights: str) -> Iterator[tuple[object, ...]]:
     index: Index = result.data.index
     for sample in said.is_read().nonzero()[0].tolist():
         file, offset, _ = index.locate(sample)

@@ -46,7 +46,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run_command=predict, takes_overrides=SECTIONS)
 
 
-class Answer(NamedTuple):
+class Predicted(NamedTuple):
     """The predictions for some images."""
 
     images: "Images"
@@ -89,7 +89,7 @@ def predict(options: argparse.Namespace) -> int:
 
 def _answers(
     classifier: "Classifier", found: "Sequence[Images]", top: int, console: "Console"
-) -> list[Answer]:
+) -> list[Predicted]:
     from trainyard.monitor.progress import counter
 
     answers = []
@@ -99,7 +99,7 @@ def _answers(
             on_batch = partial(_counted_from, done, show)
             said = classifier.predict_index(images.index, top, on_batch=on_batch)
             said.bad.update(images.missing)
-            answers.append(Answer(images, said))
+            answers.append(Predicted(images, said))
             done += len(images.index)
     return answers
 
@@ -108,7 +108,7 @@ def _counted_from(done: int, show: Callable[[int], None], begun: int) -> None:
     show(done + begun)
 
 
-def _bad(answers: Sequence[Answer]) -> list[tuple[str, str]]:
+def _bad(answers: Sequence[Predicted]) -> list[tuple[str, str]]:
     """Names of images without a prediction, with the reasons."""
     return [
         (images.name(number), reason)

@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from trainyard.classifier import Classifier, Guess
-from trainyard.commands.predict import Answer
+from trainyard.commands.predict import Predicted
 from trainyard.commands.printing import result_console
 from trainyard.errors import InputError
 from trainyard.files import write_text
@@ -22,7 +22,7 @@ _ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are
 _BAR = 20  # characters
 
 
-def as_json(classifier: Classifier, answers: Sequence[Answer]) -> str:
+def as_json(classifier: Classifier, answers: Sequence[Predicted]) -> str:
     """All predictions as one JSON document."""
     tree = {
         "checkpoint": str(classifier.checkpoint),
@@ -33,7 +33,7 @@ def as_json(classifier: Classifier, answers: Sequence[Answer]) -> str:
     return json.dumps(tree)
 
 
-def _entry(classifier: Classifier, answer: Answer, number: int) -> dict[str, Any]:
+def _entry(classifier: Classifier, answer: Predicted, number: int) -> dict[str, Any]:
     images, said = answer
     if images.names is not None:
         entry: dict[str, Any] = {"image": images.names[number]}
@@ -46,7 +46,7 @@ def _entry(classifier: Classifier, answer: Answer, number: int) -> dict[str, Any
     return entry | {"guesses": [{"class": g.name, "probability": g.probability} for g in guesses]}
 
 
-def write_csv(path: Path, classifier: Classifier, answers: Sequence[Answer]) -> None:
+def write_csv(path: Path, classifier: Classifier, answers: Sequence[Predicted]) -> None:
     """Write a line per image: its name, its classes with probabilities, or its error.
 
     InputError if the file cannot be written.
@@ -70,13 +70,13 @@ def write_csv(path: Path, classifier: Classifier, answers: Sequence[Answer]) -> 
         raise InputError(f"--csv {path}: cannot be written ({error.strerror})") from None
 
 
-def _rows(answers: Sequence[Answer]) -> Iterator[tuple[Answer, int]]:
+def _rows(answers: Sequence[Predicted]) -> Iterator[tuple[Predicted, int]]:
     for answer in answers:
         for number in range(len(answer.images.index)):
             yield answer, number
 
 
-def _guesses(classifier: Classifier, answer: Answer, number: int) -> list[Guess]:
+def _guesses(classifier: Classifier, answer: Predicted, number: int) -> list[Guess]:
     said = answer.said
     return classifier.named(said.classes[number], said.probabilities[number])
 
@@ -84,7 +84,9 @@ def _guesses(classifier: Classifier, answer: Answer, number: int) -> list[Guess]
 # --- on a terminal ---
 
 
-def print_answers(classifier: Classifier, answers: Sequence[Answer], written: str | None) -> None:
+def print_answers(
+    classifier: Classifier, answers: Sequence[Predicted], written: str | None
+) -> None:
     """Print all guesses of a few images, the top one of more, or counts of classes for many.
 
     `written`: the file with a line per image, if there is one.
@@ -105,7 +107,7 @@ def print_answers(classifier: Classifier, answers: Sequence[Answer], written: st
         console.print(f"each image is in {written}", soft_wrap=True)
 
 
-def _in_full(classifier: Classifier, answer: Answer, number: int) -> Table:
+def _in_full(classifier: Classifier, answer: Predicted, number: int) -> Table:
     table = Table("class", box=box.SIMPLE_HEAD)
     table.add_column("probability", justify="right")
     table.add_column()
@@ -115,7 +117,7 @@ def _in_full(classifier: Classifier, answer: Answer, number: int) -> Table:
     return table
 
 
-def _one_by_one(classifier: Classifier, rows: Sequence[tuple[Answer, int]]) -> Table:
+def _one_by_one(classifier: Classifier, rows: Sequence[tuple[Predicted, int]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("image", overflow="fold")
     table.add_column("class", overflow="fold")
@@ -128,7 +130,7 @@ def _one_by_one(classifier: Classifier, rows: Sequence[tuple[Answer, int]]) -> T
     return table
 
 
-def _counted(classifier: Classifier, rows: Sequence[tuple[Answer, int]]) -> Table:
+def _counted(classifier: Classifier, rows: Sequence[tuple[Predicted, int]]) -> Table:
     counts: Counter[str] = Counter()
     for answer, number in rows:
         counts[classifier.classes[answer.said.classes[number, 0]]] += 1

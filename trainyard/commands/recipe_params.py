@@ -17,7 +17,7 @@ def parameter_rows(config: "RunConfig", num_classes: int = 1000) -> list[dict[st
     """
     import torch
 
-    from trainyard.optim.groups import Share, parameter_shares
+    from trainyard.optim.groups import GroupRates, parameter_shares
     from trainyard.run.build import model_of
 
     with torch.device("meta"):
@@ -25,7 +25,7 @@ def parameter_rows(config: "RunConfig", num_classes: int = 1000) -> list[dict[st
     shares = parameter_shares(model, config.optim)
     rows = []
     for name, parameter in model.named_parameters():
-        share = shares[name] if parameter.requires_grad else Share(0.0, 0.0, "frozen")
+        share = shares[name] if parameter.requires_grad else GroupRates(0.0, 0.0, "frozen")
         rows.append(
             {
                 "parameter": name,

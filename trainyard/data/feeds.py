@@ -9,16 +9,16 @@ import torch
 from trainyard.course import Course, Phase, build_course
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
-from trainyard.data.device.copies import Carrier, carrier_to, page_locked
+from trainyard.data.device.copies import Transfer, page_locked, transfer_to
 from trainyard.data.device.feed import NONE, Augmentation, Feed, HostBatches, TrainingFeed
-from trainyard.data.device.gpu_decode import DecodingCarrier, decoder_on
-from trainyard.data.device.join import JoinFeed, Place, num_passes
+from trainyard.data.device.gpu_decode import DecodingTransfer, decoder_on
+from trainyard.data.device.join import JoinFeed, JoinState, num_passes
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.order import Order, training_plan
-from trainyard.data.sampler.plan import EndlessPlan, Excerpt, OnePassPlan
+from trainyard.data.sampler.plan import EndlessPlan, OnePassPlan, PlanSlice
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.data.stream.shards import Stream
 from trainyard.data.stream.walk import StreamSpec
@@ -48,7 +48,7 @@ class Feeds:
         order: Order,
         course: Course,
         *,
-        place: Place,
+        place: JoinState,
         report: Callable[[dict[str, Any]], None],
     ) -> TrainingFeed | JoinFeed:
         """Augmented samples; for `place` and `report`, which a stream needs, see JoinFeed."""
@@ -63,7 +63,7 @@ class Feeds:
         def open_phase(phase: Phase, step: int, skipped: int) -> Feed:
             first = course.samples(step) + skipped
             spec = LoaderSpec(
-                plan=Excerpt(plan, first, phase.batch),
+                plan=PlanSlice(plan, first, phase.batch),
                 crop=self._crop(),
                 image_size=phase.image_size,
                 start=0,
@@ -78,7 +78,7 @@ class Feeds:
         self,
         stream: Stream,
         course: Course,
-        place: Place,
+        place: JoinState,
         report: Callable[[dict[str, Any]], None],
     ) -> JoinFeed:
         """Augmented samples in the order of a stream's shards; see JoinFeed."""
@@ -103,7 +103,7 @@ class Feeds:
             course,
             open_loader=open_loader,
             open_feed=lambda batches, first: self._feed(
-                batches, carrier_to(self.device), self._augmentation(first, phase.batch)
+                batches, transfer_to(self.device), self._augmentation(first, phase.batch)
             ),
             place=place,
             world=self.world,
@@ -174,13 +174,13 @@ class Feeds:
     def _feed_of(self, index: Index, spec: LoaderSpec, augmentation: Augmentation) -> Feed:
         if spec.decode == "cpu":
             loader = page_locked(Loader(index, spec), self.device)
-            return self._feed(loader, carrier_to(self.device), augmentation)
+            return self._feed(loader, transfer_to(self.device), augmentation)
         decoder = decoder_on(self.device, spec.threads)
         size, how = spec.image_size, spec.interpolation
-        carrier = DecodingCarrier(self.device, decoder, size, how=how, locate=index.locate)
+        carrier = DecodingTransfer(self.device, decoder, size, how=how, locate=index.locate)
         return self._feed(Loader(index, spec), carrier, augmentation)
 
-    def _feed(self, batches: HostBatches, carrier: Carrier, augmentation: Augmentation) -> Feed:
+    def _feed(self, batches: HostBatches, carrier: Transfer, augmentation: Augmentation) -> Feed:
         normalise = Normalise(
             self.device,
             mean=self.data.mean,

@@ -12,26 +12,26 @@ _MASK64 = (1 << 64) - 1
 _ROUNDS = np.arange(1, 7, dtype=np.uint64) * _GOLDEN
 
 
-def mix(x: UInt64s) -> UInt64s:
+def splitmix64(x: UInt64s) -> UInt64s:
     """A bijective scramble of 64-bit words (splitmix64's finaliser, Steele et al. 2014)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def fold(seed: int, *parts: NDArray[np.int64]) -> UInt64s:
+def fold_in(seed: int, *parts: NDArray[np.int64]) -> UInt64s:
     """One key per element from a seed and any number of integer columns of equal length."""
     # Mixed before use: with a bare seed, epoch 1 of seed 0 would be epoch 0 of seed 1.
-    key = mix(np.full(len(parts[0]), seed & _MASK64, np.uint64) + _GOLDEN)
+    key = splitmix64(np.full(len(parts[0]), seed & _MASK64, np.uint64) + _GOLDEN)
     for part in parts:
-        key = mix((key ^ part.astype(np.uint64)) + _GOLDEN)
+        key = splitmix64((key ^ part.astype(np.uint64)) + _GOLDEN)
     return key
 
 
 def uniforms(keys: UInt64s, count: int) -> NDArray[np.float64]:
     """`count` independent uniform numbers in [0, 1) for each key: float64[len(keys), count]."""
     counters = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
-    words = mix(mix(keys[:, None] + counters))
+    words = splitmix64(splitmix64(keys[:, None] + counters))
     return (words >> np.uint64(11)) * np.float64(2.0**-53)
 
 
@@ -57,7 +57,7 @@ def permute_reference(positions: NDArray[np.int64], keys: UInt64s, size: int) ->
     """`permute` without the extension."""
     # Below 8 bits a Feistel network reaches too few permutations; cycle walking is cheap there.
     bits = max(8, (size - 1).bit_length())
-    round_keys = [mix(keys + constant) for constant in _ROUNDS]
+    round_keys = [splitmix64(keys + constant) for constant in _ROUNDS]
     out = _feistel(positions.astype(np.uint64), round_keys, bits)
     while (outside := np.flatnonzero(out >= np.uint64(size))).size:
         out[outside] = _feistel(out[outside], [key[outside] for key in round_keys], bits)
@@ -70,6 +70,6 @@ def _feistel(x: UInt64s, round_keys: list[UInt64s], bits: int) -> UInt64s:
     high_mask = np.uint64((1 << (bits - low_bits)) - 1)
     high, low = x >> np.uint64(low_bits), x & low_mask
     for even, odd in zip(round_keys[::2], round_keys[1::2], strict=True):
-        high = high ^ (mix(low + even) & high_mask)
-        low = low ^ (mix(high + odd) & low_mask)
+        high = high ^ (splitmix64(low + even) & high_mask)
+        low = low ^ (splitmix64(high + odd) & low_mask)
     return (high << np.uint64(low_bits)) | low

@@ -8,7 +8,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.stream.shards import Stream
 
 
-def remark(console: Console, *data: Index | Stream) -> None:
+def warn_of_slow_paths(console: Console, *data: Index | Stream) -> None:
     """Prints reasons why reading these data is slower than it could be."""
     said = [seek_remark(one) for one in data if isinstance(one, Index)]
     if not is_built():

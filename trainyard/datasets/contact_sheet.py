@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 from trainyard.data.decode.decode import BadImageError, open_lazily, whole_image
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
-from trainyard.data.rng import fold, permute
+from trainyard.data.rng import fold_in, permute
 from trainyard.errors import DataError
 from trainyard.files import atomic_write
 
@@ -35,7 +35,7 @@ def random_samples(index: Index, count: int, seed: int, label: int | None = None
     positions = np.arange(min(count, len(known)))
     if not len(positions):
         return positions
-    keys = fold(seed, np.zeros(len(positions), np.int64))
+    keys = fold_in(seed, np.zeros(len(positions), np.int64))
     return known[permute(positions, keys, len(known))]
 
 

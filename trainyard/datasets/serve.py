@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trainyard.data import formats
 from trainyard.data.index.splits import all_splits
-from trainyard.data.storage.location import Place, expand_braces, find_place
+from trainyard.data.storage.location import ResolvedLocation, expand_braces, find_place
 from trainyard.errors import DataError, TrainyardError
 from trainyard.parent import signal_without_parent
 
@@ -127,7 +127,7 @@ def published(folder: Path) -> dict[str, str]:
     return found
 
 
-def _brace_list(place: Place, watched: tuple[str, ...]) -> str:
+def _brace_list(place: ResolvedLocation, watched: tuple[str, ...]) -> str:
     """The watched files as a brace list, `x-{000000..001281}.tar`, by the first and last name."""
     names = sorted(name for name in watched if os.path.isfile(place.path(name)))
     first, last = names[0], names[-1]

@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from trainyard.data._native import core
 from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.decode.decode import decode_batch, native_sizes, own_decoder
-from trainyard.data.decode.seek_tables import Stretches
+from trainyard.data.decode.seek_tables import SeekSlices
 from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import Ids, ShuffledPlan
-from trainyard.data.storage.encoded import Stored, in_memory
+from trainyard.data.storage.encoded import EncodedSpans, in_memory
 from trainyard.errors import DataError
 
 _HELD_BYTES, _HELD_SAMPLES = 1 << 28, 1024  # of encoded images, for decoding alone
@@ -36,7 +36,7 @@ Turn = Callable[[], int]
 """Processes some images; returns their number."""
 
 
-class Way(NamedTuple):
+class DecodeRate(NamedTuple):
     """The rate of a decoding mode, with images in memory."""
 
     images_per_second: float
@@ -44,7 +44,7 @@ class Way(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Task:
+class MeasuredLoad:
     index: Index
     batch: int  # samples
     side: int  # pixels of a training image
@@ -56,7 +56,7 @@ class Task:
         return ShuffledPlan(len(self.index), global_batch=self.batch, seed=0)
 
 
-def reading_rate(task: Task) -> float:
+def reading_rate(task: MeasuredLoad) -> float:
     """Images read a second; every page of an image is touched."""
     reader, steps = Reader(task.index), count()
 
@@ -73,13 +73,13 @@ def reading_rate(task: Task) -> float:
     return _rate(begin, task)
 
 
-def _touch(stored: Stored, position: int) -> None:
+def _touch(stored: EncodedSpans, position: int) -> None:
     start, buffer = int(stored.offsets[position]), stored.buffers[int(stored.which[position])]
     view = memoryview(buffer)  # type: ignore[arg-type]  # an array is a buffer, too
     np.frombuffer(view, np.uint8, int(stored.lengths[position]), start)[::_PAGE].sum()
 
 
-def loader_rate(task: Task) -> tuple[float, float]:
+def loader_rate(task: MeasuredLoad) -> tuple[float, float]:
     """Images a second of the whole loader, and seconds until the first batch."""
     spec = LoaderSpec(
         plan=task.plan,
@@ -103,7 +103,7 @@ def loader_rate(task: Task) -> tuple[float, float]:
 # --- decoding alone ---
 
 
-class Held(NamedTuple):
+class EncodedSamples(NamedTuple):
     """Encoded images of some samples, in memory."""
 
     ids: Ids
@@ -120,7 +120,7 @@ class Held(NamedTuple):
         return float((status != 0).mean())
 
 
-def hold(task: Task) -> Held:
+def hold(task: MeasuredLoad) -> EncodedSamples:
     """Reads samples in the order of training. DataError if none can be read."""
     reader, ids, contents, size, failure = Reader(task.index), [], [], 0, ""
     for sample in _samples(task):
@@ -135,16 +135,16 @@ def hold(task: Task) -> Held:
             break
     if not ids:
         raise DataError(f"{task.index.root}: no image can be read ({failure})")
-    return Held(np.array(ids), contents)
+    return EncodedSamples(np.array(ids), contents)
 
 
-def _samples(task: Task) -> Iterator[int]:
+def _samples(task: MeasuredLoad) -> Iterator[int]:
     most = min(_HELD_SAMPLES, len(task.index))
     plan = ShuffledPlan(len(task.index), global_batch=most, seed=0)
     return iter(plan.batch(0).tolist())
 
 
-def decoding_rate(task: Task, held: Held, way: str) -> Way:
+def decoding_rate(task: MeasuredLoad, held: EncodedSamples, way: str) -> DecodeRate:
     """`way` is libraries, stored, seek or packed; all but the first need the extension."""
     contents, seek = held.contents, None
     decoder = own_decoder()
@@ -176,19 +176,19 @@ def decoding_rate(task: Task, held: Held, way: str) -> Way:
 
         return decode
 
-    return Way(_rate(begin, task), sum(map(len, contents)) / len(contents))
+    return DecodeRate(_rate(begin, task), sum(map(len, contents)) / len(contents))
 
 
-def _stretches(tables: list[bytes]) -> Stretches:
+def _stretches(tables: list[bytes]) -> SeekSlices:
     ends: NDArray[np.int64] = np.cumsum([len(table) // core.SEEK_ENTRY for table in tables])
     begins = np.concatenate([[0], ends[:-1]])
-    return Stretches(np.frombuffer(b"".join(tables), np.uint8), begins, ends)
+    return SeekSlices(np.frombuffer(b"".join(tables), np.uint8), begins, ends)
 
 
 # --- the clock ---
 
 
-def _rate(begin: Callable[[], Turn], task: Task) -> float:
+def _rate(begin: Callable[[], Turn], task: MeasuredLoad) -> float:
     """Images a second of all threads together; each thread calls `begin` once."""
     totals, errors = [0] * task.threads, []
     ready = threading.Barrier(task.threads + 1)

@@ -21,7 +21,7 @@ from trainyard.distributed.starters import (
     STARTERS,
     TASKS_PER_NODE,
     Starter,
-    Told,
+    StarterValues,
     half_set,
     told_by,
     whole,
@@ -76,10 +76,12 @@ def _found(env: Mapping[str, str]) -> tuple[Starter, World]:
     if not 0 <= places["rank"] < places["size"]:
         rank, size = (inner.starter.places[what] for what in ("rank", "size"))
         raise InputError(f"{rank} {places['rank']} lies outside a {size} of {places['size']}")
-    return inner.starter, _world(Told(inner.starter, inner.name, places), env)
+    return inner.starter, _world(StarterValues(inner.starter, inner.name, places), env)
 
 
-def _innermost(told: list[Told], complete: list[Told], env: Mapping[str, str]) -> Told:
+def _innermost(
+    told: list[StarterValues], complete: list[StarterValues], env: Mapping[str, str]
+) -> StarterValues:
     by_hand = told[0] if told[0].starter is BY_HAND and not _is_by_launcher(told[0], env) else None
     schedulers = [one for one in complete if one.starter.places["rank"] != "RANK"]
     if by_hand is None or not schedulers:
@@ -97,12 +99,12 @@ def _innermost(told: list[Told], complete: list[Told], env: Mapping[str, str]) -
     return scheduler
 
 
-def _is_by_launcher(told: Told, env: Mapping[str, str]) -> bool:
+def _is_by_launcher(told: StarterValues, env: Mapping[str, str]) -> bool:
     is_whole = told.places.keys() >= {"rank", "size", "local_rank", "local_size"}
     return "TORCHELASTIC_RUN_ID" in env or is_whole
 
 
-def _world(told: Told, env: Mapping[str, str]) -> World:
+def _world(told: StarterValues, env: Mapping[str, str]) -> World:
     """The world, with missing fields filled in: where certain, else with each rank on its own node.
 
     Each rank then gets the first GPU that it sees. `check_devices` reports a GPU shared by ranks.

@@ -88,7 +88,7 @@ TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
 
 
 @dataclass(frozen=True)
-class Told:
+class StarterValues:
     """The values of a starter's variables."""
 
     starter: Starter
@@ -99,23 +99,23 @@ class Told:
     def is_complete(self) -> bool:
         return self.places.keys() >= {"rank", "size"}
 
-    def has_same(self, other: "Told", what: str) -> bool:
+    def has_same(self, other: "StarterValues", what: str) -> bool:
         return self.places[what] == other.places[what]
 
 
-def told_by(name: str, env: Mapping[str, str]) -> Told:
+def told_by(name: str, env: Mapping[str, str]) -> StarterValues:
     starter = STARTERS[name]
     names = starter.places
     signs = (names["rank"], names["size"])
     if not any(sign in env and sign != _SET_BY_SHELLS for sign in signs):
-        return Told(starter, name)
+        return StarterValues(starter, name)
     places = {what: whole(names[what], env[names[what]]) for what in names if names[what] in env}
     if name == "Slurm" and TASKS_PER_NODE in env and "node" in places:
         places["local_size"] = number_at(places["node"], env[TASKS_PER_NODE])
-    return Told(starter, name, places)
+    return StarterValues(starter, name, places)
 
 
-def half_set(told: Told, *wanted: str) -> InputError:
+def half_set(told: StarterValues, *wanted: str) -> InputError:
     missing = next(what for what in wanted if what not in told.places)
     names = told.starter.places
     present = ", ".join(names[what] for what in told.places)

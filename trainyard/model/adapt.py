@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainyard.errors import CheckpointError
-from trainyard.model.weights import Source, Weights, without_prefix
+from trainyard.model.weights import LoadedWeights, Weights, without_prefix
 
 # Buffers that a model computes by itself, or counters: some programs save them, some do not.
 _HARMLESS = (
@@ -34,7 +34,7 @@ class Misfits:
 
 
 def adapt_weights(
-    model: nn.Module, source: Source, *, classes: Sequence[str], name: str, prefix: str = ""
+    model: nn.Module, source: LoadedWeights, *, classes: Sequence[str], name: str, prefix: str = ""
 ) -> list[str]:
     """Load the weights of `source` into a timm model, `name`. Returns a log, as sentences.
 

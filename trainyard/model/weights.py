@@ -22,7 +22,7 @@ _WRAPPERS = ("module.", "_orig_mod.", "model.", "_model.")
 
 
 @dataclass(frozen=True)
-class Source:
+class LoadedWeights:
     weights: Weights
     about: str
     """A description for users: "model.pth, entry 'model_ema'"."""
@@ -30,7 +30,7 @@ class Source:
     """Names of the classifier's rows, if known."""
 
 
-def read_weights(path: Path, key: str | None = None) -> Source:
+def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
     """The weights of a .safetensors file or a torch file, of which `key` names the entry.
 
     The classes are known for exported files. No code in a file is run. CheckpointError if the file
@@ -45,20 +45,20 @@ def read_weights(path: Path, key: str | None = None) -> Source:
             raise CheckpointError(f"model.checkpoint_key: {path} has no {key!r}{_entries(content)}")
         if not _are_weights(content[key]):
             raise CheckpointError(f"model.checkpoint_key: {key!r} of {path} holds no weights")
-        return Source(_tensors(content[key]), f"{path}, entry {key!r}")
+        return LoadedWeights(_tensors(content[key]), f"{path}, entry {key!r}")
     if _are_weights(content):
         classes = _classes_in(path) if path.suffix == ".safetensors" else None
-        return Source(_tensors(content), str(path), classes)
+        return LoadedWeights(_tensors(content), str(path), classes)
     for name in KEYS:
         if isinstance(content, Mapping) and _are_weights(content.get(name)):
-            return Source(_tensors(content[name]), f"{path}, entry {name!r}")
+            return LoadedWeights(_tensors(content[name]), f"{path}, entry {name!r}")
     raise CheckpointError(
         f"{path}: no weights in the usual places; say with model.checkpoint_key where they are"
         f"{_entries(content)}"
     )
 
 
-def pretrained_weights(name: str) -> Source:
+def pretrained_weights(name: str) -> LoadedWeights:
     """timm's pretrained weights of a model; CheckpointError if there are none."""
     import timm
 
@@ -71,10 +71,12 @@ def pretrained_weights(name: str) -> Source:
         ) from error
     tag = model.pretrained_cfg.get("tag", "")
     full = name if not tag or name.endswith(f".{tag}") else f"{name}.{tag}"
-    return Source(model.state_dict(), f"timm's {full}")
+    return LoadedWeights(model.state_dict(), f"timm's {full}")
 
 
-def without_prefix(source: Source, prefix: str, names: set[str]) -> tuple[Weights, list[str]]:
+def without_prefix(
+    source: LoadedWeights, prefix: str, names: set[str]
+) -> tuple[Weights, list[str]]:
     """Weights under a model's names (`names`), and a log of the changes to names.
 
     Weights whose names lack `prefix` are left out. Prefixes of wrappers are removed automatically.

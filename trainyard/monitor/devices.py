@@ -11,7 +11,7 @@ import torch
 from trainyard.hardware import find_accelerator
 
 
-class Gauged(NamedTuple):
+class DeviceReadings(NamedTuple):
     """Readings of a device; None if not known."""
 
     memory: int  # bytes: torch's peak on a GPU; on the CPU, of this process
@@ -26,15 +26,15 @@ class Gauge:
         self._device = device
         self._handle = _handle(device)
 
-    def read(self) -> Gauged:
+    def read(self) -> DeviceReadings:
         if self._device.type != "cuda":
-            return Gauged(_resident())
+            return DeviceReadings(_resident())
         memory = torch.cuda.max_memory_allocated(self._device)
         if self._handle is None:
-            return Gauged(memory)
+            return DeviceReadings(memory)
         import pynvml
 
-        return Gauged(
+        return DeviceReadings(
             memory,
             _asked(lambda: pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu / 100),
             _asked(lambda: pynvml.nvmlDeviceGetPowerUsage(self._handle) / 1000),

@@ -13,7 +13,7 @@ from trainyard.hints import near_pattern
 from trainyard.optim.optimizers import OptimConfig
 
 
-class Share(NamedTuple):
+class GroupRates(NamedTuple):
     """The rates of one parameter group, and the rule that updates it."""
 
     lr_scale: float
@@ -25,13 +25,13 @@ class Share(NamedTuple):
 
 
 def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    """Groups for a torch optimizer, one per distinct `Share` of trainable parameters.
+    """Groups for a torch optimizer, one per distinct `GroupRates` of trainable parameters.
 
     Groups have the keys lr_scale and decay_scale besides lr and weight_decay, which are the peaks;
     Muon's also have use_muon. RecipeError for a pattern that matches no parameter, and if no
     parameter is trainable.
     """
-    members: dict[Share, list[nn.Parameter]] = {}
+    members: dict[GroupRates, list[nn.Parameter]] = {}
     shares = parameter_shares(model, config)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
@@ -41,7 +41,7 @@ def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, An
     return [_group(share, parameters, config) for share, parameters in members.items()]
 
 
-def parameter_shares(model: nn.Module, config: OptimConfig) -> dict[str, Share]:
+def parameter_shares(model: nn.Module, config: OptimConfig) -> dict[str, GroupRates]:
     """The share of every parameter by name, including frozen ones."""
     names = [name for name, _ in model.named_parameters()]
     exempt = _exempt(model, names)
@@ -60,7 +60,7 @@ def parameter_shares(model: nn.Module, config: OptimConfig) -> dict[str, Share]:
         rule = config.name
         if rule == "muon" and not (is_matrix and _mixes_channels(parameter) and not in_classifier):
             rule = "adamw"
-        shares[name] = Share(lr_scale, decay_scale, rule)
+        shares[name] = GroupRates(lr_scale, decay_scale, rule)
     return shares
 
 
@@ -81,7 +81,9 @@ def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for head in heads for parameter in head.parameters()]
 
 
-def _group(share: Share, parameters: list[nn.Parameter], config: OptimConfig) -> dict[str, Any]:
+def _group(
+    share: GroupRates, parameters: list[nn.Parameter], config: OptimConfig
+) -> dict[str, Any]:
     group = {
         "params": parameters,
         "lr": config.lr * share.lr_scale,

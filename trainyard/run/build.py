@@ -17,7 +17,7 @@ from trainyard.course import Course, build_course, seconds_of
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.open_datasets import Datasets, open_datasets
-from trainyard.data.slow_paths import remark
+from trainyard.data.slow_paths import warn_of_slow_paths
 from trainyard.distributed import Heartbeat
 from trainyard.errors import RecipeError
 from trainyard.model.build import build_model
@@ -58,7 +58,7 @@ def data_of(config: RunConfig, world: World, console: Console, heartbeat: Heartb
     with counter(console, "indexing samples") as show:
         data = open_datasets(config.data, world, heartbeat.counted("indexing", show))
     if world.is_first:
-        remark(console, data.train, data.val)
+        warn_of_slow_paths(console, data.train, data.val)
     heartbeat.mark("start")  # the wait for the first rank's index may have been long
     return data
 

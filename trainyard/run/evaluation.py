@@ -23,7 +23,7 @@ from trainyard.data.open_datasets import (
     open_split,
     open_validation,
 )
-from trainyard.data.slow_paths import remark
+from trainyard.data.slow_paths import warn_of_slow_paths
 from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
@@ -37,7 +37,7 @@ from trainyard.world import World, check_devices, pick_device, together
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class EvaluationOptions:
     """Options of an evaluation."""
 
     data: tuple[Locations | None, ...] = (None,)
@@ -65,7 +65,7 @@ class DataSet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class DataSetResult:
     """The result for one data set."""
 
     data: DataSet
@@ -74,7 +74,7 @@ class Result:
     model_classes: int
     predictions: dict[str, Predictions]
     """Predictions of the weights under "", and of their moving average, if any, under "ema_"."""
-    question: Question
+    question: EvaluationOptions
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain values for JSON."""
@@ -101,11 +101,11 @@ class Result:
 def evaluate_checkpoint(
     config: RunConfig,
     path: Path,
-    question: Question = Question(),
+    question: EvaluationOptions = EvaluationOptions(),
     *,
     world: World,
     console: Console,
-) -> list[Result]:
+) -> list[DataSetResult]:
     """Evaluate a checkpoint and its moving average, every image once, on any number of ranks.
 
     Every rank of the world calls it, and gets the result of each data set.
@@ -202,7 +202,7 @@ def _on(device: torch.device, model: nn.Module) -> nn.Module:
 
 def _open_all(
     config: RunConfig,
-    question: Question,
+    question: EvaluationOptions,
     classes: Sequence[str],
     world: World,
     *,
@@ -214,7 +214,7 @@ def _open_all(
             for where in question.data
         ]
     if world.is_first:
-        remark(console, *(one.index for one in data))
+        warn_of_slow_paths(console, *(one.index for one in data))
     with together(world):
         if question.labels is not None:
             labels = read_labels(question.labels, data[0].index)
@@ -283,12 +283,12 @@ def _result(
     data: DataSet,
     predictions: dict[str, Predictions],
     classes: Sequence[str],
-    question: Question,
-) -> Result:
+    question: EvaluationOptions,
+) -> DataSetResult:
     if not predictions[""].is_read().any():
         raise DataError(f"{data.where}: none of its {len(data.index):,} images can be read")
     numbers = range(len(classes)) if data.numbers is None else data.numbers
-    return Result(
+    return DataSetResult(
         data=data,
         classes=tuple(classes[number] for number in numbers),
         model_classes=len(classes),

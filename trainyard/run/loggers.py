@@ -24,7 +24,7 @@ from trainyard.world import World, together
 _BEGINNING: Report = {"step": 0, "epoch": 0.0, "samples": 0, "time": 0.0}
 
 
-class Watching(Sinks):
+class Loggers(Sinks):
     """Trainyard's own sinks first, then trackers, which run on the first rank alone."""
 
     def __init__(self, sinks: Iterable[Sink] = (), trackers: Iterable[Tracker] = ()) -> None:
@@ -69,7 +69,7 @@ def check_trackers(watch: WatchConfig, world: World) -> None:
 @contextmanager
 def watched(
     config: RunConfig, folder: RunDirectory, course: Course, *, world: World, console: Console
-) -> Iterator[Watching]:
+) -> Iterator[Loggers]:
     """The destinations of reports during a run.
 
     RecipeError, on all ranks, if a tracker cannot start for a reason that the user can fix.
@@ -78,7 +78,7 @@ def watched(
         if world.is_first:
             watching = _opened(config, folder, course, console)
         else:  # quiet unless every rank prints
-            watching = Watching([] if console.quiet else [ConsoleSink(course, console)])
+            watching = Loggers([] if console.quiet else [ConsoleSink(course, console)])
     with closing(watching):
         yield watching
 
@@ -91,7 +91,7 @@ def profiled(
     return profiling(window, folder.path / "profile", report)
 
 
-def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Console) -> Watching:
+def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Console) -> Loggers:
     early: list[str] = []  # messages from before there is a sink
     say = early.append
     with ExitStack() as stack:
@@ -103,7 +103,7 @@ def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Co
         # Last: from here on live lines are redrawn, and no other output may interfere.
         sinks: list[Sink] = [JsonLinesSink(folder.metrics), ConsoleSink(course, console)]
         stack.pop_all()
-    watching = Watching(sinks, trackers)
+    watching = Loggers(sinks, trackers)
     say = watching.warn
     for message in early:
         watching.warn(message)

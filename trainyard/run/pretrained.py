@@ -10,7 +10,7 @@ from trainyard.errors import CheckpointError
 from trainyard.files import find_checkpoint
 from trainyard.model.adapt import adapt_weights
 from trainyard.model.build import ModelConfig
-from trainyard.model.weights import Source, pretrained_weights, read_weights
+from trainyard.model.weights import LoadedWeights, pretrained_weights, read_weights
 from trainyard.training import checkpoint
 
 
@@ -27,7 +27,7 @@ def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence
     )
 
 
-def _source(asked: str, config: ModelConfig) -> Source:
+def _source(asked: str, config: ModelConfig) -> LoadedWeights:
     if asked == "timm":
         return pretrained_weights(config.name)
     path = Path(asked)
@@ -40,7 +40,7 @@ def _source(asked: str, config: ModelConfig) -> Source:
     return _source_in(path)
 
 
-def _source_in(folder: Path) -> Source:
+def _source_in(folder: Path) -> LoadedWeights:
     """The weights of a checkpoint, or of a run's best or latest; see `prefers_average`."""
     _, path = find_checkpoint(folder)
     checkpoint.check(path)
@@ -48,7 +48,7 @@ def _source_in(folder: Path) -> Source:
     use_average = prefers_average(path, progress)
     kind = "the moving average of the weights" if use_average else "the weights"
     weights = checkpoint.load_weights(path, ema=use_average)
-    return Source(weights, f"{path}, {kind}", progress["classes"])
+    return LoadedWeights(weights, f"{path}, {kind}", progress["classes"])
 
 
 def prefers_average(path: Path, progress: dict[str, Any]) -> bool:

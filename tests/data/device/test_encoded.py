@@ -13,7 +13,7 @@ from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.decode.decode import decode_batch
 from trainyard.data.loader import encoded_batch as module
 from trainyard.data.loader.encoded_batch import ENTRY, JPEG, NOTHING, PIXELS, put_encoded, stretches
-from trainyard.data.storage.encoded import Stored, in_memory
+from trainyard.data.storage.encoded import EncodedSpans, in_memory
 
 SIZE = 32
 CROP = RandomResizedCrop(seed=3, scale=(0.2, 1.0), ratio=(0.8, 1.25), flip=0.5)
@@ -38,7 +38,11 @@ PHOTOGRAPHS = [
 
 
 def put(
-    contents: "Stored | Sequence[bytes]", count: int, *, mean: float = 60_000, crop: Any = CROP
+    contents: "EncodedSpans | Sequence[bytes]",
+    count: int,
+    *,
+    mean: float = 60_000,
+    crop: Any = CROP,
 ) -> tuple[NDArray[np.void], NDArray[np.uint8], dict[int, str]]:
     """What lies in a new slot then, and what was bad."""
     side = module.side_of(mean, SIZE)

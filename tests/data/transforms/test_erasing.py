@@ -11,7 +11,7 @@ import timm.data.random_erasing
 import torch
 from numpy.typing import NDArray
 
-from trainyard.data.rng import fold, mix, uniforms
+from trainyard.data.rng import fold_in, splitmix64, uniforms
 from trainyard.data.transforms.batches import Keys, MixedBatch
 from trainyard.data.transforms.erasing import RandomErasing, normals
 
@@ -66,7 +66,7 @@ def test_what_is_erased_is_timms(
 ) -> None:
     count, keys = 200, keys_of(200, visit=4)
     found = erase(count, keys, size, probability, "const")
-    key = fold(3, np.full(count, 7), keys.visits, keys.ids, np.zeros(count, np.int64))
+    key = fold_in(3, np.full(count, 7), keys.visits, keys.ids, np.zeros(count, np.int64))
     theirs = TimmErasing(probability, mode="const", device="cpu")
     expected = batch_of(count, size).images_BCHW
     for image, random in zip(expected, uniforms(key, 23), strict=True):
@@ -123,20 +123,20 @@ def test_pixels_outside_are_untouched(mode: str) -> None:
 
 
 def test_the_noise_is_the_inverse_normal_of_the_keyed_sequence() -> None:
-    keys = mix(np.arange(50, dtype=np.uint64))
+    keys = splitmix64(np.arange(50, dtype=np.uint64))
     places = np.arange(50) * 1009
     found = normals(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(places), 3)
     golden = np.uint64(0x9E3779B97F4A7C15)
     for row, (key, place) in enumerate(zip(keys, places, strict=True)):
         counters = np.arange(place * 3 + 1, place * 3 + 4).astype(np.uint64)
-        words = mix(key + counters * golden)
+        words = splitmix64(key + counters * golden)
         shares = (2 * (words >> np.uint64(40)).astype(float) + 1) / 2**25
         expected = [NormalDist().inv_cdf(share) for share in shares]
         assert found[row].tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
 def test_the_noise_is_normal_and_not_correlated() -> None:
-    keys = torch.from_numpy(mix(np.arange(1000, dtype=np.uint64)).view(np.int64))
+    keys = torch.from_numpy(splitmix64(np.arange(1000, dtype=np.uint64)).view(np.int64))
     noise = (
         normals(keys.repeat_interleave(400), torch.arange(400).repeat(1000), 3)
         .double()

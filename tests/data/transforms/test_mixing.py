@@ -12,7 +12,7 @@ from scipy import stats
 from timm.loss import SoftTargetCrossEntropy
 from torch.nn import functional as F
 
-from trainyard.data.rng import fold, uniforms
+from trainyard.data.rng import fold_in, uniforms
 from trainyard.data.transforms.batches import Keys, MixedBatch
 from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.mixing import Mixing, symmetric_beta
@@ -131,9 +131,9 @@ def timms(
 def draws(settings: AugmentConfig, keys: Keys, seed: int) -> NDArray[np.float64]:
     """The uniform numbers of a batch: a row for each draw that timm makes."""
     if settings.mix_mode == "batch":
-        return uniforms(fold(seed, np.array([8]), np.array([keys.position])), 6)
+        return uniforms(fold_in(seed, np.array([8]), np.array([keys.position])), 6)
     count = len(keys.ids) // (2 if settings.mix_mode == "pair" else 1)
-    return uniforms(fold(seed, np.full(count, 8), keys.visits[:count], keys.ids[:count]), 6)
+    return uniforms(fold_in(seed, np.full(count, 8), keys.visits[:count], keys.ids[:count]), 6)
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])

@@ -16,7 +16,7 @@ from trainyard.data.transforms.batches import Keys
 from trainyard.data.transforms.randaugment import geometry
 from trainyard.data.transforms.randaugment.augment import RandAugment, colour_job, plan
 from trainyard.data.transforms.randaugment.draws import draw
-from trainyard.data.transforms.randaugment.jobs import Job, run, send
+from trainyard.data.transforms.randaugment.jobs import KernelCall, run, send
 from trainyard.data.transforms.randaugment.policy import parse_policy
 
 Pixels = NDArray[np.uint8]
@@ -102,7 +102,7 @@ def reference(pixels: Pixels, name: str, argument: float, *, cubic: bool = True)
     return np.array(operation(image, *arguments, fillcolor=FILL, resample=CUBIC[cubic]))
 
 
-def ours(pixels: list[Pixels], jobs: list[Job]) -> NDArray[np.int64]:
+def ours(pixels: list[Pixels], jobs: list[KernelCall]) -> NDArray[np.int64]:
     batch = torch.from_numpy(np.stack(pixels))
     run(jobs, batch)
     return batch.numpy().astype(np.int64)

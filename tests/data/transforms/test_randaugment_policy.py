@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from timm.data import auto_augment
 
-from trainyard.data.transforms.randaugment.draws import Draws, draw
+from trainyard.data.transforms.randaugment.draws import DrawnOperations, draw
 from trainyard.data.transforms.randaugment.policy import Policy, check_policy, parse_policy
 from trainyard.errors import RecipeError
 
@@ -103,7 +103,7 @@ def test_the_notation_needs_neither_torch_nor_timm() -> None:
 COUNT = 20_000
 
 
-def drawn(policy: Policy, seed: int = 11, count: int = COUNT) -> Draws:
+def drawn(policy: Policy, seed: int = 11, count: int = COUNT) -> DrawnOperations:
     return draw(policy, seed, np.arange(count), np.zeros(count, np.int64))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data._native import core, is_built
-from trainyard.data.rng import between, fold, uniforms
+from trainyard.data.rng import between, fold_in, uniforms
 
 _ATTEMPTS = 10  # as in torchvision and timm
 _CROP_STREAM = 1  # keeps crops independent of other uses of the same seed
@@ -26,13 +26,13 @@ class Crops(NamedTuple):
     along its border. False if it is cropped first."""
 
 
-class Draws(Protocol):
+class CropParameters(Protocol):
     """The crop parameters of some images, drawn before the sizes are known."""
 
     def __call__(self, sizes: NDArray[np.int64]) -> Crops:
         """The crops of images of `sizes` (int[n, 2]: width, height)."""
 
-    def __getitem__(self, part: slice | NDArray[np.int64]) -> "Draws":
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "CropParameters":
         """The crop parameters of a part of the images."""
 
 
@@ -49,18 +49,18 @@ class RandomResizedCrop:
     ratio: tuple[float, float]
     flip: float
 
-    def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "RandomDraws":
+    def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "RandomCropParameters":
         stream = np.full_like(ids, _CROP_STREAM)
-        random = uniforms(fold(self.seed, stream, epochs, ids), 3 + 2 * _ATTEMPTS)
+        random = uniforms(fold_in(self.seed, stream, epochs, ids), 3 + 2 * _ATTEMPTS)
         shares = between(self.scale, random[:, 3 : 3 + _ATTEMPTS])
         logarithms = np.log(self.ratio[0]), np.log(self.ratio[1])
         ratios = np.exp(between(logarithms, random[:, 3 + _ATTEMPTS :]))
         drawn = np.concatenate([random[:, :2], shares, ratios], axis=1)
-        return RandomDraws(drawn, random[:, 2] < self.flip, self.ratio)
+        return RandomCropParameters(drawn, random[:, 2] < self.flip, self.ratio)
 
 
 @dataclass(frozen=True)
-class RandomDraws:
+class RandomCropParameters:
     """The random numbers for the crops of some images."""
 
     drawn: NDArray[np.float64]
@@ -76,8 +76,8 @@ class RandomDraws:
         core.random_boxes(np.ascontiguousarray(sizes, np.int64), self.drawn, *self.ratio, boxes)
         return Crops(boxes, self.flips)
 
-    def __getitem__(self, part: slice | NDArray[np.int64]) -> "RandomDraws":
-        return RandomDraws(self.drawn[part], self.flips[part], self.ratio)
+    def __getitem__(self, part: slice | NDArray[np.int64]) -> "RandomCropParameters":
+        return RandomCropParameters(self.drawn[part], self.flips[part], self.ratio)
 
     def reference(self, sizes: NDArray[np.int64]) -> Crops:
         """`__call__` without the extension."""

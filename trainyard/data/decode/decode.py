@@ -18,10 +18,10 @@ from PIL import Image, UnidentifiedImageError
 
 from trainyard.data._native import core
 from trainyard.data.decode.crops import Crops
-from trainyard.data.storage.encoded import PACKED_MAGIC, Stored, as_stored
+from trainyard.data.storage.encoded import PACKED_MAGIC, EncodedSpans, as_stored
 
 if TYPE_CHECKING:
-    from trainyard.data.decode.seek_tables import Stretches
+    from trainyard.data.decode.seek_tables import SeekSlices
 
 Interpolation = Literal["bilinear", "bicubic"]
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
@@ -37,13 +37,13 @@ class BadImageError(Exception):
 
 
 def decode_batch(
-    images: Stored | Sequence[bytes],
+    images: EncodedSpans | Sequence[bytes],
     crop: Callable[[NDArray[np.int64]], Crops],
     out_BHWC: NDArray[np.uint8],
     interpolation: Interpolation,
     *,
     decoder: "core.Decoder | None" = None,
-    seek: "Stretches | None" = None,
+    seek: "SeekSlices | None" = None,
 ) -> dict[int, str]:
     """Decodes, crops, resizes (antialiased) and flips each image into its place in `out_BHWC`.
 
@@ -91,7 +91,7 @@ def own_decoder() -> "core.Decoder | None":
 
 
 def native_sizes(
-    stored: Stored, decoder: "core.Decoder | None"
+    stored: EncodedSpans, decoder: "core.Decoder | None"
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     """Sizes from the headers, and a status; 1 x 1 where it is not 0: left to the libraries."""
     count = len(stored.which)
@@ -105,13 +105,13 @@ def native_sizes(
 
 def native_pixels(
     decoder: "core.Decoder",
-    stored: Stored,
+    stored: EncodedSpans,
     crops: Crops,
     out_BHWC: NDArray[np.uint8],
     *,
     status: NDArray[np.uint8],
     bicubic: bool = False,
-    seek: "Stretches | None" = None,
+    seek: "SeekSlices | None" = None,
 ) -> None:
     """Decodes the images whose status is 0, and sets the status of those that fail."""
     buffers, which, offsets, lengths, _ = stored
@@ -138,7 +138,7 @@ def native_pixels(
 
 
 def _library_sizes(
-    stored: Stored, sizes: NDArray[np.int64], status: NDArray[np.uint8]
+    stored: EncodedSpans, sizes: NDArray[np.int64], status: NDArray[np.uint8]
 ) -> tuple[dict[int, bytes], dict[int, str]]:
     """Fills in the sizes whose status is not 0; the contents read, and reasons for bad images."""
     contents, bad = {}, {}

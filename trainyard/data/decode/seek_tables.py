@@ -33,15 +33,15 @@ _AHEAD = 4  # tasks per thread
 _REMOTE_READS = 32  # at once
 
 
-class Stretches(NamedTuple):
+class SeekSlices(NamedTuple):
     """The seek entries of some samples; sample i has those from begins[i] to ends[i]."""
 
     entries: NDArray[np.uint8]  # of all samples
     begins: NDArray[np.int64]
     ends: NDArray[np.int64]
 
-    def part(self, rows: slice) -> "Stretches":
-        return Stretches(self.entries, self.begins[rows], self.ends[rows])
+    def part(self, rows: slice) -> "SeekSlices":
+        return SeekSlices(self.entries, self.begins[rows], self.ends[rows])
 
 
 class SeekTable(NamedTuple):
@@ -51,12 +51,12 @@ class SeekTable(NamedTuple):
     first: NDArray[np.int64]  # [samples + 1]
     entries: NDArray[np.uint8]
 
-    def of(self, ids: Ids) -> Stretches:
+    def of(self, ids: Ids) -> SeekSlices:
         """The entries of samples; none for a sample whose range is damaged. Without entries, or if
         they do not fit, a sample is decoded from its start."""
         begins, ends = self.first[ids], self.first[ids + 1]
         is_there = (begins >= 0) & (begins <= ends) & (ends <= self.first[-1])
-        return Stretches(self.entries, begins * is_there, ends * is_there)
+        return SeekSlices(self.entries, begins * is_there, ends * is_there)
 
     @property
     def num_bytes(self) -> int:

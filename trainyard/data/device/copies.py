@@ -24,7 +24,7 @@ AHEAD = 1
 
 
 @dataclass(frozen=True)
-class Arriving:
+class InFlightBatch:
     """A batch in flight to the device; its ids are on the host."""
 
     pixels_BHWC: Callable[[], AbstractContextManager[Tensor]]
@@ -37,28 +37,28 @@ class Arriving:
     capacity: float = 0.0  # see HostBatch; unknown for a loader that does not decode
 
 
-class Carrier(Protocol):
+class Transfer(Protocol):
     """Copies host batches to a device."""
 
     ahead: int  # batches that may be in flight while the trainer uses one
 
-    def start(self, host: HostBatch) -> Arriving: ...
+    def start(self, host: HostBatch) -> InFlightBatch: ...
     def settle(self) -> None:
         """Returns memory to the loader; call it before fetching a batch."""
 
 
-def carrier_to(device: torch.device) -> Carrier:
-    return OnHost() if device.type == "cpu" else OnStream(device)
+def transfer_to(device: torch.device) -> Transfer:
+    return HostTransfer() if device.type == "cpu" else StreamTransfer(device)
 
 
-class OnHost:
+class HostTransfer:
     """Batches for a trainer on the CPU, which uses the pixels in the loader's memory."""
 
     ahead = 0
 
-    def start(self, host: HostBatch) -> Arriving:
+    def start(self, host: HostBatch) -> InFlightBatch:
         labels, weights = host.labels.copy(), host.weights.copy()
-        return Arriving(
+        return InFlightBatch(
             partial(self._pixels, host),
             torch.from_numpy(labels),
             torch.from_numpy(weights),
@@ -94,7 +94,7 @@ class _Buffer:
         return held[:count]
 
 
-class UnderWay:
+class PendingEvents:
     """Host callbacks that run once a CUDA event has completed."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-class OnStream:
+class StreamTransfer:
     """Copies batches on a separate stream, beside the trainer's."""
 
     ahead = AHEAD
@@ -130,10 +130,10 @@ class OnStream:
         self._device = device
         self._stream = copy_stream(device)
         self._buffers = deque(_Buffer() for _ in range(AHEAD + 1))
-        self._copying = UnderWay()
+        self._copying = PendingEvents()
         self.settle = self._copying.settle
 
-    def start(self, host: HostBatch) -> Arriving:
+    def start(self, host: HostBatch) -> InFlightBatch:
         """Starts a copy without waiting: `host` must not change until `settle` returns it."""
         give_back = host.keep()
         buffer = self._buffers[0]
@@ -151,7 +151,7 @@ class OnStream:
             copied = self._stream.record_event()
         self._copying.add(copied, give_back)
         tensors = (pixels_BHWC, labels, weights)
-        return Arriving(
+        return InFlightBatch(
             partial(self._pixels, buffer, tensors, copied),
             labels,
             weights,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trainyard.course import Course, Due, Phase
-from trainyard.data.device.copies import Arriving, Carrier
+from trainyard.data.device.copies import InFlightBatch, Transfer
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.loader.client import BadSample, HostBatch
 from trainyard.data.transforms.batches import BatchTransform, Keys, MixedBatch, PixelTransform
@@ -47,7 +47,7 @@ class HostBatches(Protocol):
 
 
 @runtime_checkable
-class Foreseen(Protocol):
+class PollableLoader(Protocol):
     """A loader whose batches a feed may take before the trainer asks for them."""
 
     def is_ready(self) -> bool:
@@ -61,7 +61,7 @@ class Feed:
         self,
         loader: HostBatches,
         normalise: Normalise,
-        carrier: Carrier,
+        carrier: Transfer,
         augmentation: Augmentation = NONE,
     ) -> None:
         self._loader, self._normalise, self._carrier = loader, normalise, carrier
@@ -72,10 +72,10 @@ class Feed:
             yield self._move(arriving)
             self._position += self._augmentation.global_batch
 
-    def _on_their_way(self) -> Iterator[Arriving]:
+    def _on_their_way(self) -> Iterator[InFlightBatch]:
         """Each batch in order; starts the copies of further batches first, if they are ready."""
         hosts = iter(self._loader)
-        sent: deque[Arriving | Exception] = deque()
+        sent: deque[InFlightBatch | Exception] = deque()
         while True:
             following = sent.popleft() if sent else self._send(hosts)
             if isinstance(following, StopIteration):
@@ -87,9 +87,9 @@ class Feed:
             yield following
 
     def _is_ready(self) -> bool:
-        return isinstance(self._loader, Foreseen) and self._loader.is_ready()
+        return isinstance(self._loader, PollableLoader) and self._loader.is_ready()
 
-    def _send(self, hosts: Iterator[HostBatch]) -> Arriving | Exception:
+    def _send(self, hosts: Iterator[HostBatch]) -> InFlightBatch | Exception:
         """Starts copying the next batch; returns exceptions, StopIteration too, for later."""
         self._carrier.settle()
         try:
@@ -97,7 +97,7 @@ class Feed:
         except Exception as error:
             return error
 
-    def _move(self, arriving: Arriving) -> Batch:
+    def _move(self, arriving: InFlightBatch) -> Batch:
         """A device batch that shares no memory with the loader."""
         keys = Keys(arriving.ids, arriving.visits, self._position)
         with arriving.pixels_BHWC() as pixels_BHWC:

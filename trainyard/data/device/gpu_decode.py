@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import Interpolation, decode_batch
-from trainyard.data.device.copies import AHEAD, Arriving, UnderWay, copy_stream
+from trainyard.data.device.copies import AHEAD, InFlightBatch, PendingEvents, copy_stream
 from trainyard.data.loader.client import BadSample, HostBatch
 from trainyard.data.loader.encoded_batch import JPEG, PIXELS, stretches
 from trainyard.errors import RecipeError
@@ -121,7 +121,7 @@ def _is_inside(box: NDArray[np.float64], pixels_HWC: Tensor) -> bool:
     return bool((box[2:] < (width + 0.01, height + 0.01)).all())
 
 
-class DecodingCarrier:
+class DecodingTransfer:
     """Copies batches of encoded images to a device and decodes them there; see encoded.py."""
 
     ahead = AHEAD
@@ -139,10 +139,10 @@ class DecodingCarrier:
         self._device, self._decode = device, decoder
         self._size, self._how, self._locate = image_size, how, locate
         self._stream = None if device.type == "cpu" else copy_stream(device)
-        self._decoding = UnderWay()
+        self._decoding = PendingEvents()
         self.settle = self._decoding.settle
 
-    def start(self, host: HostBatch) -> Arriving:
+    def start(self, host: HostBatch) -> InFlightBatch:
         """Starts decoding; waits until the library has read the bytes, not for the pixels."""
         give_back = host.keep()
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
@@ -157,7 +157,7 @@ class DecodingCarrier:
         give_back()  # the loader may now refill the memory of `host`
         if done is not None:
             self._decoding.add(done, whole.clear)
-        return Arriving(
+        return InFlightBatch(
             partial(self._taken, (pixels_BHWC, labels, on_device), done),
             labels,
             on_device,

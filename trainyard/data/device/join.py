@@ -22,7 +22,7 @@ from trainyard.data.stream.loader import StreamLoader
 from trainyard.errors import CheckpointError, DataError
 from trainyard.world import World, new_group, together
 
-Place = dict[str, Any]
+JoinState = dict[str, Any]
 """The saved position of a run in its passes: `ranks`; `ends`, the steps at which passes ended,
 counted in batches of the stream; `seen`, samples of the pass so far, of all ranks."""
 NO_SAMPLE = -1
@@ -49,7 +49,7 @@ class JoinFeed:
         *,
         open_loader: Callable[[int, int], StreamLoader],
         open_feed: Callable[[HostBatches, int], Feed],
-        place: Place,
+        place: JoinState,
         world: World,
         report: Callable[[dict[str, Any]], None],
     ) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from trainyard.data.formats import class_tar, folder, hdf5, packed, tfrecord, webdataset
 from trainyard.data.formats.scan import Scan
-from trainyard.data.storage.location import Place
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.errors import DataError
 
 # Tried in this order; a format recognises a place by its contents, not by its name.
@@ -22,7 +22,7 @@ FORMATS: dict[str, ModuleType] = {
 }
 
 
-def recognise(place: Place) -> str:
+def recognise(place: ResolvedLocation) -> str:
     """The name of the format of a place. DataError if no format recognises it."""
     for name, reader in FORMATS.items():
         if reader.recognises(place):
@@ -38,13 +38,13 @@ def recognise(place: Place) -> str:
     )
 
 
-def scan(place: Place) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a place of any format."""
     result: Scan = FORMATS[recognise(place)].scan(place)
     return result
 
 
-def splits_inside(place: Place) -> tuple[str, ...]:
+def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     """The splits in a single file; empty if its format cannot hold several."""
     reader = FORMATS[recognise(place)]
     found: tuple[str, ...] = reader.splits_inside(place) if hasattr(reader, "splits_inside") else ()

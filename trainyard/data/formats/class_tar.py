@@ -21,14 +21,14 @@ from typing import NamedTuple
 from trainyard.data.formats.scan import FileRows, Scan, num_threads, tell_left_out
 from trainyard.data.formats.split_names import splits_named, words_of
 from trainyard.data.formats.tar import (
+    BufferedTarReader,
     Member,
-    ReadAhead,
     is_hidden_image,
     is_image,
     members,
     some_names,
 )
-from trainyard.data.storage.location import Place
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import open_source
 from trainyard.errors import DataError
 
@@ -40,11 +40,11 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.
 _FOLDERS, _INNER_TARS, _LOOSE = "in a folder of its class", "in a tar inside", "in no folder"
 
 
-def recognises(place: Place) -> bool:
+def recognises(place: ResolvedLocation) -> bool:
     return bool(place.files(".tar", *_COMPRESSED))
 
 
-def scan(place: Place) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     names = place.files(".tar")
     if not names:
         raise DataError(
@@ -61,12 +61,12 @@ def scan(place: Place) -> Scan:
     )
 
 
-def splits_inside(place: Place) -> tuple[str, ...]:
+def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     """The splits in the first tar, by a sample of its members."""
     names = place.files(".tar")
     if not names:
         return ()
-    with closing(ReadAhead(open_source(place.path(names[0])))) as tar:
+    with closing(BufferedTarReader(open_source(place.path(names[0])))) as tar:
         first = next(members(tar), None)
         if first and _is_tar(first.name):
             seen: Iterator[str] = (m.name for m in members(tar) if _is_tar(m.name))
@@ -193,7 +193,7 @@ def _is_tar(name: str) -> bool:
     return name.endswith(".tar") and name[name.rfind("/") + 1] != "."
 
 
-def _rows(place: Place, names: tuple[str, ...], labels: _Labels) -> Iterator[FileRows]:
+def _rows(place: ResolvedLocation, names: tuple[str, ...], labels: _Labels) -> Iterator[FileRows]:
     if len(names) == 1:
         yield from _tar_rows(place, names[0], labels)
     else:
@@ -204,8 +204,8 @@ def _rows(place: Place, names: tuple[str, ...], labels: _Labels) -> Iterator[Fil
     tell_left_out(place.location, {"hidden": labels.hidden})
 
 
-def _tar_rows(place: Place, name: str, labels: _Labels) -> Iterator[FileRows]:
-    with closing(ReadAhead(open_source(place.path(name)))) as tar:
+def _tar_rows(place: ResolvedLocation, name: str, labels: _Labels) -> Iterator[FileRows]:
+    with closing(BufferedTarReader(open_source(place.path(name)))) as tar:
         for split, images in groupby(_images(tar, labels), key=itemgetter(3)):
             while chunk := list(islice(images, _CHUNK)):
                 offsets, sizes, numbers, _ = zip(*chunk, strict=True)
@@ -214,7 +214,7 @@ def _tar_rows(place: Place, name: str, labels: _Labels) -> Iterator[FileRows]:
                 )
 
 
-def _images(tar: ReadAhead, labels: _Labels) -> Iterator[tuple[int, int, int, str]]:
+def _images(tar: BufferedTarReader, labels: _Labels) -> Iterator[tuple[int, int, int, str]]:
     """Offset, size, label and split of each image."""
     folder: str | None = None
     home: _Home | None = None
@@ -234,7 +234,7 @@ def _images(tar: ReadAhead, labels: _Labels) -> Iterator[tuple[int, int, int, st
             labels.hidden.append(member.name)
 
 
-def _flat_images(tar: ReadAhead, inner: Member) -> Iterator[Member]:
+def _flat_images(tar: BufferedTarReader, inner: Member) -> Iterator[Member]:
     """The images of a tar inside a tar. DataError if a folder inside has another name than it."""
     stem, is_class = _stem(inner.name), False
     for member in members(tar, inner.offset, inner.offset + inner.size):

@@ -18,7 +18,7 @@ Span = tuple[int, int]
 """The first byte and the byte after the last, as offsets in the file."""
 
 
-class Ahead:
+class BufferedReader:
     """Reads a file in small adjacent pieces, with one system call for many of them.
 
     Two blocks are kept, so that moving from one side of an image to the other costs nothing.
@@ -60,7 +60,7 @@ Field = tuple[int, int, int, int]
 """Number, wire type (0 varint, 1 eight bytes, 2 length and bytes, 5 four bytes), start, end."""
 
 
-def find_features(data: Ahead, span: Span, names: frozenset[bytes]) -> dict[bytes, Span]:
+def find_features(data: BufferedReader, span: Span, names: frozenset[bytes]) -> dict[bytes, Span]:
     """The spans of the named lists of an Example."""
     longest = max(map(len, names))
     found = {}
@@ -78,7 +78,7 @@ def find_features(data: Ahead, span: Span, names: frozenset[bytes]) -> dict[byte
     return found
 
 
-def one_bytes(data: Ahead, feature: Span) -> Span:
+def one_bytes(data: BufferedReader, feature: Span) -> Span:
     """The span of the only element of a list of bytes."""
     elements = list(islice(_messages(data, _list_of(data, feature, 1), 1), 2))
     if len(elements) != 1:
@@ -86,14 +86,14 @@ def one_bytes(data: Ahead, feature: Span) -> Span:
     return elements[0]
 
 
-def one_text(data: Ahead, feature: Span) -> str:
+def one_text(data: BufferedReader, feature: Span) -> str:
     start, end = one_bytes(data, feature)
     if end - start > _MAX_TEXT:
         raise ValueError(f"has a text of {end - start:,} bytes")
     return data.read(start, end - start).decode(errors="surrogateescape")
 
 
-def one_int(data: Ahead, feature: Span) -> int:
+def one_int(data: BufferedReader, feature: Span) -> int:
     """The only element of a list of int64, packed or not."""
     values: list[int] = []
     for number, wire, position, end in _fields(data, _list_of(data, feature, 3)):
@@ -110,7 +110,7 @@ def one_int(data: Ahead, feature: Span) -> int:
     return values[0]
 
 
-def _list_of(data: Ahead, feature: Span, kind: int) -> Span:
+def _list_of(data: BufferedReader, feature: Span, kind: int) -> Span:
     last = None
     for field in _fields(data, feature):
         last = field  # the last alternative counts
@@ -122,7 +122,7 @@ def _list_of(data: Ahead, feature: Span, kind: int) -> Span:
     return _bytes_of(last)
 
 
-def _messages(data: Ahead, span: Span, number: int) -> Iterator[Span]:
+def _messages(data: BufferedReader, span: Span, number: int) -> Iterator[Span]:
     """The messages or byte strings of one field number; other numbers are ignored."""
     for field in _fields(data, span):
         if field[0] == number:
@@ -136,7 +136,7 @@ def _bytes_of(field: Field) -> Span:
     return start, end
 
 
-def _fields(data: Ahead, span: Span) -> Iterator[Field]:
+def _fields(data: BufferedReader, span: Span) -> Iterator[Field]:
     position, end = span
     while position < end:
         head = data.head(position)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidden, tell_left_out
 from trainyard.data.formats.split_names import splits_named
-from trainyard.data.storage.location import Place
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import read_manifest
 from trainyard.errors import DataError
 
@@ -45,11 +45,11 @@ class _LeftOut:
         tell_left_out(location, kinds)
 
 
-def recognises(place: Place) -> bool:
+def recognises(place: ResolvedLocation) -> bool:
     return place.is_folder and bool(_folders_in(place.root))
 
 
-def scan(place: Place) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a folder. DataError if a folder in it cannot be read."""
     left_out = _LeftOut()
     names = _folders_in(place.root, left_out)

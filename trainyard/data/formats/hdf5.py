@@ -24,15 +24,15 @@ from trainyard.data.formats.hdf5_layout import (
     NAMES,
     TARGETS,
     Rows,
-    Split,
+    SplitRows,
     find_classes,
     find_splits,
     read_targets,
 )
 from trainyard.data.formats.heap import check_readable_by_offset, find_elements
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import FileRows, Scan, num_threads
-from trainyard.data.storage.location import Place
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import Source, open_source
 from trainyard.errors import DataError
 
@@ -44,7 +44,7 @@ _WRITE_IMAGES, _WRITE_BYTES = 64, 1 << 24  # written at a time
 _CHUNK = 1024  # rows
 
 
-def recognises(place: Place) -> bool:
+def recognises(place: ResolvedLocation) -> bool:
     names = _hdf5_files(place)
     if not names:
         return False
@@ -55,7 +55,7 @@ def recognises(place: Place) -> bool:
         )
 
 
-def scan(place: Place) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     names = _hdf5_files(place)
     with _open(place.path(names[0])) as (file, source):
         classes = find_classes(file, source.name)
@@ -71,7 +71,7 @@ def scan(place: Place) -> Scan:
     )
 
 
-def splits_inside(place: Place) -> tuple[str, ...]:
+def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     names = _hdf5_files(place)
     if len(names) > 1:
         return ()
@@ -80,7 +80,7 @@ def splits_inside(place: Place) -> tuple[str, ...]:
     return tuple(split.name for split in splits if split.name and split.labels is not None)
 
 
-def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
+def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
     """Writes one file in the plain layout; equal samples give equal bytes."""
     h5py = _h5py()
     with h5py.File(path, "w", track_order=False) as file:
@@ -107,8 +107,8 @@ def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None)
             images.id.write(h5py.h5s.create_simple((len(batch),)), space, content, kind)
 
 
-def _batches(samples: Iterable[Encoded]) -> Iterator[list[Encoded]]:
-    batch: list[Encoded] = []
+def _batches(samples: Iterable[EncodedSample]) -> Iterator[list[EncodedSample]]:
+    batch: list[EncodedSample] = []
     size = 0
     for sample in samples:
         batch.append(sample)
@@ -123,7 +123,7 @@ def _batches(samples: Iterable[Encoded]) -> Iterator[list[Encoded]]:
 # --- opening ---
 
 
-def _hdf5_files(place: Place) -> tuple[str, ...]:
+def _hdf5_files(place: ResolvedLocation) -> tuple[str, ...]:
     return place.files(".h5", ".hdf5") or (() if place.is_folder else place.names)
 
 
@@ -184,7 +184,7 @@ class _Stream(io.RawIOBase):
 
 
 def _rows(
-    place: Place, names: tuple[str, ...], classes: Sequence[str] | None
+    place: ResolvedLocation, names: tuple[str, ...], classes: Sequence[str] | None
 ) -> Iterator[FileRows]:
     with ThreadPoolExecutor(num_threads(place)) as pool:
         for name in names:
@@ -200,7 +200,7 @@ def _rows(
                     )
 
 
-def _parts(splits: list[Split]) -> Iterator[tuple[str, Rows, Rows]]:
+def _parts(splits: list[SplitRows]) -> Iterator[tuple[str, Rows, Rows]]:
     """The rows of images and labels of each labelled split, in chunks."""
     for name, images, labels in splits:
         if labels is not None:

@@ -21,7 +21,7 @@ _SPLIT_NAMES = {"valid": "val"}  # fuel's name and Trainyard's
 Rows = NDArray[np.int64]
 
 
-class Split(NamedTuple):
+class SplitRows(NamedTuple):
     name: str
     images: Rows
     labels: Rows | None
@@ -42,17 +42,17 @@ def read_targets(file: Any, classes: Sequence[str] | None, where: str) -> Rows:
     return targets
 
 
-def find_splits(file: Any, where: str) -> list[Split]:
+def find_splits(file: Any, where: str) -> list[SplitRows]:
     """The splits of a file in stored order; a single one with an empty name if it has none."""
     images, labels = len(file[IMAGES]), len(file[TARGETS])
     if "split" in file.attrs:
         splits = _table_of_splits(file, where)
     elif (images, labels) in (_FUEL_ROWS, (_TRAIN + _VAL, _TRAIN + _VAL)):
         train, val, test = np.split(np.arange(images), [_TRAIN, _TRAIN + _VAL])
-        splits = [Split("train", train, train), Split("val", val, val)]
-        splits += [Split("test", test, None)] if len(test) else []
+        splits = [SplitRows("train", train, train), SplitRows("val", val, val)]
+        splits += [SplitRows("test", test, None)] if len(test) else []
     else:
-        splits = [Split("", np.arange(images), np.arange(labels))]
+        splits = [SplitRows("", np.arange(images), np.arange(labels))]
     for split in splits:
         if split.labels is not None and len(split.labels) != len(split.images):
             raise DataError(
@@ -62,7 +62,7 @@ def find_splits(file: Any, where: str) -> list[Split]:
     return splits
 
 
-def _table_of_splits(file: Any, where: str) -> list[Split]:
+def _table_of_splits(file: Any, where: str) -> list[SplitRows]:
     """The splits in fuel's table, which has a line for each dataset of each split."""
     table = np.ravel(file.attrs["split"])
     if not {"split", "source", "start", "stop", "available"} <= set(table.dtype.names or ()):
@@ -76,7 +76,7 @@ def _table_of_splits(file: Any, where: str) -> list[Split]:
                 raise DataError(f"{where}: split {name} names rows of {source} that are not there")
             found.setdefault(_SPLIT_NAMES.get(name, name), {})[source] = rows
     splits = [
-        Split(name, rows[IMAGES], rows.get(TARGETS))
+        SplitRows(name, rows[IMAGES], rows.get(TARGETS))
         for name, rows in found.items()
         if IMAGES in rows
     ]
@@ -145,7 +145,7 @@ def _names_in_files(file: Any, targets: Rows) -> list[str] | None:
     return [f"n{wnid:08d}" for wnid in wnids]
 
 
-def _is_ilsvrc2012(splits: list[Split], targets: Rows) -> bool:
+def _is_ilsvrc2012(splits: list[SplitRows], targets: Rows) -> bool:
     """True for the only data set of 1000 classes whose test images have no labels in fuel."""
     unlabelled = {split.name for split in splits if split.labels is None}
     is_whole = unlabelled == {"test"} or len(targets) == _TRAIN + _VAL

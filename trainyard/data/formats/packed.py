@@ -24,9 +24,9 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from trainyard.data.formats.checksum import checksum
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
-from trainyard.data.storage.location import Place
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import Source, open_source
 from trainyard.errors import DataError
 
@@ -51,11 +51,11 @@ class Table(NamedTuple):
     classes: list[str] | None
 
 
-def recognises(place: Place) -> bool:
+def recognises(place: ResolvedLocation) -> bool:
     return bool(place.files(SUFFIX))  # `scan` reports a file with this suffix in another format
 
 
-def scan(place: Place) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     names = place.files(SUFFIX)
     with closing(open_source(place.path(names[0]))) as source:
         classes = read_table(source).classes
@@ -81,7 +81,7 @@ def check_shard(source: Source) -> None:
             )
 
 
-def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
+def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
     """Writes one shard; equal samples give equal bytes."""
     offsets, sizes, labels, crcs = array("q"), array("q"), array("i"), array("I")
     with open(path, "wb") as file:
@@ -110,12 +110,16 @@ def _footer(count: int, names: int, table: int, checksum: int) -> bytes:
 # --- reading ---
 
 
-def _rows(place: Place, names: tuple[str, ...], classes: list[str] | None) -> Iterator[FileRows]:
+def _rows(
+    place: ResolvedLocation, names: tuple[str, ...], classes: list[str] | None
+) -> Iterator[FileRows]:
     with ThreadPoolExecutor(num_threads(place)) as pool:
         yield from pool.map(partial(_shard_rows, place, names[0], classes), names)
 
 
-def _shard_rows(place: Place, first: str, classes: list[str] | None, name: str) -> FileRows:
+def _shard_rows(
+    place: ResolvedLocation, first: str, classes: list[str] | None, name: str
+) -> FileRows:
     with closing(open_source(place.path(name))) as source:
         table = read_table(source)
     if table.classes != classes:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 
-class Encoded(NamedTuple):
+class EncodedSample(NamedTuple):
     """The content of an image file, to be written into a shard."""
 
     image: bytes

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from trainyard.data.storage.location import Place
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
 
 # In lower case; the image types of data sets that Pillow opens.
@@ -21,7 +21,7 @@ _SHOWN = 3  # names of each kind in a message
 MAX_LABEL = 2**24  # more classes than any data set has; a larger number means damage
 
 
-def num_threads(place: Place) -> int:
+def num_threads(place: ResolvedLocation) -> int:
     """Number of files of a place that are scanned at once."""
     return _REMOTE_THREADS if is_remote(place.root) else _THREADS
 
@@ -54,7 +54,7 @@ class FileRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Scan:
-    place: Place
+    place: ResolvedLocation
     format: str
     classes: Sequence[str] | None
     """Names by label, complete once the rows are exhausted; None or empty without stored names.

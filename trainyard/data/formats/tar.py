@@ -57,7 +57,7 @@ class _Broken(Exception):
     """A problem of a header; `walk` adds its position."""
 
 
-class ReadAhead:
+class BufferedTarReader:
     """A source for one thread that reads it from front to back.
 
     After a large step, one page is read. Small steps share reads that grow up to `ahead` bytes.
@@ -85,7 +85,7 @@ class ReadAhead:
         self._source.close()
 
 
-class Forward:
+class SequentialReader:
     """A tar that can be read only once, from front to back, of unknown length."""
 
     size = sys.maxsize
@@ -124,13 +124,13 @@ class Forward:
 
 def members(tar: Source, start: int = 0, end: int | None = None) -> Iterator[Member]:
     """The regular files of a tar, or of one inside another from byte `start` to `end`."""
-    tar = tar if isinstance(tar, (ReadAhead, Forward)) else ReadAhead(tar)
+    tar = tar if isinstance(tar, (BufferedTarReader, SequentialReader)) else BufferedTarReader(tar)
     end = tar.size if end is None else end
     yield from walk(tar, start, until=end, end=end)
 
 
 def walk(
-    tar: ReadAhead | Forward, start: int, *, until: int, end: int
+    tar: BufferedTarReader | SequentialReader, start: int, *, until: int, end: int
 ) -> Generator[Member, None, int]:
     """The regular files from the header at byte `start` to the last one before byte `until`.
 
@@ -159,7 +159,7 @@ def walk(
     raise DataError(_truncated(tar.name, end))
 
 
-def find_header(tar: ReadAhead, start: int, until: int) -> int | None:
+def find_header(tar: BufferedTarReader, start: int, until: int) -> int | None:
     """The first block from byte `start` to `until` that looks like a header of POSIX or GNU.
 
     The block may be part of a member that is a tar itself.

@@ -22,10 +22,17 @@ from typing import NamedTuple, TypeVar
 from crc32c import crc32c
 
 from trainyard.data.formats.checksum import checksum
-from trainyard.data.formats.example import Ahead, Span, find_features, one_bytes, one_int, one_text
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.example import (
+    BufferedReader,
+    Span,
+    find_features,
+    one_bytes,
+    one_int,
+    one_text,
+)
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
-from trainyard.data.storage.location import Place
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import LocalFile, Source, open_source
 from trainyard.errors import DataError
 
@@ -38,7 +45,7 @@ _TFDS_IMAGE, _TFDS_LABEL = b"image", b"label"
 _FEATURES = frozenset((_IMAGE, _LABEL, _SYNSET, _TFDS_IMAGE, _TFDS_LABEL))
 
 
-def recognises(place: Place) -> bool:
+def recognises(place: ResolvedLocation) -> bool:
     names = _shards(place)
     if not names:
         return False
@@ -50,7 +57,7 @@ def recognises(place: Place) -> bool:
     return _length_is_sound(head) or is_compressed  # a scan then reports the compression
 
 
-def scan(place: Place) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     names = _shards(place)
     classes: list[str] = []
     return Scan(
@@ -64,13 +71,13 @@ def scan(place: Place) -> Scan:
 
 def check_shard(source: Source) -> None:
     """Compares the checksum of every record. DataError if one does not match its data."""
-    for record in _records(Ahead(source)):
+    for record in _records(BufferedReader(source)):
         begin, end = record.data
         if source.read(end, _TAIL) != _masked(checksum(source, begin, end)):
             raise DataError(f"{record.where(source)}: its checksum does not match its data")
 
 
-def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
+def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
     """Writes one shard; equal samples give equal bytes.
 
     The class's name is stored with each image, where readers of other features ignore it. A shard
@@ -88,7 +95,7 @@ def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None)
 def write_index(path: Path, idx_path: Path) -> None:
     """Writes the offset and length in bytes of each record, as DALI's tfrecord2idx does."""
     with closing(LocalFile(str(path))) as source, open(idx_path, "w") as file:
-        for record in _records(Ahead(source)):
+        for record in _records(BufferedReader(source)):
             file.write(f"{record.start} {record.data[1] + _TAIL - record.start}\n")
 
 
@@ -100,16 +107,18 @@ class _Record(NamedTuple):
     start: int  # byte of the length
     data: Span
 
-    def where(self, file: Source | Ahead) -> str:
+    def where(self, file: Source | BufferedReader) -> str:
         return f"{file.name}: record {self.number}, byte {self.start}"
 
 
-def _shards(place: Place) -> tuple[str, ...]:
+def _shards(place: ResolvedLocation) -> tuple[str, ...]:
     named = tuple(name for name in place.names if _NAME.search(name))
     return named or (() if place.is_folder else place.names)
 
 
-def _rows(place: Place, names: tuple[str, ...], classes: list[str]) -> Iterator[FileRows]:
+def _rows(
+    place: ResolvedLocation, names: tuple[str, ...], classes: list[str]
+) -> Iterator[FileRows]:
     """The samples; once exhausted, `classes` holds the names if every record has one."""
     known: dict[int, str] | None = {}
     highest = -1
@@ -135,12 +144,12 @@ def _united(known: dict[int, str], found: dict[int, str], name: str) -> dict[int
     return united
 
 
-def _shard_rows(place: Place, name: str) -> tuple[FileRows, dict[int, str] | None]:
+def _shard_rows(place: ResolvedLocation, name: str) -> tuple[FileRows, dict[int, str] | None]:
     """The rows of a shard, and its class names by label if every record has one."""
     offsets, sizes, labels = array("q"), array("q"), array("i")
     synsets: dict[int, str] | None = {}
     with closing(open_source(place.path(name))) as source:
-        data = Ahead(source)
+        data = BufferedReader(source)
         for record in _records(data):
             try:
                 (start, end), label, synset = _sample(data, record.data)
@@ -158,7 +167,7 @@ def _shard_rows(place: Place, name: str) -> tuple[FileRows, dict[int, str] | Non
     return FileRows(name, offsets, sizes, labels), synsets
 
 
-def _records(data: Ahead) -> Iterator[_Record]:
+def _records(data: BufferedReader) -> Iterator[_Record]:
     """The positions of a file's records, by their lengths alone."""
     position, number = 0, 1
     while position < data.size:
@@ -192,7 +201,7 @@ def _masked(checksum: int) -> bytes:
     return struct.pack("<I", (rotated + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-def _sample(data: Ahead, span: Span) -> tuple[Span, int, str | None]:
+def _sample(data: BufferedReader, span: Span) -> tuple[Span, int, str | None]:
     """The span of the image, the label from 0, and the class's name or None."""
     found = find_features(data, span, _FEATURES)
     if _IMAGE in found and _LABEL in found:
@@ -223,7 +232,10 @@ _Value = TypeVar("_Value")
 
 
 def _read(
-    read: Callable[[Ahead, Span], _Value], data: Ahead, found: dict[bytes, Span], name: bytes
+    read: Callable[[BufferedReader, Span], _Value],
+    data: BufferedReader,
+    found: dict[bytes, Span],
+    name: bytes,
 ) -> _Value:
     try:
         return read(data, found[name])

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import adler32
 
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_LABEL, FileRows, Scan, num_threads
 from trainyard.data.formats.tar import (
     END,
-    Forward,
+    BufferedTarReader,
     Member,
-    ReadAhead,
+    SequentialReader,
     find_header,
     members,
     walk,
 )
 from trainyard.data.storage.ahead import map_ahead
-from trainyard.data.storage.location import Place
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import Source, is_remote, open_source
 from trainyard.errors import DataError
 
@@ -42,18 +42,18 @@ _PEEKED = 64  # members: some samples, and other members before the first
 _RESERVED = re.compile(r"__[^/]*__($|/)")  # webdataset's own, for data about the shard
 
 
-def recognises(place: Place) -> bool:
+def recognises(place: ResolvedLocation) -> bool:
     """True if the first non-empty tar begins with labelled images, or if all tars are empty."""
     names = place.files(".tar")
     for name in names:
-        with closing(ReadAhead(open_source(place.path(name)))) as tar:
+        with closing(BufferedTarReader(open_source(place.path(name)))) as tar:
             found = list(islice(members(tar), _PEEKED))
         if found:
             return _are_samples(found)
     return bool(names)
 
 
-def scan(place: Place) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     names = place.files(".tar")
     return Scan(
         place=place,
@@ -81,7 +81,7 @@ def _are_samples(found: list[Member]) -> bool:
     return any(".cls" in f or (".json" in f and f & IMAGE_SUFFIXES) for f in fields.values())
 
 
-def _rows(place: Place, names: tuple[str, ...]) -> Iterator[FileRows]:
+def _rows(place: ResolvedLocation, names: tuple[str, ...]) -> Iterator[FileRows]:
     if is_remote(place.root):
         yield from _remote_rows(place, names)
         return
@@ -89,9 +89,9 @@ def _rows(place: Place, names: tuple[str, ...]) -> Iterator[FileRows]:
         yield from pool.map(partial(_shard_rows, place), names)
 
 
-def _shard_rows(place: Place, name: str) -> FileRows:
+def _shard_rows(place: ResolvedLocation, name: str) -> FileRows:
     path = place.path(name)
-    with closing(ReadAhead(open_source(path))) as tar:
+    with closing(BufferedTarReader(open_source(path))) as tar:
         return _grouped(name, path, _parts(tar, members(tar)))
 
 
@@ -123,7 +123,7 @@ class _Walked(NamedTuple):
     next: int  # position of the header after the last
 
 
-def _remote_rows(place: Place, names: tuple[str, ...]) -> Iterator[FileRows]:
+def _remote_rows(place: ResolvedLocation, names: tuple[str, ...]) -> Iterator[FileRows]:
     pool = ThreadPoolExecutor(_WALKERS)
     try:
         tars = list(pool.map(open_source, map(place.path, names)))
@@ -144,7 +144,7 @@ def _segments(tar: Source, length: int) -> list[_Segment]:
 
 def _guessed(segment: _Segment) -> _Walked:
     """Walks a segment from the first block that looks like a header."""
-    tar = ReadAhead(segment.tar, ahead=_REMOTE_AHEAD, page=_REMOTE_PAGE)
+    tar = BufferedTarReader(segment.tar, ahead=_REMOTE_AHEAD, page=_REMOTE_PAGE)
     if not segment.start:
         return _walked(segment, tar, 0)
     first = find_header(tar, segment.start, segment.until)
@@ -156,7 +156,7 @@ def _guessed(segment: _Segment) -> _Walked:
     return _Walked(None, [], 0)
 
 
-def _walked(segment: _Segment, tar: ReadAhead, first: int) -> _Walked:
+def _walked(segment: _Segment, tar: BufferedTarReader, first: int) -> _Walked:
     position = first
 
     def found() -> Iterator[Member]:
@@ -176,13 +176,13 @@ def _joined(segments: list[_Segment], guesses: Iterator[_Walked]) -> Iterator[_P
         if position < END:
             walked = guess
             if guess.first != position:
-                tar = ReadAhead(segment.tar, ahead=_REMOTE_AHEAD, page=_REMOTE_PAGE)
+                tar = BufferedTarReader(segment.tar, ahead=_REMOTE_AHEAD, page=_REMOTE_PAGE)
                 walked = _walked(segment, tar, position)
             yield from walked.parts
             position = walked.next
     if position < END:
         last = segments[-1].tar
-        yield from _parts(tar := ReadAhead(last), members(tar, position))
+        yield from _parts(tar := BufferedTarReader(last), members(tar, position))
 
 
 class Streamed(NamedTuple):
@@ -194,7 +194,7 @@ class Streamed(NamedTuple):
     label: int
 
 
-def streamed(tar: Forward) -> Iterator[Streamed]:
+def streamed(tar: SequentialReader) -> Iterator[Streamed]:
     """The samples of a shard in stored order; reads the shard to its end."""
     for key, parts in groupby(_parts(tar, members(tar), images=True), key=attrgetter("key")):
         image, label = _sample(list(parts), f"{tar.name}: sample {key!r}")
@@ -203,7 +203,7 @@ def streamed(tar: Forward) -> Iterator[Streamed]:
 
 
 def _parts(
-    tar: ReadAhead | Forward, found: Iterable[Member], *, images: bool = False
+    tar: BufferedTarReader | SequentialReader, found: Iterable[Member], *, images: bool = False
 ) -> Iterator[_Part]:
     """The images and labels. `images`: with the content of images, not only of labels."""
     for member in found:
@@ -282,7 +282,7 @@ _HEADER = (
 )  # fmt: skip
 
 
-def write(path: Path, samples: Iterable[Encoded], classes: Sequence[str] | None) -> None:
+def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
     """Writes a shard: `KEY.cls`, then the image, of each sample; equal samples give equal bytes.
 
     The names of the classes lie beside the shards, in `dataset.json`.

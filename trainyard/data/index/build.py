@@ -15,7 +15,7 @@ from trainyard.data import formats
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.remote import Stamps, check_present, fetch_index, remote_stamps
 from trainyard.data.index.table import Columns, Index, load_index, save_index
-from trainyard.data.storage.location import Place, find_place
+from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import manifest_of
 from trainyard.data.storage.source import Stamp, is_remote
 from trainyard.errors import DataError
@@ -87,7 +87,7 @@ def _loaded(path: Path) -> Index:
     return index
 
 
-def _wrong_split(place: Place, found: list[str]) -> str:
+def _wrong_split(place: ResolvedLocation, found: list[str]) -> str:
     if not found and place.split:
         return f"{place.location}: holds no splits; leave #{place.split} away"
     if not found:
@@ -199,7 +199,7 @@ def _is_stale(index: Index) -> bool:
 # --- paths of saved indices ---
 
 
-def _saved_paths(place: Place) -> list[Path]:
+def _saved_paths(place: ResolvedLocation) -> list[Path]:
     """The possible paths of a place's index: beside the data, then in the cache."""
     if is_remote(place.root):
         return [_cached_path(place.location, place)]
@@ -207,11 +207,11 @@ def _saved_paths(place: Place) -> list[Path]:
     return [beside, _cached_path(os.path.realpath(place.location), place)]
 
 
-def _cached_path(location: str, place: Place) -> Path:
+def _cached_path(location: str, place: ResolvedLocation) -> Path:
     return cache_folder() / f"index-{_short_hash(location + _suffix(place))}"
 
 
-def _name_beside(place: Place) -> str:
+def _name_beside(place: ResolvedLocation) -> str:
     """The name of an index beside its data: equal on a server and in the folder it serves."""
     pattern = os.path.relpath(place.location, place.root)
     if is_remote(place.root):
@@ -221,7 +221,7 @@ def _name_beside(place: Place) -> str:
     return f".trainyard-index-{_short_hash(pattern + _suffix(place))}"
 
 
-def _suffix(place: Place) -> str:
+def _suffix(place: ResolvedLocation) -> str:
     return f"#{place.split}" if place.split else ""
 
 
@@ -234,7 +234,7 @@ def _fetch_index(location: str) -> Index | None:
     return fetch_index(place, _name_beside(place), path)
 
 
-def _save(place: Place, header: Header, table: _Table) -> Path:
+def _save(place: ResolvedLocation, header: Header, table: _Table) -> Path:
     columns = table.columns()
     *beside, cached = _saved_paths(place)
     try:

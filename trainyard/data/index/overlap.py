@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.index.table import Index
-from trainyard.data.rng import fold
+from trainyard.data.rng import fold_in
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
@@ -62,8 +62,8 @@ def same_places(train: Index, val: Index, *, follow: bool = True) -> NDArray[np.
     ours, theirs = (hash_names(_real_paths(index, follow)) for index in (train, val))
     in_train = np.flatnonzero(np.isin(ours, theirs)[train.file])
     in_val = np.flatnonzero(np.isin(theirs, ours)[val.file])
-    places = fold(0, ours[train.file[in_train]].view(np.int64), train.offset[in_train])
-    found = fold(0, theirs[val.file[in_val]].view(np.int64), val.offset[in_val])
+    places = fold_in(0, ours[train.file[in_train]].view(np.int64), train.offset[in_train])
+    found = fold_in(0, theirs[val.file[in_val]].view(np.int64), val.offset[in_val])
     shared: NDArray[np.int64] = in_val[np.isin(found, places)]
     return shared
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from trainyard.data.index.table import Columns, Index, load_index, save_index
-from trainyard.data.storage.location import Place
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.remote.download import download
 from trainyard.data.storage.source import Stamp, open_source
 from trainyard.errors import DataError
@@ -34,7 +34,7 @@ def _stamp(url: str) -> Stamp | None:
         return None
 
 
-def check_present(place: Place) -> None:
+def check_present(place: ResolvedLocation) -> None:
     """DataError that names the first missing file of a remote place."""
     stamps = remote_stamps(place.root, place.names)
     missing = [name for name, stamp in stamps.items() if stamp is None]
@@ -54,7 +54,7 @@ def check_present(place: Place) -> None:
     raise DataError(f"{url}: there is no such file{more}")
 
 
-def fetch_index(place: Place, name: str, path: Path) -> Index | None:
+def fetch_index(place: ResolvedLocation, name: str, path: Path) -> Index | None:
     """The index `name` beside remote data, saved in `path`; None if there is none that fits."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidde
 from trainyard.data.index.build import Progress, index_scan, open_index
 from trainyard.data.index.table import Index
 from trainyard.data.storage.credentials import check_url, without_secrets, without_signature
-from trainyard.data.storage.location import Place, expand_braces, find_place, split_of
+from trainyard.data.storage.location import ResolvedLocation, expand_braces, find_place, split_of
 from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
@@ -137,7 +137,7 @@ def _indexed(files: Sequence[str], path: Path, progress: Progress) -> Images:
                 missing[number], content = content, b""
             here[number] = f"{path}-{number}"
             Path(here[number]).write_bytes(content)
-    place = Place("the images", None, "", (), is_folder=False, can_gain=False)
+    place = ResolvedLocation("the images", None, "", (), is_folder=False, can_gain=False)
     scan = Scan(place=place, format="images", classes=None, watched=(), rows=_rows(here))
     return Images(index_scan(scan, path, progress), names, missing)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.decode.crops import Draws
+from trainyard.data.decode.crops import CropParameters
 from trainyard.data.decode.decode import (
     MAX_PIXELS,
     Interpolation,
@@ -19,7 +19,7 @@ from trainyard.data.decode.decode import (
     jpeg_header,
     own_decoder,
 )
-from trainyard.data.storage.encoded import Stored, as_stored
+from trainyard.data.storage.encoded import EncodedSpans, as_stored
 
 NOTHING, JPEG, PIXELS = range(3)
 ENTRY = np.dtype(
@@ -48,8 +48,8 @@ def stretches(images_BHWC: NDArray[np.uint8]) -> tuple[NDArray[np.void], NDArray
 
 
 def put_encoded(
-    images: Stored | Sequence[bytes],
-    draws: Draws,
+    images: EncodedSpans | Sequence[bytes],
+    draws: CropParameters,
     images_BHWC: NDArray[np.uint8],
     *,
     size: int,
@@ -89,7 +89,7 @@ def put_encoded(
     return bad | {others[number]: reason for number, reason in unreadable.items()}
 
 
-def _contents(images: Stored | Sequence[bytes]) -> tuple[list[bytes], dict[int, str]]:
+def _contents(images: EncodedSpans | Sequence[bytes]) -> tuple[list[bytes], dict[int, str]]:
     stored = as_stored(images)
     contents, bad = [], {}
     for position in range(len(stored.which)):

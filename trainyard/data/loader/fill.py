@@ -6,38 +6,38 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.decode.crops import Draws
+from trainyard.data.decode.crops import CropParameters
 from trainyard.data.decode.decode import Interpolation, decode_batch, own_decoder
-from trainyard.data.decode.seek_tables import Stretches, open_seek
+from trainyard.data.decode.seek_tables import SeekSlices, open_seek
 from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import put_encoded
 from trainyard.data.loader.ring import Slot
 from trainyard.data.loader.spec import LoaderSpec
-from trainyard.data.reading.reader import Expected, Reader
+from trainyard.data.reading.reader import PlannedReads, Reader
 from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.sampler.plan import Ids
-from trainyard.data.storage.encoded import Stored
+from trainyard.data.storage.encoded import EncodedSpans
 
 Bad = list[tuple[int, str, int, str]]  # id, file, offset, reason
 
 
-class Columns(NamedTuple):
+class SliceContents(NamedTuple):
     """The samples to put into a slice of a slot."""
 
-    encoded: Stored | Sequence[bytes]
+    encoded: EncodedSpans | Sequence[bytes]
     labels: NDArray[np.integer[Any]]
     ids: Ids
     visits: Ids
-    crops: Draws
+    crops: CropParameters
 
 
 def put(
-    samples: Columns,
+    samples: SliceContents,
     slot: Slot,
     part: slice,
     *,
     how: Interpolation,
-    seek: Stretches | None = None,
+    seek: SeekSlices | None = None,
     gpu_size: int | None = None,
 ) -> dict[int, str]:
     """Fills a slice of a slot. Returns positions that could not be decoded, with the reasons.
@@ -62,15 +62,15 @@ def put(
     return bad
 
 
-class Planned(NamedTuple):
+class PlannedBatches(NamedTuple):
     """Samples of some batches, with all data but their images."""
 
-    images: Expected
+    images: PlannedReads
     labels: NDArray[np.integer[Any]]
     ids: Ids
     visits: Ids
-    crops: Draws
-    seek: Stretches | None
+    crops: CropParameters
+    seek: SeekSlices | None
 
 
 class SliceFiller:
@@ -81,9 +81,9 @@ class SliceFiller:
         self._reader = Reader(index, copies)
         self._seek = open_seek(index) if config.decode == "cpu" else None
 
-    def plan(self, ids: Ids, visits: Ids) -> Planned:
+    def plan(self, ids: Ids, visits: Ids) -> PlannedBatches:
         """Prepares samples: the work that costs little more for many samples than for few."""
-        return Planned(
+        return PlannedBatches(
             images=self._reader.expect(ids),
             labels=self._index.label[ids],
             ids=ids,
@@ -96,7 +96,7 @@ class SliceFiller:
         """True if planning further ahead gains nothing."""
         return self._reader.expects_enough()
 
-    def __call__(self, planned: Planned, first: int, slot: Slot, part: slice) -> Bad:
+    def __call__(self, planned: PlannedBatches, first: int, slot: Slot, part: slice) -> Bad:
         """Fills a slice of a slot for the batch that begins at `first` of the planned samples."""
         rows = slice(first + part.start, first + part.stop)
         bad: Bad = []
@@ -104,11 +104,13 @@ class SliceFiller:
             bad += self._fill(planned, piece, slot, slice(piece.start - first, piece.stop - first))
         return bad
 
-    def _fill(self, planned: Planned, rows: slice, slot: Slot, part: slice) -> Bad:
+    def _fill(self, planned: PlannedBatches, rows: slice, slot: Slot, part: slice) -> Bad:
         encoded, unreadable = planned.images.stored(rows)
         ids, config = planned.ids[rows], self._config
         bad = put(
-            Columns(encoded, planned.labels[rows], ids, planned.visits[rows], planned.crops[rows]),
+            SliceContents(
+                encoded, planned.labels[rows], ids, planned.visits[rows], planned.crops[rows]
+            ),
             slot,
             part,
             how=config.interpolation,

@@ -26,7 +26,7 @@ from PIL import Image
 from trainyard.data._native import core, is_built
 from trainyard.data.index.table import load_index
 from trainyard.data.loader.fill import SliceFiller
-from trainyard.data.loader.result_sender import Announcer, Work, described, end_all, send
+from trainyard.data.loader.result_sender import BatchTask, ResultSender, described, end_all, send
 from trainyard.data.loader.ring import Ring, num_slices
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.staged_copies import Copies
@@ -75,7 +75,7 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
         core.guard_bus_errors()  # a mapped shard that is cut short costs its samples, not the run
     _open_more_files()
     fill = SliceFiller(index, config, stager.copies if stager else None)
-    announcer = Announcer(channel, config.threads)
+    announcer = ResultSender(channel, config.threads)
     if stager is not None:
         stager.start().add_done_callback(partial(_staged, stager.copies, announcer))
     fill_all(_batches(config, fill), channel, ring, announcer, threads=config.threads)
@@ -88,9 +88,9 @@ def _open_more_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
+def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[BatchTask]:
     """The batches in order; requests images of many more batches ahead if they are remote."""
-    ahead: deque[Work] = deque()
+    ahead: deque[BatchTask] = deque()
     samples = 0
     for batches in _planned(config, fill):
         ahead += batches
@@ -103,7 +103,7 @@ def _batches(config: LoaderSpec, fill: SliceFiller) -> Iterator[Work]:
     yield from ahead
 
 
-def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[Work]]:
+def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[BatchTask]]:
     """The batches in order. Small ones are planned several at a time, which halves the work."""
     plan, who = config.plan, (config.rank, config.size)
     together = max(1, _PLANNED * config.size // plan.global_batch)
@@ -114,13 +114,18 @@ def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[Work]]:
         planned = fill.plan(np.concatenate(ids), np.concatenate(visits))
         begins = [0, *accumulate(map(len, ids))]
         yield [
-            Work(len(part), partial(fill, planned, begin))
+            BatchTask(len(part), partial(fill, planned, begin))
             for part, begin in zip(ids, begins, strict=False)
         ]
 
 
 def fill_all(
-    batches: Iterable[Work], channel: "Channel", ring: Ring, announcer: Announcer, *, threads: int
+    batches: Iterable[BatchTask],
+    channel: "Channel",
+    ring: Ring,
+    announcer: ResultSender,
+    *,
+    threads: int,
 ) -> None:
     """Hands each batch to threads as soon as a slot is free, until the trainer ends."""
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -155,7 +160,7 @@ def _listen(channel: "Channel", free: "queue.SimpleQueue[int]") -> None:
         end_all()
 
 
-def _staged(copies: Copies, announcer: Announcer, done: "Future[str | None]") -> None:
+def _staged(copies: Copies, announcer: ResultSender, done: "Future[str | None]") -> None:
     """Reports the end of staging; an error is announced like a batch."""
     error = done.exception()
     if error is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Work:
+class BatchTask:
     """A batch to be filled."""
 
     count: int  # samples
@@ -32,7 +32,7 @@ class Work:
     is_last: bool = False  # of a pass over a stream
 
 
-class Filled(NamedTuple):
+class FilledSlice(NamedTuple):
     """A slice that a thread has filled."""
 
     bad: Bad
@@ -40,12 +40,12 @@ class Filled(NamedTuple):
 
 
 @dataclass
-class Pending:
+class PendingBatch:
     """A batch that threads are filling."""
 
     slot: int
-    work: Work
-    slices: list[Filled | None] = field(default_factory=list)
+    work: BatchTask
+    slices: list[FilledSlice | None] = field(default_factory=list)
     """The filled slices in the order of the samples; None for one that is not filled yet."""
     error: BaseException | None = None
 
@@ -54,29 +54,29 @@ class Pending:
         return self.error is not None or None not in self.slices
 
 
-class Announcer:
+class ResultSender:
     """Announces batches in the order in which they were begun."""
 
     def __init__(self, channel: "Channel", threads: int) -> None:
         self._channel, self._threads = channel, threads
-        self._pending: deque[Pending] = deque()
+        self._pending: deque[PendingBatch] = deque()
         self._lock = threading.Lock()
 
-    def begin(self, slot: int, work: Work, slices: int) -> Pending:
+    def begin(self, slot: int, work: BatchTask, slices: int) -> PendingBatch:
         """Registers a batch that is filled in `slices` slices."""
-        batch = Pending(slot, work, [None] * slices)
+        batch = PendingBatch(slot, work, [None] * slices)
         with self._lock:
             self._pending.append(batch)
         if not slices:  # a rank's share of a short batch may be empty
             self._tell()
         return batch
 
-    def fill(self, batch: Pending, number: int, slot: Slot, part: slice) -> None:
+    def fill(self, batch: PendingBatch, number: int, slot: Slot, part: slice) -> None:
         """Fills a slice, then announces all finished batches; an error is announced too."""
         begun = time.perf_counter()
         try:
             bad = batch.work.fill(slot, part)
-            batch.slices[number] = Filled(bad, time.perf_counter() - begun)
+            batch.slices[number] = FilledSlice(bad, time.perf_counter() - begun)
         except Exception as error:
             batch.error = error
         self._tell()
@@ -84,7 +84,7 @@ class Announcer:
     def fail(self, error: BaseException) -> None:
         """Announces an error after all batches that have been begun."""
         with self._lock:
-            self._pending.append(Pending(0, Work(0, lambda slot, part: []), error=error))
+            self._pending.append(PendingBatch(0, BatchTask(0, lambda slot, part: []), error=error))
         self._tell()
 
     def _tell(self) -> None:
@@ -97,7 +97,7 @@ class Announcer:
                 send(self._channel, announcement(batch, self._threads))
 
 
-def announcement(batch: Pending, threads: int) -> dict[str, Any]:
+def announcement(batch: PendingBatch, threads: int) -> dict[str, Any]:
     """The message about a batch."""
     filled = [part for part in batch.slices if part is not None]
     work, seconds = batch.work, sum(part.seconds for part in filled)

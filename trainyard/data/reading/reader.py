@@ -14,8 +14,8 @@ from trainyard.data._native import core, is_built
 from trainyard.data.index.table import Index
 from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.sampler.plan import Ids
-from trainyard.data.storage.encoded import Stored, in_memory
-from trainyard.data.storage.mapped import Hints, MappedFiles
+from trainyard.data.storage.encoded import EncodedSpans, in_memory
+from trainyard.data.storage.mapped import MappedFiles, Readahead
 from trainyard.data.storage.remote.prefetch import Prefetcher
 from trainyard.data.storage.source import (
     CUT_SHORT,
@@ -44,7 +44,7 @@ class Reader:
         self._local, self._remote = _OpenFiles(_MAX_OPEN), _OpenFiles(_MAX_REMOTE)
         self._is_plain = is_built() and copies is None and _is_local(index)
         self._prefetcher = None if _is_local(index) else Prefetcher(self._part_of_file)
-        self._mapped, self._hints = MappedFiles(), Hints()
+        self._mapped, self._hints = MappedFiles(), Readahead()
         self._memory = threading.local()
 
     def read(self, sample: int) -> bytes:
@@ -57,7 +57,7 @@ class Reader:
             return _whole(name, size)
         return self._part(name, offset, size)
 
-    def stored(self, ids: Ids) -> tuple[Stored, Unreadable]:
+    def stored(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
         """The encoded images of some samples; unreadable ones are empty.
 
         The images may lie in memory that this thread's next call reuses. DataError if no file can
@@ -71,7 +71,7 @@ class Reader:
         """The encoded image of `ids[position]`."""
         return self.read(int(ids[position]))
 
-    def expect(self, ids: Ids) -> "Expected":
+    def expect(self, ids: Ids) -> "PlannedReads":
         """Announces samples: requests remote ones, and asks the system to read local ones ahead."""
         mapped = self._maps(ids) if self._is_plain and self._are_parts(ids) else None
         if mapped is not None:
@@ -80,13 +80,13 @@ class Reader:
             index, remote = self._index, ids[self._to_be_fetched(ids)]
             places = index.file[remote], index.offset[remote], index.size[remote]
             self._prefetcher.expect(remote, *places)
-        return Expected(self, ids, mapped)
+        return PlannedReads(self, ids, mapped)
 
     def expects_enough(self) -> bool:
         """True if announcing more samples gains nothing."""
         return self._prefetcher is None or self._prefetcher.is_full()
 
-    def expected(self, ids: Ids) -> tuple[Stored, Unreadable]:
+    def expected(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
         """Like `stored`, for announced samples: remote ones have been requested."""
         if self._prefetcher is None:
             return self.stored(ids)
@@ -99,7 +99,7 @@ class Reader:
         lengths = self.sizes(ids)
         bad = {int(left[position]): why for position, why in unreadable.items()}
         lengths[list(bad)] = 0
-        return Stored(buffers, np.arange(len(ids)), offsets, lengths), bad
+        return EncodedSpans(buffers, np.arange(len(ids)), offsets, lengths), bad
 
     def sizes(self, ids: Ids) -> NDArray[np.int64]:
         """Sizes of the encoded images in bytes."""
@@ -119,7 +119,7 @@ class Reader:
         """True if the samples are parts of files, False if they are whole files."""
         return self._shared or bool(self._index.offset[ids].any())
 
-    def _one_by_one(self, ids: Ids) -> tuple[Stored, Unreadable]:
+    def _one_by_one(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
         contents, unreadable = [], {}
         for position, sample in enumerate(ids.tolist()):
             try:
@@ -129,7 +129,7 @@ class Reader:
                 unreadable[position] = str(error)
         return in_memory(contents), unreadable
 
-    def _maps(self, ids: Ids) -> tuple[Stored, Unreadable]:
+    def _maps(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
         """Spans of mapped files; libraries get bytes by a read, since access to a map may fail."""
         index = self._index
         files, which = np.unique(index.file[ids], return_inverse=True)
@@ -143,9 +143,9 @@ class Reader:
                 file = int(files[which[position]])
                 unreadable[position] = errors.get(file) or f"{self._path(file)} {CUT_SHORT}"
         which = which.astype(np.int64, copy=False)
-        return Stored(maps, which, offsets, lengths, partial(self.reread, ids)), unreadable
+        return EncodedSpans(maps, which, offsets, lengths, partial(self.reread, ids)), unreadable
 
-    def _whole_files(self, ids: Ids) -> tuple[Stored, Unreadable]:
+    def _whole_files(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
         """Files of one sample each, read in one call, end to end into this thread's memory."""
         index, names = self._index, self._index.file_names
         files, lengths = index.file[ids], index.size[ids]
@@ -161,7 +161,7 @@ class Reader:
             lengths[position] = 0
             why = OSError(error, os.strerror(error), name) if error > 0 else _changed(name)
             unreadable[position] = str(why)
-        return Stored([memory], np.zeros(len(ids), np.int64), offsets, lengths), unreadable
+        return EncodedSpans([memory], np.zeros(len(ids), np.int64), offsets, lengths), unreadable
 
     def _room(self, size: int) -> NDArray[np.uint8]:
         """This thread's buffer, of at least `size` bytes."""
@@ -203,12 +203,12 @@ class Reader:
 
 
 @dataclass(frozen=True)
-class Expected:
+class PlannedReads:
     """Announced samples, to be read a slice at a time, from any thread."""
 
     reader: Reader
     ids: Ids
-    mapped: tuple[Stored, Unreadable] | None
+    mapped: tuple[EncodedSpans, Unreadable] | None
 
     def pieces(self, part: slice) -> list[slice]:
         """Splits a slice into pieces whose encoded images fit into memory together."""
@@ -218,14 +218,14 @@ class Expected:
         borders = part.start + np.flatnonzero(np.diff(piece)) + 1
         return [slice(a, b) for a, b in pairwise([part.start, *borders.tolist(), part.stop])]
 
-    def stored(self, part: slice) -> tuple[Stored, Unreadable]:
+    def stored(self, part: slice) -> tuple[EncodedSpans, Unreadable]:
         """Like `Reader.stored`, for a slice of the samples."""
         ids = self.ids[part]
         if self.mapped is None:
             return self.reader.expected(ids)
         (maps, which, offsets, lengths, _), unreadable = self.mapped
         reread = partial(self.reader.reread, ids)
-        stored = Stored(maps, which[part], offsets[part], lengths[part], reread)
+        stored = EncodedSpans(maps, which[part], offsets[part], lengths[part], reread)
         inside = range(part.start, part.stop)
         return stored, {n - part.start: why for n, why in unreadable.items() if n in inside}
 

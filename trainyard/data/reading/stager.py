@@ -33,7 +33,7 @@ _LOOK_S = 2.0  # interval at which other processes look for new copies
 _WAITS_S = (1, 4)  # before each new attempt at a file that arrived damaged
 
 
-class Unreadable(Exception):
+class UnreadableFile(Exception):
     """A file cannot be read now; reading its samples from the source reports it."""
 
 
@@ -72,7 +72,7 @@ class Stager:
                 if not leads:
                     time.sleep(_LOOK_S)
                     self.copies.refresh()
-        except (CannotStage, Unreadable, OSError) as problem:
+        except (CannotStage, UnreadableFile, OSError) as problem:
             there = len(self.copies) - len(self.copies.missing())
             return (
                 f"staging to {self.folder} on {socket.gethostname()} ends with {there:,} of "
@@ -119,10 +119,10 @@ class Stager:
                 try:
                     make(number)
                     self.num_made += 1
-                except Unreadable as problem:
+                except UnreadableFile as problem:
                     problems.append(str(problem))
         if problems:
-            raise Unreadable(f"{len(problems):,} cannot be read, {problems[0]} first")
+            raise UnreadableFile(f"{len(problems):,} cannot be read, {problems[0]} first")
 
     def _make_group(self, pool: ThreadPoolExecutor) -> Callable[[int], None]:
         """The function that copies a group of single images; an unreadable one becomes zeros."""
@@ -144,7 +144,7 @@ class Stager:
             self._fetch(part, lengths, image, pool)
             if len(problems) == len(lengths):  # the source is gone, not some of its images
                 part.unlink()
-                raise Unreadable(problems[0])
+                raise UnreadableFile(problems[0])
             self.copies.finish(number, part)
 
         return make
@@ -170,7 +170,7 @@ class Stager:
         try:
             source = open_source(self._name(number))
         except OSError as error:
-            raise Unreadable(str(error)) from None
+            raise UnreadableFile(str(error)) from None
         with closing(source):
             indexed = self._index.stamps.get(self._index.file_names[number], source.stamp)
             if checksum is None and source.stamp != indexed:
@@ -181,7 +181,7 @@ class Stager:
                 try:
                     return source.read(position * _BLOCK, lengths[position])
                 except OSError as error:
-                    raise Unreadable(str(error)) from None
+                    raise UnreadableFile(str(error)) from None
 
             part = self.copies.begin(number, source.size, self._cap)
             found = self._fetch(part, lengths, block, pool)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.rng import UInt64s, fold, mix, permute
+from trainyard.data.rng import UInt64s, fold_in, permute, splitmix64
 
 Ids = NDArray[np.int64]
 
@@ -67,7 +67,7 @@ class EndlessPlan(ABC):
 
 
 @dataclass(frozen=True)
-class Excerpt(EndlessPlan):
+class PlanSlice(EndlessPlan):
     """A plan's stream from a position on, cut into batches of another size; steps start at 0."""
 
     stream: EndlessPlan
@@ -233,7 +233,7 @@ class ResampledPlan(EndlessPlan):
         part = np.searchsorted(np.cumsum(self.draws), draw, side="right")
         sizes: Ids = np.array(self.sizes)
         first = np.cumsum(sizes) - sizes
-        return first[part] + _remainder(mix(keys), sizes[part])
+        return first[part] + _remainder(splitmix64(keys), sizes[part])
 
 
 @dataclass(frozen=True)
@@ -261,7 +261,7 @@ class OnePassPlan:
 
 def _shuffled(positions: Ids, epochs: Ids, size: int, *, seed: int, locality: int) -> Ids:
     """Positions under the permutations of their epochs; see ShuffledPlan for the locality."""
-    keys = fold(seed, epochs)
+    keys = fold_in(seed, epochs)
     if not locality:
         return permute(positions, keys, size)
     block = _block(locality)
@@ -287,11 +287,11 @@ def _permute_blocks(positions: Ids, keys: UInt64s, size: int, block: int) -> Ids
     number, within = np.divmod(positions, block)
     whole = np.flatnonzero(number < size // block)
     number[whole] = permute(number[whole], keys[whole], size // block)
-    return (number * block + within + _remainder(mix(keys), size)) % size
+    return (number * block + within + _remainder(splitmix64(keys), size)) % size
 
 
 def _keys(seed: int, stream: int, *parts: Ids) -> UInt64s:
-    return fold(seed, np.full_like(parts[0], stream), *parts)
+    return fold_in(seed, np.full_like(parts[0], stream), *parts)
 
 
 def _remainder(words: UInt64s, size: int | Ids) -> Ids:

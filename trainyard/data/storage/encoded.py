@@ -13,7 +13,7 @@ PACKED_MAGIC = b"\xa7TYpack\n"
 """The first bytes of a packed record: see formats/record.py, which few data sets need."""
 
 
-class Stored(NamedTuple):
+class EncodedSpans(NamedTuple):
     """Encoded images: number i has `lengths[i]` bytes, from `offsets[i]` in `buffers[which[i]]`."""
 
     buffers: "Sequence[Buffer]"
@@ -32,11 +32,11 @@ class Stored(NamedTuple):
         return bytes(view[start : start + int(self.lengths[position])])
 
 
-def as_stored(images: Stored | Sequence[bytes]) -> Stored:
-    return images if isinstance(images, Stored) else in_memory(images)
+def as_stored(images: EncodedSpans | Sequence[bytes]) -> EncodedSpans:
+    return images if isinstance(images, EncodedSpans) else in_memory(images)
 
 
-def in_memory(contents: Sequence[bytes]) -> Stored:
+def in_memory(contents: Sequence[bytes]) -> EncodedSpans:
     """Images that are separate objects."""
     lengths = np.array([len(content) for content in contents], np.int64)
-    return Stored(contents, np.arange(len(contents)), np.zeros_like(lengths), lengths)
+    return EncodedSpans(contents, np.arange(len(contents)), np.zeros_like(lengths), lengths)

@@ -21,7 +21,7 @@ _SPLIT = re.compile(r"(.+)#(\w+)")
 
 
 @dataclass(frozen=True)
-class Place:
+class ResolvedLocation:
     """The files that a location names."""
 
     location: str
@@ -74,12 +74,12 @@ def take_secrets(location: str) -> str:
     return name
 
 
-def find_place(location: str) -> Place:
+def find_place(location: str) -> ResolvedLocation:
     """The files that a location names. DataError if a local one does not exist."""
     location, split = split_of(take_secrets(location))
     if not is_remote(location) and os.path.isdir(location):
         names = tuple(_files_in(location))
-        return Place(location, split, location, names, is_folder=True, can_gain=True)
+        return ResolvedLocation(location, split, location, names, is_folder=True, can_gain=True)
     paths = _list_files(location)
     root = _common_url(paths) if is_remote(location) else _common_folder(paths)
     prefix = os.path.join(root, "")
@@ -88,7 +88,7 @@ def find_place(location: str) -> Place:
         for path in paths
     )
     can_gain = not is_remote(location) and glob.has_magic(location)
-    return Place(location, split, root, names, is_folder=False, can_gain=can_gain)
+    return ResolvedLocation(location, split, root, names, is_folder=False, can_gain=can_gain)
 
 
 def split_of(location: str) -> tuple[str, str | None]:

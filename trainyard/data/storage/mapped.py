@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data._native import core
-from trainyard.data.storage.encoded import Stored
+from trainyard.data.storage.encoded import EncodedSpans
 from trainyard.data.storage.source import READ_ONLY
 
 _MOST = 4096  # files that stay mapped; each holds a descriptor
@@ -81,7 +81,7 @@ def _map(path: str) -> Map:
     return mapped
 
 
-class Hints:
+class Readahead:
     """Asks the system to read images ahead, as long as pages are missing from memory.
 
     For images in memory the request is useless, and costs more than all other work on them but
@@ -92,7 +92,7 @@ class Hints:
         self._left = 0
         self._faults = _major_faults()
 
-    def give(self, images: Stored) -> None:
+    def give(self, images: EncodedSpans) -> None:
         stretches = images.buffers, images.which, images.offsets, images.lengths
         core.touch(*stretches)
         faults = _major_faults()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainyard.data.loader.client import ENDING_SIGNALS
-from trainyard.data.loader.fill import Bad, Columns, put
+from trainyard.data.loader.fill import Bad, SliceContents, put
 from trainyard.data.loader.process import fill_all, run
-from trainyard.data.loader.result_sender import Announcer, Work
+from trainyard.data.loader.result_sender import BatchTask, ResultSender
 from trainyard.data.loader.ring import Ring, Slot
 from trainyard.data.stream.walk import PassBatch, StreamSpec, walk
 
@@ -27,19 +27,19 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     config: StreamSpec = spec["config"]
     ring = Ring(memory_fd, **spec["ring"])
-    announcer = Announcer(channel, config.threads)
+    announcer = ResultSender(channel, config.threads)
     fill_all(_batches(config), channel, ring, announcer, threads=config.threads)
 
 
-def _batches(config: StreamSpec) -> Iterator[Work]:
+def _batches(config: StreamSpec) -> Iterator[BatchTask]:
     for batch in walk(config):
-        yield Work(len(batch.items), partial(_fill, config, batch), batch.is_last)
+        yield BatchTask(len(batch.items), partial(_fill, config, batch), batch.is_last)
 
 
 def _fill(config: StreamSpec, batch: PassBatch, slot: Slot, part: slice) -> Bad:
     items = batch.items[part]
     ids, visits = np.array([item.id for item in items]), np.full(len(items), batch.number)
-    columns = Columns(
+    columns = SliceContents(
         encoded=[item.sample.image for item in items],
         labels=np.array([item.sample.label for item in items]),
         ids=ids,

@@ -13,9 +13,9 @@ import numpy as np
 
 from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.decode.decode import Interpolation
-from trainyard.data.formats.tar import Forward
+from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
-from trainyard.data.rng import fold, permute, uniforms
+from trainyard.data.rng import fold_in, permute, uniforms
 from trainyard.data.stream.shards import open_shard
 from trainyard.errors import DataError
 
@@ -84,7 +84,7 @@ def shards_of(count: int, *, seed: int, number: int, rank: int, size: int) -> li
     """The shards that a rank reads in a pass, in order: every size-th, shuffled for each pass."""
     mine = np.arange(rank, count, size, dtype=np.int64)
     places = np.arange(len(mine))
-    keys = fold(seed, *(np.full_like(places, part) for part in (_SHARD_STREAM, number, rank)))
+    keys = fold_in(seed, *(np.full_like(places, part) for part in (_SHARD_STREAM, number, rank)))
     order: list[int] = mine[permute(places, keys, len(mine))].tolist()
     return order
 
@@ -95,7 +95,7 @@ def _items(spec: StreamSpec, number: int) -> Iterator[Item]:
     )
     for shard in order:
         name = spec.shards[shard]
-        with closing(Forward(name, open_shard(name))) as tar:
+        with closing(SequentialReader(name, open_shard(name))) as tar:
             for position, sample in enumerate(streamed(tar)):
                 if sample.label >= spec.num_classes:
                     raise DataError(
@@ -137,4 +137,4 @@ def _draws(seed: int, number: int, rank: int) -> Iterator[float]:
     for first in count(0, _DRAWS):
         places = np.arange(first, first + _DRAWS)
         key = (np.full_like(places, part) for part in (_SHUFFLE_STREAM, number, rank))
-        yield from uniforms(fold(seed, *key, places), 1)[:, 0].tolist()
+        yield from uniforms(fold_in(seed, *key, places), 1)[:, 0].tolist()

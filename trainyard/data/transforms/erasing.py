@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.rng import between, fold, uniforms
+from trainyard.data.rng import between, fold_in, uniforms
 
 if TYPE_CHECKING:
     from trainyard.data.transforms.batches import Keys, MixedBatch
@@ -51,7 +51,7 @@ class RandomErasing:
 
     def _keys(self, keys: Keys, use: int) -> NDArray[np.uint64]:
         stream = np.full_like(keys.ids, _STREAM)
-        return fold(self._seed, stream, keys.visits, keys.ids, np.full_like(keys.ids, use))
+        return fold_in(self._seed, stream, keys.visits, keys.ids, np.full_like(keys.ids, use))
 
     def _boxes(self, keys: Keys, height: int, width: int) -> _Boxes:
         """For each image to erase, the first of ten tries that fits inside."""

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.rng import fold, uniforms
+from trainyard.data.rng import fold_in, uniforms
 from trainyard.data.transforms.randaugment import colours
-from trainyard.data.transforms.randaugment.jobs import Job, run
+from trainyard.data.transforms.randaugment.jobs import KernelCall, run
 from trainyard.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ class ColorJitter:
         self, ids: NDArray[np.int64], visits: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Orders, first `KINDS[order[:, 0]]`, then ..., and factors by kind; each [B, 4]."""
-        random = uniforms(fold(self._seed, np.full_like(ids, STREAM), visits, ids), 8)
+        random = uniforms(fold_in(self._seed, np.full_like(ids, STREAM), visits, ids), 8)
         low = np.maximum(0.0, 1 - self._strengths)
         high = 1 + self._strengths
         low[3], high[3] = -self._strengths[3], self._strengths[3]
         return np.argsort(random[:, :4], axis=1), low + (high - low) * random[:, 4:]
 
-    def plan(self, ids: NDArray[np.int64], visits: NDArray[np.int64]) -> list[Job]:
+    def plan(self, ids: NDArray[np.int64], visits: NDArray[np.int64]) -> list[KernelCall]:
         orders, factors = self.draw(ids, visits)
         jobs = []
         for place in range(4):
@@ -65,15 +65,15 @@ class ColorJitter:
         return jobs
 
 
-def _job(kind: str, rows: NDArray[np.int64], factors: NDArray[np.float64]) -> Job:
+def _job(kind: str, rows: NDArray[np.int64], factors: NDArray[np.float64]) -> KernelCall:
     if kind == "hue":  # in 1/255 turn, modulo 256, as in torchvision
-        return Job(hue, rows, (np.trunc(factors * 255).astype(np.int16),))
+        return KernelCall(hue, rows, (np.trunc(factors * 255).astype(np.int16),))
     kernels = {
         "brightness": colours.brightness,
         "contrast": colours.contrast,
         "saturation": colours.saturation,
     }
-    return Job(kernels[kind], rows, (factors.astype(np.float32),))
+    return KernelCall(kernels[kind], rows, (factors.astype(np.float32),))
 
 
 def hue(images_nHWC: Tensor, turn: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.rng import UInt64s, fold, uniforms
+from trainyard.data.rng import UInt64s, fold_in, uniforms
 from trainyard.data.transforms.config import AugmentConfig
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Mixing:
         )
 
     def _key(self, keys: Keys) -> UInt64s:
-        return fold(self._seed, np.array([_STREAM]), np.array([keys.position]))
+        return fold_in(self._seed, np.array([_STREAM]), np.array([keys.position]))
 
     def _each_key(self, keys: Keys) -> UInt64s:
         count = len(keys.ids)
@@ -65,7 +65,7 @@ class Mixing:
         if self._config.mix_mode == "pair":
             rows = np.minimum(rows, count - 1 - rows)
         stream = np.full(count, _STREAM)
-        return fold(self._seed, stream, keys.visits[rows], keys.ids[rows])
+        return fold_in(self._seed, stream, keys.visits[rows], keys.ids[rows])
 
     def _draw(self, keys: UInt64s, height: int, width: int) -> _Mixes:
         config, random = self._config, uniforms(keys, 6)

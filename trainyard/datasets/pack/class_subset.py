@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.rng import fold, permute
+from trainyard.data.rng import fold_in, permute
 from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
 
@@ -35,7 +35,7 @@ def _at_random(wanted: int, count: int, seed: int) -> NDArray[np.int64]:
     if not 0 < wanted <= count:
         raise DataError(f"{wanted} classes are wanted, and the data has {count:,}")
     places = np.arange(count)
-    return np.sort(permute(places, fold(seed, np.ones_like(places)), count)[:wanted])
+    return np.sort(permute(places, fold_in(seed, np.ones_like(places)), count)[:wanted])
 
 
 def _listed(wish: str) -> list[str]:

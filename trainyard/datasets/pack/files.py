@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.files import fsync_folder, part_of
 
 _WINDOW = 1 << 26  # bytes mapped at a time; a whole large file would count as this process's memory
@@ -61,7 +61,7 @@ def remove_stale(destination: Path) -> None:
 
 
 def write_folder(
-    listing: Path, samples: Iterable[Encoded], root: Path, folders: Sequence[str]
+    listing: Path, samples: Iterable[EncodedSample], root: Path, folders: Sequence[str]
 ) -> None:
     """Writes each sample as a file in its class's folder, and a list as `sha256sum` does."""
     written = []

@@ -24,16 +24,16 @@ from trainyard.datasets.pack.journal import NAME as JOURNAL
 from trainyard.datasets.pack.journal import Identity, Journal, finished, locked
 from trainyard.datasets.pack.pool import Progress, write_shards
 from trainyard.datasets.pack.shards import (
-    Job,
     PackOptions,
     Selection,
+    ShardJob,
     brace_list,
     only_classes,
     plan_jobs,
     shuffled,
 )
 from trainyard.datasets.pack.stored import storing
-from trainyard.datasets.pack.worker import Source, Work, stem
+from trainyard.datasets.pack.worker import PackJob, PackSource, stem
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
 
@@ -65,7 +65,7 @@ def pack(
     jobs = plan_jobs(splits, options)
     identity = _identity(splits, classes, options, about)
     _check_outside(destination, splits)
-    work = Work(destination, options, classes, folders, _sources(splits, options))
+    work = PackJob(destination, options, classes, folders, _sources(splits, options))
     try:
         destination.mkdir(parents=True, exist_ok=True)
         with locked(destination):
@@ -80,9 +80,9 @@ def pack(
 
 
 def _write(
-    work: Work,
+    work: PackJob,
     splits: dict[str, Selection],
-    jobs: dict[str, list[Job]],
+    jobs: dict[str, list[ShardJob]],
     identity: Identity,
     *,
     progress: Progress,
@@ -186,9 +186,9 @@ def _make_folders(
             (destination / split / name).mkdir(parents=True, exist_ok=True)
 
 
-def _sources(splits: dict[str, Selection], options: PackOptions) -> dict[str, Source]:
+def _sources(splits: dict[str, Selection], options: PackOptions) -> dict[str, PackSource]:
     return {
-        split: Source(
+        split: PackSource(
             selection.index.path,
             selection.index.fingerprint,
             options.format == "folder" and _has_own_names(selection),
@@ -209,7 +209,7 @@ def _has_own_names(selection: Selection) -> bool:
     return len(np.unique(hashes)) == len(hashes)
 
 
-def _check_space(work: Work, splits: dict[str, Selection], jobs: list[Job]) -> None:
+def _check_space(work: PackJob, splits: dict[str, Selection], jobs: list[ShardJob]) -> None:
     stored = sum(int(splits[job.split].index.size[job.ids].sum()) for job in jobs)
     count = sum(len(job.ids) for job in jobs)
     if jobs:
@@ -239,7 +239,7 @@ def _growth(selection: Selection, options: PackOptions) -> float:
 
 
 def _manifest(
-    jobs: dict[str, list[Job]], work: Work, journal: Journal, identity: Identity
+    jobs: dict[str, list[ShardJob]], work: PackJob, journal: Journal, identity: Identity
 ) -> Manifest:
     written = {split: [journal.done[job.name] for job in part] for split, part in jobs.items()}
     odd: dict[str, list[str]] = {}

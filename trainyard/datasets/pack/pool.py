@@ -11,8 +11,8 @@ from itertools import islice
 from trainyard.data.storage.credentials import known
 from trainyard.datasets.pack.files import Outputs, publish, remove, remove_stale
 from trainyard.datasets.pack.journal import Journal, Written
-from trainyard.datasets.pack.shards import Job
-from trainyard.datasets.pack.worker import Signals, Work, start, write_shard
+from trainyard.datasets.pack.shards import ShardJob
+from trainyard.datasets.pack.worker import PackJob, Signals, start, write_shard
 from trainyard.errors import TrainyardError
 
 Progress = Callable[[int], None]
@@ -21,7 +21,9 @@ Progress = Callable[[int], None]
 _TICK_S = 0.2
 
 
-def write_shards(work: Work, jobs: Sequence[Job], journal: Journal, progress: Progress) -> None:
+def write_shards(
+    work: PackJob, jobs: Sequence[ShardJob], journal: Journal, progress: Progress
+) -> None:
     """Writes shards and adds them to the journal; removes unfinished files if it fails."""
     before = sum(written.shard.samples for written in journal.done.values())
     progress(before)

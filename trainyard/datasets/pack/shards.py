@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.index.table import Index
-from trainyard.data.rng import fold, permute
+from trainyard.data.rng import fold_in, permute
 from trainyard.datasets.pack.recode import Recode
 from trainyard.errors import DataError
 
@@ -43,7 +43,7 @@ class PackOptions:
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardJob:
     """A shard to write."""
 
     split: str
@@ -59,7 +59,9 @@ def shuffled(index: Index, seed: int | None) -> Selection:
     if seed is not None:
         for start in range(0, len(ids), _CHUNK):
             part = ids[start : start + _CHUNK]
-            ids[start : start + _CHUNK] = permute(part, fold(seed, np.zeros_like(part)), len(index))
+            ids[start : start + _CHUNK] = permute(
+                part, fold_in(seed, np.zeros_like(part)), len(index)
+            )
     return Selection(index, ids, index.label[ids])
 
 
@@ -71,7 +73,7 @@ def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
     return Selection(selection.index, selection.ids[labels >= 0], labels[labels >= 0])
 
 
-def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, list[Job]]:
+def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, list[ShardJob]]:
     """The shards of each split. DataError for options that cannot be used."""
     if not _NAME.fullmatch(options.name):
         raise DataError(f"the name {options.name!r} is not of letters, digits, . _ and - alone")
@@ -88,7 +90,7 @@ def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, l
         borders = _borders(selection, options)
         names = shard_names(options, split, len(borders) - 1)
         jobs[split] = [
-            Job(split, name, start, selection.ids[start:stop], selection.labels[start:stop])
+            ShardJob(split, name, start, selection.ids[start:stop], selection.labels[start:stop])
             for name, (start, stop) in zip(names, pairwise(borders), strict=True)
         ]
     return jobs

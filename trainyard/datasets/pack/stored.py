@@ -12,7 +12,7 @@ from trainyard.errors import DataError
 
 
 @dataclass(frozen=True)
-class Storing:
+class SampleEncoder:
     """The conversion of each image by the options of a pack."""
 
     recode: Recode | None
@@ -50,12 +50,12 @@ class Storing:
         return self.packs and has_pixels(content) == self.pixels
 
 
-def storing(options: PackOptions) -> Storing:
+def storing(options: PackOptions) -> SampleEncoder:
     """The conversion by `options`. DataError if it needs the missing C extension."""
     packs = options.format == "packed"
     if packs and not options.pixels and not is_built():
         raise DataError(f"packing coefficients needs the extension in C: {NEEDS_EXTENSION}")
-    return Storing(options.recode, packs, options.pixels)
+    return SampleEncoder(options.recode, packs, options.pixels)
 
 
 def _of_coefficients(image: bytes) -> bytes:

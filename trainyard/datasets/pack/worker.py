@@ -12,7 +12,7 @@ from typing import Any
 
 from trainyard.data.decode.packed_record import is_record
 from trainyard.data.formats import FORMATS
-from trainyard.data.formats.sample import Encoded
+from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import Credentials, adopt
@@ -21,8 +21,8 @@ from trainyard.data.storage.source import is_remote, open_source
 from trainyard.datasets.pack.files import Outputs, remove, sha256_of, sync, write_folder
 from trainyard.datasets.pack.journal import Written
 from trainyard.datasets.pack.recode import is_plain_jpeg, oddity, suffix_of
-from trainyard.datasets.pack.shards import Job, PackOptions
-from trainyard.datasets.pack.stored import Storing, storing
+from trainyard.datasets.pack.shards import PackOptions, ShardJob
+from trainyard.datasets.pack.stored import SampleEncoder, storing
 from trainyard.errors import DataError
 from trainyard.files import part_of, why_unwritable
 
@@ -30,7 +30,7 @@ _COUNT_EVERY = 64  # samples between updates of the counter, which all workers s
 
 
 @dataclass(frozen=True)
-class Source:
+class PackSource:
     index: Path
     fingerprint: str
     keeps_names: bool
@@ -38,7 +38,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Work:
+class PackJob:
     """The data shared by all shards of a pack."""
 
     destination: Path
@@ -46,10 +46,10 @@ class Work:
     classes: tuple[str, ...] | None
     folders: tuple[str, ...]
     """Folder names of the classes, in the folder format."""
-    sources: dict[str, Source]  # by split
+    sources: dict[str, PackSource]  # by split
 
 
-class Stopped(Exception):
+class PackStopped(Exception):
     """The pack was stopped."""
 
 
@@ -72,7 +72,7 @@ class Signals:
 
 
 class _Worker:
-    def __init__(self, work: Work, signals: Signals) -> None:
+    def __init__(self, work: PackJob, signals: Signals) -> None:
         self.work, self.signals = work, signals
         self.storing = storing(work.options)
         self._opened: dict[str, tuple[Index, Reader]] = {}
@@ -98,14 +98,14 @@ class _Seen:
     image_bytes: int = 0
 
 
-def start(work: Work, signals: Signals, credentials: Credentials) -> None:
+def start(work: PackJob, signals: Signals, credentials: Credentials) -> None:
     """Initialises a worker process."""
     adopt(credentials)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     begin(work, signals)
 
 
-def begin(work: Work, signals: Signals) -> None:
+def begin(work: PackJob, signals: Signals) -> None:
     """Sets the work for `write_shard`."""
     global _worker
     warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
@@ -119,7 +119,7 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def write_shard(job: Job) -> tuple[Written, Outputs]:
+def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
     """Writes and syncs a shard under a temporary name; also returns the renames that publish it."""
     final = _worker.work.destination / job.name
     part = part_of(final)
@@ -143,13 +143,13 @@ def write_shard(job: Job) -> tuple[Written, Outputs]:
     return Written(shard, seen.image_bytes, seen.odd), outputs
 
 
-def _num_bytes(job: Job) -> int:
+def _num_bytes(job: ShardJob) -> int:
     """Bytes of a shard's images in their source."""
     index, _ = _worker.open(job.split)
     return int(index.size[job.ids].sum())
 
 
-def _write(job: Job, outputs: Outputs, seen: _Seen) -> None:
+def _write(job: ShardJob, outputs: Outputs, seen: _Seen) -> None:
     work, part = _worker.work, outputs[0][0]
     part.parent.mkdir(parents=True, exist_ok=True)
     samples = _samples(job, seen)
@@ -165,7 +165,7 @@ def _write(job: Job, outputs: Outputs, seen: _Seen) -> None:
         FORMATS["tfrecord"].write_index(part, outputs[-1][0])
 
 
-def _samples(job: Job, seen: _Seen) -> Iterator[Encoded]:
+def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
     source = _worker.work.sources[job.split]
     index, reader = _worker.open(job.split)
     storing, signals = _worker.storing, _worker.signals
@@ -173,7 +173,7 @@ def _samples(job: Job, seen: _Seen) -> Iterator[Encoded]:
         zip(job.ids.tolist(), job.labels.tolist(), strict=True), job.first
     ):
         if signals.stop.value:
-            raise Stopped
+            raise PackStopped
         content = _read(index, reader, sample)
         if not is_plain_jpeg(content) and not is_record(content):
             where = _where(index, sample)
@@ -183,7 +183,7 @@ def _samples(job: Job, seen: _Seen) -> Iterator[Encoded]:
             seen.odd.append(("cannot be decoded", _where(index, sample)))
         seen.image_bytes += len(image)
         key = stem(index, sample) if source.keeps_names else f"{number:08d}"
-        yield Encoded(image, suffix_of(image), label, key)
+        yield EncodedSample(image, suffix_of(image), label, key)
         signals.counted(number - job.first + 1, len(job.ids))
 
 
@@ -198,7 +198,7 @@ def _read(index: Index, reader: Reader, sample: int) -> bytes:
         ) from None
 
 
-def _stored(storing: Storing, content: bytes) -> tuple[bytes, bool]:
+def _stored(storing: SampleEncoder, content: bytes) -> tuple[bytes, bool]:
     """The bytes to store and False, or the old bytes and True if damaged: training skips them."""
     from trainyard.data.decode.decode import BadImageError
 

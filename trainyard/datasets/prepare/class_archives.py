@@ -6,8 +6,8 @@ from contextlib import closing
 from typing import NamedTuple
 
 from trainyard.data.formats.scan import FileRows
-from trainyard.data.formats.tar import Member, ReadAhead, is_image, members
-from trainyard.data.storage.location import Place
+from trainyard.data.formats.tar import BufferedTarReader, Member, is_image, members
+from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import open_source
 from trainyard.errors import DataError
 
@@ -24,11 +24,11 @@ class ClassImages(NamedTuple):
         return FileRows(self.file, offsets, sizes, [label] * len(self.images))
 
 
-def class_archives(place: Place) -> Iterator[ClassImages]:
+def class_archives(place: ResolvedLocation) -> Iterator[ClassImages]:
     """The classes in stored order. DataError if one occurs twice."""
     seen = set()
     for file in place.files(".tar"):
-        with closing(ReadAhead(open_source(place.path(file)))) as tar:
+        with closing(BufferedTarReader(open_source(place.path(file)))) as tar:
             for name, images in _classes(tar, file):
                 if not name.strip(".") or name in seen:  # it becomes a folder's name
                     reason = "comes twice" if name in seen else "is no name of a class"
@@ -37,7 +37,7 @@ def class_archives(place: Place) -> Iterator[ClassImages]:
                 yield ClassImages(name, file, images)
 
 
-def _classes(tar: ReadAhead, file: str) -> Iterator[tuple[str, list[Member]]]:
+def _classes(tar: BufferedTarReader, file: str) -> Iterator[tuple[str, list[Member]]]:
     own = []
     for member in members(tar):
         if member.name.endswith(".tar"):

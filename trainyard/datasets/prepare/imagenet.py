@@ -8,7 +8,7 @@ from pathlib import Path
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.formats.tar import members
 from trainyard.data.index.table import Index
-from trainyard.data.storage.location import Place, find_place
+from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.data.storage.source import open_source
 from trainyard.datasets.pack.pack import shuffled
@@ -79,7 +79,9 @@ def _val_scan(path: Path, devkit: Devkit, classes: tuple[str, ...]) -> Scan:
     return Scan(place, "tar", classes, place.names, _val_rows(place, devkit, classes))
 
 
-def _val_rows(place: Place, devkit: Devkit, classes: tuple[str, ...]) -> Iterator[FileRows]:
+def _val_rows(
+    place: ResolvedLocation, devkit: Devkit, classes: tuple[str, ...]
+) -> Iterator[FileRows]:
     """Images in the order of their numbers; only those of the given `classes`."""
     label_of = {wnid: label for label, wnid in enumerate(classes)}
     found = {}

@@ -14,7 +14,7 @@ from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.build import open_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.index.table import Index
-from trainyard.data.storage.location import Place, find_place
+from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.datasets.pack.pack import Selection, shuffled
 from trainyard.datasets.pack.recode import Recode, ShortSide, Squash
@@ -91,7 +91,7 @@ def _processed(tar: Path, preparation: Preparation) -> dict[str, Selection]:
     return {"train": shuffled(train, preparation.order), "val": shuffled(val, None)}
 
 
-def _scan(place: Place) -> Scan:
+def _scan(place: ResolvedLocation) -> Scan:
     classes: list[str] = []
 
     def rows() -> Iterator[FileRows]:

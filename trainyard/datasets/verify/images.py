@@ -69,7 +69,7 @@ class Tally(Generic[T]):
 
 
 @dataclass
-class Images:
+class ImageFindings:
     """Findings in the images of a split."""
 
     bad: Tally[Oddity] = field(default_factory=Tally)
@@ -80,12 +80,12 @@ class Images:
 
 def examine(
     indices: Sequence[Index], scratch: Path, workers: int, progress: Progress
-) -> tuple[list[Images], Hashes]:
+) -> tuple[list[ImageFindings], Hashes]:
     """Examines all images; also returns the hashes, index after index, in a file in `scratch`."""
     total = sum(map(len, indices))
     np.memmap(scratch / "hashes", "<u8", "w+", shape=(total, 2)).flush()
     paths = [str(index.path) for index in indices]
-    found = [Images() for _ in indices]
+    found = [ImageFindings() for _ in indices]
     count = 0
     with _pool(workers, paths, str(scratch / "hashes")) as pool:
         for split, part in _in_order(pool, _tasks(indices), workers * _AHEAD):

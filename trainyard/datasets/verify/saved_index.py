@@ -8,7 +8,7 @@ import numpy as np
 from trainyard.data.index.build import saved_index
 from trainyard.data.index.overlap import Hashes, hash_names
 from trainyard.data.index.table import Index
-from trainyard.data.rng import fold
+from trainyard.data.rng import fold_in
 from trainyard.datasets.verify.checks import Check, Finding, checked
 
 
@@ -52,7 +52,7 @@ def _hashes_of_rows(index: Index, names: Hashes) -> Hashes:
     """Hashes of the file, offset, size and class of each sample."""
     classes = hash_names(index.classes)[index.label]
     file = names[index.file]
-    return fold(0, file.view(np.int64), index.offset, index.size, classes.view(np.int64))
+    return fold_in(0, file.view(np.int64), index.offset, index.size, classes.view(np.int64))
 
 
 def _path(index: Index, file: int) -> str:

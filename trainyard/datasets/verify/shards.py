@@ -11,7 +11,7 @@ import numpy as np
 from trainyard.data import formats
 from trainyard.data.index.build import index_scan
 from trainyard.data.index.table import Index
-from trainyard.data.storage.location import Place, find_place
+from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest, Shard, manifest_of, read_manifest
 from trainyard.data.storage.source import is_remote, open_source
 from trainyard.datasets.verify.checks import Check, Finding, Progress, checked
@@ -23,7 +23,7 @@ class Files:
     """The files of one split."""
 
     split: str
-    place: Place
+    place: ResolvedLocation
     """The files that exist."""
     listed: dict[str, Shard]
     """The manifest's entries by path."""
@@ -49,7 +49,7 @@ def find_files(split: str, location: str, whole: str) -> Files:
     names = tuple(shard.name for path, shard in listed.items() if path not in missing)
     if not names:
         raise DataError(f"{missing[0]}: no such file, nor any other that dataset.json lists")
-    place = Place(location, None, whole, names, is_folder=False, can_gain=False)
+    place = ResolvedLocation(location, None, whole, names, is_folder=False, can_gain=False)
     return Files(split, place, listed, missing, has_manifest=True)
 
 
@@ -93,7 +93,7 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
     return index, [check, *(other for other in rest if other.result != "ok")]
 
 
-def _why_broken(place: Place, name: str) -> Finding | None:
+def _why_broken(place: ResolvedLocation, name: str) -> Finding | None:
     """The problem with a single file, read alone; None if there is none."""
     path = place.path(name)
     try:
@@ -132,7 +132,7 @@ def _unlisted_files(split: str, location: str) -> Files:
     return Files(split, place, listed, [], has_manifest=True)
 
 
-def data_files(place: Place) -> list[str]:
+def data_files(place: ResolvedLocation) -> list[str]:
     """The names of files that the format reads; empty for a folder of images."""
     try:
         watched = set(formats.scan(place).watched)
@@ -143,7 +143,7 @@ def data_files(place: Place) -> list[str]:
     return [name for name in place.names if name in watched]
 
 
-def format_of(place: Place) -> ModuleType | None:
+def format_of(place: ResolvedLocation) -> ModuleType | None:
     """The reader of a place, even if some of its files are broken; None if all are."""
     for part in (place, *(replace(place, names=(name,)) for name in place.names)):
         try:

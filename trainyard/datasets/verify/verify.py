@@ -18,7 +18,7 @@ from trainyard.data.index.splits import all_splits
 from trainyard.data.index.table import Index, check_same_classes
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked
 from trainyard.datasets.verify.contents import check_contents
-from trainyard.datasets.verify.images import Hashes, Images, examine, same_bytes
+from trainyard.datasets.verify.images import Hashes, ImageFindings, examine, same_bytes
 from trainyard.datasets.verify.overlap import Part, check_overlap
 from trainyard.datasets.verify.saved_index import check_saved_index
 from trainyard.datasets.verify.shards import check_listing, find_files, index_anew
@@ -29,7 +29,7 @@ _RARE = 0.01  # share below which a file type is odd among the others
 
 
 @dataclass(frozen=True)
-class Split:
+class VerifiedSplit:
     name: str
     index: Index
 
@@ -57,7 +57,7 @@ def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> li
             # In a split with broken files, every sample of these would differ.
             if not part.missing and all(check.result == "ok" for check in found):
                 checks.append(check_saved_index(part.split, places[part.split], index))
-            splits.append(Split(part.split, index))
+            splits.append(VerifiedSplit(part.split, index))
             parts.append(Part(part.split, part, index))
             checks += _check_rows(splits[-1])
         checks += _check_classes(splits)
@@ -75,7 +75,7 @@ def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> li
 # --- checks of the index ---
 
 
-def _check_rows(split: Split) -> Iterator[Check]:
+def _check_rows(split: VerifiedSplit) -> Iterator[Check]:
     size, label = split.index.size, split.index.label
     low, middle, high = int(size.min()), int(np.median(size)), int(size.max())
     empty = np.flatnonzero(size == 0)
@@ -91,7 +91,7 @@ def _check_rows(split: Split) -> Iterator[Check]:
         yield _check_balance(split)
 
 
-def _check_balance(split: Split) -> Check:
+def _check_balance(split: VerifiedSplit) -> Check:
     index = split.index
     counts = np.bincount(index.label, minlength=len(index.classes))
     low, high = int(counts.min()), int(counts.max())
@@ -103,7 +103,7 @@ def _check_balance(split: Split) -> Check:
     return checked(split.name, "balance", about, found, count=len(rare), otherwise="note")
 
 
-def _check_classes(splits: Sequence[Split]) -> Iterator[Check]:
+def _check_classes(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
     """Checks that class numbers mean the same in all splits."""
     for other in splits[1:]:
         first, both = splits[0], f"{splits[0].name}, {other.name}"
@@ -117,7 +117,7 @@ def _check_classes(splits: Sequence[Split]) -> Iterator[Check]:
         yield checked(both, "classes", about, _unlike_classes(first, other), otherwise="note")
 
 
-def _unlike_classes(first: Split, other: Split) -> Iterable[Finding]:
+def _unlike_classes(first: VerifiedSplit, other: VerifiedSplit) -> Iterable[Finding]:
     """Differences in classes that training cannot detect."""
     if first.index.has_names != other.index.has_names:
         named, bare = (first, other) if first.index.has_names else (other, first)
@@ -135,7 +135,7 @@ def _unlike_classes(first: Split, other: Split) -> Iterable[Finding]:
 # --- checks of the images ---
 
 
-def _check_images(split: Split, images: Images) -> Iterator[Check]:
+def _check_images(split: VerifiedSplit, images: ImageFindings) -> Iterator[Check]:
     readable = len(split.index) - images.bad.count
     found = (split.finding(*row) for row in images.bad.first)
     about = f"{readable:,} of {len(split.index):,} decode"
@@ -150,7 +150,7 @@ def _check_images(split: Split, images: Images) -> Iterator[Check]:
     yield checked(split.name, "oddities", about, found, count=count, otherwise="note")
 
 
-def _rare_types(images: Images) -> list[str]:
+def _rare_types(images: ImageFindings) -> list[str]:
     """The kinds of file types that hardly any image has."""
     types: Counter[str] = Counter()
     for kind, tally in images.kinds.items():
@@ -158,7 +158,7 @@ def _rare_types(images: Images) -> list[str]:
     return [kind for kind in images.kinds if types[kind.split()[0]] < _RARE * types.total()]
 
 
-def _check_duplicates(splits: Sequence[Split], hashes: Hashes) -> Iterator[Check]:
+def _check_duplicates(splits: Sequence[VerifiedSplit], hashes: Hashes) -> Iterator[Check]:
     """Finds equal bytes: a note within one split, a problem across splits.
 
     A duplicate in training data only counts twice; a validation image that is trained on falsifies
@@ -181,7 +181,7 @@ def _check_duplicates(splits: Sequence[Split], hashes: Hashes) -> Iterator[Check
 class _Pairs:
     """Rows of the hashes, each with the first row of equal content."""
 
-    splits: Sequence[Split]
+    splits: Sequence[VerifiedSplit]
     starts: NDArray[np.int64]
     rows: NDArray[np.int64]
     firsts: NDArray[np.int64]
@@ -203,6 +203,6 @@ class _Pairs:
         classes = f", but of class {ours!r} instead of {theirs!r}" if ours != theirs else ""
         return split.finding(sample, f"the same bytes as {place}{classes}")
 
-    def _locate(self, row: int) -> tuple[Split, int]:
+    def _locate(self, row: int) -> tuple[VerifiedSplit, int]:
         number = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.splits[number], row - int(self.starts[number])

@@ -32,7 +32,7 @@ def figures(report: Report) -> dict[str, float]:
     }
 
 
-class Memory:
+class TrackerIds:
     """Ids of a run at trackers, kept in trackers.json of the run directory."""
 
     def __init__(self, folder: Path) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainyard.monitor.trackers.tracker import Memory, Report, figures
+from trainyard.monitor.trackers.tracker import Report, TrackerIds, figures
 
 
 class TrackioTracker:
     """A run named like the run directory; a resumed run continues it."""
 
     def __init__(self, folder: Path, recipe: dict[str, Any], *, project: str) -> None:
-        memory, name = Memory(folder), folder.resolve().name
+        memory, name = TrackerIds(folder), folder.resolve().name
         is_known = memory.recall("trackio") is not None
         with _in_silence(), contextlib.ExitStack() as stack:
             import trackio

@@ -9,7 +9,7 @@ from typing import Any
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
 from trainyard.monitor.history import read_history, score
-from trainyard.monitor.trackers.tracker import Memory, Report, figures
+from trainyard.monitor.trackers.tracker import Report, TrackerIds, figures
 
 _PATIENCE_S = 300.0  # for unsent data at the end of a run; `wandb sync` sends the rest
 
@@ -95,7 +95,7 @@ class WandbTracker:
 
 
 def _identity(folder: RunDirectory) -> str:
-    memory = Memory(folder.path)
+    memory = TrackerIds(folder.path)
     known = memory.recall("wandb")
     if known is None:
         known = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)

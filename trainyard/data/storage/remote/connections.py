@@ -16,7 +16,7 @@ from urllib3.exceptions import LocationParseError
 from urllib3.util import Url, parse_url
 
 from trainyard.data.storage.remote import deadline
-from trainyard.data.storage.remote.deadline import Clock
+from trainyard.data.storage.remote.deadline import Deadline
 
 _CONNECT_S, _READ_S = 10, 60  # seconds; read: between two packets, see deadline.py
 _OPENING = 4  # connections opened at once, at first
@@ -35,10 +35,12 @@ class Headers(dict[str, str]):
         return super().get(name.lower(), default)
 
 
-class Answer:
+class RawResponse:
     """An answer whose head has been read; its connection is reused if the whole body is read."""
 
-    def __init__(self, connection: "_Connection", head: bytes, rest: bytes, clock: Clock) -> None:
+    def __init__(
+        self, connection: "_Connection", head: bytes, rest: bytes, clock: Deadline
+    ) -> None:
         """`rest`: the beginning of the body. NotPlain for an answer of unknown length."""
         self._connection, self._clock, self._rest = connection, clock, rest
         self.idle: list[_Connection] = []
@@ -117,9 +119,9 @@ class _Connection:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
 
-    def ask(self, request: bytes) -> Answer:
+    def ask(self, request: bytes) -> RawResponse:
         """The answer to a request. OSError without an answer, NotPlain for a malformed head."""
-        clock = Clock(_READ_S)
+        clock = Deadline(_READ_S)
         self._sock.settimeout(_READ_S)
         self._sock.sendall(request)
         received, count = bytearray(_HEAD), 0
@@ -130,9 +132,9 @@ class _Connection:
             if not more:
                 raise ConnectionError("the server closed the connection")
             count += more
-        return Answer(self, bytes(received[:end]), bytes(received[end + 4 : count]), clock)
+        return RawResponse(self, bytes(received[:end]), bytes(received[end + 4 : count]), clock)
 
-    def receive(self, buffer: memoryview, clock: Clock) -> int:
+    def receive(self, buffer: memoryview, clock: Deadline) -> int:
         return clock.receive(self._sock, self._sock.recv_into, buffer)
 
     def close(self) -> None:
@@ -153,7 +155,7 @@ class _Server:
         # Few are therefore opened at once at first, and one more after each answer.
         self._opening = threading.Semaphore(_OPENING)
 
-    def ask(self, request: bytes) -> Answer:
+    def ask(self, request: bytes) -> RawResponse:
         """The answer. OSError if the server is unreachable or silent, NotPlain for odd answers."""
         while self._idle:
             try:
@@ -169,7 +171,7 @@ class _Server:
         self._opening.release()
         return answer
 
-    def _answer(self, connection: _Connection, request: bytes) -> Answer:
+    def _answer(self, connection: _Connection, request: bytes) -> RawResponse:
         try:
             answer = connection.ask(request)
         except BaseException:
@@ -207,7 +209,7 @@ def _parsed(url: str) -> Url:
     return parts
 
 
-def ask(url: str, headers: dict[str, str]) -> Answer:
+def ask(url: str, headers: dict[str, str]) -> RawResponse:
     """The answer to a GET request, of any status; redirects are not followed.
 
     OSError without an answer, NotPlain if urllib3 must handle the request.

@@ -47,7 +47,7 @@ def no_longer_than(seconds: float) -> Iterator[None]:
         _until.reset(token)
 
 
-class Clock:
+class Deadline:
     """The remaining time of one answer. Waiting for bytes uses it up; received bytes add to it.
 
     `floor` is infinite for the head of an answer: its bytes add no time.
@@ -88,7 +88,7 @@ class _Received(io.RawIOBase):
     def __init__(self, sock: "socket.socket") -> None:
         self._sock = sock
         self._raw = sock.makefile("rb", buffering=0)
-        self.clock = Clock(sock.gettimeout() or GRACE_S)
+        self.clock = Deadline(sock.gettimeout() or GRACE_S)
 
     def readable(self) -> bool:
         return True

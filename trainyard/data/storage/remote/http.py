@@ -17,7 +17,7 @@ from trainyard.data.storage.remote.request import (
     reason_of,
     validator,
 )
-from trainyard.data.storage.remote.retry import Patience, Transient
+from trainyard.data.storage.remote.retry import RetryState, Transient
 from trainyard.data.storage.source import Stamp
 from trainyard.errors import DataError
 
@@ -65,7 +65,7 @@ class HttpFile:
 
         The request is for one byte, not a HEAD request, which signed URLs refuse.
         """
-        patience = Patience(self.name, self._resource.server)
+        patience = RetryState(self.name, self._resource.server)
         while True:
             try:
                 response = self._resource.get_range(0, 0)
@@ -85,7 +85,7 @@ class HttpFile:
 
     def _fetch(self, offset: int, size: int) -> bytes:
         """Bytes from the server; resumes broken transfers within the time allowed."""
-        patience = Patience(self.name, self._resource.server)
+        patience = RetryState(self.name, self._resource.server)
         parts: list[bytes] = []
         while size:
             try:

@@ -13,7 +13,7 @@ from trainyard.data.storage.remote.request import (
     reason_of,
     validator,
 )
-from trainyard.data.storage.remote.retry import Patience, Transient
+from trainyard.data.storage.remote.retry import RetryState, Transient
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class HttpStream(io.RawIOBase):
     def __init__(self, url: str) -> None:
         self._resource = Resource(url)
         self.name = self._resource.name
-        self._patience = Patience(self.name, self._resource.server)
+        self._patience = RetryState(self.name, self._resource.server)
         self._response: urllib3.BaseHTTPResponse | None = None
         self._position = 0  # bytes read so far
         self._tag: str | None = None  # the server's tag in the first answer

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from trainyard.data.storage.remote.prefetch import Limits
-from trainyard.data.storage.remote.retry import Patience, Transient
+from trainyard.data.storage.remote.retry import RetryState, Transient
 from trainyard.data.storage.source import Stamp
 from trainyard.errors import DataError
 
@@ -71,7 +71,7 @@ class ObjectFile:
         return content
 
     def _patiently(self, attempt: Callable[[], Result]) -> Result:
-        patience = Patience(self.name, self._scheme + self._path.partition("/")[0])
+        patience = RetryState(self.name, self._scheme + self._path.partition("/")[0])
         while True:
             try:
                 return attempt()

@@ -94,7 +94,7 @@ class Resource:
         self._check(response)
         return response
 
-    def _directly(self, headers: dict[str, str]) -> connections.Answer:
+    def _directly(self, headers: dict[str, str]) -> connections.RawResponse:
         """The answer without urllib3. NotPlain if urllib3 must handle the request."""
         if self._proxy is not None:
             raise connections.NotPlain("a proxy")
@@ -114,7 +114,7 @@ class Resource:
                 url = urljoin(url, answer.headers.get("Location"))
         raise DataError(f"{self.name}: too many redirects")
 
-    def _ask(self, url: str, headers: dict[str, str]) -> connections.Answer:
+    def _ask(self, url: str, headers: dict[str, str]) -> connections.RawResponse:
         if _server_of(url) != _server_of(self._url):  # another server must not get the login
             headers = {name: headers[name] for name in headers if name != "Authorization"}
         try:

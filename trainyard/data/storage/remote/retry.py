@@ -27,7 +27,7 @@ class Transient(Exception):
         self.pause_s = pause_s
 
 
-class Patience:
+class RetryState:
     """The retry state of one request, for one thread."""
 
     def __init__(self, name: str, server: str) -> None:

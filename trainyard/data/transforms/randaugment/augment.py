@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trainyard.data.transforms.randaugment import colours, geometry
-from trainyard.data.transforms.randaugment.draws import Draws, draw
-from trainyard.data.transforms.randaugment.jobs import Job, run
+from trainyard.data.transforms.randaugment.draws import DrawnOperations, draw
+from trainyard.data.transforms.randaugment.jobs import KernelCall, run
 from trainyard.data.transforms.randaugment.policy import Policy, parse_policy
 
 if TYPE_CHECKING:
@@ -60,10 +60,15 @@ class RandAugment:
 
 
 def plan(
-    policy: Policy, draws: Draws, size: tuple[int, int], fill: geometry.Fill, *, split: bool
-) -> list[Job]:
+    policy: Policy,
+    draws: DrawnOperations,
+    size: tuple[int, int],
+    fill: geometry.Fill,
+    *,
+    split: bool,
+) -> list[KernelCall]:
     """The jobs of all layers, in order; `size` is (height, width), `split` as in geometry."""
-    jobs: list[Job] = []
+    jobs: list[KernelCall] = []
     for layer in range(policy.layers):
         ops, arguments = draws.ops[:, layer], draws.arguments[:, layer]
         moves = []
@@ -80,21 +85,21 @@ def plan(
     return jobs
 
 
-def colour_job(name: str, rows: NDArray[np.int64], arguments: NDArray[np.float64]) -> Job:
+def colour_job(name: str, rows: NDArray[np.int64], arguments: NDArray[np.float64]) -> KernelCall:
     match name:
         case "AutoContrast":
-            return Job(colours.autocontrast, rows)
+            return KernelCall(colours.autocontrast, rows)
         case "Equalize":
-            return Job(colours.equalize, rows)
+            return KernelCall(colours.equalize, rows)
         case "Invert" | "Solarize":  # an inversion's argument is 0
-            return Job(colours.invert_from, rows, (arguments.astype(np.int16),))
+            return KernelCall(colours.invert_from, rows, (arguments.astype(np.int16),))
         case "Posterize":
             bits = np.clip(arguments, 0, 8).astype(np.int64)
-            return Job(colours.keep_bits, rows, ((0xFF00 >> bits & 0xFF).astype(np.uint8),))
+            return KernelCall(colours.keep_bits, rows, ((0xFF00 >> bits & 0xFF).astype(np.uint8),))
         case "SolarizeAdd":
-            return Job(colours.add_to_dark, rows, (arguments.astype(np.uint8),))
+            return KernelCall(colours.add_to_dark, rows, (arguments.astype(np.uint8),))
         case "GaussianBlur" | "GaussianBlurRand":
-            return Job(colours.blur, rows, (box_weights(arguments),))
+            return KernelCall(colours.blur, rows, (box_weights(arguments),))
     factors = (arguments.astype(np.float32),)
     kernels = {
         "Brightness": colours.brightness,
@@ -103,7 +108,7 @@ def colour_job(name: str, rows: NDArray[np.int64], arguments: NDArray[np.float64
         "Desaturate": colours.saturation,
         "Sharpness": colours.sharpness,
     }
-    return Job(kernels[name], rows, factors)
+    return KernelCall(kernels[name], rows, factors)
 
 
 def box_weights(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.rng import fold, uniforms
+from trainyard.data.rng import fold_in, uniforms
 from trainyard.data.transforms.randaugment.policy import LEVELS, Policy
 
 STREAM = 5  # keeps these draws independent of other uses of the same seed
@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 
-class Draws(NamedTuple):
+class DrawnOperations(NamedTuple):
     """Drawn operations; each array is [B, layers]."""
 
     ops: NDArray[np.int64]  # index into Policy.ops, or -1 for none
@@ -24,9 +24,11 @@ class Draws(NamedTuple):
     cubic: Bools  # True for bicubic geometry, False for bilinear
 
 
-def draw(policy: Policy, seed: int, ids: NDArray[np.int64], visits: NDArray[np.int64]) -> Draws:
+def draw(
+    policy: Policy, seed: int, ids: NDArray[np.int64], visits: NDArray[np.int64]
+) -> DrawnOperations:
     """Draws from timm's distributions: see RandAugment and AugmentOp in timm.data.auto_augment."""
-    keys = fold(seed, np.full_like(ids, STREAM), visits, ids)
+    keys = fold_in(seed, np.full_like(ids, STREAM), visits, ids)
     random = uniforms(keys, _PER_LAYER * policy.layers + len(policy.ops))
     layers = random[:, : _PER_LAYER * policy.layers].reshape(len(ids), policy.layers, _PER_LAYER)
     choice, chance, noise, angle, sign, detail = np.moveaxis(layers, 2, 0)
@@ -40,7 +42,7 @@ def draw(policy: Policy, seed: int, ids: NDArray[np.int64], visits: NDArray[np.i
     for number, name in enumerate(policy.ops):
         here = ops == number
         arguments[here] = ARGUMENTS[name](levels[here], sign[here] > 0.5, detail[here])
-    return Draws(np.where(chance <= policy.prob, ops, -1), arguments, detail < 0.5)
+    return DrawnOperations(np.where(chance <= policy.prob, ops, -1), arguments, detail < 0.5)
 
 
 def _levels(policy: Policy, magnitudes: Floats, noise: Floats, angle: Floats) -> Floats:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.transforms.randaugment.jobs import Job
+from trainyard.data.transforms.randaugment.jobs import KernelCall
 from trainyard.data.transforms.randaugment.resample import (
     move_columns,
     move_lines,
@@ -56,7 +56,7 @@ def matrix(name: str, argument: float, height: int, width: int) -> tuple[float, 
 
 def geometry_jobs(
     moves: Sequence[Move], size: tuple[int, int], fill: Fill, *, split: bool
-) -> list[Job]:
+) -> list[KernelCall]:
     """The jobs of some moves. `size` is (height, width). `split` uses a kernel of its own for each
     kind of map, which does the least work and pays on a CPU; otherwise one grid sample does all.
     """
@@ -75,7 +75,7 @@ def geometry_jobs(
     return [kinds[name](group, size, fill) for (name, _), group in groups.items()]
 
 
-def _warp(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:
+def _warp(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> KernelCall:
     """Positions are int32 in 1/65536 pixel: sums of one part per column and one per row."""
     height, width = size
     maps, rows = _matrices(moves, size)
@@ -84,34 +84,34 @@ def _warp(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:
     by_row = maps[:, [1, 4], None] * y
     places = [np.rint(part * 65536).astype(np.int32) for part in (by_column, by_row)]
     if _taps(moves) == 2:
-        return Job(partial(warp_bilinear, fill=fill), rows, (*places,))
+        return KernelCall(partial(warp_bilinear, fill=fill), rows, (*places,))
     is_cubic = np.array([move.cubic for move in moves], np.float32)
-    return Job(partial(warp, fill=fill), rows, (*places, is_cubic))
+    return KernelCall(partial(warp, fill=fill), rows, (*places, is_cubic))
 
 
-def _rotate(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:
+def _rotate(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> KernelCall:
     cubic = _taps(moves) == 4
     degrees = np.array([move.argument for move in moves])
     rows = np.array([move.row for move in moves])
-    return Job(partial(rotate_singly, cubic=cubic, fill=fill), rows, (degrees,))
+    return KernelCall(partial(rotate_singly, cubic=cubic, fill=fill), rows, (degrees,))
 
 
-def _along_rows(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:
+def _along_rows(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> KernelCall:
     maps, rows = _matrices(moves, size)
     steps = _steps(maps[:, 1:3], (size[0], size[1]), _taps(moves))
-    return Job(partial(move_rows, fill=fill), rows, steps)
+    return KernelCall(partial(move_rows, fill=fill), rows, steps)
 
 
-def _along_columns(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:
+def _along_columns(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> KernelCall:
     maps, rows = _matrices(moves, size)
     steps = _steps(maps[:, [3, 5]], (size[1], size[0]), _taps(moves))
-    return Job(partial(move_columns, fill=fill), rows, steps)
+    return KernelCall(partial(move_columns, fill=fill), rows, steps)
 
 
-def _of_lines(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> Job:
+def _of_lines(moves: Sequence[Move], size: tuple[int, int], fill: Fill) -> KernelCall:
     maps, rows = _matrices(moves, size)
     steps = _steps(maps[:, [3, 5]], (1, size[0]), _taps(moves))
-    return Job(partial(move_lines, fill=fill), rows, steps)
+    return KernelCall(partial(move_lines, fill=fill), rows, steps)
 
 
 def _matrices(moves: Sequence[Move], size: tuple[int, int]) -> tuple[Floats, NDArray[np.int64]]:

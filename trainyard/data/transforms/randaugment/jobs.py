@@ -13,13 +13,13 @@ from torch import Tensor
 _PIXELS_CPU, _PIXELS_GPU = 2**16, 2**23
 
 
-class Job(NamedTuple):
+class KernelCall(NamedTuple):
     kernel: Callable[..., Tensor]  # (images_nHWC, *parameters) to images_nHWC; may alter its input
     rows: NDArray[np.int64]  # [n], positions in the batch
     parameters: tuple[NDArray[Any], ...] = ()  # each [n, ...]
 
 
-def run(jobs: Sequence[Job], images_BHWC: Tensor) -> None:
+def run(jobs: Sequence[KernelCall], images_BHWC: Tensor) -> None:
     """Runs jobs in turn; no result returns to the host, so nothing waits for the device."""
     device = images_BHWC.device
     sent = iter(send([a for job in jobs for a in (job.rows, *job.parameters)], device))
