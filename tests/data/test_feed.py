@@ -47,14 +47,14 @@ class Batches:
     """A loader of which so many batches are ready; an error comes in place of the one after."""
 
     def __init__(self, count: int, *, ready: int = 0, error: Exception | None = None) -> None:
-        self.taken, self.closed, self.given_back = 0, False, list[int]()
+        self.taken, self.closed, self.released = 0, False, list[int]()
         self._count, self.ready, self._error = count, ready, error
 
     def __iter__(self) -> Iterator[HostBatch]:
         for number in range(self._count):
             self.taken += 1
-            give_back = partial(self.given_back.append, number)
-            yield host_batch(number, keep=lambda give_back=give_back: give_back)
+            release = partial(self.released.append, number)
+            yield host_batch(number, acquire=lambda release=release: release)
         if self._error:
             raise self._error
 
@@ -69,8 +69,8 @@ def normalise(device: torch.device = CPU) -> Normalise:
     return Normalise(device, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4), channels_last=True)
 
 
-def feed_of(loader: Batches, carrier: Any = None, **augmentation: Any) -> Feed:
-    return Feed(loader, normalise(), carrier or HostTransfer(), Augmentation(**augmentation))
+def feed_of(loader: Batches, transfer: Any = None, **augmentation: Any) -> Feed:
+    return Feed(loader, normalise(), transfer or HostTransfer(), Augmentation(**augmentation))
 
 
 class Ahead(HostTransfer):
@@ -103,9 +103,9 @@ def test_on_the_cpu_the_loader_gets_its_memory_back_before_the_step() -> None:
     loader = Batches(3)
     batches = iter(feed_of(loader))
     next(batches)
-    assert (loader.taken, loader.given_back) == (1, [0])
+    assert (loader.taken, loader.released) == (1, [0])
     next(batches)
-    assert (loader.taken, loader.given_back) == (2, [0, 1])
+    assert (loader.taken, loader.released) == (2, [0, 1])
 
 
 def test_positions_are_those_of_the_batches_and_not_of_what_was_sent_ahead() -> None:
@@ -183,11 +183,11 @@ def loader(digits: Path) -> Iterator[Loader]:
 def test_a_batch_that_is_kept_outlasts_others(loader: Loader) -> None:
     first = next(loader)
     images, ids = first.images_BHWC.copy(), first.ids.copy()
-    give_back = first.keep()
+    release = first.acquire()
     for expected in (1, 2, 3):  # by way of the other two slots
         assert next(loader).ids[0] == 16 * expected
     assert np.array_equal(first.images_BHWC, images) and np.array_equal(first.ids, ids)
-    give_back()
+    release()
     assert [int(batch.ids[0]) for batch in loader] == [64, 80, 96, 112]
 
 
@@ -198,10 +198,10 @@ def test_a_batch_is_ready_when_it_can_be_taken(loader: Loader) -> None:
     assert next(loader).ids[0] == 16
 
 
-def test_memory_may_be_given_back_to_a_loader_that_is_closed(loader: Loader) -> None:
-    give_back = next(loader).keep()
+def test_memory_may_be_released_to_a_loader_that_is_closed(loader: Loader) -> None:
+    release = next(loader).acquire()
     loader.close()
-    give_back()
+    release()
 
 
 # --- on a stream of its own: the calls, without a GPU ---
@@ -254,13 +254,13 @@ def test_memory_goes_back_only_when_its_copy_has_finished(
     loader = Batches(6, ready=9)
     batches = iter(feed_of(loader, StreamTransfer(CPU)))
     next(batches)  # batches 0 and 1 are being copied
-    assert (loader.taken, loader.given_back) == (2, [])
+    assert (loader.taken, loader.released) == (2, [])
     copies.events[0].is_done = True
     next(batches)
-    assert (loader.taken, loader.given_back) == (3, [0])
+    assert (loader.taken, loader.released) == (3, [0])
     assert "host waits for copies 0" in log
     next(batches)  # two copies have not finished: the host waits for the older one
-    assert (loader.taken, loader.given_back) == (4, [0, 1])
+    assert (loader.taken, loader.released) == (4, [0, 1])
 
 
 def test_a_copy_waits_for_the_trainer_to_be_done_with_its_buffer(
@@ -292,12 +292,12 @@ def test_what_is_copied_is_what_comes_out(streams: tuple[Stream, Stream, list[st
 def test_a_shorter_batch_fits_into_the_buffer_of_a_longer_one(
     streams: tuple[Stream, Stream, list[str]],
 ) -> None:
-    carrier = StreamTransfer(CPU)
+    transfer = StreamTransfer(CPU)
     for count in (4, 4, 2, 3, 4, 0):
         host = host_batch(count)
         host = host._replace(images_BHWC=host.images_BHWC[:count], labels=host.labels[:count])
-        carrier.settle()
-        with carrier.start(host).pixels_BHWC() as pixels_BHWC:
+        transfer.release_finished()
+        with transfer.start(host).pixels_BHWC() as pixels_BHWC:
             assert np.array_equal(pixels_BHWC.numpy(), host.images_BHWC)
 
 
@@ -320,13 +320,13 @@ def test_what_was_decoded_is_kept_until_it_has_been_resized(
             entries[entry] = (JPEG, 10, (0, 0, 12, 12), False, False)
         return host
 
-    carrier = DecodingTransfer(
+    transfer = DecodingTransfer(
         CPU, cast(Decoder, decode), 6, how="bilinear", locate=lambda _: ("", 0, 0)
     )
-    carrier._stream = cast(Any, copies)
+    transfer._stream = cast(Any, copies)
     for number in range(3):
-        carrier.settle()
-        with carrier.start(images(number)).pixels_BHWC() as pixels_BHWC:
+        transfer.release_finished()
+        with transfer.start(images(number)).pixels_BHWC() as pixels_BHWC:
             assert pixels_BHWC[:, 0, 0, 0].tolist() == [100, 0, 100, 100]
     alive = [[image() is not None for image in batch] for batch in decoded]
     assert alive == [[False] * 3, [True] * 3, [True] * 3]
@@ -427,8 +427,8 @@ def test_a_ring_is_read_by_the_gpu_itself(loader: Loader) -> None:
     batch = next(loader)
     assert torch.from_numpy(batch.images_BHWC).is_pinned()
     torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # the trainer's stream is busy
-    carrier = StreamTransfer(gpu)
-    carrier.start(batch)
-    copied, _ = carrier._copying._waiting[0]
+    transfer = StreamTransfer(gpu)
+    transfer.start(batch)
+    copied, _ = transfer._copying._waiting[0]
     copied.synchronize()  # the copy does not wait for it
     assert not torch.cuda.current_stream(gpu).query()

@@ -203,8 +203,8 @@ def poison(batches: Sequence[int]) -> None:
     bad = torch.tensor([PLAN.batch(number)[3] for number in batches])
     move = Feed._move
 
-    def move_and_spoil(self: Feed, arriving: InFlightBatch) -> Batch:
-        batch = move(self, arriving)
+    def move_and_spoil(self: Feed, in_flight: InFlightBatch) -> Batch:
+        batch = move(self, in_flight)
         if self._augmentation.global_batch:  # it is a training feed
             batch.images_BCHW[torch.isin(batch.ids, bad)] = NAN
         return batch

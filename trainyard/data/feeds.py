@@ -177,10 +177,10 @@ class Feeds:
             return self._feed(loader, transfer_to(self.device), augmentation)
         decoder = decoder_on(self.device, spec.threads)
         size, how = spec.image_size, spec.interpolation
-        carrier = DecodingTransfer(self.device, decoder, size, how=how, locate=index.locate)
-        return self._feed(Loader(index, spec), carrier, augmentation)
+        transfer = DecodingTransfer(self.device, decoder, size, how=how, locate=index.locate)
+        return self._feed(Loader(index, spec), transfer, augmentation)
 
-    def _feed(self, batches: HostBatches, carrier: Transfer, augmentation: Augmentation) -> Feed:
+    def _feed(self, batches: HostBatches, transfer: Transfer, augmentation: Augmentation) -> Feed:
         normalise = Normalise(
             self.device,
             mean=self.data.mean,
@@ -189,4 +189,4 @@ class Feeds:
             # Mixing and erasing run in float32.
             dtype=torch.float32 if augmentation.batch_transforms else self.dtype,
         )
-        return Feed(batches, normalise, carrier, augmentation)
+        return Feed(batches, normalise, transfer, augmentation)

@@ -43,7 +43,7 @@ class Transfer(Protocol):
     ahead: int  # batches that may be in flight while the trainer uses one
 
     def start(self, host: HostBatch) -> InFlightBatch: ...
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         """Returns memory to the loader; call it before fetching a batch."""
 
 
@@ -70,11 +70,11 @@ class HostTransfer:
 
     @contextmanager
     def _pixels(self, host: HostBatch) -> Iterator[Tensor]:
-        give_back = host.keep()
+        release = host.acquire()
         yield torch.from_numpy(host.images_BHWC)
-        give_back()
+        release()
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         pass
 
 
@@ -103,7 +103,7 @@ class PendingEvents:
     def add(self, event: torch.cuda.Event, then: Callable[[], None]) -> None:
         self._waiting.append((event, then))
 
-    def settle(self) -> None:
+    def release_finished(self) -> None:
         """Runs callbacks that are due. Blocks until at most `AHEAD` events are pending."""
         while self._waiting and (len(self._waiting) > AHEAD or self._is_done()):
             event, then = self._waiting.popleft()
@@ -131,11 +131,11 @@ class StreamTransfer:
         self._stream = copy_stream(device)
         self._buffers = deque(_Buffer() for _ in range(AHEAD + 1))
         self._copying = PendingEvents()
-        self.settle = self._copying.settle
+        self.release_finished = self._copying.release_finished
 
     def start(self, host: HostBatch) -> InFlightBatch:
-        """Starts a copy without waiting: `host` must not change until `settle` returns it."""
-        give_back = host.keep()
+        """Starts a copy without waiting. `host` must not change until its memory is released."""
+        release = host.acquire()
         buffer = self._buffers[0]
         self._buffers.rotate()
         with torch.cuda.stream(self._stream):
@@ -149,7 +149,7 @@ class StreamTransfer:
                 for column in (host.labels, host.weights)
             )
             copied = self._stream.record_event()
-        self._copying.add(copied, give_back)
+        self._copying.add(copied, release)
         tensors = (pixels_BHWC, labels, weights)
         return InFlightBatch(
             partial(self._pixels, buffer, tensors, copied),

@@ -61,15 +61,15 @@ class Feed:
         self,
         loader: HostBatches,
         normalise: Normalise,
-        carrier: Transfer,
+        transfer: Transfer,
         augmentation: Augmentation = NONE,
     ) -> None:
-        self._loader, self._normalise, self._carrier = loader, normalise, carrier
+        self._loader, self._normalise, self._transfer = loader, normalise, transfer
         self._augmentation, self._position = augmentation, augmentation.position
 
     def __iter__(self) -> Iterator[Batch]:
-        for arriving in self._on_their_way():
-            yield self._move(arriving)
+        for in_flight in self._on_their_way():
+            yield self._move(in_flight)
             self._position += self._augmentation.global_batch
 
     def _on_their_way(self) -> Iterator[InFlightBatch]:
@@ -82,7 +82,7 @@ class Feed:
                 return
             if isinstance(following, Exception):
                 raise following
-            while len(sent) < self._carrier.ahead and self._is_ready():
+            while len(sent) < self._transfer.ahead and self._is_ready():
                 sent.append(self._send(hosts))
             yield following
 
@@ -91,21 +91,21 @@ class Feed:
 
     def _send(self, hosts: Iterator[HostBatch]) -> InFlightBatch | Exception:
         """Starts copying the next batch; returns exceptions, StopIteration too, for later."""
-        self._carrier.settle()
+        self._transfer.release_finished()
         try:
-            return self._carrier.start(next(hosts))
+            return self._transfer.start(next(hosts))
         except Exception as error:
             return error
 
-    def _move(self, arriving: InFlightBatch) -> Batch:
+    def _move(self, in_flight: InFlightBatch) -> Batch:
         """A device batch that shares no memory with the loader."""
-        keys = Keys(arriving.ids, arriving.visits, self._position)
-        with arriving.pixels_BHWC() as pixels_BHWC:
+        keys = Keys(in_flight.ids, in_flight.visits, self._position)
+        with in_flight.pixels_BHWC() as pixels_BHWC:
             pixels_BCHW = pixels_BHWC.permute(0, 3, 1, 2)
             for pixel_transform in self._augmentation.pixel_transforms:
                 pixels_BCHW = pixel_transform(pixels_BCHW, keys)
             images_BCHW = self._normalise(pixels_BCHW)
-        labels, weights = arriving.labels, arriving.weights
+        labels, weights = in_flight.labels, in_flight.weights
         mixed = MixedBatch(
             images_BCHW,
             labels,
@@ -116,7 +116,7 @@ class Feed:
         for batch_transform in self._augmentation.batch_transforms:
             mixed = batch_transform(mixed, keys)
         ids = torch.from_numpy(keys.ids)
-        return Batch(*mixed, ids=ids, bad=arriving.bad, capacity=arriving.capacity)
+        return Batch(*mixed, ids=ids, bad=in_flight.bad, capacity=in_flight.capacity)
 
     def close(self) -> None:
         self._loader.close()

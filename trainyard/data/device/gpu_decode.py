@@ -140,11 +140,11 @@ class DecodingTransfer:
         self._size, self._how, self._locate = image_size, how, locate
         self._stream = None if device.type == "cpu" else copy_stream(device)
         self._decoding = PendingEvents()
-        self.settle = self._decoding.settle
+        self.release_finished = self._decoding.release_finished
 
     def start(self, host: HostBatch) -> InFlightBatch:
         """Starts decoding; waits until the library has read the bytes, not for the pixels."""
-        give_back = host.keep()
+        release = host.acquire()
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             whole: list[Tensor | None] = []
             pixels_BHWC, unreadable = self._pixels(host.images_BHWC, whole)
@@ -154,7 +154,7 @@ class DecodingTransfer:
             done = self._stream.record_event() if self._stream else None
         bad = [self._bad(int(host.ids[place]), reason) for place, reason in unreadable.items()]
         ids, visits = host.ids.copy(), host.visits.copy()
-        give_back()  # the loader may now refill the memory of `host`
+        release()  # the loader may now refill the memory of `host`
         if done is not None:
             self._decoding.add(done, whole.clear)
         return InFlightBatch(

@@ -44,7 +44,7 @@ def _nothing() -> None:
 class HostBatch(NamedTuple):
     """One rank's share of a global batch; its arrays are valid until the next batch is fetched.
 
-    After a call of `keep`, they are valid until the function that it returns is called.
+    After a call of `acquire`, they are valid until the function that it returns is called.
     """
 
     images_BHWC: NDArray[np.uint8]
@@ -53,7 +53,7 @@ class HostBatch(NamedTuple):
     visits: NDArray[np.int64]  # epoch index of each sample; see Plan.epochs
     weights: NDArray[np.float32]  # 0 for a bad sample, else 1
     bad: list[BadSample]
-    keep: Callable[[], Callable[[], None]] = lambda: _nothing
+    acquire: Callable[[], Callable[[], None]] = lambda: _nothing
     capacity: float = 0.0
     """Images a second that the loader could make without waiting for the trainer, by the time its
     threads spent on this batch; 0 if unknown."""
@@ -118,7 +118,7 @@ class LoaderProcess:
             visits=slot.visits[:count],
             weights=slot.weights[:count],
             bad=[BadSample(*row) for row in message["bad"]],
-            keep=partial(self._keep, self._held),
+            acquire=partial(self._acquire, self._held),
             capacity=message["capacity"],
         )
         return batch, message
@@ -132,12 +132,12 @@ class LoaderProcess:
         """The whole memory of the ring, which begins on a page border."""
         return self._ring.memory
 
-    def _keep(self, slot: int) -> Callable[[], None]:
+    def _acquire(self, slot: int) -> Callable[[], None]:
         if self._held == slot:
             self._held = None
-        return partial(self._give_back, slot)
+        return partial(self._release, slot)
 
-    def _give_back(self, slot: int) -> None:
+    def _release(self, slot: int) -> None:
         # The process may have ended with an error, which `receive` reads, or have been closed.
         with suppress(OSError):
             self._channel.send_bytes(bytes([slot]))
@@ -146,7 +146,7 @@ class LoaderProcess:
         """Returns the held slot and waits for the next full one."""
         try:
             if self._held is not None:
-                self._give_back(self._held)
+                self._release(self._held)
             while not self._channel.poll(_CHECK_S):
                 if has_ended(self._process) and not self._channel.poll(0):
                     raise self._death()

@@ -75,10 +75,10 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
         core.guard_bus_errors()  # a mapped shard that is cut short costs its samples, not the run
     _open_more_files()
     fill = SliceFiller(index, config, stager.copies if stager else None)
-    announcer = ResultSender(channel, config.threads)
+    sender = ResultSender(channel, config.threads)
     if stager is not None:
-        stager.start().add_done_callback(partial(_staged, stager.copies, announcer))
-    fill_all(_batches(config, fill), channel, ring, announcer, threads=config.threads)
+        stager.start().add_done_callback(partial(_staged, stager.copies, sender))
+    fill_all(_batches(config, fill), channel, ring, sender, threads=config.threads)
 
 
 def _open_more_files() -> None:
@@ -123,7 +123,7 @@ def fill_all(
     batches: Iterable[BatchTask],
     channel: "Channel",
     ring: Ring,
-    announcer: ResultSender,
+    sender: ResultSender,
     *,
     threads: int,
 ) -> None:
@@ -138,11 +138,11 @@ def fill_all(
         for work in batches:
             slot = free.get()  # waits here while the trainer is behind
             parts = _slices(work.count, threads)
-            batch = announcer.begin(slot, work, len(parts))
+            batch = sender.begin(slot, work, len(parts))
             for number, part in enumerate(parts):
-                slices.put(partial(announcer.fill, batch, number, ring.slots[slot], part))
+                slices.put(partial(sender.fill, batch, number, ring.slots[slot], part))
     except Exception as error:
-        announcer.fail(error)
+        sender.fail(error)
     listener.join()
 
 
@@ -160,11 +160,11 @@ def _listen(channel: "Channel", free: "queue.SimpleQueue[int]") -> None:
         end_all()
 
 
-def _staged(copies: Copies, announcer: ResultSender, done: "Future[str | None]") -> None:
+def _staged(copies: Copies, sender: ResultSender, done: "Future[str | None]") -> None:
     """Reports the end of staging; an error is announced like a batch."""
     error = done.exception()
     if error is not None:
-        announcer.fail(error)
+        sender.fail(error)
     elif done.result() is not None and copies.is_news():
         sys.stderr.write(printable(f"trainyard: {done.result()}\n"))
 

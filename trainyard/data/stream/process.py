@@ -27,8 +27,8 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     config: StreamSpec = spec["config"]
     ring = Ring(memory_fd, **spec["ring"])
-    announcer = ResultSender(channel, config.threads)
-    fill_all(_batches(config), channel, ring, announcer, threads=config.threads)
+    sender = ResultSender(channel, config.threads)
+    fill_all(_batches(config), channel, ring, sender, threads=config.threads)
 
 
 def _batches(config: StreamSpec) -> Iterator[BatchTask]:
