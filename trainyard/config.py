@@ -33,13 +33,13 @@ _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the l
 
 class BatchConfig(Section):
     size: int = Field(256, ge=1)
-    """Samples of an update over all replicas together: the global batch."""
+    """Global batch: samples per update, over all replicas together."""
     micro: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
-    """Samples that a device takes at a time; "auto" for as many as fit into its memory, found by
-    trying in the first step. Memory that does not suffice halves either, and the step is repeated.
-    """
+    """Samples per forward and backward pass of a device. "auto": as many as fit into its memory,
+    found by trial in the first step. If memory runs out, the number is halved and the step is
+    repeated."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of the forward and backward pass; weights and updates stay fp32."""
+    """Precision of the forward and backward pass; weights and updates stay fp32."""
 
 
 class LengthConfig(Section):
@@ -48,7 +48,7 @@ class LengthConfig(Section):
     seed: int = Field(0, ge=0, lt=2**31)
     """Seed of the order, the crops and the initial weights."""
     eval_every: Duration = "1 epoch"
-    """Time between evaluations; the last step is always evaluated. "0 steps": the last alone."""
+    """Interval of evaluations; the last step is always evaluated. "0 steps": only the last."""
     save_every: Interval = "10 minutes"
     """Time or steps between checkpoints, besides the best and the last: a killed run loses at most
     this much. "0 steps": never."""

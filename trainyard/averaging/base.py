@@ -37,33 +37,33 @@ _COMPRESSIONS = {
 
 class AverageConfig(Section):
     name: _Name = "allreduce"
-    """How replicas agree: allreduce averages gradients in every step; gossip averages weights with
-    a few peers in every step; periodic averages them with all now and then; sharded is all-reduce
-    for models that do not fit, of which each rank keeps a part."""
+    """allreduce: averages gradients in every step. gossip: averages weights with a few peers in
+    every step. periodic: averages weights of all replicas every few steps. sharded: all-reduce for
+    models that do not fit on one device; each rank keeps a part of the weights (FSDP2)."""
     compress: Literal["bf16", "fp16", "powersgd", "int8"] | None = None
-    """Send less: allreduce takes bf16, fp16 and powersgd (from step 1,000 on), periodic bf16 and
-    int8. Nothing is compressed if not set."""
+    """Compression of what is sent. allreduce takes bf16, fp16 and powersgd (from step 1,000),
+    periodic takes bf16 and int8. None by default."""
     batch_norm: Literal["local", "sync"] | None = None
-    """Batch norm normalises by a replica's own samples (local), or by those of all (sync, on GPUs).
-    With local, the statistics for evaluation are averaged."""
+    """Samples that batch norm normalises by: a replica's own (local) or those of all replicas
+    (sync, on GPUs). With local, the statistics for evaluation are averaged over replicas."""
     topology: str | None = None
     """The groups that mix in gossip: complete, ring, one-peer-exponential (if not set),
     alternating-exponential-ring, or a function of your own as "module:function"."""
     mixing: float | None = Field(None, gt=0, le=1)
-    """How far weights move towards the mean of the peers: all the way (1) if not set."""
+    """Weight of the peers' mean in a mix; 1 (the mean itself) by default."""
     overlap: bool | None = None
-    """Exchange while computing. gossip: during the next step, on if not set; periodic: during the
-    next period, off if not set."""
+    """Exchange while computing. gossip: during the next step, on by default. periodic: during the
+    next period, off by default."""
     hierarchical: bool | None = None
-    """Gradients are all-reduced inside a node in every step, so that a node is one replica."""
+    """All-reduce gradients inside each node in every step, so that a node is one replica."""
     every: int | None = Field(None, ge=1)
-    """Steps between the exchanges of periodic; 64 if not set."""
+    """Steps between the exchanges of periodic; 64 by default."""
     outer_lr: float | None = Field(None, gt=0)
-    """periodic: learning rate of the outer SGD, along the mean of the replicas' moves; 1 if not
-    set."""
+    """periodic: learning rate of the outer SGD, whose gradient is the mean of the replicas'
+    updates; 1 by default."""
     outer_momentum: float | None = Field(None, ge=0, lt=1)
-    """periodic: Nesterov momentum of the outer SGD; 0 if not set. DiLoCo takes 0.9 and an outer_lr
-    of 0.7."""
+    """periodic: Nesterov momentum of the outer SGD; 0 by default. DiLoCo uses 0.9 with `outer_lr`
+    0.7."""
 
     @field_validator(*_KEYS_OF)
     @classmethod

@@ -15,31 +15,30 @@ Locations = Location | Annotated[tuple[Location, ...], Field(min_length=1)]
 
 class DataConfig(Section):
     train: Locations | None = None
-    """Location of the training data: a folder, shards, a brace list; --data sets it and `val`.
-    Of a list of several the samples are merged, and the classes by their names. With `order` join,
-    shards of WebDataset: files, URLs, or "pipe:COMMAND" for what a shell command writes."""
+    """Location of the training data: a folder, shards or a brace list. `--data` sets this key and
+    `val`. A list of locations is one data set: classes with the same name are united. With `order`
+    join: WebDataset shards as files, URLs or "pipe:COMMAND" for the output of a shell command."""
     val: Locations | None = None
-    """Location of the validation data, or a list of several."""
+    """Location of the validation data, or a list of locations."""
     order: Literal["exact", "resample", "join"] = "exact"
-    """exact: every sample once an epoch; resample: runs of samples of shards drawn with
-    replacement; join: for data without an index, each rank reads shards of its own to their end,
-    and those that are done wait for the others: every sample once a pass."""
+    """exact: every sample once per epoch. resample: short runs of samples from shards drawn with
+    replacement. join: data without an index; each rank reads its own shards once per pass, and
+    ranks that finish early wait for the others."""
     samples: int | None = Field(None, ge=1)
-    """How many samples a pass has, as far as one knows; needed for `order` join, and only there.
-    """
+    """Approximate number of samples per pass; required for `order` join, and only there."""
     locality: int = Field(0, ge=0)
-    """For storage where random access is slow: samples that are shuffled at a time, out of blocks
-    of neighbours, in the exact order; 0 shuffles all."""
+    """Number of samples that are shuffled at a time, from blocks of neighbours, for storage where
+    random access is slow. Only for `order` exact; 0 shuffles all samples."""
     weights: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
-    """How often an epoch has each sample of each location in `train`, [2, 0.5] say; once if not
-    given."""
+    """Number of times per epoch for the samples of each location in `train`, such as [2, 0.5]; all
+    once by default."""
     repeats: int = Field(1, ge=1)
-    """How often a sample comes in a row, with another crop each time (repeated augmentation); an
-    epoch stays as long."""
+    """Number of times in a row that each sample is used, each time with another crop (repeated
+    augmentation). The number of images per epoch stays the same."""
     image_size: int = Field(224, ge=1)
     """Side of a training image in pixels."""
     eval_size: int | None = Field(None, ge=1)
-    """Side of an evaluation image in pixels; as `image_size` if not given."""
+    """Side of an evaluation image in pixels; `image_size` by default."""
     crop_pct: float = Field(0.875, gt=0, le=1)
     """Share of the short side that the central evaluation crop covers."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
@@ -47,15 +46,15 @@ class DataConfig(Section):
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
     """Standard deviation of each colour channel, on a scale of 0 to 1."""
     interpolation: Interpolation = "bilinear"
-    """How images are resized; always antialiased."""
+    """Filter for resizing; always antialiased."""
     max_bad: float = Field(0.01, ge=0, le=1)
-    """Share of samples that may be unreadable before the run stops."""
+    """Largest share of unreadable samples; the run stops beyond it."""
     decode: Literal["cpu", "gpu"] = "cpu"
-    """Where JPEGs are decoded: on a GPU with the extra `nvimgcodec`, if there are too few cores."""
+    """Device that decodes JPEGs. gpu needs the extra `nvimgcodec`; it helps with few cores."""
     threads: int | None = Field(None, ge=1)
     """Loader threads per rank; by default the rank's share of the machine's cores."""
     stage: str | None = None
-    """Folder on each node's own disk for copies of the data, $SLURM_TMPDIR say; made while
-    training goes on, once per node, and used again by later runs."""
+    """Folder on each node's own disk for copies of the data, such as $SLURM_TMPDIR. Each node
+    copies once, while it trains; later runs use the copies again."""
     stage_gb: float | None = Field(None, gt=0)
-    """GB that all copies in that folder may take; the least recently used make room."""
+    """Largest total size of the copies in `stage`, in GB; the least recently used are deleted."""

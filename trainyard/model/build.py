@@ -38,33 +38,33 @@ _SMALLEST_PATCH = 4  # pixels; strides below are those of convolutions
 
 class ModelConfig(Section):
     name: str = "resnet50"
-    """Any model of timm."""
+    """Name of a timm model."""
     drop_path: float | None = Field(None, ge=0, lt=1)
-    """Rate of stochastic depth; the model's own default if not given."""
+    """Rate of stochastic depth; the model's own default if not set."""
     options: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Further options of timm's model: {ls_init_value = 1e-6}, say."""
+    """Further options of the timm model, such as {ls_init_value = 1e-6}."""
     checkpoint: str | None = None
-    """Weights to begin with: "timm" for its pretrained ones, a run (its best), a checkpoint, or a
-    file (.safetensors, .pth). The classifier is left out where the classes differ."""
+    """Initial weights: "timm" for timm's pretrained ones, a run (its best checkpoint), a
+    checkpoint, or a file (.safetensors, .pth). The classifier is left out if the classes differ."""
     checkpoint_key: str | None = None
-    """Entry of a .pth file that holds the weights; found by itself if not given."""
+    """Entry of a .pth file that holds the weights; detected by default."""
     checkpoint_prefix: str = ""
     """Prefix of the names in the file that the model's names lack, such as "module."."""
     freeze: tuple[str, ...] = ()
-    """Patterns of parameters that are not trained: ["stem.*", "stages.0.*"]."""
+    """Patterns of parameters to freeze, such as ["stem.*", "stages.0.*"]."""
     ema_decay: float | None = Field(None, ge=0, lt=1)
-    """Decay of a moving average of the weights, evaluated beside them; none if not given."""
+    """Decay of the exponential moving average of the weights, which is evaluated beside the
+    weights; no average if not set."""
     ema_warmup: bool = False
-    """Whether the decay rises to its value, so that a short run does not average its beginning."""
+    """Raise the decay to its value over the first steps, for short runs."""
     ema_cpu: bool = False
-    """Whether the average lies in the host's memory."""
+    """Keep the moving average in host memory."""
     grad_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, a
-    quarter to a third more time."""
+    """Recompute activations in the backward pass: less memory, 25 to 33% more time."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
     """Mode of torch.compile; reduce-overhead uses CUDA graphs."""
     channels_last: bool = True
-    """Store images and weights channels last, which convolutions prefer."""
+    """Memory format channels_last for images and weights, which is faster for convolutions."""
 
     @field_validator("checkpoint_key", "checkpoint_prefix")
     @classmethod

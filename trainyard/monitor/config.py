@@ -8,11 +8,11 @@ from trainyard.section import Section
 
 
 class WatchConfig(Section):
-    """Nothing here changes what comes of a run."""
+    """Reports of a run. No key of this section changes the training."""
 
     wandb: bool = False
-    """Report to Weights & Biases, to the same run there after a restart; `WANDB_MODE=offline`
-    keeps it on this machine."""
+    """Report to Weights & Biases. A restart continues the same run there. `WANDB_MODE=offline`
+    keeps the run on this machine."""
     tensorboard: bool = False
     """Write TensorBoard's event files into the run directory."""
     trackio: bool = False
@@ -20,12 +20,12 @@ class WatchConfig(Section):
     project: str = "trainyard"
     """Project name for Weights & Biases and trackio."""
     artifacts: bool = False
-    """Give Weights & Biases the best checkpoint when the run is done."""
+    """Upload the best checkpoint to Weights & Biases at the end of the run."""
     profile: str | None = None
-    """Steps that torch's profiler records on the first rank: "64:72" for eight steps, after 64."""
+    """Steps that torch's profiler records on the first rank: "64:72" for the 8 steps after 64."""
     bounds_minutes: float = Field(10.0, ge=0)
-    """Minutes between lines that say what bounds the run: data, device or the other ranks. Takes
-    a few steps' time on the first rank. 0 for none."""
+    """Minutes between log lines that name the bottleneck: data, device or the other ranks. Each
+    measurement takes the time of a few steps on the first rank. 0 for none."""
 
     @field_validator("artifacts")
     @classmethod

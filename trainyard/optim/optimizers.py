@@ -43,41 +43,41 @@ class OptimConfig(Section):
     lr: float = Field(0.1, gt=0)
     """Peak learning rate for the whole global batch; no automatic scaling."""
     weight_decay: float = Field(1e-4, ge=0)
-    """Decay of weights; norms, biases and other vectors have none, see `decay`."""
+    """Weight decay. Norms, biases and other vectors have none by default; see `decay`."""
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of sgd, lars and muon."""
     nesterov: bool = False
-    """Nesterov momentum for sgd, lars and muon; muon's AdamW for vectors, embeddings and classifier
-    is then NAdamW."""
+    """Nesterov momentum of sgd, lars and muon. With muon, vectors, embeddings and the classifier
+    then use NAdamW instead of AdamW."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decay rates of the moments; schedule_free_sgd uses the first alone."""
+    """Decay rates of the moments; schedule_free_sgd uses only the first."""
     eps: float = Field(1e-8, gt=0)
     """Added to the denominator, in optimizers with moments and in lars."""
     accum_iter: int = Field(4, ge=1)
     """Steps between two updates of the moments, for accum_adam and accum_adamw."""
     trust_coefficient: float = Field(1e-3, gt=0)
-    """Factor of the trust ratio of lars."""
+    """Factor of lars' trust ratio."""
     trust_clip: bool = False
     """Clip the trust ratio of lamb and lars at 1."""
     bias_correction: bool = True
     """Bias correction of the moments, for lamb."""
     decay: Literal["matrices", "all"] = "matrices"
-    """Parameters that decay: matrices and kernels that the model does not exempt, or all."""
+    """Parameters with weight decay: matrices and kernels, unless the model exempts them, or all."""
     decay_scale: tuple[PatternFactor, ...] = ()
-    """Weight decay of some parameters, as factors: ["*.gamma: 0", "head.*: 2"]; the last match
-    counts, and takes the place of `decay`."""
+    """Factors of the weight decay by parameter name: ["*.gamma: 0", "head.*: 2"]. The last match
+    applies and overrides `decay`."""
     lr_scale: tuple[PatternFactor, ...] = ()
-    """Learning rate of some parameters, as factors: ["stem.*: 0.1"]; the last match counts, and
-    `backbone_lr` and `layer_decay` count besides."""
+    """Factors of the learning rate by parameter name: ["stem.*: 0.1"]. The last match applies, in
+    addition to `backbone_lr` and `layer_decay`."""
     backbone_lr: float = Field(1.0, ge=0)
-    """Learning rate of all but the classifier, as a factor."""
+    """Factor of the learning rate of all layers except the classifier."""
     layer_decay: float | None = Field(None, gt=0, le=1)
-    """Factor of the learning rate from each layer to the one before it; layers are timm's."""
+    """Factor of the learning rate from each layer (as timm groups them) to the previous one."""
     clip_norm: float | None = Field(None, gt=0)
-    """Largest norm of the whole gradient; no clipping if not given."""
+    """Largest norm of the whole gradient; no clipping if not set."""
     clip_agc: float | None = Field(None, gt=0)
-    """Adaptive clipping (Brock et al. 2021): largest norm of a unit's gradient, as a share of its
-    weight's; the classifier's is not clipped."""
+    """Adaptive clipping (Brock et al. 2021): largest norm of a unit's gradient, as a share of the
+    norm of its weight. The classifier is not clipped."""
     compile: bool = False
     """Compile the update with torch.compile."""
 

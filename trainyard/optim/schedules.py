@@ -20,30 +20,31 @@ class ScheduleConfig(Section):
     name: Literal["cosine", "linear", "step", "constant"] = "cosine"
     """Shape of the learning rate after the warm-up."""
     per: Literal["step", "epoch"] = "step"
-    """Whether rates change in every step, or are the same throughout an epoch."""
+    """Update rates in every step, or once per epoch."""
     warmup: Duration = "0 steps"
-    """Length of the linear rise to `optim.lr`; a shorter run ends on the way."""
+    """Length of the linear warm-up to `optim.lr`. A shorter run ends during the warm-up."""
     warmup_from: Share = 0.0
-    """The share of `optim.lr` that the rise begins with."""
+    """Share of `optim.lr` at the start of the warm-up."""
     warmup_ends: Literal["first", "both", "neither"] = "first"
-    """Which ends of the rise belong to the warm-up: the first (torch, timm), both (ConvNeXt) or
-    neither (Colossal-AI)."""
+    """Ends of the ramp that belong to the warm-up steps: the first (torch, timm), both (ConvNeXt)
+    or neither (Colossal-AI)."""
     min_lr: float = Field(0.0, ge=0)
     """Learning rate at the end of cosine and linear."""
     milestones: tuple[Duration, ...] = Field((), validate_default=True)
-    """Points at which the schedule `step` multiplies the learning rate by `gamma`."""
+    """Times at which the schedule `step` multiplies the learning rate by `gamma`."""
     gamma: float = Field(0.1, gt=0, le=1)
     """Factor of the schedule `step`."""
     weight_decay_end: float | None = Field(None, ge=0)
-    """Weight decay at the end of the run, along half a cosine from `optim.weight_decay`; constant
-    if not given."""
+    """Weight decay at the end of the run, on a half cosine from `optim.weight_decay`; constant if
+    not set."""
     drop_path_start: float | None = Field(None, ge=0, lt=1)
-    """Drop path in the first epoch, rising linearly to `model.drop_path` in the last; constant if
-    not given."""
+    """Drop path in the first epoch, with a linear rise to `model.drop_path` in the last; constant
+    if not set."""
     image_size: tuple[Stage, ...] = ()
-    """Progressive resizing: ["6 epochs: 160", "12 epochs: 192"] after `data.image_size`."""
+    """Later image sizes (progressive resizing), after `data.image_size`:
+    ["6 epochs: 160", "12 epochs: 192"]."""
     batch_size: tuple[Stage, ...] = ()
-    """Larger or smaller global batches after `batch.size`: ["30 epochs: 4096"]."""
+    """Later global batch sizes, after `batch.size`: ["30 epochs: 4096"]."""
 
     @field_validator("milestones")
     @classmethod

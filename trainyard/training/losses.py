@@ -20,16 +20,16 @@ class LossConfig(Section):
     name: Literal["ce", "bce"] = "ce"
     """Cross-entropy over all classes, or binary cross-entropy of each class."""
     bce_threshold: float | None = Field(None, ge=0, lt=1)
-    """With bce, targets above it become 1 and others 0; unchanged if not given."""
+    """With bce: targets above this become 1 and others 0; targets are unchanged if not set."""
     bce_sum: bool = False
-    """With bce, sum the losses of the classes instead of averaging them."""
+    """With bce: sum over classes instead of the mean."""
     teacher: str | None = None
-    """A run or checkpoint to distil from: of a run, its best checkpoint. It sees the images that
-    the model sees, mixed ones too."""
+    """Run (its best checkpoint) or checkpoint to distil from. The teacher sees the same images as
+    the model, mixed ones too."""
     distillation: Literal["soft", "hard"] = "soft"
-    """Learn the teacher's probabilities, or its best guess."""
+    """Target from the teacher: its probabilities (soft) or its top class (hard)."""
     distillation_share: float = Field(0.5, ge=0, le=1)
-    """Share of the teacher in the loss."""
+    """Weight of the teacher's term in the loss."""
     temperature: float = Field(1.0, gt=0)
     """Temperature of soft distillation."""
 

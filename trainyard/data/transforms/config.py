@@ -20,32 +20,32 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 
 class AugmentConfig(Section):
     scale: Range = (0.08, 1.0)
-    """Share of the image's area that a training crop covers, from and to."""
+    """Smallest and largest share of the image's area that a training crop covers."""
     ratio: Range = (3 / 4, 4 / 3)
-    """Width over height of a training crop, from and to."""
+    """Smallest and largest width over height of a training crop."""
     flip: Probability = 0.5
-    """Probability of mirroring left to right; 0 for digits or text."""
+    """Probability of a horizontal flip; 0 for digits or text."""
     randaugment: Annotated[str, AfterValidator(check_policy)] | None = None
-    """RandAugment in timm's notation, "rand-m9-mstd0.5-inc1" say, or "3a" (DeiT III)."""
+    """RandAugment in timm's notation, such as "rand-m9-mstd0.5-inc1", or "3a" (DeiT III)."""
     color_jitter: tuple[Probability, ...] = ()
-    """Strengths of brightness, contrast, saturation and, if four, hue (0.5 at most); beside the
-    randaugment "3a", or without."""
+    """Strengths of brightness, contrast, saturation and optionally hue (0.5 at most). Works with
+    `randaugment` "3a" or without `randaugment`."""
     erasing: Probability = 0.0
     """Probability of erasing a rectangle of an image."""
     erasing_mode: Literal["pixel", "rand", "const"] = "pixel"
-    """What fills it: noise for each pixel, one random colour, or zero."""
+    """Content of the rectangle: noise per pixel, one random colour, or zero."""
     mixup: float = Field(0.0, ge=0)
-    """Alpha of mixup: shares are drawn from Beta(alpha, alpha); 0 for none."""
+    """Alpha of mixup, whose shares are drawn from Beta(alpha, alpha); 0 for none."""
     cutmix: float = Field(0.0, ge=0)
     """Alpha of CutMix; 0 for none."""
     mix_prob: Probability = 1.0
-    """Probability of mixing at all, with mixup or CutMix."""
+    """Probability that mixup or CutMix is applied."""
     switch_prob: Probability = 0.5
-    """Where there are both, probability of CutMix."""
+    """Probability of CutMix where both are set."""
     mix_mode: Literal["batch", "pair", "elem"] = "batch"
-    """What shares one draw: the batch, a pair of samples, or nothing."""
+    """Scope of one random draw: the whole batch, a pair of samples, or one sample."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
-    """Share of the target spread evenly over all classes."""
+    """Share of the target that is spread evenly over all classes."""
 
     @property
     def mixes(self) -> bool:
