@@ -17,7 +17,7 @@ from trainyard.config import (
     to_toml,
 )
 from trainyard.errors import RecipeError
-from trainyard.run.build import model_of
+from trainyard.run.build import build_run_model
 
 BUILTIN = sorted(builtin_recipes())
 
@@ -357,7 +357,7 @@ def test_a_builtin_recipe_builds_its_model(name: str) -> None:
     config = load_recipe(name)
     size = config.data.eval_size or config.data.image_size
     with torch.device("meta"), torch.no_grad():
-        model = model_of(config, 10).eval()
+        model = build_run_model(config, 10).eval()
         assert model(torch.zeros(1, 3, size, size)).shape == (1, 10)
 
 

@@ -16,7 +16,7 @@ from tests.command_line import SHORT, newest, run
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.build import open_index
 from trainyard.errors import DataError, RecipeError
-from trainyard.run.build import feeds_of, model_of
+from trainyard.run.build import build_feeds, build_run_model
 from trainyard.run.evaluation import DataSetResult, EvaluationOptions, evaluate_checkpoint
 from trainyard.training.predictions import Predictions
 from trainyard.world import World
@@ -78,11 +78,11 @@ def plain_scores(folder: Path, where: Path, *, ema: bool) -> tuple[torch.Tensor,
     """All scores of the images at a place, and the names of their classes."""
     config, world = recipe(folder), World()
     index = open_index(str(where))
-    model = model_of(config, 10)
+    model = build_run_model(config, 10)
     name = "ema.safetensors" if ema else "model.safetensors"
     model.load_state_dict(load_file(newest(folder) / name))
     model.eval()
-    with torch.no_grad(), feeds_of(config, world, torch.device("cpu")).evaluation(index) as feed:
+    with torch.no_grad(), build_feeds(config, world, torch.device("cpu")).evaluation(index) as feed:
         scores = torch.cat([model(batch.images_BCHW) for batch in feed])
     return scores, [index.classes[label] for label in index.label]
 
@@ -185,7 +185,7 @@ def test_statistics_are_of_images_that_are_not_mixed(digits: Path) -> None:
     keys = {"augment.mixup": "1.0", "augment.erasing": "1.0", "data.train": str(digits / "train")}
     config = load_recipe("digits", keys | {"batch.size": "32", "data.threads": "1"})
     index = open_index(str(digits / "train"))
-    with feeds_of(config, World(), torch.device("cpu")).statistics(index, 40, 32) as feed:
+    with build_feeds(config, World(), torch.device("cpu")).statistics(index, 40, 32) as feed:
         batches = list(feed)
     assert [len(batch.ids) for batch in batches] == [32, 32]  # 40, in whole batches
     assert len({int(sample) for batch in batches for sample in batch.ids}) == 64

@@ -33,7 +33,7 @@ from trainyard.data.device.join import JoinFeed, _no_samples
 from trainyard.data.loader.client import HostBatch
 from trainyard.data.open_datasets import open_datasets
 from trainyard.errors import DataError, PeerError, RecipeError
-from trainyard.run.build import model_of
+from trainyard.run.build import build_run_model
 from trainyard.training.step import MicroBatch, StepStats, TrainStep
 from trainyard.world import World
 
@@ -179,7 +179,7 @@ def test_four_ranks_of_1_0_7_and_1000_samples(shards: Path, tmp_path: Path) -> N
 def trained_alone(config: RunConfig, ranks: list[list[Seen]]) -> nn.Module:
     """The model of a single process that takes the real samples of all ranks, step by step."""
     torch.manual_seed(config.run.seed)
-    model = model_of(config, 10).train()
+    model = build_run_model(config, 10).train()
     step = make_step(model, AllReduce(AverageConfig(), World()), World(), lr=config.optim.lr)
     for batches in zip(*ranks, strict=True):
         real = [(seen, seen.weights > 0) for seen in batches]

@@ -24,7 +24,7 @@ from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.transforms.batches import Keys
 from trainyard.errors import RecipeError
 from trainyard.run import build as parts
-from trainyard.run.build import course_of, feeds_of
+from trainyard.run.build import build_feeds, build_run_course
 from trainyard.training.step import StepStats, TrainStep
 from trainyard.world import World
 
@@ -67,7 +67,7 @@ def expected_batches(first: int = 0, skipped: int = 0) -> list[list[int]]:
 
 
 def test_the_numbers_above(digits: Path) -> None:
-    course = course_of(recipe(digits), EPOCH)
+    course = build_run_course(recipe(digits), EPOCH)
     assert [phase.start for phase in course.phases] == PHASES
     assert [course.phase(step).batch for step in range(NUM_STEPS)] == BATCHES
     assert [course.phase(step).image_size for step in range(NUM_STEPS)] == SIZES
@@ -198,8 +198,8 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> list[Keys]:
 
 def open_feed(config: RunConfig, index: Index, world: World | None = None) -> TrainingFeed:
     plan = training_plan(config.data, index, global_batch=config.batch.size, seed=0)
-    feeds = feeds_of(config, world or World(0, 1, 0, 1), torch.device("cpu"))
-    return feeds.train(index, plan, course_of(config, plan.epoch_samples))
+    feeds = build_feeds(config, world or World(0, 1, 0, 1), torch.device("cpu"))
+    return feeds.train(index, plan, build_run_course(config, plan.epoch_samples))
 
 
 def loaders() -> list[str]:
@@ -254,7 +254,7 @@ def test_pixels_do_not_depend_on_where_a_feed_began(digits: Path, index: Index) 
 def test_repeated_augmentation(digits: Path, index: Index, keys: list[Keys]) -> None:
     """Every sample thrice running, cropped differently; an epoch is as long as it was."""
     one_size = {"run.length": "1 epoch", "schedule.image_size": "[]"}
-    num_steps = course_of(recipe(digits, **one_size), EPOCH).num_steps
+    num_steps = build_run_course(recipe(digits, **one_size), EPOCH).num_steps
     with open_feed(recipe(digits, **one_size, **{"data.repeats": "3"}), index) as feed:
         feed.seek(0, 0)
         batches = list(feed)
@@ -277,7 +277,7 @@ def test_a_later_batch_that_is_smaller_than_the_number_of_replicas(digits: Path)
     config = recipe(
         digits, **{"schedule.batch_size": "['5 steps: 2']", "schedule.image_size": "[]"}
     )
-    course = course_of(config, EPOCH)
+    course = build_run_course(config, EPOCH)
     parts.check_batches(config, course, World(0, 2, 0, 2))
     with pytest.raises(RecipeError, match=r"^schedule\.batch_size = 2 is smaller than .* \(3\)"):
         parts.check_batches(config, course, World(0, 3, 0, 3))

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.command_line import run as command
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
-from trainyard.run.build import course_of, model_of, schedule_of
+from trainyard.run.build import build_run_course, build_run_model, build_run_schedule
 from trainyard.run.train import train
 from trainyard.world import World
 
@@ -57,7 +57,7 @@ def test_it_opens_with_what_a_user_asks(name: str) -> None:
 @pytest.mark.parametrize(("name", "millions"), MILLIONS.items())
 def test_its_model_is_the_published_one(name: str, millions: float) -> None:
     with torch.device("meta"):
-        model = model_of(load_recipe(name), 1000)
+        model = build_run_model(load_recipe(name), 1000)
     count = sum(parameter.numel() for parameter in model.parameters())
     assert count / 1e6 == pytest.approx(millions, abs=0.06)
 
@@ -65,8 +65,8 @@ def test_its_model_is_the_published_one(name: str, millions: float) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_its_schedule_over_imagenet(name: str) -> None:
     config = load_recipe(name)
-    course = course_of(config, IMAGENET)
-    schedule = schedule_of(config, course)
+    course = build_run_course(config, IMAGENET)
+    schedule = build_run_schedule(config, course)
     steps = range(0, course.num_steps, max(course.num_steps // 1000, 1))
     rates = [schedule(step).lr for step in steps]
     assert all(math.isfinite(rate) and 0 <= rate <= config.optim.lr for rate in rates)

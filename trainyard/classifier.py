@@ -25,7 +25,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.errors import CheckpointError, DataError
 from trainyard.files import find_checkpoint
-from trainyard.run.build import feeds_of, trained_model
+from trainyard.run.build import build_feeds, trained_model
 from trainyard.run.pretrained import prefers_average
 from trainyard.training import checkpoint
 from trainyard.training.precision import AUTOCASTS, autocast, use_precision
@@ -154,7 +154,7 @@ class Classifier:
         top, count = min(top, len(self.classes)), len(index)
         classes, probabilities = np.full((count, top), -1), np.zeros((count, top), np.float32)
         bad: dict[int, str] = {}
-        feeds = feeds_of(self.config, World(), self.device)
+        feeds = build_feeds(self.config, World(), self.device)
         feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, count))
         begun = 0
         with feeds.evaluation(index) as feed:

@@ -18,7 +18,7 @@ from trainyard.errors import RecipeError
 from trainyard.model.ema import Ema
 from trainyard.model.freeze import freeze
 from trainyard.run import build as parts
-from trainyard.run.build import course_of
+from trainyard.run.build import build_run_course
 from trainyard.world import World
 
 
@@ -194,7 +194,7 @@ def test_all_ranks_make_as_many_forward_passes(size: int, fits: bool) -> None:
         "debug",
         {"batch.size": f"{size}", "batch.micro": "4", "average.batch_norm": "sync"},
     )
-    course = course_of(config, 1000)
+    course = build_run_course(config, 1000)
     if fits:
         parts.check_batches(config, course, World(0, 4, 0, 4))
     else:

@@ -16,7 +16,7 @@ from trainyard.averaging.base import AverageConfig
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.monitor.clock import Clock
-from trainyard.run.build import loss_scale_of
+from trainyard.run.build import build_loss_scale
 from trainyard.training.checkpoint import TrainState, load_checkpoint
 from trainyard.training.guard import Guard
 from trainyard.training.keeping import save_checkpoint
@@ -238,8 +238,8 @@ def test_a_gradient_that_overflows_on_its_way_is_skipped_by_all() -> None:
 def test_what_is_sent_as_fp16_is_scaled() -> None:
     plain = load_recipe("debug", {"batch.precision": "bf16"})
     sent = load_recipe("debug", {"batch.precision": "bf16", "average.compress": "fp16"})
-    assert not isinstance(loss_scale_of(plain, CPU), DynamicLossScale)
-    assert isinstance(loss_scale_of(sent, CPU), DynamicLossScale)
+    assert not isinstance(build_loss_scale(plain, CPU), DynamicLossScale)
+    assert isinstance(build_loss_scale(sent, CPU), DynamicLossScale)
 
 
 def test_powersgd_keeps_gradients_of_one_scale_only() -> None:

@@ -8,7 +8,7 @@ from trainyard.commands.recipe_params import group_rows, parameter_rows
 from trainyard.config import RunConfig, load_recipe
 from trainyard.errors import RecipeError
 from trainyard.optim.optimizers import build_optimizer
-from trainyard.run.build import model_of
+from trainyard.run.build import build_run_model
 
 
 def recipe(**keys: str) -> RunConfig:
@@ -17,7 +17,7 @@ def recipe(**keys: str) -> RunConfig:
 
 def test_a_row_for_each_parameter() -> None:
     config = recipe(optim__lr_scale='["conv1.*: 0.1"]')
-    model = model_of(config, 10)
+    model = build_run_model(config, 10)
     rows = {row["parameter"]: row for row in parameter_rows(config, num_classes=10)}
     assert list(rows) == [name for name, _ in model.named_parameters()]
     assert rows["fc.weight"] == {
@@ -35,7 +35,7 @@ def test_a_row_for_each_parameter() -> None:
 @pytest.mark.parametrize("name", ["muon", "lamb"])
 def test_groups_are_the_optimizer_s(name: str) -> None:
     config = recipe(optim__name=name, model__freeze='["layer1.*"]', optim__layer_decay="0.7")
-    optimizer = build_optimizer(model_of(config, 10), config.optim)
+    optimizer = build_optimizer(build_run_model(config, 10), config.optim)
     groups = group_rows(parameter_rows(config, num_classes=10))
     frozen = [group for group in groups if group["update"] == "frozen"]
     assert [(group["lr"], group["decay"]) for group in frozen] == [(0.0, 0.0)]

@@ -12,7 +12,7 @@ from trainyard.estimate.memory import Sizes, checkpoint_bytes, memory_of, sizes_
 from trainyard.estimate.work import Work
 from trainyard.files import RunDirectory
 from trainyard.optim.optimizers import OptimConfig, build_optimizer
-from trainyard.run.build import model_of
+from trainyard.run.build import build_run_model
 
 NAMES = get_args(OptimConfig.model_fields["name"].annotation)
 
@@ -26,7 +26,7 @@ def test_a_real_optimizer_keeps_as_many_bytes(name: str) -> None:
     if name.startswith("schedule_free"):
         pytest.importorskip("schedulefree")
     config = config_of(optim__name=name)
-    model = model_of(config, num_classes=10)
+    model = build_run_model(config, num_classes=10)
     optimizer = build_optimizer(model, config.optim)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -45,13 +45,13 @@ def test_a_real_optimizer_keeps_as_many_bytes(name: str) -> None:
 
 def test_sgd_without_momentum_keeps_nothing() -> None:
     config = config_of(optim__name="sgd", optim__momentum="0")
-    assert sizes_of(model_of(config, 10), config).moments == 0
+    assert sizes_of(build_run_model(config, 10), config).moments == 0
 
 
 def test_what_is_not_trained_has_no_gradients() -> None:
-    whole = sizes_of(model_of(config_of(), 10), config_of())
+    whole = sizes_of(build_run_model(config_of(), 10), config_of())
     config = config_of(model__freeze="blocks.*")
-    frozen = sizes_of(model_of(config, 10), config)
+    frozen = sizes_of(build_run_model(config, 10), config)
     assert frozen.gradients < whole.gradients
     assert frozen.weights == whole.weights
 
@@ -59,7 +59,7 @@ def test_what_is_not_trained_has_no_gradients() -> None:
 def test_a_real_checkpoint(finished: Path) -> None:
     directory = RunDirectory(finished)
     config = load_recipe(str(directory.recipe))
-    sizes = sizes_of(model_of(config, num_classes=10), config)
+    sizes = sizes_of(build_run_model(config, num_classes=10), config)
     newest = (finished / "checkpoints" / "latest").resolve()
     found = sum(path.stat().st_size for path in newest.iterdir())
     assert checkpoint_bytes(sizes, config.average, ranks=1) == pytest.approx(found, rel=0.03)

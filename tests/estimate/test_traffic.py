@@ -33,10 +33,10 @@ def test_by_hand() -> None:
 def handed_over(world: World, keys: dict[str, Any]) -> float:
     """What a step sends, as a share of the bytes of the weights, by the ring's own count."""
     from trainyard.config import load_recipe
-    from trainyard.run.build import averager_of
+    from trainyard.run.build import build_averager
 
     torch.set_num_threads(1)
-    averager = averager_of(load_recipe("debug", keys), world, torch.device("cpu"))
+    averager = build_averager(load_recipe("debug", keys), world, torch.device("cpu"))
     torch.manual_seed(0)
     model = torch.nn.Linear(300, 300, bias=False)
     wrapped = averager.wrap(model)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trainyard.config import check
 from trainyard.errors import RecipeError
 from trainyard.model.build import ModelConfig, build_model
-from trainyard.run.build import model_of
+from trainyard.run.build import build_run_model
 
 SMALL_VIT: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 
@@ -204,7 +204,7 @@ def test_position_embeddings_are_for_the_largest_size_that_is_trained() -> None:
         "data": {"image_size": 32, "eval_size": 96},
         "schedule": {"image_size": ["50%: 64"]},
     }
-    model = model_of(check(tree), 5).eval()
+    model = build_run_model(check(tree), 5).eval()
     assert model.get_parameter("pos_embed").shape == (1, 1 + 4 * 4, 32)
     with torch.no_grad():
         assert [model(images(size)).shape for size in (32, 64, 96)] == [(2, 5)] * 3

@@ -10,7 +10,7 @@ from trainyard.config import check
 from trainyard.course import build_course
 from trainyard.errors import RecipeError
 from trainyard.model.drop_path import drop_path_setter
-from trainyard.run.build import schedule_of
+from trainyard.run.build import build_run_schedule
 
 MODELS = ["test_vit", "test_resnet", "test_convnext", "resnet18", "vit_tiny_patch16_224"]
 
@@ -84,8 +84,8 @@ def test_a_compiled_model_is_refused() -> None:
         "schedule": {"drop_path_start": 0.1},
     }
     course = build_course("3 epochs", epoch_samples=100, batch=50, image_size=32)
-    drops = [schedule_of(check(keys), course)(step).drop_path for step in range(6)]
+    drops = [build_run_schedule(check(keys), course)(step).drop_path for step in range(6)]
     assert drops == pytest.approx([0.1, 0.1, 0.15, 0.15, 0.2, 0.2])
     compiled = keys | {"model": {"drop_path": 0.2, "compile": "default"}}
     with pytest.raises(RecipeError, match=r"drop_path_start changes .* model\.compile = 'off'"):
-        schedule_of(check(compiled), course)
+        build_run_schedule(check(compiled), course)

@@ -15,8 +15,8 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
-from trainyard.run.build import model_of
-from trainyard.run.distillation import teacher_of
+from trainyard.run.build import build_run_model
+from trainyard.run.distillation import build_teacher
 from trainyard.training.step import StepStats, TrainStep
 
 torch.set_num_threads(1)
@@ -37,7 +37,7 @@ def teacher(config: RunConfig, classes: list[str] = CLASSES, sizes: tuple[str, .
         image_size=config.data.image_size,
         size_stages=sizes,
     )
-    return teacher_of(config, classes=classes, course=course, device=torch.device("cpu"))
+    return build_teacher(config, classes=classes, course=course, device=torch.device("cpu"))
 
 
 def images_of(config: RunConfig) -> torch.Tensor:
@@ -47,7 +47,7 @@ def images_of(config: RunConfig) -> torch.Tensor:
 
 def logits_of(config: RunConfig, weights: Path) -> torch.Tensor:
     """Of a model of the recipe with the weights of a file."""
-    model = model_of(config, 10)
+    model = build_run_model(config, 10)
     model.load_state_dict(load_file(weights))
     with torch.no_grad():
         logits: torch.Tensor = model.eval()(images_of(config))

@@ -27,7 +27,7 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import CheckpointError, DataError, Requeued, Stopped
 from trainyard.files import RunDirectory, write_text
-from trainyard.run.resume import claimed
+from trainyard.run.resume import claim_directory
 from trainyard.run.train import train
 from trainyard.training import keeping
 from trainyard.training.step import Batch, StepStats, TrainStep
@@ -274,7 +274,7 @@ def test_from_a_checkpoint_of_another_run(
 
 def claim(folder: RunDirectory, config: RunConfig, train: str) -> None:
     """Make the directory a run's, and leave it."""
-    with claimed(folder, config, {"train": train, "val": "b"}, World()):
+    with claim_directory(folder, config, {"train": train, "val": "b"}, World()):
         pass
 
 
@@ -341,9 +341,9 @@ def test_ranks_of_a_launcher_wait_for_those_before(
     folder, config = RunDirectory(tmp_path), recipe(digits)
     fingerprints = {"train": "a", "val": "b"}
     held = ExitStack()
-    held.enter_context(claimed(folder, config, fingerprints, World()))
+    held.enter_context(claim_directory(folder, config, fingerprints, World()))
     monkeypatch.setattr("time.sleep", lambda _: held.close())
-    with claimed(folder, config, fingerprints, World()):
+    with claim_directory(folder, config, fingerprints, World()):
         assert "another process trains in it" in capsys.readouterr().err
         monkeypatch.setattr("trainyard.run.resume._PATIENCE_S", 0)
         with pytest.raises(CheckpointError, match="another process"):

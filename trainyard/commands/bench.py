@@ -64,29 +64,23 @@ def _index_of(location: str) -> "tuple[str, Index]":
 def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str, Any]:
     from trainyard.data._native import core, is_built
     from trainyard.data.decode.seek_tables import open_seek
-    from trainyard.datasets.throughput import (
-        MeasuredLoad,
-        decoding_rate,
-        hold,
-        loader_rate,
-        reading_rate,
-    )
+    from trainyard.datasets import throughput
 
     ways = list(_WAYS) if is_built() else ["libraries"]
     cores = len(os.sched_getaffinity(0))
-    task = MeasuredLoad(
+    task = throughput.MeasuredLoad(
         index=index,
         batch=options.batch,
         side=options.size,
         threads=options.threads or cores,
         seconds=options.seconds / (len(ways) + 2),
     )
-    held = hold(task)
+    held = throughput.hold(task)
     if index.format == "packed":  # packed data uses neither
         ways = [way for way in ways if way in ("libraries", "stored")]
-    reading = reading_rate(task)
-    decoding = {way: decoding_rate(task, held, way) for way in ways}
-    loader, first = loader_rate(task)
+    reading = throughput.reading_rate(task)
+    decoding = {way: throughput.decoding_rate(task, held, way) for way in ways}
+    loader, first = throughput.loader_rate(task)
     found = {
         "location": options.location,
         "split": split,

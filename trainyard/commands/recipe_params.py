@@ -18,10 +18,10 @@ def parameter_rows(config: "RunConfig", num_classes: int = 1000) -> list[dict[st
     import torch
 
     from trainyard.optim.groups import GroupRates, parameter_shares
-    from trainyard.run.build import model_of
+    from trainyard.run.build import build_run_model
 
     with torch.device("meta"):
-        model = model_of(config, num_classes)
+        model = build_run_model(config, num_classes)
     shares = parameter_shares(model, config.optim)
     rows = []
     for name, parameter in model.named_parameters():

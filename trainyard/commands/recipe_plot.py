@@ -35,11 +35,11 @@ def plot_schedule(
         from matplotlib.figure import Figure  # without pyplot, which would keep a global state
     except ImportError:
         raise InputError("--plot needs matplotlib: pip install 'trainyard[plot]'") from None
-    from trainyard.run.build import course_of
+    from trainyard.run.build import build_run_course
 
     if epoch_samples < 1:
         raise InputError(f"an epoch of {epoch_samples:,} samples: it has at least one")
-    course = course_of(config, epoch_samples)
+    course = build_run_course(config, epoch_samples)
     epochs, curves = _curves(config, course)
     heights = [_TALL, *[_LOW] * (len(curves) - 1)]
     figure = Figure((_WIDTH, _HEAD + sum(heights)), dpi=120, layout="constrained")
@@ -61,9 +61,9 @@ def plot_schedule(
 
 def _curves(config: RunConfig, course: Course) -> tuple[NDArray[np.float64], list[Curve]]:
     """Times in epochs, and the curves: the learning rate, and others that change."""
-    from trainyard.run.build import schedule_of
+    from trainyard.run.build import build_run_schedule
 
-    schedule = schedule_of(config, course)
+    schedule = build_run_schedule(config, course)
     borders = [step for phase in course.phases for step in (phase.start, phase.stop - 1)]
     evenly = np.linspace(0, course.num_steps - 1, _POINTS).astype(int)
     steps = sorted({*borders, *evenly.tolist()})

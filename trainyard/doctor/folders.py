@@ -65,10 +65,10 @@ def checkpoint_bytes(patient: Patient) -> int:
         return _UNKNOWN_CHECKPOINT
     import torch
 
-    from trainyard.run.build import model_of
+    from trainyard.run.build import build_run_model
 
     with torch.device("meta"):
-        model = model_of(patient.question.config, num_classes=1000)
+        model = build_run_model(patient.question.config, num_classes=1000)
     weights = sum(weight.numel() for weight in model.parameters())
     has_average = patient.question.config.model.ema_decay is not None
     return 4 * weights * (3 + has_average)

@@ -159,7 +159,7 @@ def pace_of_run(folder: Path, *, gpus: int, fixed: float) -> Pace:
     It is the median of the reports but the first, while batch and image size stay the same.
     InputError if there are too few reports.
     """
-    from trainyard.run.build import course_of
+    from trainyard.run.build import build_run_course
 
     directory = RunDirectory(folder)
     try:
@@ -168,7 +168,7 @@ def pace_of_run(folder: Path, *, gpus: int, fixed: float) -> Pace:
     except InputError as error:
         raise InputError(f"{folder} is no run directory: {error}") from None
     if reports:
-        course = course_of(config, round(reports[0]["samples"] / reports[0]["epoch"]))
+        course = build_run_course(config, round(reports[0]["samples"] / reports[0]["epoch"]))
         reports = [line for line in reports[1:] if line["step"] <= course.phases[0].stop]
     if not reports:
         raise InputError(f"{directory.metrics}: has no second report of training to go by")

@@ -12,15 +12,15 @@ def subject_of(config: RunConfig, *, samples: int, val_samples: int, num_classes
     import torch
 
     from trainyard.model.flops import forward_flops
-    from trainyard.run.build import course_of, model_of
+    from trainyard.run.build import build_run_course, build_run_model
     from trainyard.training.precision import AUTOCASTS
 
     with torch.device("meta"):
-        model = model_of(config, num_classes)
+        model = build_run_model(config, num_classes)
     size = config.data.image_size
     return Subject(
         config=config,
-        course=course_of(config, samples),
+        course=build_run_course(config, samples),
         work=build_work(model.train(), size, AUTOCASTS[config.batch.precision]),
         sizes=sizes_of(model, config),
         job=job_of(model),

@@ -53,7 +53,7 @@ AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
 }
 
 
-def data_of(config: RunConfig, world: World, console: Console, heartbeat: Heartbeat) -> Datasets:
+def build_data(config: RunConfig, world: World, console: Console, heartbeat: Heartbeat) -> Datasets:
     """The training and validation data of a run."""
     with counter(console, "indexing samples") as show:
         data = open_datasets(config.data, world, heartbeat.counted("indexing", show))
@@ -63,7 +63,7 @@ def data_of(config: RunConfig, world: World, console: Console, heartbeat: Heartb
     return data
 
 
-def averager_of(config: RunConfig, world: World, device: torch.device) -> Averager:
+def build_averager(config: RunConfig, world: World, device: torch.device) -> Averager:
     """The averager of a run's replicas."""
     name = _averager_name(config, world)
     if name == "sharded":
@@ -78,7 +78,9 @@ def _averager_name(config: RunConfig, world: World) -> str:
     return config.average.name if world.size > 1 else "allreduce"
 
 
-def placed(config: RunConfig, model: nn.Module, *, world: World, device: torch.device) -> nn.Module:
+def move_to_device(
+    config: RunConfig, model: nn.Module, *, world: World, device: torch.device
+) -> nn.Module:
     """The model on the device; a sharded model is moved by its averager, in pieces."""
     return model if _averager_name(config, world) == "sharded" else model.to(device)
 
@@ -114,7 +116,7 @@ def waits_in_forward(config: RunConfig, world: World) -> str | None:
     return "average.name = 'sharded'" if is_sharded else None
 
 
-def course_of(config: RunConfig, epoch_samples: int) -> Course:
+def build_run_course(config: RunConfig, epoch_samples: int) -> Course:
     return build_course(
         config.run.length,
         epoch_samples=epoch_samples,
@@ -131,7 +133,7 @@ def check_decoding(config: RunConfig, device: torch.device) -> None:
         gpu_decode.check(device)
 
 
-def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
+def build_feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
     """The loader factory of a run; call `check_decoding` first."""
     return Feeds(
         data=config.data,
@@ -145,7 +147,7 @@ def feeds_of(config: RunConfig, world: World, device: torch.device) -> Feeds:
     )
 
 
-def estimate_anew(
+def reestimate_bn_statistics(
     config: RunConfig, feeds: Feeds, data: Datasets, course: Course, *, models: list[nn.Module]
 ) -> None:
     """Estimate batch norm statistics from run.bn_samples samples."""
@@ -156,7 +158,7 @@ def estimate_anew(
             estimate_statistics(models, feed, world=feeds.world, precision=precision)
 
 
-def model_of(config: RunConfig, num_classes: int) -> nn.Module:
+def build_run_model(config: RunConfig, num_classes: int) -> nn.Module:
     """The model for every image size of the recipe, freshly initialised, with frozen parameters."""
     stages = [int(stage.rpartition(":")[2]) for stage in config.schedule.image_size]
     sizes = {config.data.image_size, *stages}
@@ -177,25 +179,25 @@ def model_of(config: RunConfig, num_classes: int) -> nn.Module:
 
 def trained_model(config: RunConfig, path: Path, num_classes: int, *, ema: bool) -> nn.Module:
     """The model of a recipe with the weights of a checkpoint, or their moving average."""
-    model = model_of(config, num_classes)
+    model = build_run_model(config, num_classes)
     checkpoint.put_weights(model, checkpoint.load_weights(path, ema=ema), path)
     return model
 
 
-def ema_of(config: RunConfig, model: nn.Module) -> Ema | None:
+def build_ema(config: RunConfig, model: nn.Module) -> Ema | None:
     decay = config.model.ema_decay
     if decay is None:
         return None
     return Ema(model, decay, warmup=config.model.ema_warmup, cpu=config.model.ema_cpu)
 
 
-def loss_scale_of(config: RunConfig, device: torch.device) -> LossScale:
+def build_loss_scale(config: RunConfig, device: torch.device) -> LossScale:
     # Gradients sent as fp16 have its range, in whichever precision they were computed.
     is_narrow = "fp16" in (config.batch.precision, config.average.compress)
     return DynamicLossScale(device) if is_narrow else LossScale(device)
 
 
-def schedule_of(config: RunConfig, course: Course) -> Schedule:
+def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
     if config.schedule.weight_decay_end is not None and config.optim.compile:
         raise RecipeError(
             "schedule.weight_decay_end changes the update in every step, which would then be "
@@ -222,7 +224,7 @@ def _is_reported(config: RunConfig, course: Course, step: int) -> bool:
     return step + 1 == course.num_steps or any(course.every(d).due(step + 1) for d in durations)
 
 
-def step_of(
+def build_step(
     config: RunConfig,
     state: TrainState,
     wrapped: nn.Module,
@@ -239,7 +241,7 @@ def step_of(
         model=wrapped,
         averager=state.averager,
         loss=loss,
-        micro=_micro_of(config, world=world, course=course, report=report),
+        micro=_build_micro(config, world=world, course=course, report=report),
         to_reserve=partial(bytes_of_moments, state.model, state.optimizer),
         buffers=Buffers(state.model),
         autocast=AUTOCASTS[config.batch.precision],
@@ -249,7 +251,7 @@ def step_of(
             state.model,
             state.optimizer,
             state.scale,
-            clip=_clip_of(config, state.model),
+            clip=_build_clip(config, state.model),
             measure=partial(_is_reported, config, course),
             # Replicas with fp16 share a loss scale and skip together; others skip independently.
             all_reduce_max=state.averager.all_reduce_max
@@ -262,7 +264,7 @@ def step_of(
     )
 
 
-def _micro_of(
+def _build_micro(
     config: RunConfig, *, world: World, course: Course, report: Callable[[str], None]
 ) -> MicroBatchSize:
     return MicroBatchSize(
@@ -291,7 +293,7 @@ def _as_it_is(value: Tensor) -> Tensor:
     return value
 
 
-def _clip_of(config: RunConfig, model: nn.Module) -> Clip:
+def _build_clip(config: RunConfig, model: nn.Module) -> Clip:
     if config.optim.clip_norm is not None:
         return clip_by_norm(config.optim.clip_norm)
     if config.optim.clip_agc is not None:

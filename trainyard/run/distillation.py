@@ -19,15 +19,15 @@ from trainyard.training.precision import AUTOCASTS
 from trainyard.training.step import Loss
 
 
-def loss_of(
+def build_run_loss(
     config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
 ) -> Loss:
-    teacher = teacher_of(config, classes=classes, course=course, device=device)
+    teacher = build_teacher(config, classes=classes, course=course, device=device)
     smoothing, mixes = config.augment.label_smoothing, config.augment.mixes
     return build_loss(config.loss, smoothing, teacher=teacher, mixes=mixes)
 
 
-def teacher_of(
+def build_teacher(
     config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
 ) -> Callable[[Tensor], Tensor] | None:
     """The teacher as a function from images to logits, with its moving average if it has one.

@@ -27,7 +27,7 @@ from trainyard.data.slow_paths import warn_of_slow_paths
 from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
-from trainyard.run.build import check_decoding, feeds_of, trained_model
+from trainyard.run.build import build_feeds, check_decoding, trained_model
 from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.evaluate import evaluate
@@ -123,7 +123,7 @@ def evaluate_checkpoint(
         data = _open_all(config, question, classes, world, console=console)
         with together(world):
             models = _models(config, path, len(classes), device)
-        feeds = feeds_of(config, world, device)
+        feeds = build_feeds(config, world, device)
         if question.bn_samples:
             used = _estimate(config, feeds, models, samples=question.bn_samples, console=console)
             question = replace(question, bn_samples=used)

@@ -1,7 +1,7 @@
-"""Destinations of a run's reports: console, metrics.jsonl, trackers, profiler."""
+"""Destinations of a run's reports: console, metrics.jsonl and trackers."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from importlib.util import find_spec
 
@@ -13,7 +13,6 @@ from trainyard.files import RunDirectory
 from trainyard.monitor.config import WatchConfig
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.outcome import Outcome
-from trainyard.monitor.profiler import Stats, Step, profiling
 from trainyard.monitor.sinks import JsonLinesSink, Report, Sink, Sinks
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
 from trainyard.monitor.trackers.tracker import Guarded, Tracker, missing
@@ -67,7 +66,7 @@ def check_trackers(watch: WatchConfig, world: World) -> None:
 
 
 @contextmanager
-def watched(
+def open_loggers(
     config: RunConfig, folder: RunDirectory, course: Course, *, world: World, console: Console
 ) -> Iterator[Loggers]:
     """The destinations of reports during a run.
@@ -76,19 +75,11 @@ def watched(
     """
     with together(world):
         if world.is_first:
-            watching = _opened(config, folder, course, console)
+            loggers = _opened(config, folder, course, console)
         else:  # quiet unless every rank prints
-            watching = Loggers([] if console.quiet else [ConsoleSink(course, console)])
-    with closing(watching):
-        yield watching
-
-
-def profiled(
-    watch: WatchConfig, folder: RunDirectory, report: Callable[[Report], None], *, world: World
-) -> AbstractContextManager[Callable[[Step[Stats]], Step[Stats]]]:
-    """A decorator that records the steps in `watch.profile`; no effect on other ranks."""
-    window = watch.profile if world.is_first else None
-    return profiling(window, folder.path / "profile", report)
+            loggers = Loggers([] if console.quiet else [ConsoleSink(course, console)])
+    with closing(loggers):
+        yield loggers
 
 
 def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Console) -> Loggers:
@@ -103,11 +94,11 @@ def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Co
         # Last: from here on live lines are redrawn, and no other output may interfere.
         sinks: list[Sink] = [JsonLinesSink(folder.metrics), ConsoleSink(course, console)]
         stack.pop_all()
-    watching = Loggers(sinks, trackers)
-    say = watching.warn
+    loggers = Loggers(sinks, trackers)
+    say = loggers.warn
     for message in early:
-        watching.warn(message)
-    return watching
+        loggers.warn(message)
+    return loggers
 
 
 def _open_wandb(config: RunConfig, folder: RunDirectory) -> Tracker:

@@ -38,7 +38,7 @@ def ideal_seconds(
     return lambda step: seconds[course.phase(step).image_size]
 
 
-def observed(
+def with_bottleneck_reports(
     step: TrainStep,
     config: RunConfig,
     course: Course,
@@ -78,7 +78,7 @@ def _device_advice(config: RunConfig, device: torch.device) -> str:
     return "more of them would help"
 
 
-def quarantine_of(
+def open_quarantine(
     config: RunConfig, folder: RunDirectory, data: Datasets, world: World
 ) -> Quarantine:
     with together(world):

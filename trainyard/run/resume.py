@@ -31,7 +31,7 @@ _PATIENCE_S = 300  # for ranks of a lost launcher to end before new ones start
 _AGAIN_S = 1.0
 
 
-def facts_of(config: RunConfig) -> dict[str, str]:
+def startup_facts(config: RunConfig) -> dict[str, str]:
     """Facts that must be equal on every rank of a run: versions, and keys that affect results."""
     keys = {
         f"{section}.{key}": f"{value!r}"
@@ -45,7 +45,7 @@ def facts_of(config: RunConfig) -> dict[str, str]:
 
 
 @contextmanager
-def claimed(
+def claim_directory(
     folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], world: World
 ) -> Iterator[None]:
     """Inside, the directory belongs to this run: its lock is held, and it has this run's recipe.
@@ -174,7 +174,7 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
             )
 
 
-def begins_anew(asked: str, folder: RunDirectory, world: World) -> bool:
+def is_new_run(asked: str, folder: RunDirectory, world: World) -> bool:
     """True if there is no checkpoint to resume from, so that initial weights are needed."""
     with together(world):
         is_new = asked in ("auto", "never") and not keeping.has_any(folder.checkpoints)

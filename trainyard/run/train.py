@@ -5,6 +5,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -27,37 +28,38 @@ from trainyard.monitor.eta import Eta
 from trainyard.monitor.history import score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome
+from trainyard.monitor.profiler import profiling
 from trainyard.monitor.reporter import Reporter
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Schedule
 from trainyard.run.build import (
-    averager_of,
+    build_averager,
+    build_data,
+    build_ema,
+    build_feeds,
+    build_loss_scale,
+    build_run_course,
+    build_run_model,
+    build_run_schedule,
+    build_step,
     check_batches,
     check_decoding,
-    course_of,
-    data_of,
-    ema_of,
-    estimate_anew,
-    feeds_of,
-    loss_scale_of,
-    model_of,
-    placed,
-    schedule_of,
-    step_of,
+    move_to_device,
+    reestimate_bn_statistics,
 )
-from trainyard.run.distillation import loss_of
+from trainyard.run.distillation import build_run_loss
 from trainyard.run.evaluation import predict
-from trainyard.run.loggers import check_trackers, profiled, watched
-from trainyard.run.metrics import ideal_seconds, observed, quarantine_of
+from trainyard.run.loggers import check_trackers, open_loggers
+from trainyard.run.metrics import ideal_seconds, open_quarantine, with_bottleneck_reports
 from trainyard.run.pretrained import put_initial_weights
 from trainyard.run.resume import (
     Seekable,
-    begins_anew,
-    claimed,
-    facts_of,
+    claim_directory,
+    is_new_run,
     resume,
     roll_back,
+    startup_facts,
 )
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
@@ -69,7 +71,7 @@ from trainyard.training.predictions import summary
 from trainyard.training.recorded import record
 from trainyard.training.saving import Saver
 from trainyard.training.sharding import is_sharded
-from trainyard.training.step import Loss, TrainStep
+from trainyard.training.step import Loss, StepStats
 from trainyard.training.stop import StopSignal
 from trainyard.world import World, check_devices, is_lost_peer, pick_device, together
 
@@ -83,7 +85,7 @@ def train(config: RunConfig, folder: str | Path, *, world: World, console: Conso
     Every rank of the world makes the same call. Returns when the run is complete or was told to
     stop; raises a TrainyardError, on all ranks, for any problem with recipe, data or folder.
     """
-    with init_distributed(world, facts_of(config)) as watchdog:
+    with init_distributed(world, startup_facts(config)) as watchdog:
         return _train(config, RunDirectory(Path(folder)), world, console=console, watchdog=watchdog)
 
 
@@ -111,8 +113,8 @@ def _train(
     watchdog.heartbeat.limits_of |= dict.fromkeys(_OF_CHECKPOINTS, config.run.max_save)
     run, put = _built(config, folder, world, console=console, watchdog=watchdog)
     with (  # only now: a recipe that cannot be built leaves no directory behind
-        claimed(folder, config, run.data.fingerprints, world),
-        watched(config, folder, run.course, world=world, console=console) as sinks,
+        claim_directory(folder, config, run.data.fingerprints, world),
+        open_loggers(config, folder, run.course, world=world, console=console) as sinks,
     ):
         watchdog.write_to(folder.stacks)
         for message in put:
@@ -127,23 +129,23 @@ def _built(
     device = pick_device(world)
     use_precision(config.batch.precision)
     check_devices(world, device)
-    averager = averager_of(config, world, device)
-    data = data_of(config, world, console, watchdog.heartbeat)
-    is_new = begins_anew(config.run.resume, folder, world)
+    averager = build_averager(config, world, device)
+    data = build_data(config, world, console, watchdog.heartbeat)
+    is_new = is_new_run(config.run.resume, folder, world)
     with together(world):
         classes = data.train.classes
         order = training_order(
             config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
         )
-        course = course_of(config, order.epoch_samples)
+        course = build_run_course(config, order.epoch_samples)
         check_batches(config, course, world)
         check_decoding(config, device)
         check_trackers(config.watch, world)
-        schedule = schedule_of(config, course)
+        schedule = build_run_schedule(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
-        model = model_of(config, len(classes))
+        model = build_run_model(config, len(classes))
         put = put_initial_weights(config.model, model, classes) if is_new else []
-        loss = loss_of(config, classes=classes, course=course, device=device)
+        loss = build_run_loss(config, classes=classes, course=course, device=device)
     run = _Run(
         config=config,
         folder=folder,
@@ -154,7 +156,7 @@ def _built(
         order=order,
         course=course,
         schedule=schedule,
-        model=placed(config, model, world=world, device=device),
+        model=move_to_device(config, model, world=world, device=device),
         loss=loss,
     )
     return run, put
@@ -164,19 +166,19 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     """Train in a directory that is claimed."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
     device, averager = run.device, run.averager
-    ema, heartbeat = ema_of(config, run.model), watchdog.heartbeat
+    ema, heartbeat = build_ema(config, run.model), watchdog.heartbeat
     ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
     wrapped = averager.wrap(run.model.train())
     if ema is not None:
         averager.register_ema(ema.module)
     state = _state(run, averager, ema)
-    quarantine = quarantine_of(config, folder, run.data, world)
+    quarantine = open_quarantine(config, folder, run.data, world)
     eta = Eta(course, course.every(config.run.eval_every))
     report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"), eta)
     resume(config.run.resume, folder, state, world=world, report=report)
-    feeds = feeds_of(config, world, device)
-    step = _step(run, state, wrapped, ema=ema, report=report)
-    step_and_look = observed(step, config, course, state.clock, world=world, report=report)
+    feeds = build_feeds(config, world, device)
+    step = _observed_step(run, state, wrapped, ema=ema, report=report)
+    profile = config.watch.profile if world.is_first else None
 
     def on_batch(batch: Batch, count: int) -> None:
         heartbeat.mark("eval", state.step)
@@ -191,7 +193,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
         feeds.training(
             run.data.train, run.order, course, place=state.stream, report=report
         ) as feed,
-        profiled(config.watch, folder, report, world=world) as in_profile,
+        profiling(profile, folder.path / "profile", report) as profiled,
         _losses_heard(world, watchdog),
     ):
         feed.seek(state.step, state.skipped)
@@ -200,7 +202,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
                 state=state,
                 is_over=feed.is_over,
                 feed=feed,
-                step=in_profile(step_and_look),
+                step=profiled(step),
                 schedule=run.schedule,
                 meter=Meter(world, device, state.clock, lambda: ideal_s(state.step - 1)),
                 quarantine=quarantine,
@@ -273,7 +275,7 @@ def _losses_told(
         if error.is_shared:
             raise
         latest = folder.checkpoints / "latest"
-        place = f"goes on from {latest.resolve().name}" if latest.exists() else "begins anew"
+        place = f"resumes from {latest.resolve().name}" if latest.exists() else "starts again"
         lost = PeerError(f"{error}; the same command {place}")
         lost.is_shared = world.rank != watchdog.speaker
         if not lost.is_shared:
@@ -301,10 +303,11 @@ def _saver(run: _Run, watchdog: Watchdog) -> Saver:
     return saver
 
 
-def _step(
+def _observed_step(
     run: _Run, state: TrainState, wrapped: nn.Module, *, ema: Ema | None, report: Reporter
-) -> TrainStep:
-    return step_of(
+) -> Callable[[Any, int, Any], StepStats]:
+    """The training step, with reports of the run's bottleneck."""
+    step = build_step(
         run.config,
         state,
         wrapped,
@@ -314,6 +317,9 @@ def _step(
         course=run.course,
         report=partial(report.warn, "smaller micro-batch"),
     )
+    return with_bottleneck_reports(
+        step, run.config, run.course, state.clock, world=run.world, report=report
+    )
 
 
 def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
@@ -322,7 +328,7 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
         ema=ema.module if ema else None,
         optimizer=build_optimizer(run.model, run.config.optim),
         averager=averager,
-        scale=loss_scale_of(run.config, run.device),
+        scale=build_loss_scale(run.config, run.device),
         guard=Guard(run.device, run.config.run.max_skipped, averager.all_reduce_max),
         clock=Clock(),
         classes=list(run.data.train.classes),
@@ -335,7 +341,7 @@ def _evaluate(
     """The val report of the weights and, under ema_…, of their moving average."""
     models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
     with evaluation_weights(state.optimizer):
-        estimate_anew(run.config, feeds, run.data, run.course, models=[*models.values()])
+        reestimate_bn_statistics(run.config, feeds, run.data, run.course, models=[*models.values()])
         said = predict(run.config, feeds, run.data.val, models, on_batch=on_batch)
     found = summary(said)
     with together(run.world):
