@@ -248,15 +248,15 @@ def test_a_file_that_was_cut_short_can_be_expected(tmp_path: Path) -> None:
     code = """
 import os, sys
 import numpy as np
-from trainyard.data import mapped
+from trainyard.data.storage import mapped
 from trainyard.data._native import core
-from trainyard.data.storage.encoded import Stored
+from trainyard.data.storage.encoded import EncodedSpans
 core.guard_bus_errors()
 path = sys.argv[1]
 open(path, "wb").write(bytes(1 << 20))
-image = Stored([mapped._map(path)], *np.array([[0], [0], [1 << 20]]))
+image = EncodedSpans([mapped._map(path)], *np.array([[0], [0], [1 << 20]]))
 os.truncate(path, 0)
-mapped.Hints().give(image)
+mapped.Readahead().give(image)
 print("lives")
 """
     words = [sys.executable, "-c", code, str(tmp_path / "cut")]
