@@ -26,7 +26,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.saving import listed, save
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.monitor.clock import Clock
 from trainyard.training import keeping
 from trainyard.training.checkpoint import TrainState

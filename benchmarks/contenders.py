@@ -123,7 +123,7 @@ class Batch(NamedTuple):
 
 
 def trainyard(model: nn.Module, **average: Any) -> Step:
-    from trainyard.averaging.base import AverageConfig
+    from trainyard.averaging.config import AverageConfig
     from trainyard.run.build import AVERAGERS
     from trainyard.training.buffers import Buffers
     from trainyard.training.micro import MicroBatchSize

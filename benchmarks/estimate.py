@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.saving import save
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.estimate.jitter import Jitter
 from trainyard.estimate.job import Job, build_job
 from trainyard.estimate.network import LINKS, Cluster, Link

@@ -28,7 +28,7 @@ from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.formats.tar import members
 from trainyard.data.index.build import build_index, index_scan, open_index
 from trainyard.data.storage.location import find_place
-from trainyard.data.storage.source import open_source
+from trainyard.data.storage.open import open_source
 
 MEMBERS = 1_300_000
 SAMPLES, CLASSES, SHARD = 14_197_122, 21_841, 1000  # ImageNet-21K, fall 2011

@@ -25,7 +25,7 @@ from tests.spawn import end_by, spawn, train_joined
 from tests.training.test_equivalence import make_step
 from tests.training.test_resume import assert_same_end, curve
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.data.config import DataConfig

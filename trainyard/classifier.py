@@ -18,8 +18,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from trainyard.config import RunConfig, load_recipe
+from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CentralCrop
-from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch, own_decoder
+from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.fetch_image import fetch_image

@@ -15,18 +15,17 @@ from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.course import Duration, Interval, Length
 from trainyard.data.config import DataConfig, Locations
 from trainyard.data.transforms.config import AugmentConfig
 from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean, foreign, same
-from trainyard.model.build import ModelConfig
+from trainyard.model.config import ModelConfig
 from trainyard.monitor.config import WatchConfig
-from trainyard.optim.optimizers import OptimConfig
-from trainyard.optim.schedules import ScheduleConfig
+from trainyard.optim.config import OptimConfig, ScheduleConfig
 from trainyard.section import Section
-from trainyard.training.losses import LossConfig
+from trainyard.training.config import LossConfig
 
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 

@@ -30,9 +30,9 @@ from benchmarks.loaders.peers import functions
 from benchmarks.loaders.pool import BATCH, SIDE, Pool, load_pool
 from benchmarks.loaders.variants import data_of
 from benchmarks.loaders.yardstick.build import Yardstick, slice_of
-from trainyard.data._native import core
+from trainyard.data._native import core, own_decoder
 from trainyard.data.decode.crops import Crops
-from trainyard.data.decode.decode import decode_batch, own_decoder
+from trainyard.data.decode.decode import decode_batch
 from trainyard.data.decode.packed_record import record_of_pixels
 from trainyard.data.storage.encoded import in_memory
 

@@ -11,7 +11,7 @@ from torch import distributed as dist
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce, wrap_in_ddp
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.sync_bn import convert_to_sync, without_sync
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.spawn import spawn
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.gossip import Gossip
 from trainyard.optim.accum_adam import AccumAdam
 from trainyard.world import World

@@ -16,12 +16,13 @@ from tests.spawn import spawn
 from tests.training.test_equivalence import Case as Stepping
 from tests.training.test_equivalence import make_step
 from trainyard.averaging import gossip
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.gossip import Gossip, check_bf16_groups
 from trainyard.averaging.topology import expand_nodes, rounds
 from trainyard.errors import PeerError, RecipeError
 from trainyard.model.ema import Ema
-from trainyard.training.losses import LossConfig, build_loss
+from trainyard.training.config import LossConfig
+from trainyard.training.losses import build_loss
 from trainyard.training.step import MicroBatch
 from trainyard.training.update import DynamicLossScale, LossScale, Update, clip_by_norm
 from trainyard.world import World

@@ -12,7 +12,7 @@ from tests.spawn import spawn
 from tests.training.test_equivalence import flat, make_step
 from trainyard.averaging import allreduce, hooks
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.monitor.clock import Clock

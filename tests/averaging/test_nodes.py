@@ -14,7 +14,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tests.spawn import spawn
 from trainyard.averaging import gossip
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.nodes import Slices
 from trainyard.averaging.periodic import Periodic

@@ -18,7 +18,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from tests.averaging.test_quantize import plain_mean
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig, Averager
+from trainyard.averaging.base import Averager
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.periodic import Periodic
 from trainyard.model.ema import Ema
 from trainyard.world import World

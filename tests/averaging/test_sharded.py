@@ -20,16 +20,19 @@ from tests.gpus import pretend
 from tests.spawn import spawn
 from trainyard.averaging import sharded
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig, Averager
+from trainyard.averaging.base import Averager
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.sharded import Sharded, blocks
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.model.ema import Ema
-from trainyard.optim.optimizers import OptimConfig, build_optimizer
+from trainyard.optim.config import OptimConfig
+from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.bn_statistics import estimate_statistics
 from trainyard.training.buffers import Buffers
+from trainyard.training.config import LossConfig
 from trainyard.training.evaluate import evaluate
-from trainyard.training.losses import LossConfig, build_loss
+from trainyard.training.losses import build_loss
 from trainyard.training.micro import MicroBatchSize
 from trainyard.training.sharding import whole_weights
 from trainyard.training.step import MicroBatch, TrainStep

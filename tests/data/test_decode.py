@@ -15,16 +15,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import InterpolationMode, functional
 
-from trainyard.data._native import core
+from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import decode
 from trainyard.data.decode.crops import Crops
-from trainyard.data.decode.decode import (
-    BadImageError,
-    Interpolation,
-    decode_batch,
-    own_decoder,
-    reference_image,
-)
+from trainyard.data.decode.decode import BadImageError, Interpolation, decode_batch, reference_image
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
 from trainyard.data.storage.encoded import EncodedSpans, in_memory
 from trainyard.datasets.pack.recode import Repair, ShortSide, Squash

@@ -15,7 +15,7 @@ from trainyard.data.index.splits import find_splits
 from trainyard.data.index.unlabelled import open_images
 from trainyard.data.storage.location import expand_braces, find_place
 from trainyard.data.storage.manifest import read_manifest
-from trainyard.data.storage.source import open_source
+from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
 SHARD = {"name": "part-000.tar", "samples": 2, "bytes": 10, "sha256": "0"}

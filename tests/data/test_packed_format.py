@@ -16,9 +16,10 @@ from PIL import Image
 
 from tests.data.tars import read_rows
 from trainyard.data import formats
+from trainyard.data._native import own_decoder
 from trainyard.data.decode import decode
 from trainyard.data.decode.crops import CentralCrop
-from trainyard.data.decode.decode import decode_batch, own_decoder, reference_image
+from trainyard.data.decode.decode import decode_batch, reference_image
 from trainyard.data.decode.packed_record import has_pixels, is_record, pixels_of
 from trainyard.data.formats import packed
 from trainyard.data.formats.sample import EncodedSample
@@ -29,7 +30,8 @@ from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest
-from trainyard.data.storage.source import Source, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import Source
 from trainyard.datasets.pack.pack import PackOptions, pack, shuffled
 from trainyard.datasets.pack.recode import ShortSide
 from trainyard.datasets.verify.checks import Check, Progress

@@ -15,9 +15,8 @@ from tests.data.tars import write_tar
 from tests.data.test_loader import all_batches, jpeg, spec
 from tests.data.test_stage import Server
 from trainyard.data import slow_paths as remarks
-from trainyard.data._native import core
+from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import seek_tables as seek
-from trainyard.data.decode.decode import own_decoder
 from trainyard.data.decode.seek_tables import build_seek, open_seek, seek_path, seek_remark
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged

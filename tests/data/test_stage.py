@@ -38,7 +38,7 @@ from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.reading.stager import Stager
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
-from trainyard.data.storage.source import open_source
+from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
 GB = 10**9

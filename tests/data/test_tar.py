@@ -19,7 +19,7 @@ import pytest
 
 from tests.data.tars import TAR_FORMATS, read_rows, sealed, write_tar
 from trainyard.data.formats.tar import BufferedTarReader, Member, members, some_names
-from trainyard.data.storage.source import open_source
+from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.course import build_course
 from trainyard.errors import InputError, RecipeError
 from trainyard.estimate.forecast import Outlook, Pace, Task, build_pace, forecast, pace_of_run

@@ -6,12 +6,13 @@ from typing import get_args
 import pytest
 import torch
 
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.estimate.memory import Sizes, checkpoint_bytes, memory_of, sizes_of
 from trainyard.estimate.work import Work
 from trainyard.files import RunDirectory
-from trainyard.optim.optimizers import OptimConfig, build_optimizer
+from trainyard.optim.config import OptimConfig
+from trainyard.optim.optimizers import build_optimizer
 from trainyard.run.build import build_run_model
 
 NAMES = get_args(OptimConfig.model_fields["name"].annotation)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from tests.spawn import spawn
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.estimate.traffic import sent_bytes
 from trainyard.world import World
 

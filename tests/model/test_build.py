@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from trainyard.config import check
 from trainyard.errors import RecipeError
-from trainyard.model.build import ModelConfig, build_model
+from trainyard.model.build import build_model
+from trainyard.model.config import ModelConfig
 from trainyard.run.build import build_run_model
 
 SMALL_VIT: dict[str, Any] = {"embed_dim": 32, "depth": 2, "num_heads": 2}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.model.ema import Ema
 from trainyard.world import World
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.model.freeze import freeze

@@ -11,13 +11,13 @@ from torch import nn, optim
 
 from trainyard.config import check
 from trainyard.errors import RecipeError
+from trainyard.optim.config import OptimConfig
 from trainyard.optim.groups import (
     classifier_parameters,
     parameter_groups,
     parameter_shares,
     set_group_rates,
 )
-from trainyard.optim.optimizers import OptimConfig
 
 FAMILIES = ["test_resnet", "test_convnext", "test_vit"]
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn, optim
 
 from trainyard.config import check
 from trainyard.errors import RecipeError
+from trainyard.optim.config import OptimConfig
 from trainyard.optim.groups import set_group_rates
-from trainyard.optim.optimizers import OptimConfig, build_optimizer
+from trainyard.optim.optimizers import build_optimizer
 
 STEPS = 50
 DECAY = 0.05

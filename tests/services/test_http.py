@@ -25,11 +25,11 @@ from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
+from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote import connections, http
 from trainyard.data.storage.remote.download import download
 from trainyard.data.storage.remote.http import HttpFile
 from trainyard.data.storage.remote.prefetch import Limits
-from trainyard.data.storage.source import open_source
 from trainyard.errors import DataError
 
 CONTENT = random.Random(0).randbytes(3_000_000)

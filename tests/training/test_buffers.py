@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.training.test_equivalence import Case, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.training.buffers import Buffers
 from trainyard.training.step import MicroBatch
 from trainyard.world import World

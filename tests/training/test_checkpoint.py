@@ -15,12 +15,13 @@ from torch import nn
 
 from tests.full_disk import full_disk
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.errors import CheckpointError, DiskError
 from trainyard.files import sha256
 from trainyard.monitor.clock import Clock
+from trainyard.optim.config import OptimConfig
 from trainyard.optim.groups import set_group_rates
-from trainyard.optim.optimizers import OptimConfig, build_optimizer
+from trainyard.optim.optimizers import build_optimizer
 from trainyard.training import checkpoint, keeping
 from trainyard.training.checkpoint import TrainState, load_checkpoint
 from trainyard.training.guard import Guard

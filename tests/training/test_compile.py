@@ -18,7 +18,7 @@ from tests.command_line import Capture, complaint, newest, run
 from tests.spawn import spawn
 from tests.training.test_equivalence import Case, flat, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.errors import RecipeError
 from trainyard.model.execution import has_cuda_graphs, recompute_activations
 from trainyard.training.step import MicroBatch

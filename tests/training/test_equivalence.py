@@ -15,9 +15,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.spawn import spawn
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig, Averager
+from trainyard.averaging.base import Averager
+from trainyard.averaging.config import AverageConfig
 from trainyard.training.buffers import Buffers
-from trainyard.training.losses import LossConfig, build_loss
+from trainyard.training.config import LossConfig
+from trainyard.training.losses import build_loss
 from trainyard.training.micro import MicroBatchSize
 from trainyard.training.step import MicroBatch, TrainStep
 from trainyard.training.update import DynamicLossScale, LossScale, Update, clip_by_norm, no_clip

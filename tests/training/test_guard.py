@@ -19,7 +19,7 @@ from tests.command_line import newest, run
 from tests.spawn import _CONTEXT, spawn, train_joined
 from tests.training.test_resume import Lines, assert_same_end, interleaved, read, words
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.device.copies import InFlightBatch
 from trainyard.data.device.feed import Batch, Feed
@@ -28,8 +28,9 @@ from trainyard.errors import Requeued, Stopped
 from trainyard.optim.optimizers import with_momenta
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import find_problem
+from trainyard.training.config import LossConfig
 from trainyard.training.guard import Guard
-from trainyard.training.losses import LossConfig, build_loss
+from trainyard.training.losses import build_loss
 from trainyard.training.micro import MicroBatchSize
 from trainyard.training.step import MicroBatch, StepStats, TrainStep
 from trainyard.training.update import LossScale, Update, clip_by_norm

@@ -13,7 +13,7 @@ from tests.spawn import spawn, train_joined
 from tests.training.test_equivalence import Case, flat, global_batch, make_step
 from tests.training.test_resume import assert_equal, curve, read
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.training.micro import MicroBatchSize
 from trainyard.training.step import MicroBatch, TrainStep

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from trainyard.config import check
 from trainyard.errors import RecipeError
+from trainyard.training.config import LossConfig
 from trainyard.training.distill import as_teacher
-from trainyard.training.losses import LossConfig, build_loss
+from trainyard.training.losses import build_loss
 from trainyard.training.step import MicroBatch
 
 torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tests.spawn import spawn
 from tests.training.test_equivalence import Case, flat, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.errors import RecipeError
 from trainyard.training.micro import MicroBatchSize, bytes_of_moments, is_out_of_memory
 from trainyard.training.step import MicroBatch

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tests.spawn import spawn
 from tests.training.test_equivalence import Case, flat, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.training.precision import use_precision
 from trainyard.training.step import MicroBatch, TrainStep
 from trainyard.training.update import DynamicLossScale, Update, clip_by_norm, no_clip

@@ -19,13 +19,14 @@ from tests.command_line import newest, run
 from tests.full_disk import full_disk
 from tests.spawn import spawn, train_joined
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.sharded import Sharded
 from trainyard.config import RunConfig, load_recipe
 from trainyard.errors import CheckpointError, TrainyardError
 from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
-from trainyard.optim.optimizers import OptimConfig, build_optimizer
+from trainyard.optim.config import OptimConfig
+from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.checkpoint import TrainState, find_problem, load_checkpoint
 from trainyard.training.guard import Guard
 from trainyard.training.keeping import save_checkpoint

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from trainyard.averaging.base import AverageConfig, Replica
+from trainyard.averaging.base import Replica
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.hooks import PowerSgd, register_16_bit_hook
 from trainyard.averaging.statistics import BatchNormStatistics
 from trainyard.averaging.sync_bn import convert_to_sync

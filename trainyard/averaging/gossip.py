@@ -8,7 +8,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from trainyard.averaging.base import DEFAULT_TOPOLOGY, AverageConfig
+from trainyard.averaging.config import DEFAULT_TOPOLOGY, AverageConfig
 from trainyard.averaging.flat import split_into_buckets
 from trainyard.averaging.nodes import Slices
 from trainyard.averaging.topology import Group, Round, expand_nodes, rounds

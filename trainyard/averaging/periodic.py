@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from trainyard.averaging.base import DEFAULT_EVERY, AverageConfig
+from trainyard.averaging.config import DEFAULT_EVERY, AverageConfig
 from trainyard.averaging.flat import flatten, unflatten_into
 from trainyard.averaging.nodes import Slices, counterparts
 from trainyard.averaging.quantize import CODECS, compressed_mean

@@ -11,7 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from trainyard.averaging.allreduce import mean_weight
-from trainyard.averaging.base import AverageConfig, Replica
+from trainyard.averaging.base import Replica
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.statistics import BatchNormStatistics
 from trainyard.world import World
 

@@ -9,7 +9,8 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.averaging.allreduce import mean_weight, wrap_in_ddp
-from trainyard.averaging.base import AverageConfig, Replica
+from trainyard.averaging.base import Replica
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.consensus import Consensus
 from trainyard.averaging.nodes import node_group
 from trainyard.world import World

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from trainyard.commands.checkpoints import SECTIONS, add_checkpoint, check_overrides, check_target
 from trainyard.commands.numbers import positive
@@ -16,7 +16,8 @@ from trainyard.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from trainyard.classifier import Classifier, Guesses
+    from trainyard.classifier import Classifier
+    from trainyard.commands.predict_tables import Predicted
     from trainyard.data.index.unlabelled import Images
 
 _SHOWN = 10  # unreadable images listed with a reason
@@ -44,13 +45,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "the exit code is 2 if none can be read."
     )
     parser.set_defaults(run_command=predict, takes_overrides=SECTIONS)
-
-
-class Predicted(NamedTuple):
-    """The predictions for some images."""
-
-    images: "Images"
-    said: "Guesses"
 
 
 def predict(options: argparse.Namespace) -> int:

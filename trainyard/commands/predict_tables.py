@@ -6,20 +6,27 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.table import Table
 
-from trainyard.classifier import Classifier, Guess
-from trainyard.commands.predict import Predicted
+from trainyard.classifier import Classifier, Guess, Guesses
 from trainyard.commands.printing import result_console
+from trainyard.data.index.unlabelled import Images
 from trainyard.errors import InputError
 from trainyard.files import write_text
 
 _IN_FULL = 3  # up to so many images are shown with all guesses
 _ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
 _BAR = 20  # characters
+
+
+class Predicted(NamedTuple):
+    """The predictions for some images."""
+
+    images: Images
+    said: Guesses
 
 
 def as_json(classifier: Classifier, answers: Sequence[Predicted]) -> str:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data._native import core
+from trainyard.data._native import core, own_decoder
 from trainyard.data.decode.crops import RandomResizedCrop
-from trainyard.data.decode.decode import decode_batch, native_sizes, own_decoder
+from trainyard.data.decode.decode import decode_batch, native_sizes
 from trainyard.data.decode.seek_tables import SeekSlices
 from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader

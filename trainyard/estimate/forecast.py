@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from trainyard.averaging.base import AverageConfig
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.topology import BUILT_IN
 from trainyard.config import load_recipe
 from trainyard.course import Course

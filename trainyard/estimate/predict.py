@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainyard.averaging.base import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
+from trainyard.averaging.config import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
 from trainyard.averaging.topology import Round as Groups
 from trainyard.averaging.topology import expand_nodes, rounds
 from trainyard.estimate.jitter import EVEN, Floats, Jitter

@@ -2,7 +2,7 @@
 
 from statistics import mean
 
-from trainyard.averaging.base import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
+from trainyard.averaging.config import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
 from trainyard.averaging.topology import rounds
 from trainyard.estimate.predict import SHARES
 

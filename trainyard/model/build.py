@@ -4,13 +4,11 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field, ValidationInfo, field_validator
+from typing import TYPE_CHECKING, Any
 
 from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean
-from trainyard.section import Section
+from trainyard.model.config import ModelConfig
 
 if TYPE_CHECKING:
     import torch
@@ -34,44 +32,6 @@ _FLEXIBLE: tuple[dict[str, bool], ...] = (
 )
 
 _SMALLEST_PATCH = 4  # pixels; strides below are those of convolutions
-
-
-class ModelConfig(Section):
-    name: str = "resnet50"
-    """Name of a timm model."""
-    drop_path: float | None = Field(None, ge=0, lt=1)
-    """Rate of stochastic depth; the model's own default if not set."""
-    options: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Further options of the timm model, such as {ls_init_value = 1e-6}."""
-    checkpoint: str | None = None
-    """Initial weights: "timm" for timm's pretrained ones, a run (its best checkpoint), a
-    checkpoint, or a file (.safetensors, .pth). The classifier is left out if the classes differ."""
-    checkpoint_key: str | None = None
-    """Entry of a .pth file that holds the weights; detected by default."""
-    checkpoint_prefix: str = ""
-    """Prefix of the names in the file that the model's names lack, such as "module."."""
-    freeze: tuple[str, ...] = ()
-    """Patterns of parameters to freeze, such as ["stem.*", "stages.0.*"]."""
-    ema_decay: float | None = Field(None, ge=0, lt=1)
-    """Decay of the exponential moving average of the weights, which is evaluated beside the
-    weights; no average if not set."""
-    ema_warmup: bool = False
-    """Raise the decay to its value over the first steps, for short runs."""
-    ema_cpu: bool = False
-    """Keep the moving average in host memory."""
-    grad_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, 25 to 33% more time."""
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    """Mode of torch.compile; reduce-overhead uses CUDA graphs."""
-    channels_last: bool = True
-    """Memory format channels_last for images and weights, which is faster for convolutions."""
-
-    @field_validator("checkpoint_key", "checkpoint_prefix")
-    @classmethod
-    def _is_of_a_file(cls, text: str | None, others: ValidationInfo) -> str | None:
-        if text and others.data.get("checkpoint") in (None, "timm"):
-            raise ValueError("needs model.checkpoint to be a file")
-        return text
 
 
 def build_model(

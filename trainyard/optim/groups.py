@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from trainyard.errors import RecipeError
 from trainyard.hints import near_pattern
-from trainyard.optim.optimizers import OptimConfig
+from trainyard.optim.config import OptimConfig
 
 
 class GroupRates(NamedTuple):

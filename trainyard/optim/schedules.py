@@ -5,53 +5,11 @@ from bisect import bisect_right
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field, ValidationInfo, field_validator
-
-from trainyard.course import Course, Duration, Stage
+from trainyard.course import Course
 from trainyard.errors import RecipeError
-from trainyard.section import Section
-
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class ScheduleConfig(Section):
-    name: Literal["cosine", "linear", "step", "constant"] = "cosine"
-    """Shape of the learning rate after the warm-up."""
-    per: Literal["step", "epoch"] = "step"
-    """Update rates in every step, or once per epoch."""
-    warmup: Duration = "0 steps"
-    """Length of the linear warm-up to `optim.lr`. A shorter run ends during the warm-up."""
-    warmup_from: Share = 0.0
-    """Share of `optim.lr` at the start of the warm-up."""
-    warmup_ends: Literal["first", "both", "neither"] = "first"
-    """Ends of the ramp that belong to the warm-up steps: the first (torch, timm), both (ConvNeXt)
-    or neither (Colossal-AI)."""
-    min_lr: float = Field(0.0, ge=0)
-    """Learning rate at the end of cosine and linear."""
-    milestones: tuple[Duration, ...] = Field((), validate_default=True)
-    """Times at which the schedule `step` multiplies the learning rate by `gamma`."""
-    gamma: float = Field(0.1, gt=0, le=1)
-    """Factor of the schedule `step`."""
-    weight_decay_end: float | None = Field(None, ge=0)
-    """Weight decay at the end of the run, on a half cosine from `optim.weight_decay`; constant if
-    not set."""
-    drop_path_start: float | None = Field(None, ge=0, lt=1)
-    """Drop path in the first epoch, with a linear rise to `model.drop_path` in the last; constant
-    if not set."""
-    image_size: tuple[Stage, ...] = ()
-    """Later image sizes (progressive resizing), after `data.image_size`:
-    ["6 epochs: 160", "12 epochs: 192"]."""
-    batch_size: tuple[Stage, ...] = ()
-    """Later global batch sizes, after `batch.size`: ["30 epochs: 4096"]."""
-
-    @field_validator("milestones")
-    @classmethod
-    def _has_milestones(cls, milestones: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        if info.data.get("name") == "step" and not milestones:
-            raise ValueError('schedule.name = "step" needs some: ["30 epochs", "60 epochs"]')
-        return milestones
+from trainyard.optim.config import ScheduleConfig
 
 
 class Rates(NamedTuple):

@@ -9,7 +9,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.base import AverageConfig, Averager
+from trainyard.averaging.base import Averager
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.periodic import Periodic
 from trainyard.config import RunConfig

@@ -9,7 +9,7 @@ from torch import nn
 from trainyard.errors import CheckpointError
 from trainyard.files import find_checkpoint
 from trainyard.model.adapt import adapt_weights
-from trainyard.model.build import ModelConfig
+from trainyard.model.config import ModelConfig
 from trainyard.model.weights import LoadedWeights, pretrained_weights, read_weights
 from trainyard.training import checkpoint
 

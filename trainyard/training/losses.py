@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import Field, ValidationInfo, field_validator
-
-from trainyard.section import Section
+from trainyard.training.config import LossConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,42 +12,6 @@ if TYPE_CHECKING:
     from trainyard.training.step import Loss, MicroBatch
 
     Teacher = Callable[[Tensor], Tensor]  # images[B, C, H, W] to float32 logits[B, classes]
-
-
-class LossConfig(Section):
-    name: Literal["ce", "bce"] = "ce"
-    """Cross-entropy over all classes, or binary cross-entropy of each class."""
-    bce_threshold: float | None = Field(None, ge=0, lt=1)
-    """With bce: targets above this become 1 and others 0; targets are unchanged if not set."""
-    bce_sum: bool = False
-    """With bce: sum over classes instead of the mean."""
-    teacher: str | None = None
-    """Run (its best checkpoint) or checkpoint to distil from. The teacher sees the same images as
-    the model, mixed ones too."""
-    distillation: Literal["soft", "hard"] = "soft"
-    """Target from the teacher: its probabilities (soft) or its top class (hard)."""
-    distillation_share: float = Field(0.5, ge=0, le=1)
-    """Weight of the teacher's term in the loss."""
-    temperature: float = Field(1.0, gt=0)
-    """Temperature of soft distillation."""
-
-    @field_validator("bce_threshold", "bce_sum")
-    @classmethod
-    def _has_bce(cls, value: float | None, others: ValidationInfo) -> float | None:
-        if value is not None and value is not False and others.data.get("name") == "ce":
-            raise ValueError('needs loss.name = "bce"')
-        return value
-
-    @field_validator("distillation", "distillation_share", "temperature")
-    @classmethod
-    def _has_teacher(cls, value: Any, others: ValidationInfo) -> Any:
-        if value == cls.model_fields[str(others.field_name)].default:
-            return value
-        if others.data.get("teacher") is None:
-            raise ValueError("needs loss.teacher, a run or a checkpoint")
-        if others.field_name == "temperature" and others.data.get("distillation") == "hard":
-            raise ValueError('needs loss.distillation = "soft"')
-        return value
 
 
 def build_loss(

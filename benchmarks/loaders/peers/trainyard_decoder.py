@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from benchmarks.loaders.measure import BATCH, SIDE, Epoch, Job
 from benchmarks.loaders.peers.trainyard_loader import CROP, index_of
-from trainyard.data.decode.decode import native_pixels, native_sizes, own_decoder
+from trainyard.data._native import own_decoder
+from trainyard.data.decode.decode import native_pixels, native_sizes
 from trainyard.data.decode.seek_tables import SeekTable, open_seek
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader

@@ -16,7 +16,8 @@ from trainyard.data.rng import fold_in, uniforms
 from trainyard.data.transforms.batches import Keys, MixedBatch
 from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.mixing import Mixing, symmetric_beta
-from trainyard.training.losses import LossConfig, build_loss
+from trainyard.training.config import LossConfig
+from trainyard.training.losses import build_loss
 from trainyard.training.step import MicroBatch
 
 torch.set_num_threads(1)

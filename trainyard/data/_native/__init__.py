@@ -3,6 +3,8 @@
 Everything works without it, by simplejpeg and Pillow, at about a quarter of the speed.
 """
 
+import threading
+
 try:
     from trainyard.data._native import core
 except ImportError:
@@ -14,8 +16,19 @@ NEEDS_EXTENSION = (
 )
 
 
+_threads = threading.local()
+
+
 def is_built() -> bool:
     return core is not None
 
 
-__all__ = ["NEEDS_EXTENSION", "core", "is_built"]
+def own_decoder() -> "core.Decoder | None":
+    """This thread's C decoder, which keeps its memory between calls; None without the extension."""
+    decoder: core.Decoder | None = getattr(_threads, "decoder", None)
+    if decoder is None and core is not None:
+        decoder = _threads.decoder = core.Decoder()
+    return decoder
+
+
+__all__ = ["NEEDS_EXTENSION", "core", "is_built", "own_decoder"]

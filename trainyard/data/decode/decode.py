@@ -7,7 +7,6 @@ one at a time. `reference_image`, plain Pillow, defines the right pixels.
 
 import io
 import math
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,6 +17,7 @@ from PIL import Image, UnidentifiedImageError
 
 from trainyard.data._native import core
 from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.packed_record import has_pixels, jpeg_of, pixels_of
 from trainyard.data.storage.encoded import PACKED_MAGIC, EncodedSpans, as_stored
 
 if TYPE_CHECKING:
@@ -78,16 +78,6 @@ def decode_batch(
 
 
 # --- the extension ---
-
-_threads = threading.local()
-
-
-def own_decoder() -> "core.Decoder | None":
-    """This thread's C decoder, which keeps its memory between calls; None without the extension."""
-    decoder: core.Decoder | None = getattr(_threads, "decoder", None)
-    if decoder is None and core is not None:
-        decoder = _threads.decoder = core.Decoder()
-    return decoder
 
 
 def native_sizes(
@@ -209,8 +199,6 @@ def open_lazily(content: bytes) -> Image.Image:
 
 
 def _unpacked(record: bytes) -> Image.Image:
-    from trainyard.data.decode.packed_record import has_pixels, jpeg_of, pixels_of
-
     if has_pixels(record):
         return Image.fromarray(pixels_of(record))
     return Image.open(io.BytesIO(jpeg_of(record)), formats=("JPEG",))

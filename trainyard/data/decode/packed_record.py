@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data._native import own_decoder
 from trainyard.data.decode.jpeg_scan import Coefficients, Frame, read_frame, write_scan
 from trainyard.data.storage.encoded import PACKED_MAGIC
 
@@ -62,8 +63,6 @@ def image_file(content: bytes) -> bytes:
 
 def jpeg_of(record: bytes) -> bytes:
     """The original JPEG of a record of coefficients. ValueError if the record is damaged."""
-    from trainyard.data.decode.decode import own_decoder
-
     decoder = own_decoder()
     jpeg = plain_jpeg_of(record) if decoder is None else decoder.unpack(record)
     if jpeg is None:

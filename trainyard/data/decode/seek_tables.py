@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data._native import NEEDS_EXTENSION, core, is_built
-from trainyard.data.decode.decode import own_decoder
+from trainyard.data._native import NEEDS_EXTENSION, core, is_built, own_decoder
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import Ids

@@ -29,7 +29,7 @@ from trainyard.data.formats.tar import (
     some_names,
 )
 from trainyard.data.storage.location import ResolvedLocation
-from trainyard.data.storage.source import open_source
+from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
 _SPLITS = ("train", "val")

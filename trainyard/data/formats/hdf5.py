@@ -33,7 +33,8 @@ from trainyard.data.formats.heap import check_readable_by_offset, find_elements
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import FileRows, Scan, num_threads
 from trainyard.data.storage.location import ResolvedLocation
-from trainyard.data.storage.source import Source, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import Source
 from trainyard.errors import DataError
 
 # Errors that h5py raises for damage, depending on its place.

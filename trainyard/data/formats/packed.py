@@ -27,7 +27,8 @@ from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
 from trainyard.data.storage.location import ResolvedLocation
-from trainyard.data.storage.source import Source, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import Source
 from trainyard.errors import DataError
 
 SUFFIX = ".packed"

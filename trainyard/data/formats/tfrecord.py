@@ -33,7 +33,8 @@ from trainyard.data.formats.example import (
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
 from trainyard.data.storage.location import ResolvedLocation
-from trainyard.data.storage.source import LocalFile, Source, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import LocalFile, Source
 from trainyard.errors import DataError
 
 _NAME = re.compile(r"-\d+-of-\d+(\.tfrecords?)?$|\.tfrecords?$")

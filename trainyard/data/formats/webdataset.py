@@ -31,7 +31,8 @@ from trainyard.data.formats.tar import (
 )
 from trainyard.data.storage.ahead import map_ahead
 from trainyard.data.storage.location import ResolvedLocation
-from trainyard.data.storage.source import Source, is_remote, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import Source, is_remote
 from trainyard.errors import DataError
 
 _WALKERS = 192  # parts of remote shards that are walked at once

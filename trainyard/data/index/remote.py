@@ -10,8 +10,9 @@ import numpy as np
 
 from trainyard.data.index.table import Columns, Index, load_index, save_index
 from trainyard.data.storage.location import ResolvedLocation
+from trainyard.data.storage.open import open_source
 from trainyard.data.storage.remote.download import download
-from trainyard.data.storage.source import Stamp, open_source
+from trainyard.data.storage.source import Stamp
 from trainyard.errors import DataError
 
 _LOOKS_AT_ONCE = 32

@@ -12,7 +12,8 @@ from trainyard.data import formats
 from trainyard.data.formats.split_names import splits_named
 from trainyard.data.storage.location import find_place, split_of, take_secrets
 from trainyard.data.storage.manifest import FILE_NAME, read_manifest
-from trainyard.data.storage.source import is_remote, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
 # Names of a split's folder in lower case, the usual one first. A folder of test images is for

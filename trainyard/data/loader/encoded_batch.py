@@ -11,14 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CropParameters
-from trainyard.data.decode.decode import (
-    MAX_PIXELS,
-    Interpolation,
-    decode_batch,
-    jpeg_header,
-    own_decoder,
-)
+from trainyard.data.decode.decode import MAX_PIXELS, Interpolation, decode_batch, jpeg_header
 from trainyard.data.storage.encoded import EncodedSpans, as_stored
 
 NOTHING, JPEG, PIXELS = range(3)

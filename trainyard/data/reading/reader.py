@@ -16,15 +16,9 @@ from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans, in_memory
 from trainyard.data.storage.mapped import MappedFiles, Readahead
+from trainyard.data.storage.open import open_indexed
 from trainyard.data.storage.remote.prefetch import Prefetcher
-from trainyard.data.storage.source import (
-    CUT_SHORT,
-    READ_ONLY,
-    Source,
-    Stamp,
-    is_remote,
-    open_indexed,
-)
+from trainyard.data.storage.source import CUT_SHORT, READ_ONLY, Source, Stamp, is_remote
 
 _MAX_OPEN = 256  # shards held open; far below the usual limit of 1024 descriptors
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image

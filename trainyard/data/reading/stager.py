@@ -24,7 +24,7 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.reading.staged_copies import GROUP, CannotStage, Copies, explained
 from trainyard.data.storage.ahead import map_ahead
 from trainyard.data.storage.manifest import manifest_of
-from trainyard.data.storage.source import open_source
+from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
 _BLOCK = 8 << 20  # bytes of a shard read at once

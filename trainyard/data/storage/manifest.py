@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from trainyard.data.storage.source import is_remote, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.files import write_text
 

@@ -60,7 +60,7 @@ def storing(options: PackOptions) -> SampleEncoder:
 
 def _of_coefficients(image: bytes) -> bytes:
     """A record of coefficients; a file that a record cannot represent is not changed."""
-    from trainyard.data.decode.decode import own_decoder
+    from trainyard.data._native import own_decoder
 
     decoder = own_decoder()
     assert decoder is not None  # checked by `storing`

@@ -17,7 +17,8 @@ from trainyard.data.index.table import Index, load_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import Credentials, adopt
 from trainyard.data.storage.manifest import Shard
-from trainyard.data.storage.source import is_remote, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import is_remote
 from trainyard.datasets.pack.files import Outputs, remove, sha256_of, sync, write_folder
 from trainyard.datasets.pack.journal import Written
 from trainyard.datasets.pack.recode import is_plain_jpeg, oddity, suffix_of

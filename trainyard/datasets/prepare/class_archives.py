@@ -8,7 +8,7 @@ from typing import NamedTuple
 from trainyard.data.formats.scan import FileRows
 from trainyard.data.formats.tar import BufferedTarReader, Member, is_image, members
 from trainyard.data.storage.location import ResolvedLocation
-from trainyard.data.storage.source import open_source
+from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
 

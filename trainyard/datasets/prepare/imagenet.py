@@ -10,7 +10,7 @@ from trainyard.data.formats.tar import members
 from trainyard.data.index.table import Index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest
-from trainyard.data.storage.source import open_source
+from trainyard.data.storage.open import open_source
 from trainyard.datasets.pack.pack import shuffled
 from trainyard.datasets.pack.recode import Repair
 from trainyard.datasets.prepare.class_archives import class_archives

@@ -12,7 +12,7 @@ from trainyard.data.formats.packed import read_table
 from trainyard.data.index.overlap import same_places
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
-from trainyard.data.storage.source import open_source
+from trainyard.data.storage.open import open_source
 from trainyard.datasets.verify.checks import Check, Finding, checked
 from trainyard.datasets.verify.shards import Files
 from trainyard.errors import DataError

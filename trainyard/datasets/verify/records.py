@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data._native import core
+from trainyard.data._native import core, own_decoder
 from trainyard.data.decode.crops import Crops
-from trainyard.data.decode.decode import native_pixels, native_sizes, own_decoder, reference_image
+from trainyard.data.decode.decode import native_pixels, native_sizes, reference_image
 from trainyard.data.decode.packed_record import has_pixels
 from trainyard.data.storage.encoded import in_memory
 

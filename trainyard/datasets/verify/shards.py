@@ -13,7 +13,8 @@ from trainyard.data.index.build import index_scan
 from trainyard.data.index.table import Index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest, Shard, manifest_of, read_manifest
-from trainyard.data.storage.source import is_remote, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import is_remote
 from trainyard.datasets.verify.checks import Check, Finding, Progress, checked
 from trainyard.errors import DataError
 

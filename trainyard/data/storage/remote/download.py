@@ -8,7 +8,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
-from trainyard.data.storage.source import Source, open_source
+from trainyard.data.storage.open import open_source
+from trainyard.data.storage.source import Source
 from trainyard.files import fsync_folder, is_at
 
 _PIECE = 8 << 20  # bytes requested at once
