@@ -15,7 +15,8 @@ from torchvision.transforms import v2
 
 from trainyard.config import check
 from trainyard.data.decode.crops import CentralCrop, Crops, RandomResizedCrop
-from trainyard.data.decode.decode import Interpolation, decode_batch
+from trainyard.data.decode.decode import decode_batch
+from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.rng import fold_in, uniforms
 from trainyard.errors import RecipeError
 

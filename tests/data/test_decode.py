@@ -18,7 +18,8 @@ from torchvision.transforms import InterpolationMode, functional
 from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import decode
 from trainyard.data.decode.crops import Crops
-from trainyard.data.decode.decode import BadImageError, Interpolation, decode_batch, reference_image
+from trainyard.data.decode.decode import BadImageError, decode_batch, reference_image
+from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
 from trainyard.data.storage.encoded import EncodedSpans, in_memory
 from trainyard.datasets.pack.recode import Repair, ShortSide, Squash

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from trainyard.data.decode.decode import Interpolation
+from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.storage.location import take_secrets
 from trainyard.section import Section
 

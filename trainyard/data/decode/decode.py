@@ -8,7 +8,7 @@ one at a time. `reference_image`, plain Pillow, defines the right pixels.
 import io
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -17,13 +17,13 @@ from PIL import Image, UnidentifiedImageError
 
 from trainyard.data._native import core
 from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.packed_record import has_pixels, jpeg_of, pixels_of
 from trainyard.data.storage.encoded import PACKED_MAGIC, EncodedSpans, as_stored
 
 if TYPE_CHECKING:
     from trainyard.data.decode.seek_tables import SeekSlices
 
-Interpolation = Literal["bilinear", "bicubic"]
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 # Formats that image data sets use.

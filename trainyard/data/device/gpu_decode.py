@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trainyard.data.decode.crops import Crops
-from trainyard.data.decode.decode import Interpolation, decode_batch
+from trainyard.data.decode.decode import decode_batch
+from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.device.copies import AHEAD, InFlightBatch, PendingEvents, copy_stream
 from trainyard.data.loader.client import BadSample, HostBatch
 from trainyard.data.loader.encoded_batch import JPEG, PIXELS, stretches

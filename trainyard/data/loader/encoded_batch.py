@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CropParameters
-from trainyard.data.decode.decode import MAX_PIXELS, Interpolation, decode_batch, jpeg_header
+from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, jpeg_header
+from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.storage.encoded import EncodedSpans, as_stored
 
 NOTHING, JPEG, PIXELS = range(3)

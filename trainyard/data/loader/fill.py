@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CropParameters
-from trainyard.data.decode.decode import Interpolation, decode_batch
+from trainyard.data.decode.decode import decode_batch
+from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.seek_tables import SeekSlices, open_seek
 from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import put_encoded

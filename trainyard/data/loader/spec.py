@@ -5,7 +5,7 @@ from functools import partial
 from typing import Literal
 
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
-from trainyard.data.decode.decode import Interpolation
+from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.sampler.plan import Plan
 from trainyard.world import World, cores_per_rank
 

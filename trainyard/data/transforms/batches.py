@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.decode.decode import Interpolation
+from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.erasing import RandomErasing
 from trainyard.data.transforms.jitter import ColorJitter

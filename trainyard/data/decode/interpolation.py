@@ -1,0 +1,6 @@
+"""The filters that resize images."""
+
+from typing import Literal
+
+Interpolation = Literal["bilinear", "bicubic"]
+"""Both are antialiased."""
