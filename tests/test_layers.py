@@ -1,6 +1,7 @@
 """Imports only go down (docs/architecture.md), and functions stay small."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,28 @@ def test_the_check_sees_an_import_that_goes_up() -> None:
     assert violations_in_data("index", {"data.formats.tar", "data.loader"}) == [
         "index imports loader"
     ]
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports inside functions count; imports for type checkers do not."""
+    names = {dotted(path) for path in MODULES}
+    graph = {}
+    for path in MODULES[1:]:  # without trainyard itself, which only re-exports
+        tree = Untyped().visit(ast.parse(path.read_text()))
+        found = imported_modules(tree)
+        graph[dotted(path)] = {
+            name if name in names else name.rpartition(".")[0] for name in found
+        } - {dotted(path)}
+    TopologicalSorter(graph).prepare()  # CycleError names the modules
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
+
+
+class Untyped(ast.NodeTransformer):
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        return None if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+from torch import Tensor, nn
 
 
 class Replica(NamedTuple):
@@ -25,13 +24,13 @@ class Averager(Protocol):
     @property
     def replica(self) -> Replica: ...
 
-    def wrap(self, model: "nn.Module") -> "nn.Module":
+    def wrap(self, model: nn.Module) -> nn.Module:
         """Returns the module to call in training. All replicas start with the same weights."""
 
-    def register_ema(self, module: "nn.Module") -> None:
+    def register_ema(self, module: nn.Module) -> None:
         """Registers the moving average of the weights: `consensus` averages it too."""
 
-    def divisor(self, weight: "Tensor") -> Callable[[], "Tensor"]:
+    def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """Returns the divisor of a replica's summed loss, given the total weight of its samples.
 
         With this divisor the averaged gradient is the exact mean over the samples of all averaged
@@ -56,7 +55,7 @@ class Averager(Protocol):
         No exchange is pending inside.
         """
 
-    def all_reduce_max(self, value: "Tensor") -> "Tensor":
+    def all_reduce_max(self, value: Tensor) -> Tensor:
         """The maximum of `value` over the replicas, where replicas differ; else `value`."""
 
     def metrics(self) -> dict[str, float]:

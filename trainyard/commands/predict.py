@@ -83,7 +83,8 @@ def predict(options: argparse.Namespace) -> int:
 
 def _answers(
     classifier: "Classifier", found: "Sequence[Images]", top: int, console: "Console"
-) -> list[Predicted]:
+) -> "list[Predicted]":
+    from trainyard.commands.predict_tables import Predicted
     from trainyard.monitor.progress import counter
 
     answers = []
@@ -102,7 +103,7 @@ def _counted_from(done: int, show: Callable[[int], None], begun: int) -> None:
     show(done + begun)
 
 
-def _bad(answers: Sequence[Predicted]) -> list[tuple[str, str]]:
+def _bad(answers: "Sequence[Predicted]") -> list[tuple[str, str]]:
     """Names of images without a prediction, with the reasons."""
     return [
         (images.name(number), reason)

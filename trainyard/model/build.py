@@ -4,16 +4,15 @@ import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
+from torch.func import functional_call
 
 from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean
 from trainyard.model.config import ModelConfig
-
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
 
 # Options of timm that belong to another recipe key or are not configurable.
 _ELSEWHERE = {
@@ -36,14 +35,13 @@ _SMALLEST_PATCH = 4  # pixels; strides below are those of convolutions
 
 def build_model(
     config: ModelConfig, *, num_classes: int, image_size: int, other_sizes: Collection[int] = ()
-) -> "nn.Module":
+) -> nn.Module:
     """The model on the CPU, freshly initialised from torch's random state.
 
     It accepts images of `image_size` pixels, the size of its position embeddings, and of each of
     `other_sizes`. RecipeError if there is no such model, or none with these options or sizes.
     """
     import timm
-    import torch
 
     _check_name(config.name)
     _check_options(config.options)
@@ -66,7 +64,7 @@ def build_model(
 
 def _first_that_takes(
     ways: tuple[dict[str, bool], ...], config: ModelConfig, options: dict[str, Any]
-) -> "nn.Module":
+) -> nn.Module:
     """The model with the first of `ways`, further options, that its constructor accepts."""
     import timm
 
@@ -80,13 +78,11 @@ def _first_that_takes(
     raise AssertionError("the last way has no further options")
 
 
-def _check_images(model: "nn.Module", config: ModelConfig, size: int, num_classes: int) -> None:
+def _check_images(model: nn.Module, config: ModelConfig, size: int, num_classes: int) -> None:
     """RecipeError unless the model maps an image of `size` pixels to one score per class.
 
     Tried on torch's meta device; if that fails, also with real data, to be sure.
     """
-    import torch
-    from torch.func import functional_call
 
     named = chain(model.named_parameters(), model.named_buffers())
     shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in named}
@@ -113,14 +109,13 @@ def _check_images(model: "nn.Module", config: ModelConfig, size: int, num_classe
 
 
 @contextmanager
-def _whole_patches(model: "nn.Module", config: ModelConfig, size: int) -> "Iterator[None]":
+def _whole_patches(model: nn.Module, config: ModelConfig, size: int) -> "Iterator[None]":
     """RecipeError if patches do not cover the images of `size` pixels that run inside.
 
     timm's transformers crop a remainder smaller than a patch, without an error. So do strided
     convolutions of other models, which are made for such sizes and lose less by it.
     """
     from timm.layers import PatchEmbed
-    from torch import nn
 
     cuts: list[tuple[int, int]] = []  # pixels of a patch, and pixels outside of all patches
 
@@ -147,10 +142,9 @@ def _whole_patches(model: "nn.Module", config: ModelConfig, size: int) -> "Itera
             raise RecipeError(_explain_cut(*cuts[0], config, size)) from None
 
 
-def _uncovered(module: "nn.Module", side: int) -> tuple[int, int]:
+def _uncovered(module: nn.Module, side: int) -> tuple[int, int]:
     """The side of a module's patches, and the pixels of an input's `side` that they leave out."""
     from timm.layers import PatchEmbed
-    from torch import nn
 
     if isinstance(module, PatchEmbed):
         return module.patch_size[-1], 0 if module.dynamic_img_pad else side % module.patch_size[-1]

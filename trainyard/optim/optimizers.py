@@ -1,20 +1,20 @@
 """Optimizers by name."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
+from torch import nn, optim
+from torch.distributed.tensor import DTensor
 
 from trainyard.errors import RecipeError
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.groups import parameter_groups
 
-if TYPE_CHECKING:
-    from torch import nn, optim
-
-
 Groups = list[dict[str, Any]]
 
 
-def build_optimizer(model: "nn.Module", config: OptimConfig) -> "optim.Optimizer":
+def build_optimizer(model: nn.Module, config: OptimConfig) -> optim.Optimizer:
     """The optimizer over `model`'s trainable parameters, which must not be replaced later.
 
     It uses torch's fused kernels if there are any. With `compile`, the learning rates of groups are
@@ -24,18 +24,14 @@ def build_optimizer(model: "nn.Module", config: OptimConfig) -> "optim.Optimizer
     return _compiled(optimizer) if config.compile else optimizer
 
 
-def _compiled(optimizer: "optim.Optimizer") -> "optim.Optimizer":
-    import torch
-
+def _compiled(optimizer: optim.Optimizer) -> optim.Optimizer:
     for group in optimizer.param_groups:
         group["lr"] = torch.tensor(group["lr"])
     optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign, assignment]
     return optimizer
 
 
-def _sgd(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
-    import torch
-
+def _sgd(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     fused = not config.compile and not _is_sharded(groups)  # torch has no fused kernel for DTensors
     optimizer = torch.optim.SGD(
         groups, config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
@@ -44,30 +40,24 @@ def _sgd(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
 
 
 def _is_sharded(groups: Groups) -> bool:
-    from torch.distributed.tensor import DTensor
-
     return any(isinstance(parameter, DTensor) for parameter in groups[0]["params"])
 
 
 def with_momenta(optimizer: "optim.SGD") -> "optim.SGD":
     """Allocates a fused SGD's momenta: torch's are uninitialised if the first update skips."""
-    import torch
-
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
 
 
-def _adam(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
-    from torch import optim
-
+def _adam(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     kind = optim.AdamW if config.name == "adamw" else optim.Adam
     fused = not config.compile
     return kind(groups, config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
-def _accum_adam(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+def _accum_adam(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     from trainyard.optim.accum_adam import AccumAdam
 
     return AccumAdam(
@@ -80,7 +70,7 @@ def _accum_adam(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
     )
 
 
-def _lamb(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+def _lamb(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     """timm's LAMB; bias_correction = trust_clip = false and decay = "all" make it Colossal-AI's."""
     from timm.optim.lamb import Lamb
 
@@ -97,7 +87,7 @@ def _lamb(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
     return optimizer
 
 
-def _lars(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+def _lars(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     from timm.optim.lars import Lars
 
     optimizer: optim.Optimizer = Lars(
@@ -113,14 +103,14 @@ def _lars(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
     return optimizer
 
 
-def _lion(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+def _lion(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     from timm.optim.lion import Lion
 
     optimizer: optim.Optimizer = Lion(groups, config.lr, betas=config.betas)
     return optimizer
 
 
-def _muon(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+def _muon(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     from timm.optim.muon import Muon
 
     optimizer: optim.Optimizer = Muon(
@@ -134,7 +124,7 @@ def _muon(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
     return optimizer
 
 
-def _schedule_free(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
+def _schedule_free(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     try:
         import schedulefree
     except ImportError:
@@ -149,10 +139,10 @@ def _schedule_free(groups: Groups, config: OptimConfig) -> "optim.Optimizer":
             groups, config.lr, betas=config.betas, eps=config.eps
         )
     optimizer.train()
-    return cast("optim.Optimizer", optimizer)
+    return cast(optim.Optimizer, optimizer)
 
 
-_BUILDERS: dict[str, Callable[[Groups, OptimConfig], "optim.Optimizer"]] = {
+_BUILDERS: dict[str, Callable[[Groups, OptimConfig], optim.Optimizer]] = {
     "sgd": _sgd,
     "adam": _adam,
     "adamw": _adam,

@@ -2,21 +2,21 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from trainyard.training.config import LossConfig
+from trainyard.training.step import Loss, MicroBatch
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from trainyard.training.step import Loss, MicroBatch
-
-    Teacher = Callable[[Tensor], Tensor]  # images[B, C, H, W] to float32 logits[B, classes]
+Teacher = Callable[[Tensor], Tensor]
+"""images[B, C, H, W] to float32 logits[B, classes]."""
 
 
 def build_loss(
-    config: LossConfig, smoothing: float, *, teacher: "Teacher | None", mixes: bool = True
-) -> "Loss":
+    config: LossConfig, smoothing: float, *, teacher: Teacher | None, mixes: bool = True
+) -> Loss:
     """A function from float32 logits[B, C] and their micro-batch to losses[B].
 
     `smoothing` spreads part of the targets over all classes, for bce too, as in timm. If `mixes`
@@ -27,14 +27,13 @@ def build_loss(
     return loss if teacher is None else _distilled(config, loss, teacher)
 
 
-def _cross_entropy(smoothing: float, mixes: bool) -> "Loss":
+def _cross_entropy(smoothing: float, mixes: bool) -> Loss:
     """Cross-entropy with mixed, smoothed targets (timm's SoftTargetCrossEntropy), never dense."""
-    from torch.nn import functional as F
 
-    def plain(logits: "Tensor", batch: "MicroBatch") -> "Tensor":
+    def plain(logits: Tensor, batch: MicroBatch) -> Tensor:
         return F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)
 
-    def mixed(logits: "Tensor", batch: "MicroBatch") -> "Tensor":
+    def mixed(logits: Tensor, batch: MicroBatch) -> Tensor:
         log_probabilities = F.log_softmax(logits, dim=1)
         own = F.nll_loss(log_probabilities, batch.labels, reduction="none")
         other = F.nll_loss(log_probabilities, batch.mixed_labels, reduction="none")
@@ -46,12 +45,10 @@ def _cross_entropy(smoothing: float, mixes: bool) -> "Loss":
     return mixed if mixes else plain
 
 
-def _binary_cross_entropy(config: LossConfig, smoothing: float, mixes: bool) -> "Loss":
+def _binary_cross_entropy(config: LossConfig, smoothing: float, mixes: bool) -> Loss:
     """A binary loss per class (Wightman et al. 2021), as timm's BinaryCrossEntropy."""
-    import torch
-    from torch.nn import functional as F
 
-    def losses_of(logits: "Tensor", batch: "MicroBatch") -> "Tensor":
+    def losses_of(logits: Tensor, batch: MicroBatch) -> Tensor:
         targets = torch.zeros_like(logits)
         if mixes:
             targets.scatter_add_(1, batch.labels[:, None], batch.lam[:, None])
@@ -67,7 +64,7 @@ def _binary_cross_entropy(config: LossConfig, smoothing: float, mixes: bool) -> 
     return losses_of
 
 
-def _distilled(config: LossConfig, loss: "Loss", teacher: "Teacher") -> "Loss":
+def _distilled(config: LossConfig, loss: Loss, teacher: Teacher) -> Loss:
     """(1 - share) of `loss` plus `share` of the distance from the teacher.
 
     soft: temperature**2 times KL(teacher || student) of the softened probabilities, summed over
@@ -75,21 +72,19 @@ def _distilled(config: LossConfig, loss: "Loss", teacher: "Teacher") -> "Loss":
     cross-entropy with the teacher's top class (DeiT, eq. 3), not smoothed. Both use the logits of
     the classifier; there is no distillation token.
     """
-    from torch.nn import functional as F
-
     share, temperature = config.distillation_share, config.temperature
 
-    def hard(logits: "Tensor", teachers: "Tensor") -> "Tensor":
+    def hard(logits: Tensor, teachers: Tensor) -> Tensor:
         return F.cross_entropy(logits, teachers.argmax(dim=1), reduction="none")
 
-    def soft(logits: "Tensor", teachers: "Tensor") -> "Tensor":
+    def soft(logits: Tensor, teachers: Tensor) -> Tensor:
         student, target = (F.log_softmax(x / temperature, dim=1) for x in (logits, teachers))
         divergence = F.kl_div(student, target, reduction="none", log_target=True)
         return divergence.sum(dim=1) * temperature**2
 
     distance = hard if config.distillation == "hard" else soft
 
-    def losses_of(logits: "Tensor", batch: "MicroBatch") -> "Tensor":
+    def losses_of(logits: Tensor, batch: MicroBatch) -> Tensor:
         teachers = teacher(batch.images_BCHW)
         return (1 - share) * loss(logits, batch) + share * distance(logits, teachers)
 
