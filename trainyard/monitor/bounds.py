@@ -1,8 +1,8 @@
 """The bottleneck of a run - data, device or other ranks - judged from measurements."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Report = dict[str, Any]
+from trainyard.monitor.reports import Report
 
 _ALL = 0.9  # share of time from which a part counts as the bottleneck on its own
 _NOTABLE = 0.1  # share of time below which a part is no bottleneck

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from io import TextIOBase
-from typing import Any, TextIO, cast
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -15,10 +15,9 @@ from trainyard.course import Course
 from trainyard.monitor.display import Display
 from trainyard.monitor.escaping import EscapingConsole
 from trainyard.monitor.figures import as_markup, duration, epochs_in_all, figures
+from trainyard.monitor.reports import Report
 from trainyard.printable import printable
 from trainyard.world import World
-
-Report = dict[str, Any]
 
 _LINE_EVERY_S = 10  # seconds between lines without a terminal
 _REDRAWN_HZ = 4

@@ -2,11 +2,10 @@
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from trainyard.errors import InputError
-
-Report = dict[str, Any]
+from trainyard.monitor.reports import Report
 
 
 class History(NamedTuple):

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainyard.course import Course
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.eta import Eta
-
-Report = dict[str, Any]
+from trainyard.monitor.reports import Report
 
 
 class State(Protocol):

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainyard.files import JsonLines
-
-Report = dict[str, Any]
+from trainyard.monitor.reports import Report
 
 
 class Sink(Protocol):

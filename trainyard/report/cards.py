@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import mean, stdev
 
-from trainyard.monitor.history import Report
+from trainyard.monitor.reports import Report
 from trainyard.report.charts import COLOURS
 from trainyard.report.groups import Group
 from trainyard.report.markup import Child, Html, join, table, tag

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trainyard.monitor.history import Report
+from trainyard.monitor.reports import Report
 from trainyard.report.curves import Axes, Curve, Floats, Reports, axes_of, curve_of
 from trainyard.report.groups import Group
 from trainyard.report.runs import Run

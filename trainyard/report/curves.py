@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.monitor.history import Report
+from trainyard.monitor.reports import Report
 from trainyard.report.groups import Group
 from trainyard.report.runs import Run, number
 

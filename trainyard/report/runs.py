@@ -10,7 +10,8 @@ from typing import Any
 
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory
-from trainyard.monitor.history import History, Report, read_history
+from trainyard.monitor.history import History, read_history
+from trainyard.monitor.reports import Report
 from trainyard.training.recorded import Recorded, load_recorded
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")

@@ -30,6 +30,7 @@ from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.profiler import profiling
 from trainyard.monitor.reporter import Reporter
+from trainyard.monitor.reports import Report
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Schedule
@@ -63,7 +64,7 @@ from trainyard.run.resume import (
 )
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
-from trainyard.training.loop import Report, Training, save
+from trainyard.training.loop import Training, save
 from trainyard.training.loop import train as train_loop
 from trainyard.training.optimizer_state import evaluation_weights
 from trainyard.training.precision import use_precision

@@ -8,10 +8,9 @@ from typing import Any, Protocol
 from trainyard.course import Due
 from trainyard.errors import Stopped
 from trainyard.monitor.history import score
+from trainyard.monitor.reports import Report
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.step import Batch, StepStats
-
-Report = dict[str, Any]
 
 
 class Rates(Protocol):

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainyard.monitor.trackers.tracker import Report, figures
+from trainyard.monitor.reports import Report
+from trainyard.monitor.trackers.tracker import figures
 
 _FLUSH_S = 10
 

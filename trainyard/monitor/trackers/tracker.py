@@ -3,12 +3,11 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from trainyard.errors import RecipeError
 from trainyard.files import write_text
-
-Report = dict[str, Any]
+from trainyard.monitor.reports import Report
 
 # Fields of every report, whatever its kind; some trackers have a "time" of their own.
 _PLACE = {"step": "step", "epoch": "epoch", "samples": "samples", "time": "seconds"}

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from trainyard.monitor.trackers.tracker import Report, TrackerIds, figures
+from trainyard.monitor.reports import Report
+from trainyard.monitor.trackers.tracker import TrackerIds, figures
 
 
 class TrackioTracker:

@@ -9,7 +9,8 @@ from typing import Any
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
 from trainyard.monitor.history import read_history, score
-from trainyard.monitor.trackers.tracker import Report, TrackerIds, figures
+from trainyard.monitor.reports import Report
+from trainyard.monitor.trackers.tracker import TrackerIds, figures
 
 _PATIENCE_S = 300.0  # for unsent data at the end of a run; `wandb sync` sends the rest
 
