@@ -172,6 +172,7 @@ def end(code: int) -> NoReturn:
 
 
 def command() -> NoReturn:
+    """Entry point of the console script: runs a command and exits with its code."""
     end(main())
 
 

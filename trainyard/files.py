@@ -154,6 +154,7 @@ def fsync_folder(path: Path) -> None:
 
 
 def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

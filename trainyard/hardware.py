@@ -58,6 +58,7 @@ def read_prices(path: Path) -> dict[str, float]:
 
 
 def explain_unknown(key: str) -> str:
+    """The message about an unknown GPU name, with the nearest names."""
     known = list(_rows())
     hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
     return f"{key!r} is no GPU that is known{hint}"

@@ -33,6 +33,7 @@ def to_int8(values_RW: Tensor) -> Tensor:
 
 
 def from_int8(message: Tensor) -> Tensor:
+    """The values of a compressed tensor, as float32."""
     scales = message[..., :_SCALE_BYTES].contiguous().view(torch.float32)
     return (message[..., _SCALE_BYTES:] * scales).flatten(1)
 

@@ -22,6 +22,7 @@ _NOTABLE = 0.05  # share of images that fall back to the libraries
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard bench` to its parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
     loader = actions.add_parser("loader", help="images a second of a data set, and of each part")
     add = loader.add_argument
@@ -40,6 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def bench_loader(options: argparse.Namespace) -> int:
+    """Run `trainyard bench loader`. Returns the exit code."""
     for name in ("batch", "size", "threads", "seconds"):
         value = getattr(options, name)
         if value is not None and value <= 0:
@@ -62,6 +64,7 @@ def _index_of(location: str) -> "tuple[str, Index]":
 
 
 def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str, Any]:
+    """Rates of reading, decoding and loading, and advice: the JSON of `bench loader`."""
     from trainyard.data._native import core, is_built
     from trainyard.data.decode.seek_tables import open_seek
     from trainyard.datasets import throughput

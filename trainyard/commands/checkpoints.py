@@ -12,6 +12,7 @@ SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained 
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names a run or a checkpoint, and --ema."""
     parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="of a run, its best checkpoint")
     parser.add_argument(
         "--ema",
@@ -35,6 +36,7 @@ def check_target(options: argparse.Namespace, others: Sequence[str]) -> None:
 
 
 def is_checkpoint(target: str) -> bool:
+    """True if a path is a checkpoint folder or a run directory with one."""
     try:
         find_checkpoint(Path(target))
     except CheckpointError:

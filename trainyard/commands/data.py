@@ -14,6 +14,7 @@ from trainyard.commands import (
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard data` to its parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, module, about in (
         ("prepare", data_prepare, "make a data set ready for training"),

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard data index` to its parser."""
     add_location(parser)
     parser.add_argument(
         "--seek",
@@ -23,6 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def add_location(parser: argparse.ArgumentParser) -> None:
+    """Add the argument LOCATION."""
     parser.add_argument(
         "location",
         metavar="LOCATION",
@@ -33,6 +35,7 @@ def add_location(parser: argparse.ArgumentParser) -> None:
 
 
 def data_index(options: argparse.Namespace) -> int:
+    """Run `trainyard data index`. Returns the exit code."""
     from rich.console import Console
 
     from trainyard.data.index.build import build_index

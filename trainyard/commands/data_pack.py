@@ -21,6 +21,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard data pack` to its parser."""
     parser.add_argument(
         "location",
         metavar="LOCATION",
@@ -61,6 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def data_pack(options: argparse.Namespace) -> int:
+    """Run `trainyard data pack`. Returns the exit code."""
     from rich.console import Console
 
     from trainyard.commands.data_show import open_splits

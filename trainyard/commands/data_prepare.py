@@ -18,6 +18,7 @@ _FORMATS = ("webdataset", "folder", "tfrecord", "hdf5")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard data prepare` to its parser."""
     datasets = parser.add_subparsers(dest="dataset", required=True, metavar="DATASET")
     digits = datasets.add_parser("digits", help="1,797 handwritten digits that scikit-learn has")
     digits.add_argument("destination", metavar="DESTINATION", help="folder to make")

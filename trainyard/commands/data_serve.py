@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard data serve` to its parser."""
     parser.add_argument("folder", metavar="DIR", help="the folder that holds the data set")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: all")
     parser.add_argument("--port", type=int, default=8765)
@@ -29,6 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def data_serve(options: argparse.Namespace) -> int:
+    """Run `trainyard data serve`. Returns the exit code."""
     from trainyard.datasets.serve import check_options, configuration, published, serving
 
     server_options = _server_options(options)

@@ -20,6 +20,7 @@ _HEADERS = 1000  # images whose headers are read for their sides
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard data show` to its parser."""
     add_location(parser)
     sheet = parser.add_argument_group("contact sheet")
     sheet.add_argument("--sheet", metavar="FILE.png", help="draw random images, with labels")
@@ -32,6 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def data_show(options: argparse.Namespace) -> int:
+    """Run `trainyard data show`. Returns the exit code."""
     chosen = (options.split, options.class_name, options.rows, options.columns, options.seed)
     if options.sheet is None and chosen != (None, None, _ROWS, _COLUMNS, 0):
         raise InputError(

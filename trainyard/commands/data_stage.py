@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard data stage` to its parser."""
     add_location(parser)
     parser.add_argument(
         "--to", required=True, metavar="FOLDER", help="a folder on the node; data.stage names it"
@@ -31,6 +32,7 @@ def _gigabytes(text: str) -> float:
 
 
 def data_stage(options: argparse.Namespace) -> int:
+    """Run `trainyard data stage`. Returns the exit code."""
     from trainyard.data.reading.stager import Stager
 
     stagers = {  # all opened first, so that no split evicts another's copies

@@ -17,6 +17,7 @@ _MAX_LINES = 20  # findings per check on a terminal
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard data verify` to its parser."""
     add_location(parser)
     parser.description = (
         "Check a data set. A problem makes training fail or its result wrong, and the exit code "
@@ -30,6 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def data_verify(options: argparse.Namespace) -> int:
+    """Run `trainyard data verify`. Returns the exit code."""
     from functools import partial
 
     from rich.console import Console

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard evaluate` to its parser."""
     parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="of a run, its best checkpoint")
     _add_data(parser.add_argument_group("data"))
     _add_variations(parser.add_argument_group("variations, named in the result"))
@@ -85,6 +86,7 @@ def _add_details(group: argparse._ArgumentGroup) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> int:
+    """Run `trainyard evaluate`. Returns the exit code."""
     _check(options)
     from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
     from trainyard.files import find_checkpoint

@@ -61,6 +61,7 @@ def _confusions(result: DataSetResult, said: Predictions, count: int) -> list[di
 
 
 def print_results(results: list[DataSetResult], worst: int | None, wrong: int | None) -> None:
+    """Print a table with one row per data set."""
     console = result_console()
     console.width = max(console.width, _WIDTH)
     trees = [result.as_dict() for result in results]

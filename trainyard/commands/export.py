@@ -16,6 +16,7 @@ _KINDS = ("safetensors", "onnx", "pt2")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard export` to its parser."""
     add_checkpoint(parser)
     parser.add_argument(
         "file", metavar="FILE", nargs="?", help="ends in .safetensors, .onnx or .pt2"
@@ -38,6 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def export(options: argparse.Namespace) -> int:
+    """Run `trainyard export`. Returns the exit code."""
     check_overrides(options.overrides, "an export")
     if options.file is None and options.hub is None:
         raise InputError("name a FILE to export to, a folder with --hub, or both")

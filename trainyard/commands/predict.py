@@ -24,6 +24,7 @@ _SHOWN = 10  # unreadable images listed with a reason
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard predict` to its parser."""
     add_checkpoint(parser)
     parser.add_argument(
         "images",
@@ -48,6 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def predict(options: argparse.Namespace) -> int:
+    """Run `trainyard predict`. Returns the exit code."""
     check_overrides(options.overrides, "a prediction")
     check_target(options, options.images)
     if options.csv and not options.csv.endswith(".csv"):

@@ -16,6 +16,7 @@ __all__ = ["print_table", "result_console", "size", "text"]
 
 
 def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
+    """Print rows as a table on stdout."""
     from rich import box
     from rich.table import Column, Table
 
@@ -38,4 +39,5 @@ def result_console() -> "Console":
 
 
 def text(value: Any) -> str:
+    """A value as text: strings as they are, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value)

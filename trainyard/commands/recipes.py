@@ -10,6 +10,7 @@ from trainyard.commands.printing import print_table, text
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard recipes` to its parser."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe, resolved")
     parser.add_argument("--keys", action="store_true", help="list every recipe key")
     parser.add_argument(
@@ -31,6 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def recipes(options: argparse.Namespace) -> int:
+    """Run `trainyard recipes`. Returns the exit code."""
     from trainyard.config import find_recipe, load_recipe, to_toml
     from trainyard.errors import InputError
 

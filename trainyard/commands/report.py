@@ -11,6 +11,7 @@ _PORT = 8766
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard report` to its parser."""
     parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories; several, overlaid")
     parser.add_argument(
         "--out",
@@ -33,6 +34,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def report(options: argparse.Namespace) -> int:
+    """Run `trainyard report`. Returns the exit code."""
     folders = [Path(run) for run in options.runs]
     if options.watch:
         if options.out or options.json:

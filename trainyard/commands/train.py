@@ -27,11 +27,13 @@ VOICES = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard train` to its parser."""
     add_training_options(parser)
     parser.set_defaults(run_command=train)
 
 
 def add_training_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that `train` and the launchers share."""
     parser.add_argument("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
     parser.add_argument(
         "--data",
@@ -51,12 +53,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_voice_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose which ranks print."""
     voice = parser.add_mutually_exclusive_group()
     for name, about in VOICES.items():
         voice.add_argument(f"--{name}", action="store_true", help=about)
 
 
 def train(options: argparse.Namespace) -> int:
+    """Run `trainyard train`. Returns the exit code."""
     end_with_launcher()
     config, folder = config_of(options), run_folder(options)
     world = discover()
@@ -122,4 +126,5 @@ def check_recipe(options: argparse.Namespace) -> None:
 
 
 def run_folder(options: argparse.Namespace) -> Path:
+    """The run directory that the options name, or the default one."""
     return Path(options.run or Path("runs") / Path(options.recipe).stem)

@@ -91,6 +91,7 @@ def open_labelled(
 
 
 def description(locations: Locations | None) -> str:
+    """The locations as text, for messages."""
     return " and ".join(_listed(locations or ()))
 
 

@@ -129,6 +129,7 @@ def _world(told: StarterValues, env: Mapping[str, str]) -> World:
 
 
 def is_loopback(host: str) -> bool:
+    """True if an address or name is this machine's loopback."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -74,6 +74,7 @@ class Description:
 
 
 def describe(classifier: Classifier) -> Description:
+    """The description of a model that goes into an exported file."""
     config, model = classifier.config, classifier.model
     return Description(
         architecture=config.model.name.partition(".")[0],

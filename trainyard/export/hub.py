@@ -22,6 +22,7 @@ def write_hub(model: nn.Module, about: Description, folder: Path) -> None:
 
 
 def load_hub(folder: Path) -> Exported:
+    """The model of a folder that `export --hub` wrote, loaded by timm."""
     import timm
 
     model: nn.Module = timm.create_model(f"local-dir:{folder}", pretrained=True)

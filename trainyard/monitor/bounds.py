@@ -62,6 +62,7 @@ def judge(found: Measured, device_advice: str = "") -> Judgement:
 
 
 def as_event(found: Measured, judgement: Judgement) -> Report:
+    """A judgement as an event of metrics.jsonl."""
     return {
         "kind": "event",
         "event": "bounds",

@@ -12,6 +12,7 @@ _PACKAGES = ("trainyard", "torch", "timm", "numpy", "pillow", "simplejpeg", "saf
 
 
 def describe_environment() -> dict[str, Any]:
+    """Versions, hardware and git state, for environment.json."""
     import torch
 
     devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]

@@ -66,6 +66,7 @@ def fitted(found: Iterable[Figure], width: int, *, gap: int = 2) -> list[Figure]
 
 
 def joined(found: Iterable[Figure], style: str = "", *, gap: int = 2) -> Text:
+    """Figures as one text with gaps between them."""
     text = Text(no_wrap=True, overflow="crop", end="")
     for figure in found:
         text.append(" " * gap if text else "")
@@ -74,6 +75,7 @@ def joined(found: Iterable[Figure], style: str = "", *, gap: int = 2) -> Text:
 
 
 def as_markup(found: Iterable[Figure]) -> str:
+    """Figures as rich markup."""
     return "  ".join(
         f"[{figure.style}]{escape(figure.text)}[/]" if figure.style else escape(figure.text)
         for figure in found

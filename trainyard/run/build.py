@@ -118,6 +118,7 @@ def waits_in_forward(config: RunConfig, world: World) -> str | None:
 
 
 def build_run_course(config: RunConfig, epoch_samples: int) -> Course:
+    """The course of a run: phases of batch and image sizes, from the recipe."""
     return build_course(
         config.run.length,
         epoch_samples=epoch_samples,
@@ -186,6 +187,7 @@ def trained_model(config: RunConfig, path: Path, num_classes: int, *, ema: bool)
 
 
 def build_ema(config: RunConfig, model: nn.Module) -> Ema | None:
+    """The moving average of the weights; None if the recipe has none."""
     decay = config.model.ema_decay
     if decay is None:
         return None
@@ -193,12 +195,14 @@ def build_ema(config: RunConfig, model: nn.Module) -> Ema | None:
 
 
 def build_loss_scale(config: RunConfig, device: torch.device) -> LossScale:
+    """The loss scale: dynamic where gradients are fp16, else constant 1."""
     # Gradients sent as fp16 have its range, in whichever precision they were computed.
     is_narrow = "fp16" in (config.batch.precision, config.average.compress)
     return DynamicLossScale(device) if is_narrow else LossScale(device)
 
 
 def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
+    """The schedule of a run. RecipeError if it cannot be compiled with the rest."""
     if config.schedule.weight_decay_end is not None and config.optim.compile:
         raise RecipeError(
             "schedule.weight_decay_end changes the update in every step, which would then be "

@@ -22,6 +22,7 @@ from trainyard.training.step import Loss
 def build_run_loss(
     config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
 ) -> Loss:
+    """The loss of a recipe, with its teacher if it has one."""
     teacher = build_teacher(config, classes=classes, course=course, device=device)
     smoothing, mixes = config.augment.label_smoothing, config.augment.mixes
     return build_loss(config.loss, smoothing, teacher=teacher, mixes=mixes)

@@ -81,6 +81,7 @@ def _device_advice(config: RunConfig, device: torch.device) -> str:
 def open_quarantine(
     config: RunConfig, folder: RunDirectory, data: Datasets, world: World
 ) -> Quarantine:
+    """The list of bad samples in the run directory, with its limit."""
     with together(world):
         return Quarantine(
             folder.quarantine,

@@ -89,6 +89,7 @@ def _written(taken: Snapshot, final: Path, part: Path | None, world: World) -> I
 
 
 def path_of(folder: Path, step: int) -> Path:
+    """The folder of a step's checkpoint."""
     return folder / f"step-{step:08d}"
 
 

@@ -95,6 +95,7 @@ def train(run: Training) -> type[Stopped] | None:
 
 
 def evaluation_is_due(run: Training) -> bool:
+    """True if an evaluation follows the current step."""
     step = run.state.step
     is_done = step == run.state.last.get("step", 0)
     return not is_done and (run.eval_every.due(step) or run.is_over(step))
@@ -114,5 +115,6 @@ def evaluate(run: Training) -> bool:
 
 
 def save(run: Training) -> None:
+    """Save a checkpoint of the consensus, in a timed phase."""
     with run.phase("save"), run.state.averager.consensus():
         run.save()

@@ -44,6 +44,7 @@ def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
 
 
 def save_optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    """An optimizer's state with the name of its class."""
     return {"kind": type(optimizer).__name__, **optimizer.state_dict()}
 
 

@@ -20,6 +20,7 @@ _threads = threading.local()
 
 
 def is_built() -> bool:
+    """True if the C extension is installed."""
     return core is not None
 
 

@@ -37,6 +37,7 @@ class _Header(NamedTuple):
 
 
 def is_record(content: bytes) -> bool:
+    """True if bytes begin like a packed record."""
     return content.startswith(PACKED_MAGIC)
 
 

@@ -63,6 +63,7 @@ class SeekTable(NamedTuple):
 
 
 def seek_path(index: Index) -> Path:
+    """The file of an index's seek table."""
     return index.path.with_name(index.path.name + ".seek")
 
 

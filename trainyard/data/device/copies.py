@@ -48,6 +48,7 @@ class Transfer(Protocol):
 
 
 def transfer_to(device: torch.device) -> Transfer:
+    """The transfer of batches to a device."""
     return HostTransfer() if device.type == "cpu" else StreamTransfer(device)
 
 

@@ -41,10 +41,12 @@ _FOLDERS, _INNER_TARS, _LOOSE = "in a folder of its class", "in a tar inside", "
 
 
 def recognises(place: ResolvedLocation) -> bool:
+    """True if a location holds tars, compressed ones included."""
     return bool(place.files(".tar", *_COMPRESSED))
 
 
 def scan(place: ResolvedLocation) -> Scan:
+    """The samples of a location, tar by tar; DataError if a class is ambiguous."""
     names = place.files(".tar")
     if not names:
         raise DataError(

@@ -46,6 +46,7 @@ class _LeftOut:
 
 
 def recognises(place: ResolvedLocation) -> bool:
+    """True if a location is a folder with folders in it."""
     return place.is_folder and bool(_folders_in(place.root))
 
 

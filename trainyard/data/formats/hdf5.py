@@ -46,6 +46,7 @@ _CHUNK = 1024  # rows
 
 
 def recognises(place: ResolvedLocation) -> bool:
+    """True if the first file of a location has the signature of HDF5."""
     names = _hdf5_files(place)
     if not names:
         return False
@@ -57,6 +58,7 @@ def recognises(place: ResolvedLocation) -> bool:
 
 
 def scan(place: ResolvedLocation) -> Scan:
+    """The samples of a location, file by file; DataError for an unknown layout."""
     names = _hdf5_files(place)
     with _open(place.path(names[0])) as (file, source):
         classes = find_classes(file, source.name)
@@ -73,6 +75,7 @@ def scan(place: ResolvedLocation) -> Scan:
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
+    """Names of the splits inside an HDF5 file; empty if it has none."""
     names = _hdf5_files(place)
     if len(names) > 1:
         return ()

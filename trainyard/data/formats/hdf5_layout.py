@@ -28,6 +28,7 @@ class SplitRows(NamedTuple):
 
 
 def read_targets(file: Any, classes: Sequence[str] | None, where: str) -> Rows:
+    """The class numbers of a split's images; DataError if they are none."""
     stored = file[TARGETS]
     if stored.dtype.kind not in "iu":
         raise DataError(f"{where}: {TARGETS} are {stored.dtype}, expected integers")

@@ -53,10 +53,12 @@ class Table(NamedTuple):
 
 
 def recognises(place: ResolvedLocation) -> bool:
+    """True if the files of a location are packed shards by name."""
     return bool(place.files(SUFFIX))  # `scan` reports a file with this suffix in another format
 
 
 def scan(place: ResolvedLocation) -> Scan:
+    """The samples of a location, shard by shard; DataError for a damaged table."""
     names = place.files(SUFFIX)
     with closing(open_source(place.path(names[0]))) as source:
         classes = read_table(source).classes

@@ -203,6 +203,7 @@ def is_image(name: str) -> bool:
 
 
 def is_hidden_image(name: str) -> bool:
+    """True for hidden files with an image's suffix, such as those that macOS adds."""
     return _has_suffix(name) and _is_hidden(name)
 
 

@@ -47,6 +47,7 @@ _FEATURES = frozenset((_IMAGE, _LABEL, _SYNSET, _TFDS_IMAGE, _TFDS_LABEL))
 
 
 def recognises(place: ResolvedLocation) -> bool:
+    """True if the first file of a location is framed like a TFRecord."""
     names = _shards(place)
     if not names:
         return False
@@ -59,6 +60,7 @@ def recognises(place: ResolvedLocation) -> bool:
 
 
 def scan(place: ResolvedLocation) -> Scan:
+    """The samples of a location, file by file; DataError for a damaged record."""
     names = _shards(place)
     classes: list[str] = []
     return Scan(

@@ -55,6 +55,7 @@ def recognises(place: ResolvedLocation) -> bool:
 
 
 def scan(place: ResolvedLocation) -> Scan:
+    """The samples of a location, shard by shard; DataError for a damaged tar."""
     names = place.files(".tar")
     return Scan(
         place=place,

@@ -33,6 +33,7 @@ class EncodedSpans(NamedTuple):
 
 
 def as_stored(images: EncodedSpans | Sequence[bytes]) -> EncodedSpans:
+    """Encoded images as spans, each an object of its own."""
     return images if isinstance(images, EncodedSpans) else in_memory(images)
 
 

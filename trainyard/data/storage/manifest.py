@@ -114,6 +114,7 @@ def is_inside(name: str) -> bool:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write dataset.json into a folder, atomically."""
     tree = {"version": _VERSION} | dataclasses.asdict(manifest)
     write_text(folder / FILE_NAME, json.dumps(tree, indent=1) + "\n")
 

@@ -67,4 +67,5 @@ class LocalFile:
 
 
 def is_remote(name: str) -> bool:
+    """True for URLs, false for paths."""
     return "://" in name

@@ -16,6 +16,7 @@ Outputs = list[tuple[Path, Path]]
 
 
 def sync(path: Path) -> None:
+    """Flush a file or folder to the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -48,6 +49,7 @@ def publish(outputs: Outputs) -> None:
 
 
 def remove(outputs: Outputs) -> None:
+    """Remove a file if it exists."""
     for part, _ in outputs:
         part.unlink(missing_ok=True)
 

@@ -178,6 +178,7 @@ def _path(folder: str, name: str) -> str:
 
 
 def plain(path: str) -> str:
+    """A path or URL in the form that is printed."""
     return path if is_remote(path) else os.path.normpath(path)
 
 

@@ -174,6 +174,7 @@ class Resource:
 
 
 def changed(name: str) -> str:
+    """The message that a remote file changed while it was in use."""
     return f"{name} has changed on the server while it was in use; index it anew and start again"
 
 
@@ -207,6 +208,7 @@ def _failure(name: str, error: HTTPError | OSError) -> Exception:
 
 
 def reason_of(error: HTTPError | OSError) -> str:
+    """One line about a failed request, without secrets."""
     cause = _root_of(error)
     if isinstance(cause, TooSlow):
         return str(cause)

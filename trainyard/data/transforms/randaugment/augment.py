@@ -86,6 +86,7 @@ def plan(
 
 
 def colour_job(name: str, rows: NDArray[np.int64], arguments: NDArray[np.float64]) -> KernelCall:
+    """The kernel call of a colour operation."""
     match name:
         case "AutoContrast":
             return KernelCall(colours.autocontrast, rows)

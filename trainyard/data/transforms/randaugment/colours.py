@@ -28,6 +28,7 @@ def add_to_dark(images_nHWC: Tensor, add: Tensor) -> Tensor:
 
 
 def brightness(images_nHWC: Tensor, factor: Tensor) -> Tensor:
+    """Scales uint8 images by one factor each."""
     return _to_bytes(images_nHWC.float().mul_(_over_pixels(factor)))
 
 

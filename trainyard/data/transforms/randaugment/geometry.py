@@ -39,6 +39,7 @@ class Move(NamedTuple):
 
 
 def matrix(name: str, argument: float, height: int, width: int) -> tuple[float, ...]:
+    """The affine map of an operation from output to input pixels, as six numbers."""
     if name == "ShearX":
         return (1.0, argument, 0.0, 0.0, 1.0, 0.0)
     if name == "ShearY":

@@ -53,6 +53,7 @@ class Policy:
 
 
 def parse_policy(text: str) -> Policy:
+    """The policy of a text in timm's notation. ValueError if it is malformed."""
     try:
         return _parse(text)
     except ValueError as error:
