@@ -24,7 +24,9 @@ _NOTABLE = 0.05  # share of images that fall back to the libraries
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard bench` to its parser."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="WHAT")
-    loader = actions.add_parser("loader", help="images a second of a data set, and of each part")
+    loader = actions.add_parser(
+        "loader", help="measure images per second: reading, decoding, loading"
+    )
     add = loader.add_argument
     add(
         "location",
@@ -32,10 +34,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=take_secrets,
         help="a folder, a file, shards or a URL",
     )
-    add("--batch", type=int, default=256, metavar="N", help="images of a batch (256)")
+    add("--batch", type=int, default=256, metavar="N", help="images per batch (256)")
     add("--size", type=int, default=224, metavar="PIXELS", help="side of a training image (224)")
-    add("--threads", type=int, metavar="N", help="loader threads; default: one for each core")
-    add("--seconds", type=float, default=10.0, metavar="S", help="that it takes in all (10)")
+    add("--threads", type=int, metavar="N", help="loader threads; default: one per core")
+    add("--seconds", type=float, default=10.0, metavar="S", help="total duration in seconds (10)")
     add("--json", action="store_true", help="print as JSON")
     loader.set_defaults(run_command=bench_loader)
 

@@ -13,12 +13,14 @@ SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add the argument that names a run or a checkpoint, and --ema."""
-    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="of a run, its best checkpoint")
+    parser.add_argument(
+        "target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint"
+    )
     parser.add_argument(
         "--ema",
         action=argparse.BooleanOptionalAction,
-        help="take the moving average of the weights, or the weights themselves; default: the "
-        "average if there is one, unless it scored worse",
+        help="use the moving average of the weights (--ema) or the weights (--no-ema); default: "
+        "the average, unless it scored worse",
     )
 
 

@@ -17,8 +17,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seek",
         action="store_true",
-        help="also read every image once and save where in it decoding can begin, so that crops "
-        "are decoded faster; takes about 1.5%% of the data's bytes",
+        help="also read every image once and save a seek table for faster decoding of crops; it "
+        "takes about 1.5%% of the size of the data",
     )
     parser.set_defaults(run_command=data_index)
 

@@ -28,12 +28,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=take_secrets,
         help="a folder, a file, shards or a URL",
     )
-    parser.add_argument("destination", metavar="DESTINATION", help="folder to make")
+    parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
     parser.add_argument("--format", choices=_FORMATS, required=True)
-    parser.add_argument("--name", default="imagenet", help="that shards begin with")
-    parser.add_argument("--split", help="name of the data where LOCATION has no train and val")
+    parser.add_argument("--name", default="imagenet", help="prefix of shard names")
+    parser.add_argument("--split", help="split name if LOCATION has no train and val")
     parser.add_argument(
-        "--shard-samples", type=int, metavar="N", help=f"default {_SAMPLES:,}; HDF5: all in a file"
+        "--shard-samples", type=int, metavar="N", help=f"default {_SAMPLES:,}; HDF5: all in one file"
     )
     parser.add_argument("--shard-size", type=_bytes, metavar="SIZE", help="such as 1GB")
     parser.add_argument(
@@ -41,22 +41,25 @@ def add(parser: argparse.ArgumentParser) -> None:
         dest="short_side",
         type=int,
         metavar="PIXELS",
-        help="scale larger images down to this short side, antialiased",
+        help="resize larger images to this short side, antialiased",
     )
     parser.add_argument(
-        "--quality", type=int, metavar="Q", help="of the scaled JPEGs, 1 to 100; default 95"
+        "--quality",
+        type=int,
+        metavar="Q",
+        help="JPEG quality of resized images, 1 to 100; default 95",
     )
     parser.add_argument(
-        "--pixels", action="store_true", help="packed: keep raw pixels, not coefficients"
+        "--pixels", action="store_true", help="packed: store raw pixels instead of coefficients"
     )
     parser.add_argument(
-        "--classes", metavar="N|FILE|A,B,…", help="N at random, those in a file's lines, or these"
+        "--classes",
+        metavar="N|FILE|A,B,…",
+        help="N random classes, the lines of a file, or a list of names",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the order and of --classes N")
-    parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order in train")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes; default: one for each core"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order and of --classes N")
+    parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order of train")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run_command=data_pack)
 

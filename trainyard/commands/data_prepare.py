@@ -20,8 +20,8 @@ _FORMATS = ("webdataset", "folder", "tfrecord", "hdf5")
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data prepare` to its parser."""
     datasets = parser.add_subparsers(dest="dataset", required=True, metavar="DATASET")
-    digits = datasets.add_parser("digits", help="1,797 handwritten digits that scikit-learn has")
-    digits.add_argument("destination", metavar="DESTINATION", help="folder to make")
+    digits = datasets.add_parser("digits", help="the 1,797 handwritten digits of scikit-learn")
+    digits.add_argument("destination", metavar="DESTINATION", help="folder to create")
     digits.add_argument("--json", action="store_true", help="print as JSON")
     digits.set_defaults(run_command=_prepare_digits)
     imagenet = datasets.add_parser("imagenet-1k", help="ILSVRC2012 from its three archives")
@@ -30,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     imagenet.add_argument(
         "--repair",
         action="store_true",
-        help="write the PNG and the CMYK files among the JPEGs anew, as RGB JPEGs",
+        help="re-encode the PNG and CMYK files among the JPEGs as RGB JPEGs",
     )
     imagenet.set_defaults(run_command=_prepare_imagenet_1k)
     large = datasets.add_parser("imagenet-21k-p", help="ImageNet-21K-P from ImageNet-21K")
@@ -38,8 +38,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     large.add_argument(
         "--resize",
         choices=("224-squash", "256"),
-        help="to a square as published (the default), or the short side to 256, antialiased; "
-        "both JPEG quality 95",
+        help="square: as published (default); short: short side to 256, antialiased; both as JPEG "
+        "quality 95",
     )
     large.set_defaults(run_command=_prepare_imagenet_21k_p)
     for name in ("cifar10", "cifar100"):
@@ -51,14 +51,12 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser, source: str, default_format: str) -> None:
     parser.add_argument("source", metavar="SOURCE", help=source)
-    parser.add_argument("destination", metavar="DESTINATION", help="folder to make")
+    parser.add_argument("destination", metavar="DESTINATION", help="folder to create")
     parser.add_argument(
         "--format", choices=_FORMATS, default=default_format, help=f"default {default_format}"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the order of training images")
-    parser.add_argument(
-        "--workers", type=int, metavar="N", help="processes; default: one for each core"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of training images")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
     parser.add_argument("--json", action="store_true", help="print as JSON")
 
 
@@ -66,7 +64,7 @@ def _add_no_checksum(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-checksum",
         action="store_true",
-        help="take other archives than the official ones too, such as a subset",
+        help="accept archives other than the official ones, such as a subset",
     )
 
 

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data serve` to its parser."""
     parser.add_argument("folder", metavar="DIR", help="the folder that holds the data set")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: all")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0: all")
     parser.add_argument("--port", type=int, default=8765)
     parser.add_argument("--list", action="store_true", help="show folders to browsers")
     login = parser.add_mutually_exclusive_group()
-    login.add_argument("--user", metavar="NAME:PASSWORD", help="let only this user read")
-    login.add_argument("--password-file", metavar="FILE", help="lines of NAME:PASSWORD")
-    parser.add_argument("--certificate", metavar="FILE", help="for TLS: PEM, with its chain")
-    parser.add_argument("--key", metavar="FILE", help="for TLS: the certificate's key, PEM")
-    parser.add_argument("--dry-run", action="store_true", help="print nginx's configuration only")
+    login.add_argument("--user", metavar="NAME:PASSWORD", help="require this login")
+    login.add_argument("--password-file", metavar="FILE", help="file with lines NAME:PASSWORD")
+    parser.add_argument("--certificate", metavar="FILE", help="TLS certificate with its chain, PEM")
+    parser.add_argument("--key", metavar="FILE", help="TLS key, PEM")
+    parser.add_argument("--dry-run", action="store_true", help="only print nginx's configuration")
     parser.set_defaults(run_command=data_serve)
 
 

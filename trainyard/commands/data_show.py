@@ -24,11 +24,13 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_location(parser)
     sheet = parser.add_argument_group("contact sheet")
     sheet.add_argument("--sheet", metavar="FILE.png", help="draw random images, with labels")
-    sheet.add_argument("--split", metavar="NAME", help="of this split; default: train")
-    sheet.add_argument("--class", metavar="NAME", dest="class_name", help="of this class alone")
+    sheet.add_argument("--split", metavar="NAME", help="split to draw from; default: train")
+    sheet.add_argument("--class", metavar="NAME", dest="class_name", help="draw only this class")
     sheet.add_argument("--rows", metavar="R", type=int, default=_ROWS, help="default: 6")
     sheet.add_argument("--columns", metavar="C", type=int, default=_COLUMNS, help="default: 8")
-    sheet.add_argument("--seed", metavar="S", type=int, default=0, help="which ones; default: 0")
+    sheet.add_argument(
+        "--seed", metavar="S", type=int, default=0, help="seed of the draw; default: 0"
+    )
     parser.set_defaults(run_command=data_show)
 
 

@@ -20,7 +20,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", required=True, metavar="FOLDER", help="a folder on the node; data.stage names it"
     )
-    parser.add_argument("--gb", type=_gigabytes, help="most that all copies in it may take")
+    parser.add_argument(
+        "--gb", type=_gigabytes, help="largest total size of the copies in the folder"
+    )
     parser.set_defaults(run_command=data_stage)
 
 

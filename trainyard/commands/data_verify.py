@@ -20,11 +20,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data verify` to its parser."""
     add_location(parser)
     parser.description = (
-        "Check a data set. A problem makes training fail or its result wrong, and the exit code "
-        "2; a note is odd, but can be trained on."
+        "Check a data set. A problem makes training fail or its result wrong; the exit code is "
+        "then 2. A note is unusual, but training works."
     )
     parser.add_argument(
-        "--deep", action="store_true", help="decode every image and look for duplicates, too"
+        "--deep", action="store_true", help="also decode every image and search for duplicates"
     )
     parser.add_argument("--workers", metavar="N", type=int, help="processes; default: all cores")
     parser.set_defaults(run_command=data_verify)

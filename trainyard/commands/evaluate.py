@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard evaluate` to its parser."""
-    parser.add_argument("target", metavar="RUN_OR_CHECKPOINT", help="of a run, its best checkpoint")
+    parser.add_argument(
+        "target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint"
+    )
     _add_data(parser.add_argument_group("data"))
     _add_variations(parser.add_argument_group("variations, named in the result"))
     _add_details(parser.add_argument_group("details"))
     parser.epilog = (
-        "Recipe keys of the sections model, data, augment and batch can be given as "
-        "--SECTION.KEY VALUE, --data.eval_size 288 say. Of other data than the run's own only the "
-        "classes that it has are guessed, matched by name: so are ImageNet-A and -R meant."
+        "Recipe keys of the sections model, data, augment and batch can be given as --SECTION.KEY "
+        "VALUE, for example --data.eval_size 288. On other data, the model chooses only among the "
+        "classes that the data has, matched by name, as ImageNet-A and ImageNet-R intend."
     )
     parser.set_defaults(run_command=evaluate, takes_overrides=EVALUATED)
 
@@ -33,24 +35,24 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
         "--data",
         metavar="LOCATION",
         action="append",
-        help="other validation data; several, given one by one, are one data set",
+        help="other validation data; several --data are one data set",
     )
     group.add_argument(
         "--also",
         metavar="LOCATION",
         action="append",
         default=[],
-        help="a further data set, evaluated by itself after that; also several",
+        help="a further data set with a result of its own; can be repeated",
     )
     group.add_argument(
         "--all-classes",
         action="store_true",
-        help="guess among all classes of the model, also those that other data lacks",
+        help="choose among all classes of the model, also those that the data lacks",
     )
     group.add_argument(
         "--labels",
         metavar="FILE.json",
-        help="top-1 by labels made anew as well: ReaL's real.json for ImageNet's validation images",
+        help="also report top-1 by reassessed labels: ReaL's real.json for ImageNet",
     )
 
 
@@ -58,30 +60,30 @@ def _add_variations(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--flip",
         action="store_true",
-        help="judge the mean of the softmax of each image and of its mirror image",
+        help="average the softmax of each image and of its mirror image",
     )
     group.add_argument(
         "--bn-samples",
         metavar="N",
         type=positive,
         default=0,
-        help="first estimate the statistics of batch norm anew, of N training images that are "
-        "cropped and flipped as in training (PreciseBN)",
+        help="first re-estimate batch norm statistics from N training images, cropped and flipped "
+        "as in training (PreciseBN)",
     )
 
 
 def _add_details(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
-        "--per-class", metavar="N", type=positive, help="the N classes with the lowest top-1"
+        "--per-class", metavar="N", type=positive, help="print the N classes with the lowest top-1"
     )
     group.add_argument(
-        "--confusions", metavar="N", type=positive, help="the N most frequent wrong guesses"
+        "--confusions", metavar="N", type=positive, help="print the N most frequent confusions"
     )
     group.add_argument(
-        "--predictions", metavar="FILE.csv", help="write what was said of each image to a file"
+        "--predictions", metavar="FILE.csv", help="write the prediction for each image to a file"
     )
     group.add_argument(
-        "--json", action="store_true", help="print the result as JSON, a list of them with --also"
+        "--json", action="store_true", help="print the result as JSON; with --also, a list"
     )
 
 

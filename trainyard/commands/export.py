@@ -19,21 +19,21 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard export` to its parser."""
     add_checkpoint(parser)
     parser.add_argument(
-        "file", metavar="FILE", nargs="?", help="ends in .safetensors, .onnx or .pt2"
+        "file", metavar="FILE", nargs="?", help="file name that ends in .safetensors, .onnx or .pt2"
     )
-    parser.add_argument("--format", choices=_KINDS, help="of a file that ends otherwise")
+    parser.add_argument("--format", choices=_KINDS, help="format of a file with another ending")
     parser.add_argument(
         "--hub",
         metavar="DIR",
         help="a folder in the layout of timm's hub, for timm.create_model('local-dir:DIR', "
         "pretrained=True)",
     )
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON")
+    parser.add_argument("--json", action="store_true", help="print the written files as JSON")
     parser.epilog = (
-        "Each model is loaded again and compared with the one that was trained before it is put in "
-        "place. It takes normalised images, float32[batch, 3, size, size]; its card and its "
-        "metadata tell of mean, std, size and classes. --data.eval_size 288, say, exports it for "
-        "images of another size."
+        "Each exported model is loaded again and compared with the trained one before it is put "
+        "in place. It takes normalised images, float32[batch, 3, size, size]; its card and "
+        "metadata hold mean, std, size and classes. --data.eval_size 288 exports it for images of "
+        "that size."
     )
     parser.set_defaults(run_command=export, takes_overrides=SECTIONS)
 

@@ -34,16 +34,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         "or a data set: tars, WebDataset, TFRecord, HDF5, packed files",
     )
     parser.add_argument(
-        "--top", metavar="K", type=positive, default=5, help="how many classes of each; default: 5"
+        "--top",
+        metavar="K",
+        type=positive,
+        default=5,
+        help="number of classes per image; default: 5",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON document, an entry for each image"
+        "--json", action="store_true", help="print one JSON document with an entry per image"
     )
-    parser.add_argument("--csv", metavar="FILE.csv", help="write a line for each image to a file")
+    parser.add_argument("--csv", metavar="FILE.csv", help="write a file with a line per image")
     parser.epilog = (
         "Recipe keys of the sections model, data and batch can be given as --SECTION.KEY VALUE, "
-        "--data.eval_size 288 say. An image that cannot be read is named, and the others go on; "
-        "the exit code is 2 if none can be read."
+        "for example --data.eval_size 288. Unreadable images are listed and skipped; the exit "
+        "code is 2 if no image can be read."
     )
     parser.set_defaults(run_command=predict, takes_overrides=SECTIONS)
 

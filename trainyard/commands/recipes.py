@@ -14,17 +14,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this recipe, resolved")
     parser.add_argument("--keys", action="store_true", help="list every recipe key")
     parser.add_argument(
-        "--params", action="store_true", help="list NAME's parameters: rates, decay, what is frozen"
+        "--params",
+        action="store_true",
+        help="list NAME's parameters with learning rate, decay and frozen ones",
     )
-    parser.add_argument(
-        "--plot", metavar="FILE", help="draw NAME's learning rate and the like into a PNG"
-    )
+    parser.add_argument("--plot", metavar="FILE", help="plot NAME's schedules into a PNG")
     parser.add_argument(
         "--samples",
         metavar="N",
         type=int,
         default=1_281_167,
-        help="samples of an epoch in the plot (those of ImageNet-1K)",
+        help="samples per epoch in the plot (ImageNet-1K's)",
     )
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.epilog = "With NAME, any recipe key can be given as --SECTION.KEY VALUE."

@@ -12,23 +12,25 @@ _PORT = 8766
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard report` to its parser."""
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="run directories; several, overlaid")
+    parser.add_argument(
+        "runs", metavar="RUN", nargs="+", help="run directories; several are overlaid"
+    )
     parser.add_argument(
         "--out",
         metavar="FILE.html",
-        help="default: report.html in the run directory; of several runs, in this folder",
+        help="default: report.html in the run directory, or in this folder for several runs",
     )
-    parser.add_argument("--json", action="store_true", help="print where it is as JSON")
+    parser.add_argument("--json", action="store_true", help="print its path as JSON")
     live = parser.add_argument_group("while training goes on")
     live.add_argument(
         "--watch",
         action="store_true",
-        help="serve it to browsers on this machine, brought up to date every few seconds",
+        help="serve it to browsers on this machine, updated every few seconds",
     )
-    live.add_argument("--port", metavar="N", type=int, help=f"default: {_PORT}; 0: any free one")
+    live.add_argument("--port", metavar="N", type=int, help=f"default: {_PORT}; 0: any free port")
     parser.epilog = (
-        "Runs that differ in run.seed alone are shown as their mean, with two standard deviations "
-        "over seeds. From another machine: ssh -L 8766:127.0.0.1:8766 HOST."
+        "Runs that differ only in run.seed are shown as their mean with two standard deviations. "
+        "From another machine: ssh -L 8766:127.0.0.1:8766 HOST."
     )
     parser.set_defaults(run_command=report)
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 VOICES = {
-    "quiet": "say what came of it, and nothing before",
-    "plain": "lines for a log, as where there is no terminal",
-    "all-ranks": "every rank says its lines, each with its number and host; plain",
+    "quiet": "print only the result",
+    "plain": "print log lines, as without a terminal",
+    "all-ranks": "every rank prints log lines, with its number and host",
 }
 """Options for the output of a run; they exclude each other."""
 
@@ -39,14 +39,14 @@ def add_training_options(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="LOCATION",
         action="append",
-        help="a data set with train and val data; of several, given one by one, train data is "
-        "enough for all but one",
+        help="a data set with train and val data; can be repeated to merge several, of which only "
+        "one needs val data",
     )
     parser.add_argument("--run", metavar="DIR", help="run directory (runs/NAME of the recipe)")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     add_voice_options(parser)
     parser.epilog = (
-        "Any recipe key can be given as --SECTION.KEY VALUE, --optim.lr 0.1 say; "
+        "Any recipe key can be given as --SECTION.KEY VALUE, for example --optim.lr 0.1; "
         "`trainyard recipes --keys` lists them."
     )
     parser.set_defaults(takes_overrides=True)
