@@ -33,7 +33,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="imagenet", help="prefix of shard names")
     parser.add_argument("--split", help="split name if LOCATION has no train and val")
     parser.add_argument(
-        "--shard-samples", type=int, metavar="N", help=f"default {_SAMPLES:,}; HDF5: all in one file"
+        "--shard-samples",
+        type=int,
+        metavar="N",
+        help=f"default {_SAMPLES:,}; HDF5: all in one file",
     )
     parser.add_argument("--shard-size", type=_bytes, metavar="SIZE", help="such as 1GB")
     parser.add_argument(
