@@ -14,10 +14,17 @@ from typing import Any, NamedTuple
 
 from benchmarks.saving import save
 from trainyard.averaging.config import AverageConfig
-from trainyard.estimate.jitter import Jitter
-from trainyard.estimate.job import Job, build_job
-from trainyard.estimate.network import LINKS, Cluster, Link
-from trainyard.estimate.predict import describe, predict
+from trainyard.estimate.network import (
+    LINKS,
+    Buckets,
+    Jitter,
+    Link,
+    Network,
+    build_buckets,
+    describe,
+    scaled,
+    step_time,
+)
 
 ALL_REDUCE = AverageConfig()
 ONE_PEER = AverageConfig(name="gossip")
@@ -38,13 +45,13 @@ class Cell(NamedTuple):
 
 class Case(NamedTuple):
     average: AverageConfig
-    job: Job
-    cluster: Cluster
+    buckets: Buckets
+    network: Network
     ranks: int
 
     def step_ms(self, compute: float) -> float:
-        average, job, cluster, ranks = self
-        return 1000 * predict(average, job, cluster, ranks=ranks, compute=compute).total
+        average, buckets, network, ranks = self
+        return 1000 * step_time(average, buckets, network, ranks=ranks, compute=compute).total
 
     def compute_for(self, milliseconds: float) -> float:
         """The seconds of compute with which a step takes so long."""
@@ -67,13 +74,13 @@ TOKENS = 25_000
 # A vocabulary of 37,000; the matrices of encoder and decoder. The embedding's gradient is the last.
 _ENCODER = [512 * 512] * 4 + [512 * 2048] * 2
 _DECODER = [512 * 512] * 8 + [512 * 2048] * 2
-TRANSFORMER = build_job([37_000 * 512, *_ENCODER * 6, *_DECODER * 6])
+TRANSFORMER = build_buckets([37_000 * 512, *_ENCODER * 6, *_DECODER * 6])
 
-CLUSTERS = {
-    "T4": Cluster(8, LINKS["pcie3"], LINKS["100gb-ib"]),
+NETWORKS = {
+    "T4": Network(8, LINKS["pcie3"], LINKS["100gb-ib"]),
     # Of these only "InfiniBand" is known. One-peer exchanges at the published pace need 168 Gbit/s.
-    "A100": Cluster(4, LINKS["nvlink3"], LINKS["200gb-ib"]),
-    "A40": Cluster(4, LINKS["pcie4"], LINKS["25gbe"]),
+    "A100": Network(4, LINKS["nvlink3"], LINKS["200gb-ib"]),
+    "A40": Network(4, LINKS["pcie4"], LINKS["25gbe"]),
 }
 PUBLISHED = {  # GPUs: all-reduce, alternating exponential ring, one-peer exponential
     "T4": {16: (372.5, 312.3, 314.8), 32: (225.5, 178.8, 178.8), 64: (167.3, 122.2, 123.1)},
@@ -85,16 +92,16 @@ PUBLISHED = {  # GPUs: all-reduce, alternating exponential ring, one-peer expone
 def system_c() -> list[Cell]:
     """Compute per token and per step are set by the ring's cells on the two fewest GPUs."""
     cells = []
-    for name, cluster in CLUSTERS.items():
+    for name, network in NETWORKS.items():
         fewest = sorted(PUBLISHED[name])[:2]
         points = []
         for ranks in fewest:
-            case = Case(AER, TRANSFORMER, cluster, ranks)
+            case = Case(AER, TRANSFORMER, network, ranks)
             points.append((TOKENS / ranks, case.compute_for(PUBLISHED[name][ranks][1])))
         per_token, fixed = line(*points)
         for ranks, row in PUBLISHED[name].items():
             for average, milliseconds in zip((ALL_REDUCE, AER, ONE_PEER), row, strict=True):
-                case = Case(average, TRANSFORMER, cluster, ranks)
+                case = Case(average, TRANSFORMER, network, ranks)
                 predicted = case.step_ms(fixed + per_token * TOKENS / ranks)
                 is_set = average is AER and ranks in fewest
                 where = f"{ranks} {name}"
@@ -105,7 +112,7 @@ def system_c() -> list[Cell]:
 # --- MLPerf: ResNet-50 on H100, gradients in half precision ---
 
 IMAGENET = 1_281_167
-H100 = Cluster(8, LINKS["nvlink4"], LINKS["8x400gb-ib"])
+H100 = Network(8, LINKS["nvlink4"], LINKS["8x400gb-ib"])
 MLPERF = {  # GPUs: minutes, epochs, global batch
     8: (13.16, 35, 3_200),
     64: (2.48, 35, 3_200),
@@ -115,8 +122,8 @@ MLPERF = {  # GPUs: minutes, epochs, global batch
 
 def mlperf() -> list[Cell]:
     """Compute per image and per step are set by 8 and 64 GPUs."""
-    job = model_job("resnet50").scaled(1 / 2)
-    cases = {gpus: Case(ALL_REDUCE, job, H100, gpus) for gpus in MLPERF}
+    buckets = scaled(model_buckets("resnet50"), 1 / 2)
+    cases = {gpus: Case(ALL_REDUCE, buckets, H100, gpus) for gpus in MLPERF}
     images = {gpus: batch / gpus for gpus, (_, _, batch) in MLPERF.items()}
     published = {
         gpus: 60_000 * minutes / (epochs * IMAGENET / batch)
@@ -143,9 +150,9 @@ V100_IMAGES_PER_S = 360.0  # taken to be; neither says
 
 def v100() -> list[Cell]:
     """Nothing is set by a cell; steps are from the hours, and from the scaling efficiency."""
-    job = model_job("resnet50")
-    sgp = Cluster(8, LINKS["nvlink2"], LINKS["10gbe"])
-    bluefog = Cluster(8, LINKS["nvlink2"], LINKS["25gbe"])
+    buckets = model_buckets("resnet50")
+    sgp = Network(8, LINKS["nvlink2"], LINKS["10gbe"])
+    bluefog = Network(8, LINKS["nvlink2"], LINKS["25gbe"])
     steps = 90 * IMAGENET / 8192
     of_32, of_64 = 32 / V100_IMAGES_PER_S, 64 / V100_IMAGES_PER_S
     rows = [
@@ -160,18 +167,18 @@ def v100() -> list[Cell]:
             where,
             describe(average),
             milliseconds,
-            Case(average, job, cluster, ranks).step_ms(compute),
+            Case(average, buckets, network, ranks).step_ms(compute),
         )
-        for where, average, milliseconds, cluster, ranks, compute in rows
+        for where, average, milliseconds, network, ranks, compute in rows
     ]
 
 
-def model_job(name: str) -> Job:
+def model_buckets(name: str) -> Buckets:
     import timm
     import torch
 
     with torch.device("meta"):
-        return build_job([weight.numel() for weight in timm.create_model(name).parameters()])
+        return build_buckets([weight.numel() for weight in timm.create_model(name).parameters()])
 
 
 # --- emulated networks: what benchmarks/averaging.py measured ---
@@ -194,14 +201,14 @@ def emulated(measured: dict[str, Any]) -> list[Cell]:
     """Of each model, compute is set by DDP without limits; the rest follows from the limits."""
     cells = []
     for model, networks in measured["found"].items():
-        job, hosts = model_job(model), measured["hosts"]
+        buckets, hosts = model_buckets(model), measured["hosts"]
         if "0:0" not in networks:
             raise SystemExit(f"{model}: was not measured without limits (network 0:0)")
-        alone = Case(ALL_REDUCE, job, host_network("0:0"), hosts)
+        alone = Case(ALL_REDUCE, buckets, host_network("0:0"), hosts)
         compute = alone.compute_for(measured_ms(networks["0:0"]["DDP alone"]))
         for network, contenders in networks.items():
             for name, values in contenders.items():
-                case = Case(MEASURED[name], job, host_network(network), hosts)
+                case = Case(MEASURED[name], buckets, host_network(network), hosts)
                 predicted = case.step_ms(compute)
                 is_set = (network, name) == ("0:0", "DDP alone")
                 cells.append(
@@ -210,12 +217,12 @@ def emulated(measured: dict[str, Any]) -> list[Cell]:
     return cells
 
 
-def host_network(text: str) -> Cluster:
+def host_network(text: str) -> Network:
     """MBIT:MS of benchmarks/averaging.py; gloo has a ring, and hosts of an emulation no jitter."""
     mbit, _, delay = text.partition(":")
     bandwidth = min(float(mbit) * 1e6 / 8 or UNLIMITED, UNLIMITED)
     link = Link(float(delay) / 1000 + 1e-4, bandwidth)
-    return Cluster(1, link, link, Jitter(sigma=0.0), ("ring",))
+    return Network(1, link, link, Jitter(sigma=0.0), ("ring",))
 
 
 def measured_ms(values: dict[str, list[float]]) -> float:

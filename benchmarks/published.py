@@ -2,9 +2,9 @@
 
 python -m benchmarks.published [--hardware NAME]
 
-Nobody else's run is used as a whole to set anything. The three efficiencies of
-trainyard/estimate/speed.py are those of a grid that come nearest to the throughputs; each of these
-is also estimated with the efficiencies that the others alone would have given (leave one out).
+Nobody else's run is used as a whole to set anything. The three efficiencies of trainyard/estimate/
+compute.py are those of a grid that come nearest to the throughputs; each of these is also
+estimated with the efficiencies that the others alone would have given (leave one out).
 """
 
 import argparse
@@ -17,11 +17,9 @@ from typing import NamedTuple
 
 from benchmarks.saving import save
 from trainyard.config import load_recipe
-from trainyard.estimate.account import Site, account
-from trainyard.estimate.network import LINKS, Cluster
-from trainyard.estimate.speed import Efficiency, Speed
-from trainyard.estimate.subject import subject_of
-from trainyard.estimate.work import Work, build_work
+from trainyard.estimate.compute import Efficiency, Roofline, TrainingWork, trace_training
+from trainyard.estimate.estimate import Cluster, build_scenario, build_workload, estimate_run
+from trainyard.estimate.network import LINKS, Network
 from trainyard.hardware import accelerators
 
 IMAGENET, VALIDATION = 1_281_167, 50_000
@@ -126,20 +124,20 @@ class Cell(NamedTuple):
 
 
 @cache
-def work_of(model: str) -> Work:
+def work_of(model: str) -> TrainingWork:
     import timm
     import torch
 
     with torch.device("meta"):
         built = timm.create_model(model).to(memory_format=torch.channels_last)
-    return build_work(built.train(), 224, torch.float16)
+    return trace_training(built.train(), 224, torch.float16)
 
 
 def images_per_s(of: Throughput, efficiency: Efficiency) -> float:
     device = accelerators()[of.device]
     work = work_of(of.model)
-    speed = Speed(work, device, "fp16", of.images, 0.0, of.compiled, efficiency)
-    return of.images / speed.compute(of.images, 224)
+    gpu = Roofline(work, device, "fp16", of.images, 0.0, of.compiled, efficiency)
+    return of.images / gpu.compute(of.images, 224)
 
 
 @cache
@@ -180,10 +178,11 @@ def runs() -> list[Cell]:
 def hours_of(run: Run) -> float:
     """With data that are always there: what others' loaders can do is not known."""
     config = load_recipe(run.recipe, dict(run.keys))
-    subject = subject_of(config, samples=IMAGENET, val_samples=VALIDATION, num_classes=1000)
+    workload = build_workload(config, samples=IMAGENET, val_samples=VALIDATION, num_classes=1000)
     device = accelerators()[run.device]
-    site = Site(Cluster(8, LINKS[device.link]), device)
-    return account(subject, site, gpus=run.gpus).hours.likely
+    cluster = Cluster(Network(8, LINKS[device.link]), device)
+    scenario = build_scenario(workload, cluster, gpus=run.gpus)
+    return estimate_run(workload, cluster, scenario).hours.likely
 
 
 # --- tables ---

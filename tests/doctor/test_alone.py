@@ -141,7 +141,7 @@ def test_little_memory_and_few_cores(
     }
     for name, value in limits.items():
         (tmp_path / name).write_text(f"{value}\n")
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
     rows = examined(capsys)
     assert rows["cores of a rank"]["found"] == "0.5"
     assert rows["free memory of a rank"]["found"] == "1.5 GB"

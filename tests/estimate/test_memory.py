@@ -8,8 +8,8 @@ import torch
 
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, load_recipe
-from trainyard.estimate.memory import Sizes, checkpoint_bytes, memory_of, sizes_of
-from trainyard.estimate.work import Work
+from trainyard.estimate.compute import TrainingWork
+from trainyard.estimate.memory import Memory, Sizes, checkpoint_bytes, gpu_memory, model_sizes
 from trainyard.files import RunDirectory
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.optimizers import build_optimizer
@@ -39,20 +39,20 @@ def test_a_real_optimizer_keeps_as_many_bytes(name: str) -> None:
         if torch.is_tensor(tensor) and tensor.numel() > 1
     ]
     found = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    sizes = sizes_of(model, config)
+    sizes = model_sizes(model, config)
     assert sizes.moments == pytest.approx(found, rel=0.001)
     assert sizes.gradients == sum(4 * p.numel() for p in model.parameters())
 
 
 def test_sgd_without_momentum_keeps_nothing() -> None:
     config = config_of(optim__name="sgd", optim__momentum="0")
-    assert sizes_of(build_run_model(config, 10), config).moments == 0
+    assert model_sizes(build_run_model(config, 10), config).moments == 0
 
 
 def test_what_is_not_trained_has_no_gradients() -> None:
-    whole = sizes_of(build_run_model(config_of(), 10), config_of())
+    whole = model_sizes(build_run_model(config_of(), 10), config_of())
     config = config_of(model__freeze="blocks.*")
-    frozen = sizes_of(build_run_model(config, 10), config)
+    frozen = model_sizes(build_run_model(config, 10), config)
     assert frozen.gradients < whole.gradients
     assert frozen.weights == whole.weights
 
@@ -60,44 +60,39 @@ def test_what_is_not_trained_has_no_gradients() -> None:
 def test_a_real_checkpoint(finished: Path) -> None:
     directory = RunDirectory(finished)
     config = load_recipe(str(directory.recipe))
-    sizes = sizes_of(build_run_model(config, num_classes=10), config)
+    sizes = model_sizes(build_run_model(config, num_classes=10), config)
     newest = (finished / "checkpoints" / "latest").resolve()
     found = sum(path.stat().st_size for path in newest.iterdir())
     assert checkpoint_bytes(sizes, config.average, ranks=1) == pytest.approx(found, rel=0.03)
 
 
 SIZES = Sizes(weights=100e6, gradients=100e6, moments=200e6, average=100e6, on_host=0.0)
-WORK = Work((), image_size=224, kept_bytes=10e6, cast_bytes=0.0)
+WORK = TrainingWork((), image_size=224, kept_bytes=10e6, cast_bytes=0.0)
 
 
-def memory(
-    average: AverageConfig, capacity: float | None = 4e9, ranks: int = 8
-) -> tuple[float, int]:
-    found = memory_of(SIZES, WORK, average, ranks=ranks, share=1000, asked=None, capacity=capacity)
-    assert capacity is None or found.largest is not None
-    return found.total, found.micro
+def memory(average: str = "allreduce", capacity: float | None = None, ranks: int = 8) -> Memory:
+    config = RunConfig(average=AverageConfig.model_validate({"name": average}))
+    return gpu_memory(SIZES, WORK, config, ranks=ranks, share=1000, capacity=capacity)
 
 
 def test_shares_are_halved_until_they_fit() -> None:
-    total, micro = memory(AverageConfig())
-    assert micro == 125
-    assert total < 4e9
-    assert total + micro * 1.15 * 10e6 > 4e9  # twice as many would not fit
-    assert memory(AverageConfig(), capacity=None)[1] == 1000
+    found = memory(capacity=4e9)
+    assert found.micro == 125
+    assert found.total < 4e9
+    assert found.total + found.micro * 1.15 * 10e6 > 4e9  # twice as many would not fit
+    assert memory().micro == 1000
 
 
 def test_sharded_weights_are_divided() -> None:
-    whole, _ = memory(AverageConfig(), None)
-    parts, _ = memory(AverageConfig(name="sharded"), None)
-    assert whole - parts == pytest.approx(500e6 * 7 / 8 - 10e6)
-    assert memory(AverageConfig(name="gossip"), None)[0] - whole == pytest.approx(100e6)
-    assert memory(AverageConfig(name="gossip"), None, ranks=1)[0] == pytest.approx(whole)
+    whole = memory().total
+    assert whole - memory("sharded").total == pytest.approx(500e6 * 7 / 8 - 10e6)
+    assert memory("gossip").total - whole == pytest.approx(100e6)
+    assert memory("gossip", ranks=1).total == pytest.approx(whole)
 
 
 def test_a_model_that_does_not_fit_is_found() -> None:
-    found = memory_of(SIZES, WORK, AverageConfig(), ranks=1, share=64, asked=None, capacity=1.9e9)
-    assert found.largest == 0
-    assert found.micro == 1
+    found = memory(capacity=1.9e9)
+    assert (found.largest, found.micro, found.fits) == (0, 1, False)
 
 
 def test_replicas_that_differ_save_their_own() -> None:

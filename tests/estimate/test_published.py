@@ -7,7 +7,7 @@ import pytest
 from benchmarks.estimate import Cell, emulated, mean_error, mlperf, system_c, table
 from benchmarks.published import RUNS, THROUGHPUTS, hours_of, images_per_s, typical
 from benchmarks.published import Cell as Throughputs
-from trainyard.estimate.speed import Efficiency
+from trainyard.estimate.compute import Efficiency
 
 DOCS = (Path(__file__).parents[2] / "docs" / "estimate.md").read_text()
 PAIRS = "one-peer-exponential"

@@ -13,7 +13,7 @@ from trainyard.parent import end_with_launcher
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
-    from trainyard.doctor.examine import Findings
+    from trainyard.doctor.doctor import Findings
 
 _SECONDS, _QUICK_SECONDS = 2.0, 0.3  # per measurement of speed
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -40,10 +40,10 @@ def doctor(options: argparse.Namespace) -> int:
     world = discover()
     from rich.console import Console
 
-    from trainyard.doctor.examine import examine
-    from trainyard.doctor.patient import Question
+    from trainyard.doctor.check import Options
+    from trainyard.doctor.doctor import examine
 
-    question = Question(
+    settings = Options(
         config=_config(options),
         run=run_folder(options) if options.recipe or options.run else Path("runs"),
         has_recipe=options.recipe is not None,
@@ -51,7 +51,7 @@ def doctor(options: argparse.Namespace) -> int:
         import_seconds=import_seconds,
     )
     console = Console(stderr=True, quiet=options.json or not world.is_first)
-    findings = examine(question, world, console)
+    findings = examine(settings, world, console)
     if world.is_first:
         (_print_json if options.json else _print)(findings)
     return 1 if findings.verdict == "fail" else 0

@@ -4,22 +4,22 @@ import argparse
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from trainyard.commands.numbers import number, positive
 from trainyard.hints import did_you_mean
 
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
-    from trainyard.estimate.account import Site
-    from trainyard.estimate.forecast import Pace
-    from trainyard.estimate.network import Cluster, Link
-    from trainyard.estimate.supply import Storage
+    from trainyard.estimate.estimate import Cluster, MeasuredThroughput
+    from trainyard.estimate.network import Network
     from trainyard.hardware import Accelerator
 
 _IMAGENET = 1_281_167
 _VAL_SHARE = 50_000 / _IMAGENET
 _COMMON_LINK = "nvlink3"  # inside nodes of unknown GPUs
+
+T = TypeVar("T")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -82,59 +82,70 @@ def _add_costs(parser: argparse.ArgumentParser) -> None:
 def estimate(options: argparse.Namespace) -> int:
     from trainyard.commands.estimate_tables import as_json, print_all
     from trainyard.config import load_recipe
-    from trainyard.estimate.account import account, task_of
-    from trainyard.estimate.forecast import forecast
-    from trainyard.estimate.subject import subject_of
+    from trainyard.estimate.estimate import (
+        build_scenario,
+        build_workload,
+        compare_averagers,
+        estimate_run,
+    )
 
     config = load_recipe(options.recipe, options.overrides)
-    site = _site(options, config)
+    cluster = _cluster(options, config)
     val_samples = options.val_samples or math.ceil(_VAL_SHARE * options.samples)
-    subject = subject_of(
+    workload = build_workload(
         config, samples=options.samples, val_samples=val_samples, num_classes=options.classes
     )
-    found, outlooks = [], []
+    estimates, comparisons = [], []
     for gpus in options.gpus:
         more_batch = gpus / options.gpus[0] if options.weak else 1.0
-        found.append(account(subject, site, gpus=gpus, more_batch=more_batch))
-        if options.averagers or options.json:
-            task = task_of(subject, site, found[-1].memory, gpus=gpus)
-            outlooks.append(forecast(task, site.cluster, gpus=gpus, more_batch=more_batch))
+        scenario = build_scenario(workload, cluster, gpus=gpus, more_batch=more_batch)
+        estimates.append(estimate_run(workload, cluster, scenario))
+        has_rows = options.averagers or options.json
+        comparisons.append(compare_averagers(scenario, config.average) if has_rows else [])
     if options.json:
-        print(json.dumps(as_json(options, subject, site, found, outlooks=outlooks)))
+        found = as_json(options, workload, cluster, estimates, comparisons=comparisons)
+        print(json.dumps(found))
     else:
-        print_all(options, subject, site, found, outlooks=outlooks)
+        print_all(options, workload, cluster, estimates, comparisons=comparisons)
     return 0
 
 
-def _site(options: argparse.Namespace, config: "RunConfig") -> "Site":
-    from trainyard.estimate.account import Site
+def _cluster(options: argparse.Namespace, config: "RunConfig") -> "Cluster":
+    from trainyard.estimate.estimate import STORAGE_FORMATS, Cluster
 
     key, device = _device(options)
-    bandwidth = options.storage_gbps
-    return Site(
-        _cluster(options, device),
-        device,
-        _pace(options, config, device),
-        _storage(options.form),
-        options.cores_per_gpu,
-        math.inf if bandwidth is None else bandwidth * 1e9 / 8,
-        _price(options, key, device),
-        options.host_watts,
-        options.pue,
+    gbps = options.storage_gbps
+    return Cluster(
+        network=_network(options, device),
+        device=device,
+        measured=_measured(options, config, device),
+        storage=_choose("--form", options.form, {**STORAGE_FORMATS, "none": None}),
+        cores_per_gpu=options.cores_per_gpu,
+        node_bytes_per_second=math.inf if gbps is None else gbps * 1e9 / 8,
+        price_per_hour=_price(options, key, device),
+        host_watts=options.host_watts,
+        overhead=options.pue,
     )
 
 
-def _device(options: argparse.Namespace) -> tuple[str | None, "Accelerator | None"]:
-    """The accelerator by name, or that of the run that supplies the pace; with its key."""
+def _choose(option: str, name: str, known: dict[str, T]) -> T:
+    """An entry by name. InputError that names the others."""
     from trainyard.errors import InputError
-    from trainyard.estimate.forecast import device_of_run
-    from trainyard.hardware import accelerators, explain_unknown
+
+    if name not in known:
+        hint = did_you_mean(name, known) or f"; known are {', '.join(known)}"
+        raise InputError(f"{option} {name} is not known{hint}")
+    return known[name]
+
+
+def _device(options: argparse.Namespace) -> tuple[str | None, "Accelerator | None"]:
+    """The accelerator by name, or that of the measured run; with its key."""
+    from trainyard.estimate.estimate import device_of_run
+    from trainyard.hardware import accelerators
 
     known = accelerators()
     if options.device is not None:
-        if options.device not in known:
-            raise InputError(f"--device {explain_unknown(options.device)}")
-        return options.device, known[options.device]
+        return options.device, _choose("--device", options.device, known)
     device = None if options.run is None else device_of_run(Path(options.run))
     return next((key for key, each in known.items() if each == device), None), device
 
@@ -153,60 +164,39 @@ def _price(
     return prices.get(key, device.price_per_hour)
 
 
-def _storage(form: str) -> "Storage | None":
-    from trainyard.errors import InputError
-    from trainyard.estimate.supply import STORAGES
+def _network(options: argparse.Namespace, device: "Accelerator | None") -> "Network":
+    from trainyard.estimate.network import LINKS, Jitter, Link, Network
 
-    if form == "none":
-        return None
-    if form not in STORAGES:
-        hint = did_you_mean(form, [*STORAGES, "none"]) or f"; known are {', '.join(STORAGES)}, none"
-        raise InputError(f"--form {form}: no such form{hint}")
-    return STORAGES[form]
-
-
-def _cluster(options: argparse.Namespace, device: "Accelerator | None") -> "Cluster":
-    from trainyard.estimate.jitter import Jitter
-    from trainyard.estimate.network import Cluster, Link
-
-    between = _link("--link", options.link)
-    latency = between.latency if options.latency is None else options.latency / 1e6
-    bandwidth = between.bandwidth if options.bandwidth is None else options.bandwidth * 1e9 / 8
     inside = options.inside or (_COMMON_LINK if device is None else device.link)
-    return Cluster(
+    latency, bandwidth = _choose("--link", options.link, LINKS)
+    if options.latency is not None:
+        latency = options.latency / 1e6
+    if options.bandwidth is not None:
+        bandwidth = options.bandwidth * 1e9 / 8
+    return Network(
         options.gpus_per_node,
-        inside=_link("--inside", inside),
+        inside=_choose("--inside", inside, LINKS),
         between=Link(latency, bandwidth),
         jitter=Jitter(options.jitter, options.stall_rate, options.stall_ms / 1000),
     )
 
 
-def _link(option: str, name: str) -> "Link":
-    from trainyard.errors import InputError
-    from trainyard.estimate.network import LINKS
-
-    if name not in LINKS:
-        hint = did_you_mean(name, LINKS) or f"; known are {', '.join(LINKS)}"
-        raise InputError(f"{option} {name}: no such link{hint}")
-    return LINKS[name]
-
-
-def _pace(
+def _measured(
     options: argparse.Namespace, config: "RunConfig", device: "Accelerator | None"
-) -> "Pace | None":
-    """The measured pace; None if it is to be derived from the data sheet."""
+) -> "MeasuredThroughput | None":
+    """The measured throughput; None if it is to be derived from the data sheet."""
     from trainyard.errors import InputError
-    from trainyard.estimate.forecast import build_pace, pace_of_run
+    from trainyard.estimate.estimate import MeasuredThroughput, measured_in_run
 
     fixed = options.fixed_ms / 1000
     if options.run is not None and options.step_ms is not None:
         raise InputError("how fast is a GPU? Give either --step-ms or --run, not both")
     if options.run is not None:
-        return pace_of_run(Path(options.run), gpus=options.run_gpus, fixed=fixed)
+        return measured_in_run(Path(options.run), gpus=options.run_gpus, fixed=fixed)
     if options.step_ms is not None:
-        return build_pace(
-            seconds=options.step_ms / 1000,
+        return MeasuredThroughput(
             images=options.step_images or math.ceil(config.batch.size / options.gpus[0]),
+            seconds=options.step_ms / 1000,
             fixed=fixed,
             image_size=config.data.image_size,
         )

@@ -1,41 +1,119 @@
-"""Checks of each rank's machine: versions, GPUs, cores, memory, limits."""
+"""Checks of each rank's machine: versions, GPUs, cores, memory, limits, disks."""
 
+import math
 import os
 import platform
 import re
 import resource
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+
+import torch
 
 from trainyard.distributed.process_group import FILES_PER_RANK, OWN_FILES
-from trainyard.doctor.patient import Patient
-from trainyard.doctor.rows import FAIL, WARN, Check, Row, differing, spread
+from trainyard.doctor.check import FAIL, WARN, Check, Context, Options, Row, differing, limit_check
+from trainyard.files import cache_folder
 from trainyard.monitor.environment import versions
 from trainyard.monitor.units import in_bytes, in_seconds
+from trainyard.run.build import build_run_model
 from trainyard.world import cores_per_rank
+
+CGROUP = Path("/sys/fs/cgroup")
 
 _SLOW_IMPORT_S = 20
 _SLOW_NAME_S = 1
 _FEW_CORES = 2  # per rank: one trains, one decodes
-_LITTLE_MEMORY = 4e9  # bytes per rank
-_TOO_LITTLE_MEMORY = 1e9
+_LITTLE_MEMORY, _TOO_LITTLE_MEMORY = 4e9, 1e9  # bytes per rank
 _LITTLE_SHARED = 1e9  # bytes; Docker gives 64 MB
+_LITTLE_SPACE, _TOO_LITTLE_SPACE = 2e9, 1e8  # bytes, for a cache or temporary files
+_SLOW_WRITE = 50e6  # bytes per second
 _PROBE = 1 << 20  # bytes
-_CGROUP = Path("/sys/fs/cgroup")
+_BLOCK = 1 << 24  # bytes written at a time
+_LARGEST_WRITE = 1 << 28
+_UNKNOWN_CHECKPOINT = 1 << 30
 
 
-# --- versions ---
+def machine_checks(context: Context) -> list[Check]:
+    return [
+        Check("versions", _versions, _judge_versions),
+        limit_check(
+            "time to import torch",
+            lambda _: context.options.import_seconds,
+            in_seconds,
+            warn=_SLOW_IMPORT_S,
+            is_time=True,
+            advice="the environment seems to lie on a slow network file system: put it into a "
+            "container image or onto a local disk; every start takes this long",
+        ),
+        Check("GPUs", _gpu, _judge_gpus, "see nvidia-smi there"),
+        limit_check(
+            "cores of a rank",
+            _cores,
+            _count,
+            warn=_FEW_CORES,
+            advice="images are decoded on these: give each rank more (--cpus-per-task under Slurm, "
+            "--cpus of the container), or start fewer ranks on a machine",
+        ),
+        limit_check(
+            "free memory of a rank",
+            _memory,
+            in_bytes,
+            warn=_LITTLE_MEMORY,
+            fail=_TOO_LITTLE_MEMORY,
+            advice="ask the scheduler for more (--mem under Slurm), or start fewer ranks on a "
+            "machine",
+        ),
+        limit_check(
+            "shared memory",
+            _shared,
+            in_bytes,
+            warn=0 if context.device.type == "cpu" else _LITTLE_SHARED,
+            advice="NCCL needs more: start the container with --shm-size 8g, or --ipc=host",
+        )._replace(advice="mount /dev/shm; permit memfd_create"),
+        *_limits(context),
+    ]
 
 
-def _versions(patient: Patient) -> dict[str, str]:
+def _limits(context: Context) -> list[Check]:
+    files = OWN_FILES + FILES_PER_RANK * context.world.size
+    return [
+        limit_check(
+            "open files allowed",
+            lambda _: resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+            _count,
+            warn=files,
+            fail=files,
+            advice=f"at least {files} are needed: `ulimit -n {max(4096, files)}` before the start; "
+            "a lower hard limit is raised by limits.conf, LimitNOFILE, or docker's --ulimit",
+        ),
+        limit_check(  # a warning at most: Trainyard uses addresses
+            "own name resolves",
+            _own_name,
+            lambda seconds: "not at all" if seconds == math.inf else in_seconds(seconds),
+            warn=_SLOW_NAME_S,
+            is_time=True,
+            advice="add it to /etc/hosts there, since other tools need it; if it only takes long, "
+            "a name server is slow: see /etc/resolv.conf",
+        ),
+    ]
+
+
+def _count(number: float) -> str:
+    return f"{number:g}"
+
+
+# --- versions and GPUs ---
+
+
+def _versions(context: Context) -> dict[str, str]:
     found = {"python": platform.python_version()} | versions()
     return {name: f"{version}" for name, version in found.items() if version is not None}
 
 
-def _judge_versions(values: list[dict[str, str]], patient: Patient) -> Row:
+def _judge_versions(values: list[dict[str, str]], context: Context) -> Row:
     first = values[0]
     others = {
         rank: ", ".join(
@@ -49,39 +127,18 @@ def _judge_versions(values: list[dict[str, str]], patient: Patient) -> Row:
     known = ", ".join(f"{name} {first[name]}" for name in ("trainyard", "python", "torch", "timm"))
     if others:
         advice = "install the same versions on every machine, from requirements.lock say"
-        return Row("versions", f"{known}; {differing(others, patient)}", FAIL, advice)
+        return Row("versions", f"{known}; {differing(others, context)}", FAIL, advice)
     return Row("versions", known)
 
 
-def _judge_import(values: list[float], patient: Patient) -> Row:
-    row = Row("time to import torch", spread(values, patient.names, in_seconds, "most"))
-    if max(values) > _SLOW_IMPORT_S:
-        advice = (
-            "the environment seems to lie on a slow network file system: put it into a container "
-            "image or onto a local disk; every start takes this long"
-        )
-        return row._replace(verdict=WARN, advice=advice)
-    return row
-
-
-# --- devices ---
-
-
-class _Gpu(NamedTuple):
-    name: str
-    memory: int  # bytes
-    driver: str
-    nccl: str
-
-
-def _gpu(patient: Patient) -> _Gpu | None:
-    import torch
-
-    if patient.device.type == "cpu":
+def _gpu(context: Context) -> str | None:
+    """Kind of GPU, with its driver; None for the CPU."""
+    if context.device.type == "cpu":
         return None
-    properties = torch.cuda.get_device_properties(patient.device)
+    properties = torch.cuda.get_device_properties(context.device)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    return _Gpu(properties.name, properties.total_memory, _driver(), nccl)
+    memory = in_bytes(properties.total_memory)
+    return f"{properties.name} of {memory}, driver {_driver()}, NCCL {nccl}"
 
 
 def _driver() -> str:
@@ -93,154 +150,154 @@ def _driver() -> str:
     return done.stdout.partition("\n")[0].strip()
 
 
-def _judge_gpus(values: list[_Gpu | None], patient: Patient) -> Row:
-    gpus = {rank: gpu for rank, gpu in enumerate(values) if gpu is not None}
-    if not gpus:
+def _judge_gpus(values: list[str | None], context: Context) -> Row:
+    first = next((kind for kind in values if kind is not None), None)
+    if first is None:
         return Row("GPUs", "none: the ranks of a machine share its cores")
-    if len(gpus) < len(values):
-        without = {rank: "no GPU" for rank in range(len(values)) if rank not in gpus}
+    without = {rank: "no GPU" for rank, kind in enumerate(values) if kind is None}
+    others = {rank: kind for rank, kind in enumerate(values) if kind is not None and kind != first}
+    if without:
         advice = "look at nvidia-smi there, and at what the scheduler was asked for"
-        return Row("GPUs", differing(without, patient), FAIL, advice)
-    kinds = {
-        rank: f"{gpu.name} of {in_bytes(gpu.memory)}, driver {gpu.driver}, NCCL {gpu.nccl}"
-        for rank, gpu in gpus.items()
-    }
-    if not patient.has_own_gpus:
+        return Row("GPUs", differing(without, context), FAIL, advice)
+    if not context.has_own_gpus:
         advice = "start as many ranks on a machine as it has GPUs: NCCL needs one for each"
-        return Row("GPUs", f"several ranks share one: {kinds[0]}", FAIL, advice)
-    others = {rank: kind for rank, kind in kinds.items() if kind != kinds[0]}
+        return Row("GPUs", f"several ranks share one: {first}", FAIL, advice)
     if others:
         advice = "the slowest sets the pace: ask the scheduler for one kind; one driver everywhere"
-        return Row("GPUs", f"{kinds[0]}; {differing(others, patient)}", WARN, advice)
-    return Row("GPUs", f"{len(gpus)} x {kinds[0]}")
+        return Row("GPUs", f"{first}; {differing(others, context)}", WARN, advice)
+    return Row("GPUs", f"{len(values)} x {first}")
 
 
 # --- cores and memory ---
 
 
-def _cores(patient: Patient) -> float:
+def _cores(context: Context) -> float:
     """Cores for this rank: its share of the machine's, or of a container's quota."""
-    cores = float(cores_per_rank(patient.world))
-    quota, period = [*_read("cpu.max", "cpu/cpu.cfs_quota_us", "max").split(), "100000"][:2]
+    cores = float(cores_per_rank(context.world))
+    quota, period = [*_cgroup("cpu.max", "cpu/cpu.cfs_quota_us", "max").split(), "100000"][:2]
     if quota in ("max", "-1"):
         return cores
-    return min(cores, float(quota) / float(period) / patient.world.local_size)
+    return min(cores, float(quota) / float(period) / context.world.local_size)
 
 
-def _judge_cores(values: list[float], patient: Patient) -> Row:
-    row = Row("cores of a rank", spread(values, patient.names, lambda count: f"{count:g}", "least"))
-    if min(values) < _FEW_CORES:
-        advice = (
-            "images are decoded on these: give each rank more (--cpus-per-task under Slurm, "
-            "--cpus of the container), or start fewer ranks on a machine"
-        )
-        return row._replace(verdict=WARN, advice=advice)
-    return row
-
-
-def _memory(patient: Patient) -> float:
+def _memory(context: Context) -> float:
     """Free bytes of the machine, or of the container, per rank.
 
     The page cache counts as free.
     """
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = 1024 * int(lines["MemAvailable"].split()[0])
-    limit = _read("memory.max", "memory/memory.limit_in_bytes", "max")
+    limit = _cgroup("memory.max", "memory/memory.limit_in_bytes", "max")
     if limit != "max":
-        used = int(_read("memory.current", "memory/memory.usage_in_bytes", "0"))
-        said = _read("memory.stat", "memory/memory.stat", "")
+        used = int(_cgroup("memory.current", "memory/memory.usage_in_bytes", "0"))
+        said = _cgroup("memory.stat", "memory/memory.stat", "")
         cached = re.search(r"^(?:total_)?inactive_file (\d+)", said, re.MULTILINE)
         free = min(free, int(limit) - used + (int(cached[1]) if cached else 0))
-    return free / patient.world.local_size
+    return free / context.world.local_size
 
 
-def _read(name: str, older: str, default: str) -> str:
+def _cgroup(name: str, older: str, default: str) -> str:
     """A limit of this process's container; see cgroups(7), versions 2 and 1."""
-    for path in (_CGROUP / name, _CGROUP / older):
+    for path in (CGROUP / name, CGROUP / older):
         if path.exists():
             return path.read_text().strip()
     return default
 
 
-def _judge_memory(values: list[float], patient: Patient) -> Row:
-    row = Row("free memory of a rank", spread(values, patient.names, in_bytes, "least"))
-    if min(values) < _LITTLE_MEMORY:
-        verdict = FAIL if min(values) < _TOO_LITTLE_MEMORY else WARN
-        advice = "ask the scheduler for more (--mem under Slurm), or start fewer ranks on a machine"
-        return row._replace(verdict=verdict, advice=advice)
-    return row
-
-
-def _shared(patient: Patient) -> float:
+def _shared(context: Context) -> float:
     """Bytes free in /dev/shm. OSError if memory cannot be shared between processes."""
     probe = os.memfd_create("trainyard-doctor")
     try:
         os.posix_fallocate(probe, 0, _PROBE)
     finally:
         os.close(probe)
-    found = os.statvfs("/dev/shm")
-    return float(found.f_bavail * found.f_frsize)
+    return _free(Path("/dev/shm"))
 
 
-def _judge_shared(values: list[float], patient: Patient) -> Row:
-    row = Row("shared memory", spread(values, patient.names, in_bytes, "least"))
-    if patient.device.type != "cpu" and min(values) < _LITTLE_SHARED:
-        advice = "NCCL needs more: start the container with --shm-size 8g, or --ipc=host"
-        return row._replace(verdict=WARN, advice=advice)
-    return row
-
-
-# --- limits ---
-
-
-def _open_files(patient: Patient) -> tuple[int, int]:
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
-
-
-def _judge_open_files(values: list[tuple[int, int]], patient: Patient) -> Row:
-    least = OWN_FILES + FILES_PER_RANK * patient.world.size
-    soft, hard = min(values)
-    found = spread([each for each, _ in values], patient.names, lambda count: f"{count:g}", "least")
-    row = Row("open files allowed", found)
-    if soft < least:
-        more = max(4096, least)
-        how = f"`ulimit -n {more}` before the start"
-        if hard < more:
-            how += f", once {hard} is no longer the hard limit (limits.conf, LimitNOFILE, --ulimit)"
-        return row._replace(verdict=FAIL, advice=f"at least {least} are needed: {how}")
-    return row
-
-
-def _own_name(patient: Patient) -> float | str:
-    """Seconds to resolve this machine's own name, or an error text."""
+def _own_name(context: Context) -> float:
+    """Seconds to resolve this machine's own name; infinite if it does not."""
     begun = time.perf_counter()
     try:
         socket.getaddrinfo(socket.gethostname(), None)
-    except OSError as error:
-        return f"{socket.gethostname()} does not ({error.strerror})"
+    except OSError:
+        return math.inf
     return time.perf_counter() - begun
 
 
-def _judge_own_name(values: list[float | str], patient: Patient) -> Row:
-    """A warning at most: Trainyard uses addresses."""
-    unknown = {rank: value for rank, value in enumerate(values) if isinstance(value, str)}
-    if unknown:
-        advice = "add it to /etc/hosts there: other tools need it"
-        return Row("own name resolves", differing(unknown, patient), WARN, advice)
-    times = [value for value in values if not isinstance(value, str)]
-    row = Row("own name resolves", spread(times, patient.names, in_seconds, "most"))
-    if max(times) > _SLOW_NAME_S:
-        return row._replace(verdict=WARN, advice="a name server is slow: see /etc/resolv.conf")
-    return row
+# --- disks ---
 
 
-MACHINE = (
-    Check("versions", _versions, _judge_versions),
-    Check("time to import torch", lambda patient: patient.question.import_seconds, _judge_import),
-    Check("GPUs", _gpu, _judge_gpus, "see nvidia-smi there"),
-    Check("cores of a rank", _cores, _judge_cores),
-    Check("free memory of a rank", _memory, _judge_memory),
-    Check("shared memory", _shared, _judge_shared, "mount /dev/shm; permit memfd_create"),
-    Check("open files allowed", _open_files, _judge_open_files),
-    Check("own name resolves", _own_name, _judge_own_name),
-)
+def disk_checks(context: Context) -> list[Check]:
+    """Checks of the run directory and of two folders whose lack of space would end a run."""
+    run, keep = context.options.run, context.options.config.run.keep
+    size = _checkpoint_bytes(context.options)
+    passing = Path(tempfile.gettempdir())
+    write_advice = "choose another directory with --run, or make this one writable"
+    return [
+        Check("writing checkpoints", _write, _judge_write, write_advice),
+        _space("space for the run", run, 2 * size, (keep + 2) * size),
+        _space("space for caches", cache_folder(), _TOO_LITTLE_SPACE, _LITTLE_SPACE),
+        _space("space for passing files", passing, _TOO_LITTLE_SPACE, _LITTLE_SPACE),
+    ]
+
+
+def _space(what: str, folder: Path, least: float, enough: float) -> Check:
+    return limit_check(
+        what,
+        lambda _: _free(existing(folder)),
+        in_bytes,
+        warn=enough,
+        fail=least,
+        advice=f"make room for {in_bytes(enough)}",
+        where=f" in {existing(folder)}",
+    )._replace(advice=f"{folder} is to be a folder")
+
+
+def existing(folder: Path) -> Path:
+    """A folder, or its nearest parent that exists."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _free(folder: Path) -> float:
+    found = os.statvfs(folder)
+    return float(found.f_bavail * found.f_frsize)
+
+
+def _write(context: Context) -> float | None:
+    """Bytes per second of a synced write about the size of a checkpoint; None on other ranks."""
+    if not context.world.is_first:
+        return None
+    size = min(_checkpoint_bytes(context.options), _LARGEST_WRITE)
+    block = os.urandom(_BLOCK)
+    deadline = time.perf_counter() + 10 * context.options.seconds
+    with tempfile.TemporaryFile(dir=existing(context.options.run), buffering=0) as file:
+        begun, written = time.perf_counter(), 0
+        while written < size and time.perf_counter() < deadline:
+            written += file.write(block[: size - written])
+        os.fsync(file.fileno())
+    return written / (time.perf_counter() - begun)
+
+
+def _judge_write(values: list[float], context: Context) -> Row:
+    speed = values[0]
+    found = f"{in_bytes(speed)}/s in {existing(context.options.run)}"
+    if context.options.has_recipe:
+        size = _checkpoint_bytes(context.options)
+        found += f": a checkpoint of {in_bytes(size)} takes {size / speed:.2g} s"
+    if speed < _SLOW_WRITE:
+        advice = "training waits for it: choose a faster disk with --run, or save less often"
+        return Row("writing checkpoints", found, WARN, advice)
+    return Row("writing checkpoints", found)
+
+
+def _checkpoint_bytes(options: Options) -> int:
+    """Approximate size: weights, their moving average, and two moments of the optimizer."""
+    if not options.has_recipe:
+        return _UNKNOWN_CHECKPOINT
+    with torch.device("meta"):
+        model = build_run_model(options.config, num_classes=1000)
+    weights = sum(weight.numel() for weight in model.parameters())
+    return 4 * weights * (3 + (options.config.model.ema_decay is not None))

@@ -4,10 +4,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig
-from trainyard.estimate.work import Work
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from trainyard.estimate.compute import TrainingWork
 
 _NUMBER = 4  # bytes per weight: weights and moments are float32
 _CONTEXT = 1.5e9  # CUDA, cuBLAS, cuDNN and NCCL; assumed
@@ -42,10 +43,6 @@ class Sizes(NamedTuple):
         """Number of trained weights."""
         return self.gradients / _NUMBER
 
-    @property
-    def checkpoint(self) -> float:
-        return self.weights + self.moments + self.average
-
 
 class Memory(NamedTuple):
     """Bytes on a GPU."""
@@ -64,8 +61,13 @@ class Memory(NamedTuple):
     def total(self) -> float:
         return sum(self[:7])
 
+    @property
+    def fits(self) -> bool:
+        """True if the memory is not known, too."""
+        return self.largest is None or self.micro <= self.largest
 
-def sizes_of(model: "nn.Module", config: RunConfig) -> Sizes:
+
+def model_sizes(model: "nn.Module", config: RunConfig) -> Sizes:
     """Sizes from a model, which may be on the meta device."""
     from trainyard.optim.groups import parameter_groups
 
@@ -93,65 +95,57 @@ def _moments(config: RunConfig, *, is_vectors: bool) -> int:
 
 def update_bytes(sizes: Sizes, config: RunConfig) -> float:
     """Bytes moved by an update: weights and moments are read and written, gradients read."""
-    moved = 2 * sizes.gradients + sizes.gradients + 2 * sizes.moments
+    moved = 3 * sizes.gradients + 2 * sizes.moments
     if config.optim.clip_norm is not None:  # read for the norm, read and written to scale
         moved += 3 * sizes.gradients
     return moved + 3 * (sizes.average - sizes.on_host)
 
 
-def memory_of(
+def gpu_memory(
     sizes: Sizes,
-    work: Work,
-    average: AverageConfig,
+    work: "TrainingWork",
+    config: RunConfig,
     *,
     ranks: int,
     share: int,
-    asked: int | None,
     capacity: float | None,
 ) -> Memory:
     """Memory of each of `ranks` GPUs, with `share` images of a batch on each.
 
-    `asked`: micro-batch size; None for the whole share. It is halved until it fits, as in a run,
-    but not for a sharded model. The largest size is 0 if the weights alone do not fit.
+    Without `batch.micro` of a recipe, the whole share is tried. It is halved until it fits, as in a
+    run, but not for a sharded model. The largest size is 0 if the weights alone do not fit.
     """
+    average, asked = config.average, config.batch.micro
     parts = ranks if average.name == "sharded" else 1
-    held = [
+    held = (
         sizes.weights / parts,
         sizes.gradients / parts,
         sizes.moments / parts,
         (sizes.average - sizes.on_host) / parts,
         _exchange(sizes, average) if ranks > 1 else 0.0,
         _CONTEXT,
-    ]
+    )
     image = _SLACK * work.kept_bytes
     largest = None
     if capacity is not None:
         largest = max(int((capacity - sum(held) - work.cast_bytes) / image), 0)
-    micro = min(share, asked or share)
+    micro = share if asked == "auto" else min(share, asked)
     while average.name != "sharded" and largest is not None and micro > max(largest, 1):
         micro = -(-micro // 2)
-    activations = image * micro + work.cast_bytes
-    weights, gradients, moments, ema, exchange, context = held
-    return Memory(weights, gradients, moments, ema, exchange, context, activations, micro, largest)
+    return Memory(*held, image * micro + work.cast_bytes, micro, largest)
 
 
 def _exchange(sizes: Sizes, average: AverageConfig) -> float:
     """Bytes of flat copies of the weights: one for gossip; their start and change for periodic."""
-    copies = {"gossip": 1.0, "periodic": 3.0}.get(average.name, 0.0)
     if average.name == "sharded":
         return 0.1 * sizes.weights  # the gathered blocks; assumed
-    copies += 1 if average.outer_momentum else 0
-    return copies * sizes.gradients
+    copies = {"gossip": 1, "periodic": 3}.get(average.name, 0)
+    return (copies + bool(average.outer_momentum)) * sizes.gradients
 
 
 def checkpoint_bytes(sizes: Sizes, average: AverageConfig, *, ranks: int) -> float:
     """Bytes of one checkpoint. Replicas that differ each save their weights and moments."""
-    whole = sizes.checkpoint
+    whole = sizes.weights + sizes.moments + sizes.average
     if average.name in ("gossip", "periodic") and ranks > 1:
         whole += ranks * (sizes.weights + sizes.moments) - sizes.moments
     return whole
-
-
-def checkpoints_bytes(sizes: Sizes, config: RunConfig, *, ranks: int) -> float:
-    """Bytes of all checkpoints of a run: those kept, the best, and one being written."""
-    return (config.run.keep + 2) * checkpoint_bytes(sizes, config.average, ranks=ranks)

@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from trainyard.estimate.work import build_work
+from trainyard.estimate.compute import trace_training
 from trainyard.model.flops import forward_flops
 
 
@@ -19,7 +19,7 @@ from trainyard.model.flops import forward_flops
 def test_training_is_three_forward_passes(name: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(name).train()
-    work = build_work(model, 224, torch.bfloat16)
+    work = trace_training(model, 224, torch.bfloat16)
     # But for the gradient of the images, which nobody asks for; attention computes more again.
     assert work.flops == pytest.approx(3 * forward_flops(model, 224), rel=0.07)
 
@@ -27,7 +27,7 @@ def test_training_is_three_forward_passes(name: str) -> None:
 def test_grouped_convolutions_are_told_apart() -> None:
     with torch.device("meta"):
         model = timm.create_model("convnext_atto").train()
-    work = build_work(model, 64, None)
+    work = trace_training(model, 64, None)
     blocks = 12
     grouped = [each for each in work.operations if each.kind == "grouped"]
     assert len(grouped) == 2 * blocks
@@ -39,7 +39,7 @@ def test_what_autograd_keeps(name: str, dtype: torch.dtype | None) -> None:
     """Of a real model on the CPU, with two numbers of images that are not those of the trace."""
     model = timm.create_model(name, num_classes=10).to(memory_format=torch.channels_last).train()
     size = 160 if name == "test_vit" else 64
-    work = build_work(model, size, dtype)
+    work = trace_training(model, size, dtype)
     for images in (3, 5):
         found = kept(model, images, size, dtype)
         assert work.kept_bytes * images + work.cast_bytes == pytest.approx(found, rel=0.01)
@@ -67,9 +67,9 @@ def kept(model: nn.Module, images: int, size: int, dtype: torch.dtype | None) ->
 def test_activations_computed_again_are_not_kept() -> None:
     with torch.device("meta"):
         model = timm.create_model("vit_tiny_patch16_224").train()
-    plain = build_work(model, 224, torch.bfloat16)
+    plain = trace_training(model, 224, torch.bfloat16)
     model.set_grad_checkpointing(True)  # type: ignore[operator]
-    again = build_work(model, 224, torch.bfloat16)
+    again = trace_training(model, 224, torch.bfloat16)
     assert again.kept_bytes < plain.kept_bytes / 4
     assert again.flops == pytest.approx(4 / 3 * plain.flops, rel=0.1)
 
@@ -77,7 +77,7 @@ def test_activations_computed_again_are_not_kept() -> None:
 def test_a_model_is_left_as_it_is() -> None:
     model = timm.create_model("resnet18").train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    build_work(model, 64, None)
+    trace_training(model, 64, None)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -86,7 +86,7 @@ def test_a_thread_that_looks_at_frames_changes_nothing() -> None:
     """A debugger or a watchdog holds references to local variables of other threads."""
     with torch.device("meta"):
         model = timm.create_model("resnet18").train()
-    alone = build_work(model, 64, None)
+    alone = trace_training(model, 64, None)
     has_ended = threading.Event()
 
     def look() -> None:
@@ -98,7 +98,7 @@ def test_a_thread_that_looks_at_frames_changes_nothing() -> None:
     thread = threading.Thread(target=look)
     thread.start()
     try:
-        assert build_work(model, 64, None) == alone
+        assert trace_training(model, 64, None) == alone
     finally:
         has_ended.set()
         thread.join()
