@@ -36,7 +36,7 @@ from trainyard.distributed.launcher_variables import (
 )
 from trainyard.distributed.startup_check import check_start
 from trainyard.distributed.store import open_stores
-from trainyard.launch.meeting_point import free_port
+from trainyard.launch.preflight import free_port
 from trainyard.world import World
 
 SIZES = (256, 1024, 4096)

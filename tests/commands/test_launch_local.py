@@ -10,7 +10,7 @@ import pytest
 from tests.command_line import Capture, run
 from tests.gpus import pretend
 from trainyard.launch import local
-from trainyard.launch.job import Job
+from trainyard.launch.ranks import Job
 
 MAKEFILE = (Path(__file__).parents[2] / "Makefile").read_text()
 

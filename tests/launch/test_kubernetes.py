@@ -21,8 +21,8 @@ from tests.test_cli_signals import Started, has_begun, under_way, wait_for
 from tests.web import free_port
 from trainyard.config import load_recipe
 from trainyard.errors import InputError
-from trainyard.launch.job import Job
-from trainyard.launch.pod import Place, place_in
+from trainyard.launch.pod import pod_share
+from trainyard.launch.ranks import Job
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 KUBERNETES = "1.37"  # the newest version whose schemas are there
@@ -308,7 +308,9 @@ def test_a_mistake_ends_the_job(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_the_ranks_of_pods_follow_each_other(tmp_path: Path) -> None:
-    share = Place(1, 2, 8, "run-master-0", 23456).share(Job(("train", "debug"), tmp_path))
+    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"}
+    env |= {"PET_MASTER_ADDR": "run-master-0", "PET_MASTER_PORT": "23456"}
+    share = pod_share(Job(("train", "debug"), tmp_path), env)
     assert share.environment(3) == {
         "RANK": "11",
         "WORLD_SIZE": "16",
@@ -324,13 +326,16 @@ def test_the_ranks_of_pods_follow_each_other(tmp_path: Path) -> None:
     }
 
 
-def test_the_place_of_a_pod_is_that_of_its_environment() -> None:
+def test_the_place_of_a_pod_is_that_of_its_environment(tmp_path: Path) -> None:
+    job = Job(("train", "debug"), tmp_path)
     env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"}
     # So the first versions of the Training Operator had the address.
     env |= {"MASTER_ADDR": "run-master-0", "MASTER_PORT": "23456"}
-    assert place_in(env) == Place(1, 2, 8, "run-master-0", 23456)
+    share = pod_share(job, env)
+    assert (share.node, share.num_nodes, share.count) == (1, 2, 8)
+    assert (share.address, share.port) == ("run-master-0", 23456)
     with pytest.raises(InputError, match="PET_NPROC_PER_NODE is 'auto', which is no whole number"):
-        place_in(env | {"PET_NPROC_PER_NODE": "auto"})
+        pod_share(job, env | {"PET_NPROC_PER_NODE": "auto"})
     del env["MASTER_ADDR"]
     with pytest.raises(InputError, match="PET_MASTER_ADDR is not set: `launch pod` is what"):
-        place_in(env)
+        pod_share(job, env)

@@ -16,8 +16,8 @@ from tests.test_cli_signals import (
     started,
     wait_for,
 )
-from trainyard.launch.job import Job
 from trainyard.launch.local import launch_local
+from trainyard.launch.ranks import Job
 from trainyard.training.checkpoint import find_problem
 
 

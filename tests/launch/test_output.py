@@ -1,4 +1,4 @@
-"""What ranks write, passed on."""
+"""Output of ranks, printed by the launcher."""
 
 import io
 import os
@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from trainyard.launch.events import Line
 from trainyard.launch.output import Printer
+from trainyard.launch.ranks import Line
 
 
-def test_a_stdout_that_cannot_write_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_that_stdout_cannot_encode(monkeypatch: pytest.MonkeyPatch) -> None:
     latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
     monkeypatch.setattr(sys, "stdout", latin)
     Printer(["a"]).line("a", Line(0, "loss → 1"))
@@ -18,7 +18,7 @@ def test_a_stdout_that_cannot_write_all(monkeypatch: pytest.MonkeyPatch) -> None
     assert latin.read() == "a/0 | loss ? 1\n"
 
 
-def test_a_reader_that_has_gone_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_is_gone_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with open(writing, "w") as pipe:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_cli_signals import wait_for
-from trainyard.launch.ranks import Ranks, Share, shares_of
+from trainyard.launch.ranks import End, Line, Ranks, Share, shares_of
 
 HELLO = 'echo "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, $GROUP_RANK, $MASTER_PORT"'
 ENDLESS = "echo ready; sleep 1000 & while :; do wait; done"
@@ -22,11 +22,14 @@ class Heard:
         self.ends: dict[int, int] = {}
 
     def start(self, share: Share) -> Ranks:
-        def on_line(rank: int, text: str, is_error: bool) -> None:
-            assert rank not in self.ends
-            self.lines[rank].append((text, is_error))
+        def put(event: Line | End) -> None:
+            assert event.rank not in self.ends
+            if isinstance(event, Line):
+                self.lines[event.rank].append((event.text, event.is_error))
+            else:
+                self.ends[event.rank] = event.code
 
-        return Ranks(share, on_line=on_line, on_end=self.ends.__setitem__)
+        return Ranks(share, put)
 
 
 def share(script: str, **counts: int) -> Share:
@@ -51,7 +54,7 @@ def test_several_ranks_on_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch
     assert share(HELLO, b=2).environment(0)["FORCE_COLOR"] == ""
 
 
-def test_what_has_left_a_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_left_its_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trainyard.launch.ranks._READ_S", 0.2)
     heard = Heard()
     ranks = heard.start(share("setsid sleep 1000 & echo $!", b=1))
@@ -74,7 +77,7 @@ def test_stop(trap: str, code: int) -> None:
     wait_for(lambda: ("ready", False) in heard.lines[0], "the rank")
     session = int(heard.lines[0][0][0])
     ranks.stop(0.2 if trap else 60)
-    assert heard.ends == {0: code} and not ranks.running
+    assert heard.ends == {0: code} and ranks.wait(0)
     wait_for(lambda: not living(session), "what it had started to be gone")
 
 
@@ -90,7 +93,7 @@ def living(session: int) -> list[int]:
     return found
 
 
-def test_signals_go_to_each_that_runs() -> None:
+def test_signals_go_to_running_ranks() -> None:
     heard = Heard()
     script = f"[ $RANK = 0 ] && exit; trap 'echo told; exit 75' USR1; {ENDLESS}"
     ranks = heard.start(share(script, b=3))

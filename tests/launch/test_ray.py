@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.command_line import Capture, complaint, run
-from trainyard.launch.ray_node import why_lost
+from trainyard.launch.ray import why_lost
 
 LAUNCH = ("launch", "ray", "debug")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint, shown
-from trainyard.launch.job import Job
+from trainyard.launch.ranks import Job
 from trainyard.launch.slurm import Allocation, script
 
 GOLDEN = Path(__file__).parent.parent / "golden"

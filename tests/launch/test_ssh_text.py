@@ -1,7 +1,8 @@
-"""`launch ssh`: hosts as given, and what would be started on them."""
+"""`launch ssh`: host lists, the dry run, and connections that end; no host is reached."""
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,7 @@ from tests.command_line import Capture, complaint, shown
 from trainyard.errors import InputError
 from trainyard.launch.events import Events, Gone
 from trainyard.launch.hosts import GivenHost, read_hosts
-from trainyard.launch.readiness import as_text, differences
-from trainyard.launch.ssh import sync
-from trainyard.launch.ssh_check import why_not
-from trainyard.launch.ssh_remote import Login, Remote
+from trainyard.launch.ssh import Login, Remote, sync, why_not
 
 
 def test_hosts_in_a_list() -> None:
@@ -99,27 +97,6 @@ def test_both_gpus_and_ranks(capsys: Capture, digits: Path) -> None:
     assert "give one of them" in complaint(capsys, *words, "--gpus", 1, "--ranks", 1)
 
 
-def test_what_differs() -> None:
-    here = {"trainyard": "1.0", "code": "abc", "torch": "2.15.0"}
-    there = {
-        "a": here | {"torch": "2.15.0+cu130"},
-        "b": here,
-        "c": here | {"trainyard": "0.9"},
-        "d": here | {"code": "def"},
-        "e": here | {"torch": "not installed"},
-    }
-    assert differences({"a": there["a"], "f": there["a"]}, here) == {}
-    problems = differences(there, here)
-    assert problems == {
-        "b": "torch 2.15.0 there, 2.15.0+cu130 on a: install the same",
-        "c": "trainyard 0.9 there, 1.0 here: install the same",
-        "d": "another code of trainyard 1.0 there (def) than here (abc): install the same",
-        "e": "torch is not installed there",
-    }
-    head, *lines = as_text(problems, 5).splitlines()
-    assert head == "4 of 5 hosts are not ready; nothing was started" and len(lines) == 4
-
-
 @pytest.mark.parametrize(
     ("code", "said", "told"),
     [
@@ -132,3 +109,21 @@ def test_what_differs() -> None:
 )
 def test_why_there_is_no_agent(code: int, said: str, told: str) -> None:
     assert re.match(told, why_not(code, [said], folder="/w", python="/p"))
+
+
+def test_ssh_is_reaped_after_its_group_is_killed_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pid may belong to another group afterwards."""
+    killed: list[int | None] = []
+
+    def killpg(*_: int) -> None:
+        killed.append(remote._process.returncode)
+
+    monkeypatch.setattr(os, "killpg", killpg)
+    events = Events()
+    ends_at_once = (sys.executable, "-c", "import time; time.sleep(0.2)")
+    remote = Remote(GivenHost("a"), Login(ends_at_once, ".", "python"), events)
+    assert isinstance(events.get(timeout=20), Gone)
+    remote.close()
+    assert killed == [None]

@@ -1,19 +1,17 @@
 """The page in a real browser."""
 
 import json
-import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.report.conftest import STEPS
 from tests.report.histories import record_some, train_report, write_run
-from trainyard.report.curves import Points, smoothed
-from trainyard.report.ticks import log_ticks, short, tick_text, ticks, value_text
-from trainyard.report.write import write_report
+from trainyard.report.page import write_report
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="pip install playwright axe-playwright-python"
@@ -34,7 +32,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Tab:
-    """A page that is open, and what it asked for and complained of."""
+    """An open page, with the addresses that it requested and its console messages."""
 
     def __init__(self, browser: Any, url: str, **context: Any) -> None:
         self.context = browser.new_context(**context)
@@ -92,7 +90,7 @@ def test_it_is_accessible(
 ) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     with Tab(chromium, reports[name], color_scheme=scheme, viewport=size, bypass_csp=True) as page:
-        page.locator("#figures-loss, #figures-loss-train").first.evaluate("x => x.open = true")
+        page.locator("#values-loss, #values-loss-train").first.evaluate("x => x.open = true")
         found = axe.Axe().run(page).response["violations"]
         said = [(v["id"], [n["html"][:150] for n in v["nodes"]][:3]) for v in found]
         assert said == []
@@ -100,23 +98,33 @@ def test_it_is_accessible(
         assert wide <= 0
 
 
-def test_charts_are_there_without_a_script(chromium: Any, reports: dict[str, str]) -> None:
+def test_without_a_script_the_values_are_in_tables(chromium: Any, reports: dict[str, str]) -> None:
     with Tab(chromium, reports["one"], java_script_enabled=False) as page:
-        pictures = page.get_by_role("img", name=re.compile("against steps"))
-        assert pictures.count() >= 6
-        box = page.locator("figure[data-chart=loss] svg").bounding_box()
-        assert box["height"] > 200
-        ticks = page.locator("figure[data-chart=loss] svg > text.tick")
-        assert ticks.count() > 6  # children of the picture: within a line they would not be drawn
-        lines = page.locator("figure[data-chart=loss] svg > g > path.line")
-        assert all(line.bounding_box()["width"] > 300 for line in lines.all())
+        assert page.locator("#curves noscript p").is_visible()
+        page.locator("figure[data-chart=loss] summary").click()
+        cells = page.locator("figure[data-chart=loss] td:visible")
+        assert cells.count() == 3 * STEPS  # train, validation and EMA
         assert not page.locator(".tools").is_visible()
+        assert page.locator("#classes-table tbody tr:visible").count() == 10
         assert page.locator("#errors-grid img").count() > 10
+
+
+def test_lines_are_as_wide_as_their_chart(chromium: Any, reports: dict[str, str]) -> None:
+    with Tab(chromium, reports["one"]) as page:
+        assert page.locator(".plot svg").count() >= 6
+        picture = page.locator("figure[data-chart=loss] svg")
+        assert picture.bounding_box()["height"] > 200
+        assert picture.locator("text.tick").count() > 6
+        line = picture.locator("path.line").first
+        assert line.bounding_box()["width"] > 0.7 * picture.bounding_box()["width"]
+        page.set_viewport_size(NARROW)
+        page.wait_for_function("document.querySelector('.plot svg').clientWidth < 340")
+        assert line.bounding_box()["width"] > 0.6 * picture.bounding_box()["width"]
 
 
 def test_the_histogram_of_classes(chromium: Any, reports: dict[str, str]) -> None:
     with Tab(chromium, reports["many"]) as page:
-        bars = page.locator("#classes figure g.bar rect")
+        bars = page.locator("#classes figure rect.bar")
         heights = [bar.bounding_box()["height"] for bar in bars.all()]
         assert len(heights) == 20
         assert max(heights) > 60
@@ -229,28 +237,54 @@ def test_classes_are_found_and_sorted(chromium: Any, reports: dict[str, str]) ->
         assert page.locator("th[aria-sort=descending]").inner_text().startswith("Class")
 
 
-def test_script_and_static_pictures_agree(chromium: Any, reports: dict[str, str]) -> None:
+@pytest.fixture(scope="module")
+def script(chromium: Any, reports: dict[str, str]) -> Iterator[Callable[..., Any]]:
+    """Calls a function of charts.js."""
+    with Tab(chromium, reports["one"]) as page:
+        yield lambda name, *given: page.evaluate(f"given => {name}(...given)", list(given))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "wanted"),
+    [
+        (0, 538, [0, 100, 200, 300, 400, 500]),
+        (0.1, 0.98, [0.2, 0.4, 0.6, 0.8]),
+        (0, 7, [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_ticks_are_round(
+    script: Callable[..., Any], low: float, high: float, wanted: list[float]
+) -> None:
+    assert script("ticks", low, high, 5) == pytest.approx(wanted)
+
+
+def test_logarithmic_ticks(script: Callable[..., Any]) -> None:
+    assert script("logTicks", 0.09, 6) == pytest.approx([0.1, 0.2, 0.5, 1, 2, 5])
+    decades = [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 0.1, 1, 10]
+    assert script("logTicks", 1e-6, 10) == pytest.approx(decades)
+
+
+def test_numbers_are_short(script: Callable[..., Any]) -> None:
+    values = {0: "0", 1500: "1,500", 2e4: "20k", 1.5e6: "1.5M", 2e-4: "2e-4", 0.25: "0.25"}
+    assert {value: script("short", value) for value in values} == values
+    for form in (".4f", ".2%", ",.0f", ".3g"):
+        for value in (0.61, 0.98347, 8.3456):
+            assert script("formatted", form, value) == format(value, form)
+
+
+def test_smoothing_is_a_mean_over_a_symmetric_window(script: Callable[..., Any]) -> None:
     random = np.random.default_rng(0)
     steps = np.sort(random.choice(5000, 300, replace=False)).astype(float)
     values = random.standard_normal(300)
-    with Tab(chromium, reports["one"]) as page:
-
-        def script(name: str, *arguments: Any) -> Any:
-            return page.evaluate(f"given => {name}(...given)", list(arguments))
-
-        for share in (0, 0.02, 0.2):
-            found = script("smoothed", steps.tolist(), values.tolist(), share)
-            assert found == pytest.approx(smoothed(Points(steps, values), share).tolist())
-        for low, high in ((0, 538), (0.1, 0.98), (2, 2), (0, 1e6), (-3.2, 11)):
-            assert script("ticks", low, high, 5) == pytest.approx(ticks(low, high))
-        for low, high in ((0.09, 6), (1e-6, 10)):
-            assert script("logTicks", low, high) == pytest.approx(log_ticks(low, high))
-        for value in (0, 1500, 2e4, 1.5e6, 2e-4, 0.25, 1234567):
-            assert script("short", value) == short(value)
-        for kind in ("loss", "percent", "rate", "count", "number", "bytes"):
-            for value in (0.61, 0.98345, 1e-4, 12.3456):
-                assert script("valueText", kind, value) == value_text(kind, value)
-                assert script("tickText", kind, value) == tick_text(kind, value)
+    for share in (0.02, 0.2):
+        found = script("smoothed", steps.tolist(), values.tolist(), share)
+        for n, step in enumerate(steps):
+            half = min(share / 2 * (steps[-1] - steps[0]), step - steps[0], steps[-1] - step)
+            near = values[np.abs(steps - step) <= half + 1e-9]
+            assert found[n] == pytest.approx(near.mean())
+    even = [float(n) for n in range(100)]
+    assert script("smoothed", even, even, 0.3) == pytest.approx(even)  # also at the ends
+    assert script("smoothed", steps.tolist(), values.tolist(), 0) == values.tolist()
 
 
 def test_a_page_that_is_served_keeps_up_and_keeps_its_settings(chromium: Any, copied: Path) -> None:
@@ -269,7 +303,7 @@ def test_a_page_that_is_served_keeps_up_and_keeps_its_settings(chromium: Any, co
                 file.write(json.dumps(again | {"step": 13, "loss": 1.2345}) + "\n")
             page.locator(".key", has_text="1.2345").first.wait_for()
             assert page.evaluate("scrollY") == place
-            assert page.locator("#figures-lr").get_attribute("open") is not None
+            assert page.locator("#values-lr").get_attribute("open") is not None
             assert page.locator("#x-epochs").is_checked()
             assert page.locator("figure[data-chart=loss] .unit").text_content() == "epochs"
             assert page.locator("#live").inner_text() == "live"

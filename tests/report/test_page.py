@@ -10,10 +10,9 @@ import pytest
 from PIL import Image
 
 from tests.report.histories import record_some, train_report, write_run
-from trainyard.report.page import page
+from trainyard.report.page import page, write_report
 from trainyard.report.pictures import Gallery
 from trainyard.report.runs import read_runs
-from trainyard.report.write import write_report
 
 HOSTILE = "</script><script>document.title='hacked'</script><img src=x onerror=alert(1)>"
 
@@ -77,8 +76,8 @@ def test_the_figures_are_those_of_metrics_jsonl(trained: list[Path]) -> None:
             (ema, "val", keys[1]),
         ):
             wanted = reports(trained[0], kind)
-            assert series["s"] == [report["step"] for report in wanted]
-            assert series["v"] == pytest.approx([report[key] for report in wanted], rel=1e-5)
+            assert series["steps"] == [report["step"] for report in wanted]
+            assert series["values"] == pytest.approx([report[key] for report in wanted], rel=1e-5)
     best = max(report["top1"] for report in reports(trained[0], "val"))
     assert f"{100 * best:.2f}%" in Outline(text).text
 
@@ -88,8 +87,8 @@ def test_steps_that_were_made_again_count_once(copied: Path) -> None:
     with open(copied / "metrics.jsonl", "a") as file:
         file.write(json.dumps(again) + "\n")
     train = chart(made(copied), "loss")["series"][0]
-    assert train["s"] == [1, 2, 3]
-    assert train["v"][-1] == 7.5
+    assert train["steps"] == [1, 2, 3]
+    assert train["values"][-1] == 7.5
 
 
 def test_nothing_is_asked_of_a_network(trained: list[Path]) -> None:
@@ -157,7 +156,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     (tmp_path / "none" / "metrics.jsonl").unlink()
     assert "no reports yet" in Outline(made(tmp_path / "none")).text
     text = made(write_run(tmp_path / "one", [train_report(1)]))
-    assert chart(text, "loss")["series"][0]["v"] == [1]
+    assert chart(text, "loss")["series"][0]["values"] == [1]
     assert "not evaluated yet" in Outline(text).text
 
 
@@ -235,20 +234,20 @@ def test_long_runs_and_many_classes_stay_small(tmp_path: Path) -> None:
     assert Outline(text).count("tr") < 1000
     assert len(data_in(text)["classes"]) == 21_841
     series = chart(text, "grad-norm")["series"][0]
-    assert len(series["v"]) <= 1000
-    assert max(series["v"]) == pytest.approx(1 + 6 / 9, rel=1e-5)
+    assert len(series["values"]) <= 1000
+    assert max(series["values"]) == pytest.approx(1 + 6 / 9, rel=1e-5)
 
 
 def test_seeds_are_one_curve_and_other_runs_another(trained: list[Path], tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", [train_report(n) for n in range(1, 9)])
     text = made(*trained, other)
     curves = chart(text, "loss-train")["series"]
-    assert [len(curve["v"]) for curve in curves] == [12, 8]
-    assert "low" in curves[0]
-    assert "low" not in curves[1]
+    assert [len(curve["values"]) for curve in curves] == [12, 8]
+    assert "band" in curves[0]
+    assert "band" not in curves[1]
     losses = [[r["loss"] for r in reports(run, "train")] for run in trained]
     mean = [sum(pair) / 2 for pair in zip(*losses, strict=True)]
-    assert curves[0]["v"] == pytest.approx(mean, rel=1e-5)
+    assert curves[0]["values"] == pytest.approx(mean, rel=1e-5)
     outline = Outline(text)
     assert "model.name test_vit test_vit test_vit" not in outline.text
     assert "run.seed 0 1 0" in outline.text

@@ -8,8 +8,7 @@ from tests.report.conftest import STEPS
 from tests.report.histories import train_report, write_run
 from trainyard.compare import PRACTICAL
 from trainyard.errors import InputError
-from trainyard.report.groups import differences, groups_of
-from trainyard.report.runs import read_runs
+from trainyard.report.runs import differences, groups_of, read_runs
 
 
 def test_a_run_is_read_back(trained: list[Path]) -> None:

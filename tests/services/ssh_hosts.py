@@ -22,6 +22,7 @@ from tests.web import free_port
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
 NAMES = ("a", "b")
+_ROOT = Path(__file__).parents[2]  # hosts have the Trainyard that is tested
 needs_ssh = pytest.mark.skipif(
     SSHD is None or not shutil.which("ssh") or not shutil.which("rsync"),
     reason="needs sshd, ssh, rsync: tests/services/install.sh, or "
@@ -114,7 +115,8 @@ class SshHosts:
         """The Python of a host, found by its PATH, after these lines of shell."""
         folder = self.folder / f"bin-{name}"
         folder.mkdir(exist_ok=True)
-        script = "\n".join(["#!/bin/sh", *lines, f'exec {sys.executable} "$@"', ""])
+        tested = f'export PYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{_ROOT}"'
+        script = "\n".join(["#!/bin/sh", *lines, tested, f'exec {sys.executable} "$@"', ""])
         (folder / "python-there").write_text(script)
         (folder / "python-there").chmod(0o755)
         return "python-there"

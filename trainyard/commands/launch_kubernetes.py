@@ -11,7 +11,6 @@ from trainyard.commands.launch_pod import add_grace
 from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
-    check_ranks,
     check_writable,
     job_of,
 )
@@ -20,7 +19,7 @@ from trainyard.commands.train import run_folder
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
-    from trainyard.launch.kubernetes import Manifest, Pods
+    from trainyard.launch.kubernetes import Manifest
 
 _RESTARTS = 3  # a lost node uses one up
 # Kubernetes' syntax of names (RFC 1123), labels and quantities.
@@ -96,9 +95,11 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
     from trainyard.config import builtin_recipes, load_recipe, to_toml
     from trainyard.launch.kubernetes import Manifest, recipe_path
 
-    pods = _pods(options)
+    volumes = dict(options.volume)
+    if len(volumes) < len(options.volume):
+        raise InputError("--volume: a claim is given twice; one mount of it is enough")
     run = run_folder(options)
-    if not any(PurePosixPath(run).is_relative_to(path) for path in pods.volumes.values()):
+    if not any(PurePosixPath(run).is_relative_to(path) for path in volumes.values()):
         raise InputError(
             f"the run directory {run} is on no volume, and a pod that comes back would not find "
             "it: --volume CLAIM:/PATH --run /PATH/runs/NAME"
@@ -112,19 +113,7 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
         namespace=options.namespace,
         job=job,
         recipe=to_toml(load_recipe(options.recipe)) if is_own else None,
-        pods=pods,
         restarts=options.restarts,
-    )
-
-
-def _pods(options: argparse.Namespace) -> "Pods":
-    from trainyard.launch.kubernetes import Pods
-
-    check_ranks(options)
-    volumes = dict(options.volume)
-    if len(volumes) < len(options.volume):
-        raise InputError("--volume: a claim is given twice; one mount of it is enough")
-    return Pods(
         image=options.image,
         nodes=options.nodes,
         gpus=options.gpus,

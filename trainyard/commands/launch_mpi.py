@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING
 from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
-    check_ranks,
     job_of,
     num_devices,
     say,
 )
-from trainyard.commands.numbers import positive
 from trainyard.data.storage.credentials import without_secrets
 
 if TYPE_CHECKING:
@@ -22,13 +20,12 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_job_options(parser, ranks="processes per host (one per GPU, or 1)")
+    add_job_options(parser, each="host")
     parser.add_argument(
         "--hosts",
         metavar="A,B:4|FILE",
         help="a:4 for 4 ranks, or a file of these with one a line (this machine alone)",
     )
-    parser.add_argument("--gpus", type=positive, metavar="N", help="per host, with a rank for each")
     parser.add_argument(
         "--mpirun", metavar="PATH", default="mpirun", help="OpenMPI's (the first on PATH)"
     )
@@ -40,8 +37,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    from trainyard.launch.meeting_point import free_port
     from trainyard.launch.mpi import command_line, launch_mpi, variables
+    from trainyard.launch.preflight import free_port
 
     job, mpi = job_of(options, is_here=options.hosts is None), _options(options)
     if options.dry_run:
@@ -49,16 +46,15 @@ def launch(options: argparse.Namespace) -> int:
         words = ["env", *settings, *command_line(job, mpi, free_port())]
         print(without_secrets(shlex.join(words)))
         return 0
-    return launch_mpi(job, mpi, restarts=options.restarts, free_port=free_port, say=say)
+    return launch_mpi(job, mpi, restarts=options.restarts, say=say)
 
 
 def _options(options: argparse.Namespace) -> "MpiOptions":
     from trainyard.errors import InputError
-    from trainyard.launch.attempts import passed_on
     from trainyard.launch.hosts import read_hosts
     from trainyard.launch.mpi import MpiOptions
+    from trainyard.launch.supervisor import passed_on
 
-    check_ranks(options)
     hosts = read_hosts(options.hosts or "localhost")
     for host in hosts:
         if host.target != host.name:

@@ -8,7 +8,8 @@ import sys
 from trainyard.commands.launching import add_job_options, add_restarts, job_of, say
 from trainyard.commands.numbers import positive
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.launch.ends import GRACE_S
+from trainyard.launch.exit_codes import GRACE_S
+from trainyard.launch.ranks import Line
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,22 +31,22 @@ def add_grace(parser: argparse.ArgumentParser) -> None:
 
 def launch(options: argparse.Namespace) -> int:
     from trainyard.launch.output import take_any_text
-    from trainyard.launch.pod import launch_pod, place_in
+    from trainyard.launch.pod import launch_pod, pod_share
 
-    job, place = job_of(options), place_in(os.environ)
+    job = job_of(options)
+    share = pod_share(job, os.environ)
     if options.dry_run:
-        print(f"{place.ranks} x {without_secrets(shlex.join(job.command))}")
+        print(f"{share.count} x {without_secrets(shlex.join(job.command))}")
         return 0
     take_any_text()
     return launch_pod(
-        job,
-        place,
+        share,
         restarts=options.restarts,
         grace_s=options.grace,
-        on_line=_pass_on,
+        show=_show,
         say=say,
     )
 
 
-def _pass_on(rank: int, line: str, is_error: bool) -> None:
-    print(line, file=sys.stderr if is_error else sys.stdout, flush=True)
+def _show(line: Line) -> None:
+    print(line.text, file=sys.stderr if line.is_error else sys.stdout, flush=True)

@@ -9,7 +9,6 @@ from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
     add_wait,
-    check_ranks,
     job_of,
     say,
 )
@@ -18,12 +17,12 @@ from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
-    from trainyard.launch.job import Job
-    from trainyard.launch.ray_cluster import RayOptions
+    from trainyard.launch.ranks import Job
+    from trainyard.launch.ray import RayOptions
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_job_options(parser, ranks="processes per node (one per GPU, or 1)")
+    add_job_options(parser, each="node")
     parser.add_argument(
         "--address",
         metavar="auto|local|HOST:PORT",
@@ -31,7 +30,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "the one that runs here, or local)",
     )
     parser.add_argument("--nodes", type=positive, default=1, metavar="N", help="nodes (1)")
-    parser.add_argument("--gpus", type=positive, metavar="N", help="per node, with a rank for each")
     parser.add_argument("--cpus", type=positive, default=1, metavar="N", help="per rank (1)")
     parser.add_argument(
         "--min-nodes", type=positive, metavar="N", help="go on without nodes that are gone"
@@ -49,8 +47,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    from trainyard.launch.attempts import Policy
     from trainyard.launch.ray import launch_ray
+    from trainyard.launch.supervisor import Policy
 
     job, ray = job_of(options, is_here=False), _options(options)
     _check_run(job, ray)
@@ -62,9 +60,8 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def _options(options: argparse.Namespace) -> "RayOptions":
-    from trainyard.launch.ray_cluster import RayOptions
+    from trainyard.launch.ray import RayOptions
 
-    check_ranks(options)
     return RayOptions(
         address=options.address,
         nodes=options.nodes,

@@ -19,7 +19,7 @@ from trainyard.commands.launching import (
 from trainyard.commands.numbers import positive, whole
 from trainyard.errors import InputError, TrainyardError
 from trainyard.files import write_text, writing
-from trainyard.launch.job import Job
+from trainyard.launch.ranks import Job
 from trainyard.launch.slurm import Allocation, runs_of, script
 
 _WISHES = {
@@ -76,7 +76,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    job, allocation = job_of(options, is_here=False), _allocation(options)
+    allocation, job = _allocation(options), job_of(options, is_here=False)
     check_writable(job, "the batch script")
     if options.seeds and "run.seed" in options.overrides:
         raise InputError("--seeds and --run.seed exclude each other")

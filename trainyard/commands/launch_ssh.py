@@ -10,7 +10,6 @@ from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
     add_wait,
-    check_ranks,
     job_of,
     say,
 )
@@ -18,18 +17,17 @@ from trainyard.commands.numbers import positive
 from trainyard.data.storage.credentials import without_secrets
 
 if TYPE_CHECKING:
-    from trainyard.launch.ssh_cluster import SshOptions
+    from trainyard.launch.ssh import SshOptions
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    add_job_options(parser, ranks="processes per host (one per GPU, or 1)")
+    add_job_options(parser, each="host")
     parser.add_argument(
         "--hosts",
         required=True,
         metavar="A,B:4|FILE",
         help="names that ssh knows, user@a, a:4 for 4 ranks, or a file of these with one a line",
     )
-    parser.add_argument("--gpus", type=positive, metavar="N", help="per host, with a rank for each")
     parser.add_argument("--folder", metavar="DIR", help="working directory there (as this one)")
     parser.add_argument("--python", metavar="PATH", help="the Python there (at this one's path)")
     parser.add_argument("--ssh", metavar="COMMAND", default="ssh", help="such as 'ssh -p 2222'")
@@ -49,8 +47,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    from trainyard.launch.attempts import Policy
     from trainyard.launch.ssh import launch_ssh, sync
+    from trainyard.launch.supervisor import Policy
 
     job, ssh = job_of(options, is_here=False), _options(options)
     job = replace(job, python=ssh.login.python)
@@ -68,11 +66,9 @@ def launch(options: argparse.Namespace) -> int:
 
 def _options(options: argparse.Namespace) -> "SshOptions":
     from trainyard.launch.hosts import read_hosts
-    from trainyard.launch.job import Job
-    from trainyard.launch.ssh_cluster import SshOptions
-    from trainyard.launch.ssh_remote import Login
+    from trainyard.launch.ranks import Job
+    from trainyard.launch.ssh import Login, SshOptions
 
-    check_ranks(options)
     config = ("-F", options.ssh_config) if options.ssh_config else ()
     return SshOptions(
         hosts=read_hosts(options.hosts),

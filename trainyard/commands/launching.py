@@ -15,19 +15,28 @@ from trainyard.commands.train import (
 from trainyard.data.storage.credentials import check_url, without_secrets
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
-from trainyard.launch.job import Job
+from trainyard.launch.ranks import Job
 from trainyard.printable import printable
 
 _WAIT_S = 300
 
 
-def add_job_options(parser: argparse.ArgumentParser, *, ranks: str | None = None) -> None:
-    """Add the options of `train`, and --dry-run. `ranks`: help of --ranks; None leaves it out."""
+def add_job_options(
+    parser: argparse.ArgumentParser, *, ranks: str | None = None, each: str | None = None
+) -> None:
+    """Add the options of `train`, --dry-run and --doctor.
+
+    `ranks`: help of --ranks. `each`: "host" or "node", adds --ranks and --gpus per host or node.
+    """
     add_training_options(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be started")
     parser.add_argument(
         "--doctor", action="store_true", help="examine the machines in place of training"
     )
+    if each is not None:
+        ranks = f"processes per {each} (one per GPU, or 1)"
+        about = f"per {each}, with a rank for each"
+        parser.add_argument("--gpus", type=positive, metavar="N", help=about)
     if ranks is not None:
         parser.add_argument("--ranks", type=positive, metavar="N", help=ranks)
 
@@ -53,22 +62,18 @@ def add_wait(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
-def check_ranks(options: argparse.Namespace) -> None:
-    """InputError if both --gpus and --ranks are given."""
-    if options.gpus and options.ranks:
-        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
-
-
 def job_of(
     options: argparse.Namespace, *, is_here: bool = True, recipe_there: str | None = None
 ) -> Job:
-    """The command of every rank. Mistakes in the recipe raise here, before anything starts.
+    """The command of every rank. Mistakes in options or the recipe raise before anything starts.
 
     `is_here`: ranks run on this machine, so the data is checked too. `recipe_there`: the recipe's
     path on the ranks, if it differs from the path here.
     """
     from trainyard.config import load_recipe
 
+    if getattr(options, "gpus", None) and getattr(options, "ranks", None):
+        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
     if is_here:
         config_of(options)
     else:

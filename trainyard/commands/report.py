@@ -46,7 +46,7 @@ def report(options: argparse.Namespace) -> int:
         raise InputError("--port is for --watch: add it")
     if options.out and Path(options.out).suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--out {options.out}: name a file that ends in .html")
-    from trainyard.report.write import write_report
+    from trainyard.report.page import write_report
 
     path = write_report(folders, Path(options.out) if options.out else None)
     size = path.stat().st_size

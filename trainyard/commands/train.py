@@ -83,7 +83,7 @@ def train(options: argparse.Namespace) -> int:
 
 def _report(folder: Path, *, is_told: bool) -> None:
     """Write the report. A failure is printed: the run itself is complete."""
-    from trainyard.report.write import write_report
+    from trainyard.report.page import write_report
 
     try:
         path = write_report([folder])

@@ -1,8 +1,8 @@
-"""The process on each host of `trainyard launch ssh` that starts the host's ranks.
+"""The process on each host of `launch ssh` and `launch ray` that starts the host's ranks.
 
 Orders arrive on stdin, one JSON object per line: {"do": "ping"}, {"do": "signal", "number": 15}, …
-Events leave on stdout: {"is": "line", "rank": 0, …}, {"is": "answer", "value": …}, {"is": "pong"}.
-The launcher is gone if stdin ends or is silent for some seconds; the ranks then save and end.
+Messages leave on stdout: {"is": "line", "rank": 0, …}, {"is": "answer", "value": …}, …
+The launcher is gone if stdin ends or is silent for SILENCE_S; the ranks then save and end.
 """
 
 import json
@@ -15,31 +15,31 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
-from trainyard.launch.ends import GRACE_S, shell_code
-from trainyard.launch.meeting_point import Doorbell, reached
-from trainyard.launch.ranks import Ranks, Share
-from trainyard.launch.readiness import installed
+from trainyard.launch.exit_codes import GRACE_S, shell_code
+from trainyard.launch.preflight import Doorbell, installed, reached
+from trainyard.launch.ranks import End, Line, Ranks, Share
 
 SILENCE_S = 10
-"""Silence on stdin after which the launcher counts as gone."""
 PING_S = 2
-_ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # the host is going down
+"""Seconds between the launcher's pings."""
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # the host is going down
 _COUNT_DEVICES = "import torch; print(torch.cuda.device_count())"
 
-Order = dict[str, Any]
+Message = dict[str, Any]
 
 
 class Agent:
-    def __init__(self, put: Callable[[Order], None]) -> None:
-        """`put` sends an event. It is called from any thread and must not block."""
+    def __init__(self, put: Callable[[Message], None]) -> None:
+        """`put` sends a message. It is called from any thread and must not block."""
         self._put = put
         self._ranks: Ranks | None = None
         self._doorbell: Doorbell | None = None
 
-    def obey(self, order: Order) -> None:
+    def obey(self, order: Message) -> None:
         match order:
             case {"do": "ping"}:
                 self._put({"is": "pong"})
@@ -53,43 +53,39 @@ class Agent:
             case {"do": "listen", "names": names, "towards": towards}:
                 self._close_doorbell()
                 doorbell = self._doorbell = Doorbell()
-                self._answer(lambda: doorbell.as_found(names, towards))
+                self._answer(lambda: doorbell.location(names, towards))
             case {"do": "reach", **where}:
                 self._answer(lambda: reached(**where))
-
-    def _answer(self, work: Callable[[], Any]) -> None:
-        """Answer from a thread, so that pings are answered meanwhile."""
-
-        def run() -> None:
-            self._put({"is": "answer", "value": work()})
-
-        threading.Thread(target=run, daemon=True).start()
-
-    def _start(self, share: Share) -> None:
-        self._close_doorbell()
-        try:
-            self._ranks = Ranks(share, on_line=self._on_line, on_end=self._on_end)
-        except OSError as error:
-            for rank in range(share.first, share.first + share.count):
-                self._on_line(rank, f"trainyard: {share.command[0]}: {error.strerror}", True)
-                self._on_end(rank, 2)
-
-    def _on_line(self, rank: int, text: str, is_error: bool) -> None:
-        self._put({"is": "line", "rank": rank, "text": text, "is_error": is_error})
-
-    def _on_end(self, rank: int, code: int) -> None:
-        self._put({"is": "end", "rank": rank, "code": code})
-
-    def _close_doorbell(self) -> None:
-        if self._doorbell is not None:
-            self._doorbell.close()
-            self._doorbell = None
 
     def close(self) -> None:
         """Stop listening and stop all ranks."""
         self._close_doorbell()
         if self._ranks is not None:
             self._ranks.stop(GRACE_S)
+
+    def _answer(self, work: Callable[[], Any]) -> None:
+        """Answer from a thread, so that pings are answered meanwhile."""
+        threading.Thread(
+            target=lambda: self._put({"is": "answer", "value": work()}), daemon=True
+        ).start()
+
+    def _start(self, share: Share) -> None:
+        self._close_doorbell()
+        try:
+            self._ranks = Ranks(share, self._report)
+        except OSError as error:
+            for rank in share.ranks:
+                text = f"trainyard: {share.command[0]}: {error.strerror}"
+                self._report(Line(rank, text, is_error=True))
+                self._report(End(rank, 2))
+
+    def _report(self, event: Line | End) -> None:
+        self._put({"is": type(event).__name__.lower(), **asdict(event)})
+
+    def _close_doorbell(self) -> None:
+        if self._doorbell is not None:
+            self._doorbell.close()
+            self._doorbell = None
 
 
 def _num_devices() -> int:
@@ -100,7 +96,7 @@ def _num_devices() -> int:
     return int(done.stdout) if done.returncode == 0 else 0
 
 
-def _orders() -> Iterator[Order]:
+def _orders() -> Iterator[Message]:
     """Yields orders until stdin ends or is silent for SILENCE_S."""
     rest = b""
     while select.select([0], [], [], SILENCE_S)[0]:
@@ -111,7 +107,7 @@ def _orders() -> Iterator[Order]:
         yield from map(json.loads, lines)
 
 
-def _write(outbox: "queue.SimpleQueue[Order]") -> None:
+def _write(outbox: "queue.SimpleQueue[Message]") -> None:
     """Run in its own thread, so that a launcher that does not read blocks no other thread."""
     with suppress(OSError):  # the launcher is gone; stdin ends too
         while True:
@@ -119,15 +115,15 @@ def _write(outbox: "queue.SimpleQueue[Order]") -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    for each in _ENDS:
+    for each in _END_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     sys.exit(shell_code(-number))
 
 
 def main() -> None:
-    outbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
+    outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_write, args=(outbox,), daemon=True).start()
-    for number in _ENDS:
+    for number in _END_SIGNALS:
         signal.signal(number, _leave)
     agent = Agent(outbox.put)
     seen_at = os.environ.get("SSH_CONNECTION", "").split()[2:3]

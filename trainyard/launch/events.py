@@ -2,33 +2,19 @@
 
 import queue
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from trainyard.errors import Requeued, Stopped
-from trainyard.launch.ends import REQUEUE_SIGNALS
-from trainyard.launch.signals import handling
+from trainyard.launch.exit_codes import REQUEUE_SIGNALS
+from trainyard.launch.ranks import End, Line
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *REQUEUE_SIGNALS)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of output of a rank."""
-
-    rank: int
-    text: str
-    is_error: bool = False
-
-
-@dataclass(frozen=True)
-class End:
-    rank: int
-    code: int
-    """Exit code, or minus the signal that killed the rank."""
+_LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -48,7 +34,7 @@ class Signal:
 
 @dataclass(frozen=True)
 class Answer:
-    """A host's answer to a question that the launcher asked outside of attempts."""
+    """A host's answer to a question that the launcher asks while no ranks run."""
 
     host: str
     value: Any
@@ -70,14 +56,31 @@ def event_of(message: Any, host: str) -> Event | None:
     return None
 
 
+# --- signals ---
+
+
+@contextmanager
+def handling(
+    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Inside, `handler` handles these signals; afterwards the previous handlers are back.
+
+    An ignored SIGHUP stays ignored, as nohup wants it.
+    """
+    before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
+    if before.get(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
+
+
 @contextmanager
 def passing_signals(events: Events) -> Iterator[None]:
     """Inside, signals that end a run become events instead of their usual effect."""
-
-    def note(number: int, frame: FrameType | None) -> None:
-        events.put(Signal(number))
-
-    with handling(_SIGNALS, note):
+    with handling(_SIGNALS, lambda number, frame: events.put(Signal(number))):
         yield
 
 
@@ -85,3 +88,53 @@ def stopped_by(number: int) -> Stopped:
     """The error that ends the launcher after a signal while no ranks run."""
     kind = Requeued if number in REQUEUE_SIGNALS else Stopped
     return kind(f"stopped by {signal.Signals(number).name}")
+
+
+# --- waiting while no ranks run; each function raises Stopped if a signal arrives ---
+
+
+def answers(
+    events: Events,
+    names: Collection[str],
+    wait_s: float,
+    show: Callable[[int], None] = lambda count: None,
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The answers by host, and the reason for each other host, after at most `wait_s`.
+
+    `show` is called with the number of hosts done.
+    """
+    found: dict[str, Any] = {}
+    gone: dict[str, str] = {}
+    deadline = time.monotonic() + wait_s
+    while (missing := set(names) - found.keys() - gone.keys()) and time.monotonic() < deadline:
+        show(len(names) - len(missing))
+        match _next(events, _LOOK_S):
+            case Answer(host=host, value=value):
+                found[host] = value
+            case Gone(host=host, why=why) if host in names:
+                gone[host] = why
+    return found, gone | dict.fromkeys(missing, f"no answer within {wait_s:.0f} s")
+
+
+def pause(events: Events, seconds: float) -> None:
+    """Sleep."""
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        _next(events, left)
+
+
+def forget(events: Events) -> None:
+    """Drop events of hosts that are now closed."""
+    while not events.empty():
+        _next(events, 0)
+
+
+def _next(events: Events, seconds: float) -> Event | None:
+    """The next event, or None after `seconds`."""
+    try:
+        event = events.get(timeout=seconds)
+    except queue.Empty:
+        return None
+    if isinstance(event, Signal):
+        raise stopped_by(event.number)
+    return event

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.launch.job import Job
 from trainyard.launch.pod import FAILED, PREEMPTED
+from trainyard.launch.ranks import Job
 
 GROUP_ID = 1000
 """Group of the user in the image; volumes are made writable for it."""
@@ -24,11 +24,18 @@ Document = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pods:
-    """Contents of each pod of a job."""
+class Manifest:
+    """A request to an operator."""
 
+    name: str
+    namespace: str | None
+    job: Job
+    recipe: str | None
+    """Text of a recipe that does not come with Trainyard."""
+    restarts: int
     image: str
     nodes: int
+    """Number of pods. The following is for each pod."""
     gpus: int
     ranks: int
     cpu: str | None = None
@@ -40,23 +47,13 @@ class Pods:
     grace_s: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Manifest:
-    """A request to an operator."""
-
-    name: str
-    namespace: str | None
-    job: Job
-    recipe: str | None
-    """Text of a recipe that does not come with Trainyard."""
-    pods: Pods
-    restarts: int
-
-
 def documents(manifest: Manifest, kind: str) -> list[Document]:
     """The documents to apply to the cluster; `kind` is a key of KINDS."""
-    recipe = [] if manifest.recipe is None else [_recipe_of(manifest, manifest.recipe)]
-    return recipe + KINDS[kind](manifest)
+    found = KINDS[kind](manifest)
+    if manifest.recipe is not None:
+        data = {recipe_path(manifest.name).rpartition("/")[2]: manifest.recipe}
+        found.insert(0, {**_document("v1", "ConfigMap", manifest), "data": data})
+    return found
 
 
 def text_of(documents: list[Document]) -> str:
@@ -85,69 +82,63 @@ def _trainer(manifest: Manifest) -> list[Document]:
     """A TrainJob with a runtime of its own. The cluster's runtimes cannot tell which exit codes are
     final, and count a moved pod as a failed one.
     """
-    pods = manifest.pods
-    container = {"name": "node", **_container(manifest)}
-    pod = {"restartPolicy": "Never", **_pod(manifest, container)}
     replicated = {
         "name": "node",
         "template": {
             "metadata": {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}},
             "spec": {
                 "backoffLimit": manifest.restarts,
-                "podFailurePolicy": {"rules": _rules()},
-                "template": {"spec": pod},
+                "podFailurePolicy": {"rules": _RULES},
+                "template": {
+                    "spec": {"restartPolicy": "Never", **_pod(manifest, {"name": "node"})}
+                },
             },
         },
     }
     runtime = {
-        "mlPolicy": {"numNodes": pods.nodes, "torch": {}},
+        "mlPolicy": {"numNodes": manifest.nodes, "torch": {}},
         "template": {"spec": {"replicatedJobs": [replicated]}},
     }
-    trainer: Document = {
-        "image": pods.image,
-        "command": _command(manifest),
-        "numNodes": pods.nodes,
-        "numProcPerNode": pods.ranks,
+    job = {
+        "runtimeRef": {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": manifest.name},
+        "trainer": _without_empty(
+            image=manifest.image,
+            command=_command(manifest),
+            numNodes=manifest.nodes,
+            numProcPerNode=manifest.ranks,
+            resourcesPerNode=_resources(manifest),
+        ),
     }
-    if resources := _resources(pods):
-        trainer["resourcesPerNode"] = resources
-    ref = {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": manifest.name}
-    job = {"runtimeRef": ref, "trainer": trainer}
     return [
-        _document(f"{_TRAINER}/v1alpha1", "TrainingRuntime", manifest) | {"spec": runtime},
-        _document(f"{_TRAINER}/v1alpha1", "TrainJob", manifest) | {"spec": job},
+        {**_document(f"{_TRAINER}/v1alpha1", "TrainingRuntime", manifest), "spec": runtime},
+        {**_document(f"{_TRAINER}/v1alpha1", "TrainJob", manifest), "spec": job},
     ]
 
 
-def _rules() -> list[Document]:
-    """Rules by which a Job judges failed pods; a pod that matches none counts towards its limit."""
-    return [
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
-        {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FAILED)}},
-    ]
+# A Job judges failed pods by these; a pod that matches none counts towards its limit.
+_RULES = [
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
+    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FAILED)}},
+]
 
 
 def _training_operator(manifest: Manifest) -> list[Document]:
     """A PyTorchJob. Exit codes from 128 on bring a pod back, other failures end the job."""
-    pods = manifest.pods
-    container: Document = {"name": "pytorch", "image": pods.image, "command": _command(manifest)}
-    container |= _container(manifest)
-    if resources := _resources(pods):
-        container["resources"] = resources
+    container = {"name": "pytorch", "image": manifest.image, "command": _command(manifest)}
     replica = {
         "restartPolicy": "ExitCode",
-        "template": {"spec": _pod(manifest, container)},
+        "template": {"spec": _pod(manifest, container, resources=_resources(manifest))},
     }
     replicas = {"Master": {"replicas": 1, **replica}}
-    if pods.nodes > 1:
-        replicas["Worker"] = {"replicas": pods.nodes - 1, **replica}
+    if manifest.nodes > 1:
+        replicas["Worker"] = {"replicas": manifest.nodes - 1, **replica}
     spec = {
         "runPolicy": {"cleanPodPolicy": "Running"},
-        "nprocPerNode": str(pods.ranks),
+        "nprocPerNode": str(manifest.ranks),
         "pytorchReplicaSpecs": replicas,
     }
-    return [_document("kubeflow.org/v1", "PyTorchJob", manifest) | {"spec": spec}]
+    return [{**_document("kubeflow.org/v1", "PyTorchJob", manifest), "spec": spec}]
 
 
 KINDS: Mapping[str, Callable[[Manifest], list[Document]]] = {
@@ -161,61 +152,54 @@ KINDS: Mapping[str, Callable[[Manifest], list[Document]]] = {
 
 
 def _document(version: str, kind: str, manifest: Manifest) -> Document:
-    where = {} if manifest.namespace is None else {"namespace": manifest.namespace}
-    metadata = {"name": manifest.name, **where}
+    metadata = _without_empty(name=manifest.name, namespace=manifest.namespace)
     return {"apiVersion": version, "kind": kind, "metadata": metadata}
 
 
-def _recipe_of(manifest: Manifest, text: str) -> Document:
-    data = {recipe_path(manifest.name).rpartition("/")[2]: text}
-    return _document("v1", "ConfigMap", manifest) | {"data": data}
+def _without_empty(**values: Any) -> Document:
+    return {name: value for name, value in values.items() if value}
 
 
 def _command(manifest: Manifest) -> list[str]:
     command, *arguments = manifest.job.arguments
-    options = [f"--restarts={manifest.restarts}", f"--grace={manifest.pods.grace_s}"]
+    options = [f"--restarts={manifest.restarts}", f"--grace={manifest.grace_s}"]
     options += ["--doctor"] if command == "doctor" else []
     return ["trainyard", "launch", "pod", *arguments, *options]
 
 
-def _container(manifest: Manifest) -> Document:
-    mounts = [
-        {"name": f"volume-{number}", "mountPath": path}
-        for number, path in enumerate(manifest.pods.volumes.values())
+def _pod(manifest: Manifest, container: Document, **more: Document) -> Document:
+    """The specification of each pod. `more`: parts of the container after the volumes."""
+    volumes: list[tuple[Document, str]] = [
+        ({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}, path)
+        for number, (claim, path) in enumerate(manifest.volumes.items())
     ]
     if manifest.recipe is not None:
-        mounts.append({"name": "recipe", "mountPath": _RECIPES})
-    if manifest.pods.gpus:
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
-    env = [{"name": "TRAINYARD_START_S", "value": str(START_S)}]
-    return {"env": env, "volumeMounts": mounts}
+        volumes.append(({"name": "recipe", "configMap": {"name": manifest.name}}, _RECIPES))
+    if manifest.gpus:  # for NCCL: the 64 MB of a container are not enough
+        volumes.append(({"name": "shm", "emptyDir": {"medium": "Memory"}}, "/dev/shm"))
+    container = {
+        **container,
+        "env": [{"name": "TRAINYARD_START_S", "value": str(START_S)}],
+        "volumeMounts": [{"name": volume["name"], "mountPath": path} for volume, path in volumes],
+        **_without_empty(**more),
+    }
+    return {
+        "terminationGracePeriodSeconds": manifest.grace_s + _OWN_END_S,
+        **_without_empty(
+            serviceAccountName=manifest.service_account,
+            nodeSelector=dict(manifest.node_selector),
+        ),
+        # Avoids a visit to every file of a data set's volume at every start.
+        "securityContext": {"fsGroup": GROUP_ID, "fsGroupChangePolicy": "OnRootMismatch"},
+        "containers": [container],
+        "volumes": [volume for volume, _ in volumes],
+    }
 
 
-def _pod(manifest: Manifest, container: Document) -> Document:
-    pods = manifest.pods
-    volumes: list[Document] = [
-        {"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}
-        for number, claim in enumerate(pods.volumes)
-    ]
-    if manifest.recipe is not None:
-        volumes.append({"name": "recipe", "configMap": {"name": manifest.name}})
-    if pods.gpus:  # for NCCL: the 64 MB of a container are not enough
-        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory"}})
-    spec: Document = {"terminationGracePeriodSeconds": pods.grace_s + _OWN_END_S}
-    if pods.service_account is not None:
-        spec["serviceAccountName"] = pods.service_account
-    if pods.node_selector:
-        spec["nodeSelector"] = dict(pods.node_selector)
-    # Avoids a visit to every file of a data set's volume at every start.
-    spec["securityContext"] = {"fsGroup": GROUP_ID, "fsGroupChangePolicy": "OnRootMismatch"}
-    return spec | {"containers": [container], "volumes": volumes}
-
-
-def _resources(pods: Pods) -> Document:
+def _resources(manifest: Manifest) -> Document:
     """Requests and limits. The CPU has no limit, since it would throttle the loader's threads."""
-    limits = {"memory": pods.memory} if pods.memory else {}
-    requests = limits | ({"cpu": pods.cpu} if pods.cpu else {})
-    if pods.gpus:
-        limits = limits | {"nvidia.com/gpu": str(pods.gpus)}
-    resources = {"limits": limits, "requests": requests}
-    return {name: amounts for name, amounts in resources.items() if amounts}
+    limits = _without_empty(memory=manifest.memory)
+    requests = limits | _without_empty(cpu=manifest.cpu)
+    if manifest.gpus:
+        limits = limits | {"nvidia.com/gpu": str(manifest.gpus)}
+    return _without_empty(limits=limits, requests=requests)

@@ -3,30 +3,24 @@
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from trainyard.errors import Requeued, Stopped, TrainyardError
-from trainyard.launch.ends import (
-    GRACE_S,
-    REQUEUE_SIGNALS,
-    described,
-    first_cause,
-    is_last,
-    shell_code,
-)
-from trainyard.launch.job import Job
+from trainyard.errors import Requeued, Stopped
+from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS, describe, first_cause
+from trainyard.launch.ranks import Job
+from trainyard.launch.supervisor import Ending, Say, with_restarts
 from trainyard.parent import LAUNCHER
 
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
-def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], None]) -> int:
+def launch_local(job: Job, *, ranks: int, restarts: int, say: Say) -> int:
     """Run a job as `ranks` processes. Returns the exit code of the first that failed.
 
     After a failure that may not recur, all ranks are restarted, up to `restarts` times, with a
     message to `say`. Signals that end a run are passed on to the ranks, which save a checkpoint
-    first.
+    first. TrainyardError if a signal killed the first rank that failed.
     """
     # The agent passes a stop of this process on to the ranks and waits this long for them.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
@@ -40,25 +34,14 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Callable[[str], No
     ]
     os.environ[LAUNCHER] = str(os.getpid())
     try:
-        rank, code = _run(job, ranks, signals)
-        for again in range(restarts):
-            if is_last(code):
-                break
-            say(f"{described(rank, code)}: starting again ({again + 1} of {restarts})")
-            rank, code = _run(job, ranks, signals)
+        return with_restarts(lambda: _attempt(job, ranks, signals), restarts, say)
     except SignalException as error:
         return Requeued.exit_code if error.sigval in REQUEUE_SIGNALS else Stopped.exit_code
     finally:
         del os.environ[LAUNCHER]  # for the ranks alone, not for later work of this process
-    if code < 0:
-        killed = TrainyardError(described(rank, code))
-        killed.exit_code = shell_code(code)
-        raise killed
-    return code
 
 
-def _run(job: Job, ranks: int, signals: Sequence[str]) -> tuple[int, int]:
-    """The rank that ended the run, and its exit code, or minus the signal that killed it."""
+def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -80,8 +63,9 @@ def _run(job: Job, ranks: int, signals: Sequence[str]) -> tuple[int, int]:
         with _handlers_kept(signals):
             elastic_launch(config, job.command[0])(*job.command[1:])
     except ChildFailedError as error:
-        return first_cause({rank: end.exitcode for rank, end in error.failures.items()})
-    return 0, 0
+        rank, code = first_cause({rank: end.exitcode for rank, end in error.failures.items()})
+        return Ending(code, describe(rank, code))
+    return Ending(0)
 
 
 @contextmanager

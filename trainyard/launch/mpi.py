@@ -9,15 +9,17 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
 from trainyard.errors import InputError, Requeued, Stopped
-from trainyard.launch.ends import REQUEUE_SIGNALS, is_last
-from trainyard.launch.job import Job
-from trainyard.launch.signals import handling
+from trainyard.launch.events import handling
+from trainyard.launch.exit_codes import REQUEUE_SIGNALS
+from trainyard.launch.preflight import free_port
+from trainyard.launch.ranks import Job
+from trainyard.launch.supervisor import Ending, Say, with_restarts
 from trainyard.parent import signal_without_parent
 
 _WAIT_S = 5
@@ -58,26 +60,19 @@ def command_line(job: Job, options: MpiOptions, port: int) -> list[str]:
     return [*words, *options.extra, *job.command]
 
 
-def launch_mpi(
-    job: Job,
-    options: MpiOptions,
-    *,
-    restarts: int,
-    free_port: Callable[[], int],
-    say: Callable[[str], None],
-) -> int:
+def launch_mpi(job: Job, options: MpiOptions, *, restarts: int, say: Say) -> int:
     """Run a job. Returns mpirun's exit code, which is that of the first rank that failed.
 
     After a failure that may not recur, all ranks are restarted, up to `restarts` times, with a
     message to `say`. Signals that end a run make the ranks save first.
     """
     environment = variables(options) | os.environ
-    for again in range(restarts + 1):
+
+    def attempt() -> Ending:
         code = _run(command_line(job, options, free_port()), environment)
-        if is_last(code) or again == restarts:
-            break
-        say(f"mpirun has ended with code {code}: starting again ({again + 1} of {restarts})")
-    return code
+        return Ending(code, f"mpirun has ended with code {code}")
+
+    return with_restarts(attempt, restarts, say)
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -87,7 +82,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # mpirun treats a Ctrl-C as SIGTERM
-            preexec_fn=_end_with_us,
+            # If this launcher is killed, the kernel signals mpirun: its ranks then save and end.
+            preexec_fn=lambda: signal_without_parent(signal.SIGUSR1),
         )
     except FileNotFoundError:
         raise InputError(
@@ -101,11 +97,6 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     if got and code != 0:
         return (Requeued if got[0] in REQUEUE_SIGNALS else Stopped).exit_code
     return code
-
-
-def _end_with_us() -> None:
-    """Have the kernel signal mpirun if this launcher is killed: its ranks then save and end."""
-    signal_without_parent(signal.SIGUSR1)
 
 
 @contextmanager

@@ -3,10 +3,10 @@
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TextIO
 
-from trainyard.launch.events import Line
+from trainyard.launch.ranks import Line
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # text colours of a terminal: cyan, yellow, magenta, …
 
@@ -20,7 +20,7 @@ def take_any_text() -> None:
 class Printer:
     """Prints lines of ranks: their stdout to this stdout, their stderr to this stderr."""
 
-    def __init__(self, hosts: Sequence[str], *, as_they_are: bool = False) -> None:
+    def __init__(self, hosts: Iterable[str], *, as_they_are: bool = False) -> None:
         """`as_they_are`: no prefix on stdout, since a program reads it."""
         self._number = {host: number for number, host in enumerate(hosts)}
         self._as_they_are = as_they_are

@@ -10,72 +10,35 @@ come back from one that must not:
 """
 
 import os
-import queue
 import signal
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from types import FrameType
 
 from trainyard.errors import DivergedError, InputError, Requeued, TrainyardError
-from trainyard.launch.ends import (
-    NOTICE_S,
+from trainyard.launch.events import Events, Signal, handling
+from trainyard.launch.exit_codes import (
     REQUEUE_SIGNALS,
-    SHARED_ENDS,
-    described,
+    describe,
     first_cause,
-    is_last,
+    is_final,
     shell_code,
 )
-from trainyard.launch.job import Job
-from trainyard.launch.ranks import OnLine, Ranks, Share
-from trainyard.launch.signals import handling
+from trainyard.launch.ranks import Job, Line, Ranks, Share
+from trainyard.launch.supervisor import Attempt, Say
 
 PREEMPTED = shell_code(-signal.SIGTERM)
 FAILED = (TrainyardError.exit_code, InputError.exit_code, DivergedError.exit_code)
-_LOOK_S = 0.1
-
-
-@dataclass(frozen=True)
-class Place:
-    """A pod's place among those of its job."""
-
-    node: int
-    num_nodes: int
-    ranks: int
-    """Ranks per pod."""
-    address: str
-    """Address of the first pod, where the ranks meet."""
-    port: int
-
-    def share(self, job: Job) -> Share:
-        return Share(
-            job.command,
-            first=self.node * self.ranks,
-            count=self.ranks,
-            size=self.num_nodes * self.ranks,
-            node=self.node,
-            num_nodes=self.num_nodes,
-            address=self.address,
-            port=self.port,
-        )
-
+_HERE = "this pod"
 
 # Set by both operators for torchrun: the variables stand for its options.
-_NAMES = {
-    "node": "PET_NODE_RANK",
-    "num_nodes": "PET_NNODES",
-    "ranks": "PET_NPROC_PER_NODE",
-    "address": "PET_MASTER_ADDR",
-    "port": "PET_MASTER_PORT",
-}
+_ADDRESS = "PET_MASTER_ADDR"
+_NUMBERS = ("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_PORT")
 
 
-def place_in(env: Mapping[str, str]) -> Place:
-    """The pod's place. InputError if the environment is not that of an operator's pod."""
+def pod_share(job: Job, env: Mapping[str, str]) -> Share:
+    """The ranks of this pod. InputError if the environment is not that of an operator's pod."""
     texts = {}
-    for field, name in _NAMES.items():
+    for name in (*_NUMBERS, _ADDRESS):
         # Early operators set the address under this name alone.
         text = env.get(name, env.get(name.removeprefix("PET_")))
         if text is None:
@@ -83,87 +46,97 @@ def place_in(env: Mapping[str, str]) -> Place:
                 f"{name} is not set: `launch pod` is what `launch kubernetes` starts in every pod; "
                 "on one machine use `launch local`"
             )
-        if field != "address" and not text.isdigit():
+        if name in _NUMBERS and not text.isdigit():
             raise InputError(f"{name} is {text!r}, which is no whole number")
-        texts[field] = text
-    address = texts.pop("address")
-    return Place(address=address, **{field: int(text) for field, text in texts.items()})
+        texts[name] = text
+    node, num_nodes, count, port = (int(texts[name]) for name in _NUMBERS)
+    return Share(
+        job.command,
+        first=node * count,
+        count=count,
+        size=num_nodes * count,
+        node=node,
+        num_nodes=num_nodes,
+        address=texts[_ADDRESS],
+        port=port,
+    )
 
 
 def launch_pod(
-    job: Job,
-    place: Place,
+    share: Share,
     *,
     restarts: int,
     grace_s: float,
-    on_line: OnLine,
-    say: Callable[[str], None],
+    show: Callable[[Line], None],
+    say: Say,
 ) -> int:
     """Run this pod's ranks until the run is over or the pod must end. Returns the pod's exit code.
 
     After a failure the ranks of all pods restart, up to `restarts` times; they wait for each other.
     When another pod is told to end, all ranks save, and those of this pod restart and wait for it;
-    that does not count. `on_line` receives the output of the ranks.
+    that does not count. `show` receives the output of the ranks.
     """
-    for name in _NAMES.values():
+    for name in (*_NUMBERS, _ADDRESS):
         os.environ.pop(name, None)  # ranks use other variables
-    failures, notice = 0, _Notice()
-    with handling((signal.SIGTERM,), notice.come):
+    pod, failures = _Pod(share, grace_s, show, say), 0
+    with handling((signal.SIGTERM,), lambda number, frame: pod.end()):
         while True:
-            rank, code = _run(place.share(job), notice, grace_s, on_line)
+            rank, code = pod.attempt()
             if code in (0, InputError.exit_code, DivergedError.exit_code):
                 return code
-            if notice.has_come:
+            if pod.must_end:
                 return PREEMPTED
             if code == Requeued.exit_code:
                 say("another pod was told to end; starting again, to go on when it is back")
                 continue
-            if is_last(code) or failures == restarts:
-                say(described(rank, code))
+            if is_final(code) or failures == restarts:
+                say(describe(rank, code))
                 return TrainyardError.exit_code
             failures += 1
-            say(f"{described(rank, code)}: starting again ({failures} of {restarts})")
+            say(f"{describe(rank, code)}: starting again ({failures} of {restarts})")
 
 
-class _Notice:
-    """Records that this pod must end."""
+class _Pod:
+    """This pod, the only host of its attempts."""
 
-    has_come = False
+    must_end = False
 
-    def come(self, number: int, frame: FrameType | None) -> None:
-        self.has_come = True
+    def __init__(
+        self, share: Share, grace_s: float, show: Callable[[Line], None], say: Say
+    ) -> None:
+        self._share, self._grace_s, self._show, self._say = share, grace_s, show, say
+        self._events = Events()
+        self._ranks: Ranks | None = None
 
+    def end(self) -> None:
+        """Have the ranks of all pods save."""
+        self.must_end = True
+        self._events.put(Signal(REQUEUE_SIGNALS[0]))
 
-def _run(share: Share, notice: _Notice, grace_s: float, on_line: OnLine) -> tuple[int, int]:
-    """The rank that ended the run, and its exit code, or minus the signal that killed it."""
-    ended: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-    ranks = Ranks(share, on_line=on_line, on_end=lambda rank, code: ended.put((rank, code)))
-    ends: dict[int, int] = {}
-    urges: list[tuple[float, int]] | None = None
-    try:
-        while len(ends) < share.count:
-            with suppress(queue.Empty):
-                rank, code = ended.get(timeout=_LOOK_S)
-                ends[rank] = code
-            if urges is None and (notice.has_come or any(ends.values())):
-                urges = _urges(ends, notice, grace_s)
-            while urges and time.monotonic() >= urges[0][0]:
-                ranks.signal(urges.pop(0)[1])
-    finally:
-        ranks.stop(grace_s)
-        _reap()
-    return first_cause(ends)
+    def attempt(self) -> tuple[int, int]:
+        """The rank that ended the attempt, and its code."""
+        attempt = Attempt(
+            {_HERE: self},
+            {_HERE: self._share},
+            self._events,
+            show=lambda host, line: self._show(line),
+            say=self._say,
+            grace_s=self._grace_s,
+        )
+        try:
+            attempt.run()
+        finally:
+            if self._ranks is not None:
+                self._ranks.stop(self._grace_s)
+            _reap()
+        return first_cause(dict.fromkeys(self._share.ranks, -signal.SIGKILL) | attempt.codes)
 
+    def start(self, share: Share) -> None:
+        self._ranks = Ranks(share, self._events.put)
 
-def _urges(ends: dict[int, int], notice: _Notice, grace_s: float) -> list[tuple[float, int]]:
-    """Times and signals for the remaining ranks."""
-    now = time.monotonic()
-    if notice.has_come:
-        return [(now, REQUEUE_SIGNALS[0]), (now + grace_s, signal.SIGKILL)]
-    if SHARED_ENDS.issuperset(ends.values()):
-        return [(now + grace_s, signal.SIGKILL)]
-    end = now + NOTICE_S
-    return [(end, signal.SIGTERM), (end + grace_s, signal.SIGKILL)]
+    def signal(self, number: int) -> None:
+        if self._ranks is not None:
+            self._ranks.signal(number)
 
 
 def _reap() -> None:

@@ -1,35 +1,55 @@
-"""The ranks of one host as processes, for launchers with an agent on every host.
+"""A job, and the processes of its ranks on one host.
 
     shares = shares_of(job.command, {"a": 4, "b": 4}, address="10.0.0.1", port=29500)
-    ranks = Ranks(shares["b"], on_line=print_line, on_end=note_end)     # on host b
+    ranks = Ranks(shares["b"], events.put)     # on host b
     ranks.signal(signal.SIGUSR1)
     ranks.stop(GRACE_S)
 
-`Share` is plain data: `dataclasses.asdict` and `Share(**values)` take it through JSON.
+torch's `start_processes` does less: it ends the other ranks at once when one has died and tells of
+the death only after the last has ended, passes no signals on, and needs torch, with 0.5 GB of
+memory, in the agent of every host.
 """
 
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
+from trainyard.children import kill_group
 from trainyard.parent import LAUNCHER
 
 _READ_S = 10  # to read a rank's last output; a process that left its session may hold the pipe open
 
-OnLine = Callable[[int, str, bool], None]
-"""Called with a rank, a line without its end, and True if the rank wrote it to stderr."""
-OnEnd = Callable[[int, int], None]
-"""Called with a rank and its exit code, or minus the signal that killed it."""
+
+@dataclass(frozen=True)
+class Job:
+    """A Trainyard command that every rank runs, with its run directory and interpreter."""
+
+    arguments: tuple[str, ...]
+    """Words after `trainyard`: "train", the recipe, "--run", …"""
+    run: Path
+    """The run directory, relative to the working directory if the user gave it so."""
+    python: str = sys.executable
+    """The interpreter, which must have Trainyard on every host."""
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        return (self.python, "-m", "trainyard", *self.arguments)
 
 
 @dataclass(frozen=True)
 class Share:
-    """The ranks that one host starts, and the meeting point of all ranks."""
+    """The ranks of one host, and the meeting point of all ranks. Plain data, to go through JSON."""
 
     command: Sequence[str]
     first: int
@@ -42,7 +62,11 @@ class Share:
     address: str
     port: int
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Further variables for the environment of every rank."""
+    """Further environment variables of every rank."""
+
+    @property
+    def ranks(self) -> range:
+        return range(self.first, self.first + self.count)
 
     def environment(self, local_rank: int) -> dict[str, str]:
         """A rank's variables on top of the environment of this process."""
@@ -56,12 +80,11 @@ class Share:
             "MASTER_ADDR": self.address,
             "MASTER_PORT": self.port,
         }
-        texts = {name: str(value) for name, value in place.items()}
         # The output is a pipe, even if a notebook has forced colours.
         usual = {"PYTHONUNBUFFERED": "1", "FORCE_COLOR": ""}
         if self.count > 1:  # like torchrun: otherwise each of several ranks takes all cores
             usual["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
-        return {**usual, **self.variables, **texts}
+        return {**usual, **self.variables, **{name: str(value) for name, value in place.items()}}
 
 
 def shares_of(
@@ -73,47 +96,57 @@ def shares_of(
     variables: Mapping[str, str] | None = None,
 ) -> dict[str, Share]:
     """The share of each host. `counts`: ranks by host; ranks are numbered host by host."""
-    size, first = sum(counts.values()), 0
+    size, first, shares = sum(counts.values()), 0, {}
     variables = {**(variables or {}), "TRAINYARD_HOSTS": ",".join(counts)}
-    shares = {}
     for node, (host, count) in enumerate(counts.items()):
-        shares[host] = Share(
-            command, first, count, size, node, len(counts), address, port, variables
-        )
+        place = (first, count, size, node, len(counts), address, port)
+        shares[host] = Share(command, *place, variables)
         first += count
     return shares
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of output of a rank, without its end."""
+
+    rank: int
+    text: str
+    is_error: bool = False
+    """True if the rank wrote it to stderr."""
+
+
+@dataclass(frozen=True)
+class End:
+    rank: int
+    code: int
+    """Exit code, or minus the signal that killed the rank."""
 
 
 class Ranks:
     """The processes of a share, each in a session of its own.
 
     They save and end if this process is killed or the thread that made this object ends, so that
-    thread must outlive them. `on_line` and `on_end` are called from other threads: for each rank
-    its lines in order, then its end, after its whole session has ended.
+    thread must outlive them. `put` is called from other threads: for each rank with its lines in
+    order, then with its end, once its whole session has ended.
     """
 
-    def __init__(self, share: Share, *, on_line: OnLine, on_end: OnEnd) -> None:
+    def __init__(self, share: Share, put: Callable[[Line | End], None]) -> None:
         """OSError if the command cannot be started; ranks already started are killed."""
+        self._put = put
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()  # held to signal a process, and to record its end
+        self._lock = threading.Lock()  # held to signal a process, and to reap it
         try:
-            for local_rank in range(share.count):
-                self._processes[share.first + local_rank] = _start(share, local_rank)
+            for local_rank, rank in enumerate(share.ranks):
+                self._processes[rank] = _start(share, local_rank)
         except OSError:
             for process in self._processes.values():
-                _end_session(process)
-                _close(process)
+                with process:  # closes its pipes
+                    kill_group(process)
             raise
-        for rank, process in self._processes.items():
-            thread = threading.Thread(target=self._follow, args=(rank, process, on_line, on_end))
+        processes = self._processes.items()
+        self._threads = [threading.Thread(target=self._follow, args=item) for item in processes]
+        for thread in self._threads:
             thread.start()
-            self._threads.append(thread)
-
-    @property
-    def running(self) -> bool:
-        """True while a rank runs or one of its events is still to be delivered."""
-        return any(thread.is_alive() for thread in self._threads)
 
     def signal(self, number: int) -> None:
         """Send a signal to each rank that runs."""
@@ -123,30 +156,25 @@ class Ranks:
                     os.kill(process.pid, number)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the end of all ranks and events. True if they ended within `seconds`."""
+        """Wait for the end of all ranks. True if all have ended and been reported in time."""
         deadline = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads:
             thread.join(None if deadline is None else max(deadline - time.monotonic(), 0))
-        return not self.running
+        return not any(thread.is_alive() for thread in self._threads)
 
     def stop(self, grace_s: float) -> None:
         """Send SIGTERM, then SIGKILL to ranks that are left after `grace_s`. Waits for all."""
         self.signal(signal.SIGTERM)
         if not self.wait(grace_s):
-            self.kill()
+            self.signal(signal.SIGKILL)
             self.wait()
 
-    def kill(self) -> None:
-        """Send SIGKILL without waiting."""
-        self.signal(signal.SIGKILL)
-
-    def _follow(
-        self, rank: int, process: "subprocess.Popen[bytes]", on_line: OnLine, on_end: OnEnd
-    ) -> None:
+    def _follow(self, rank: int, process: "subprocess.Popen[bytes]") -> None:
         def read(stream: IO[bytes], is_error: bool) -> None:
             with stream:
                 for line in stream:
-                    on_line(rank, line.decode(errors="replace").rstrip("\r\n"), is_error)
+                    text = line.decode(errors="replace").rstrip("\r\n")
+                    self._put(Line(rank, text, is_error))
 
         assert process.stdout and process.stderr
         streams = ((process.stdout, False), (process.stderr, True))
@@ -156,10 +184,11 @@ class Ranks:
         # WNOWAIT does not reap the process, so its pid is not reused.
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
-            _end_session(process)
+            kill_group(process)
+            code = process.wait()
         for reader in readers:
             reader.join(_READ_S)
-        on_end(rank, process.returncode)
+        self._put(End(rank, code))
 
 
 def _start(share: Share, local_rank: int) -> "subprocess.Popen[bytes]":
@@ -171,14 +200,3 @@ def _start(share: Share, local_rank: int) -> "subprocess.Popen[bytes]":
         env=os.environ | share.environment(local_rank) | {LAUNCHER: str(os.getpid())},
         start_new_session=True,
     )
-
-
-def _end_session(process: "subprocess.Popen[bytes]") -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _close(process: "subprocess.Popen[bytes]") -> None:
-    for stream in (process.stdout, process.stderr):
-        assert stream
-        stream.close()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.errors import DivergedError, InputError, Requeued, Stopped
-from trainyard.launch.ends import GRACE_S, REQUEUE_SIGNALS, shell_code
-from trainyard.launch.job import Job
+from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS, shell_code
+from trainyard.launch.ranks import Job
 
 SIGNAL = REQUEUE_SIGNALS[0].name.removeprefix("SIG")
 _FINAL = (0, InputError.exit_code, DivergedError.exit_code)

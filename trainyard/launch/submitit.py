@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 from trainyard.errors import InputError, Requeued, Stopped, TrainyardError
-from trainyard.launch.ends import GRACE_S, REQUEUE_SIGNALS
-from trainyard.launch.job import Job
-from trainyard.launch.signals import handling
+from trainyard.launch.events import handling
+from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS
+from trainyard.launch.ranks import Job
 from trainyard.launch.slurm import Allocation, options_of, runs_of
 
 _SIGNAL = signal.SIGUSR2  # the signal that submitit handles
@@ -64,12 +64,13 @@ def submit(
     for run in runs:
         run.mkdir(parents=True, exist_ok=True)
     submitit = _submitit()
+    cores = [f"--cpus-per-task={allocation.cpus}"] if allocation.cpus else []
     executor = submitit.SlurmExecutor(runs[0].resolve() / "submitit", max_num_timeout=_NO_LIMIT)
     executor.update_parameters(
         job_name=job.name,
         setup=list(setup),
         stderr_to_stdout=True,
-        srun_args=["--kill-on-bad-exit=0", f"--wait={GRACE_S}", *_cores(allocation)],
+        srun_args=["--kill-on-bad-exit=0", f"--wait={GRACE_S}", *cores],
         additional_parameters={
             "requeue": True,
             "signal": f"{_SIGNAL.name.removeprefix('SIG')}@{allocation.grace}",
@@ -96,10 +97,6 @@ def _jobs(job: Job, runs: Sequence[Path], seeds: Sequence[int]) -> list[Job]:
         arguments += [f"--run.seed={seeds[number]}"] if seeds else []
         jobs.append(replace(job, arguments=tuple(arguments), run=run))
     return jobs
-
-
-def _cores(allocation: Allocation) -> list[str]:
-    return [f"--cpus-per-task={allocation.cpus}"] if allocation.cpus else []
 
 
 def _extra(line: str) -> tuple[str, str | bool]:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from trainyard.monitor.figures import Figure, duration, figures, fitted, joined
@@ -41,11 +43,11 @@ class Display:
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         width = options.max_width
         yield Text()  # separates it from the table
-        yield self._first_line(width, is_ascii=options.ascii_only)
+        yield self._first_line(width)
         if self._training is not None:
             yield joined(fitted(figures(self._training), width), "dim")
 
-    def _first_line(self, width: int, *, is_ascii: bool) -> Text:
+    def _first_line(self, width: int) -> RenderableType:
         share = min(self._now["step"] / self._num_steps, 1.0)
         found = fitted(
             [
@@ -58,11 +60,9 @@ class Display:
         )
         needed = sum(len(figure.text) + 2 for figure in found) - 2
         length = min(_LEAST_BAR + width - needed, _MOST_BAR)
-        line = Text(no_wrap=True, overflow="crop")
-        for figure in found:
-            line.append("  " if line else "")
-            is_bar = figure is _BAR
-            line.append(_bar(share, length, is_ascii) if is_bar else joined([figure]))
+        bar = ProgressBar(1.0, share, width=length, complete_style="cyan", finished_style="cyan")
+        line = Table.grid(padding=(0, 2, 0, 0))
+        line.add_row(*(bar if figure is _BAR else joined([figure]) for figure in found))
         return line
 
     def _progress(self) -> Iterator[Figure]:
@@ -81,12 +81,3 @@ class Display:
 
 def _left(seconds: float | None, passed: float) -> str:
     return duration(None if seconds is None else max(seconds - passed, 0.0))
-
-
-def _bar(share: float, length: int, is_ascii: bool) -> Text:
-    halves = round(2 * length * share)
-    full, half = ("-", " ") if is_ascii else ("━", "╸")
-    done = full * (halves // 2) + half * (halves % 2)
-    bar = Text(done, style="cyan")
-    bar.append((" " if is_ascii else "━") * (length - len(done)), style="bar.back")
-    return bar

@@ -1,227 +1,145 @@
-"""The charts of the page, and their curves."""
+"""The charts of the page: their curves as data for charts.js, and their values as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
-from trainyard.monitor.reports import Report
-from trainyard.report.curves import Axes, Curve, Floats, Reports, axes_of, curve_of
-from trainyard.report.groups import Group
-from trainyard.report.runs import Run
+from trainyard.report.curves import Curve, Floats, axes_of, curve_of, extremes
+from trainyard.report.markup import Child, Html, join, switch, table, tag
+from trainyard.report.runs import Group
 
-Kind = Literal["loss", "percent", "rate", "count", "number", "bytes"]
 COLOURS = 7  # colours in the style sheet, distinct for colour-blind readers too
 _POINTS = 1000  # per curve
 _MOST = 6000  # in one chart, over all runs' curves
+_TABLE = 40  # points per curve in the table below a chart
+_DOTS = 60  # a longer curve of evaluations has no dots
+_IN_DATA = ("name", "title", "form", "from_zero", "has_log", "is_large")  # fields of a chart
+_MARKS = 50  # most events marked in a chart
 
 
-@dataclass(frozen=True)
-class Series:
+class Series(NamedTuple):
     name: str
     group: int
     colour: int
+    is_noisy: bool  # drawn faintly, with its smoothed curve on top
+    is_dashed: bool
+    has_dots: bool
     curve: Curve
-    is_noisy: bool = False  # drawn faintly, with its smoothed curve on top
-    is_dashed: bool = False
-    has_dots: bool = False
 
 
 @dataclass(frozen=True)
 class Chart:
     name: str  # an id
     title: str
-    kind: Kind
-    series: tuple[Series, ...] = ()
+    form: str  # Python's format of a value; charts.js knows the types f, g and %
+    curves: Mapping[str, str]  # names of the curves, by kind.key of their reports
     from_zero: bool = False
     has_log: bool = False  # True if the switch for logarithmic axes applies
     is_large: bool = False
-    about: str = ""
+    scale: float = 1.0  # from the unit of the reports to that of the title
+    series: tuple[Series, ...] = ()
 
 
-@dataclass(frozen=True)
-class Role:
-    """A key of train or val reports, and its curve."""
-
-    key: str
-    kind: Literal["train", "val"]
-    name: str
-
-
-_TRAIN, _VAL, _EMA = "train", "validation", "EMA"
-_COLOUR_OF = {_TRAIN: 0, _VAL: 1, _EMA: 2}
-_LARGE: tuple[tuple[Chart, tuple[Role, ...]], ...] = (
-    (
-        Chart("loss", "Loss", "loss", has_log=True, is_large=True),
-        (Role("loss", "train", _TRAIN), Role("loss", "val", _VAL), Role("ema_loss", "val", _EMA)),
-    ),
-    (
-        Chart("top1", "Top-1 accuracy", "percent", is_large=True),
-        (Role("top1", "train", _TRAIN), Role("top1", "val", _VAL), Role("ema_top1", "val", _EMA)),
-    ),
-)
-_SMALL: tuple[tuple[Chart, tuple[Role, ...]], ...] = (
-    (
-        Chart("top5", "Top-5 accuracy", "percent"),
-        (Role("top5", "val", _VAL), Role("ema_top5", "val", _EMA)),
-    ),
-    (Chart("lr", "Learning rate", "rate", from_zero=True), (Role("lr", "train", "rate"),)),
-    (
-        Chart("grad-norm", "Gradient norm", "number", has_log=True),
-        (Role("grad_norm", "train", "norm"),),
-    ),
-    (
-        Chart("speed", "Images per second", "count", from_zero=True),
-        (Role("images_per_s", "train", "all devices"),),
-    ),
-    (
-        Chart("wait", "Waiting for data", "percent", from_zero=True, about="share of the time"),
-        (Role("data_wait", "train", "share"),),
-    ),
-    (
-        Chart("mfu", "Model FLOPs utilisation", "percent", from_zero=True),
-        (Role("mfu", "train", "of the peak"),),
-    ),
-    (
-        Chart("use", "Device in use", "percent", from_zero=True),
-        (Role("gpu_use", "train", "share"),),
-    ),
-    (
-        Chart("memory", "Memory", "bytes", from_zero=True, about="peak, first rank"),
-        (Role("memory", "train", "peak"),),
-    ),
-    (
-        Chart("power", "Power", "number", from_zero=True, about="watts, first device"),
-        (Role("gpu_power", "train", "watts"),),
-    ),
-    (
-        Chart("update", "Update to weight ratio", "rate", has_log=True),
-        (Role("update_ratio", "train", "ratio"),),
-    ),
-    (
-        Chart("distance", "Distance of replicas from their mean", "rate"),
-        (Role("consensus_distance", "val", "distance"),),
-    ),
+_EMA = "EMA"
+_COLOUR_OF = {"validation": 1, _EMA: 2}  # in charts of one run; others have colour 0
+_LOSS = {"train.loss": "train", "val.loss": "validation", "val.ema_loss": _EMA}
+_TOP1 = {"train.top1": "train", "val.top1": "validation", "val.ema_top1": _EMA}
+_TOP5 = {"val.top5": "validation", "val.ema_top5": _EMA}
+_SPEED, _WAIT = {"train.images_per_s": "all devices"}, {"train.data_wait": "share of the time"}
+_MFU, _USE = {"train.mfu": "of the peak"}, {"train.gpu_use": "share of the time"}
+_MEMORY, _POWER = {"train.memory": "peak, first rank"}, {"train.gpu_power": "first device"}
+_UPDATE, _DISTANCE = {"train.update_ratio": "ratio"}, {"val.consensus_distance": "distance"}
+_CHARTS = (
+    Chart("loss", "Loss", ".4f", _LOSS, has_log=True, is_large=True),
+    Chart("top1", "Top-1 accuracy", ".2%", _TOP1, is_large=True),
+    Chart("top5", "Top-5 accuracy", ".2%", _TOP5),
+    Chart("lr", "Learning rate", ".3g", {"train.lr": "rate"}, from_zero=True),
+    Chart("grad-norm", "Gradient norm", ".4g", {"train.grad_norm": "norm"}, has_log=True),
+    Chart("speed", "Images per second", ",.0f", _SPEED, from_zero=True),
+    Chart("wait", "Waiting for data", ".2%", _WAIT, from_zero=True),
+    Chart("mfu", "Model FLOPs utilisation", ".2%", _MFU, from_zero=True),
+    Chart("use", "Device in use", ".2%", _USE, from_zero=True),
+    Chart("memory", "Memory, GB", ".3g", _MEMORY, from_zero=True, scale=1e-9),
+    Chart("power", "Power, watts", ".4g", _POWER, from_zero=True),
+    Chart("update", "Update to weight ratio", ".3g", _UPDATE, has_log=True),
+    Chart("distance", "Distance of replicas from their mean", ".3g", _DISTANCE),
 )
 
 
 def charts_of(groups: Sequence[Group]) -> list[Chart]:
-    """Charts with data. For several groups, training and validation get a chart each."""
-    found = []
-    for chart, roles in (*_LARGE, *_SMALL):
-        several = len(groups) > 1
-        found += _compared(chart, roles, groups) if several else [_of_one(chart, roles, groups[0])]
+    """Charts with data. With several groups, training and validation have separate charts."""
+    charts = list(_CHARTS)
+    if len(groups) > 1:
+        charts = [part for chart in charts for part in _by_kind(chart)]
+    found = [replace(chart, series=_series(chart, groups)) for chart in charts]
     return [chart for chart in found if chart.series]
 
 
-def _of_one(chart: Chart, roles: Sequence[Role], group: Group) -> Chart:
-    series = [_series(role, group, 0, [group]) for role in roles]
-    drawn = (
-        replace(each, colour=_COLOUR_OF.get(role.name, 0), is_dashed=role.name == _EMA)
-        for role, each in zip(roles, series, strict=True)
-        if each is not None
-    )
-    return replace(chart, series=tuple(drawn))
+def _by_kind(chart: Chart) -> list[Chart]:
+    kinds = list(dict.fromkeys(key.partition(".")[0] for key in chart.curves))
+    if len(kinds) == 1:
+        return [chart]
+    return [
+        replace(
+            chart,
+            name=f"{chart.name}-{kind}",
+            title=f"{chart.title}, {'train' if kind == 'train' else 'validation'}",
+            curves={key: of for key, of in chart.curves.items() if key.startswith(kind)},
+        )
+        for kind in kinds
+    ]
 
 
-def _compared(chart: Chart, roles: Sequence[Role], groups: Sequence[Group]) -> list[Chart]:
-    """A colour for each group; training and validation in separate charts, the EMA dashed."""
+def _series(chart: Chart, groups: Sequence[Group]) -> tuple[Series, ...]:
+    """One group's curves differ in colour; of several groups, each has a colour."""
     found = []
-    kinds = list(dict.fromkeys(role.kind for role in roles))
-    for kind in kinds:
-        mine = [role for role in roles if role.kind == kind]
-        series = [
-            replace(each, name=name, is_dashed=number > 0)
-            for place in range(len(groups))
-            for number, role in enumerate(mine)
-            if (each := _series(role, groups[place], place, groups)) is not None
-            for name in [f"{groups[place].name}{', EMA' if number else ''}"]
-        ]
-        apart = len(kinds) > 1
-        title = f"{chart.title}, {_TRAIN if kind == 'train' else _VAL}" if apart else chart.title
-        name = f"{chart.name}-{kind}" if apart else chart.name
-        found.append(replace(chart, name=name, title=title, series=tuple(series)))
-    return found
+    count = max(min(_POINTS, _MOST // len(groups)), 100)
+    for place, group in enumerate(groups):
+        for path, role in chart.curves.items():
+            curve = curve_of(group, path, count, chart.scale)
+            if curve is None:
+                continue
+            name, colour = role, _COLOUR_OF.get(role, 0)
+            if len(groups) > 1:
+                name = f"{group.name}, {role}" if role == _EMA else group.name
+                colour = place % COLOURS
+            is_noisy = path.startswith("train.") and path != "train.lr"
+            has_dots = path.startswith("val.") and len(curve.drawn.steps) <= _DOTS
+            found.append(Series(name, place, colour, is_noisy, role == _EMA, has_dots, curve))
+    return tuple(found)
 
 
-def _series(role: Role, group: Group, place: int, groups: Sequence[Group]) -> Series | None:
-    points = max(min(_POINTS, _MOST // len(groups)), 100)
-    curve = curve_of(group, _reports(role), role.key, points)
-    if curve is None:
-        return None
-    return Series(
-        name=role.name,
-        group=place,
-        colour=place % COLOURS,
-        curve=curve,
-        is_noisy=role.kind == "train" and role.key != "lr",
-        has_dots=role.kind == "val" and len(curve.drawn.steps) <= 60,
-    )
+# --- data for charts.js ---
 
 
-def _reports(role: Role) -> Reports:
-    def of(run: Run) -> list[Report]:
-        return run.history.train if role.kind == "train" else run.history.val
-
-    return of
-
-
-# --- data for the script in the page ---
-
-
-def as_data(charts: Sequence[Chart], groups: Sequence[Group]) -> dict[str, Any]:
-    """Plain values for JSON, rounded to visible precision."""
+def chart_data(charts: Sequence[Chart], groups: Sequence[Group]) -> dict[str, Any]:
+    """The charts as plain values for JSON, rounded to visible precision."""
+    axes = [axes_of(group)._asdict() for group in groups]
     return {
-        "axes": [_axes(axes_of(group)) for group in groups],
+        "axes": [{name: _rounded(values, 9) for name, values in each.items()} for each in axes],
         "marks": _marks(groups),
         "charts": [
-            {
-                "name": chart.name,
-                "title": chart.title,
-                "kind": chart.kind,
-                "zero": chart.from_zero,
-                "log": chart.has_log,
-                "large": chart.is_large,
-                "series": [_plain(series) for series in chart.series],
-            }
+            {key: getattr(chart, key) for key in _IN_DATA}
+            | {"series": [_series_data(series) for series in chart.series]}
             for chart in charts
         ],
     }
 
 
-def _plain(series: Series) -> dict[str, Any]:
-    curve = series.curve
-    found: dict[str, Any] = {
-        "name": series.name,
-        "group": series.group,
-        "colour": series.colour,
-        "noisy": series.is_noisy,
-        "dashed": series.is_dashed,
-        "dots": series.has_dots,
-        "s": _steps(curve.drawn.steps),
-        "v": _rounded(curve.drawn.values),
-    }
+def _series_data(series: Series) -> dict[str, Any]:
+    found = series._asdict()
+    curve: Curve = found.pop("curve")
+    found |= {"steps": _rounded(curve.drawn.steps, 9), "values": _rounded(curve.drawn.values)}
     if curve.means.steps is not curve.drawn.steps:
-        found |= {"ms": _steps(curve.means.steps), "mv": _rounded(curve.means.values)}
+        steps, values = curve.means
+        found["means"] = {"steps": _rounded(steps, 9), "values": _rounded(values)}
     if curve.band:
-        found |= {"low": _rounded(curve.band[0]), "high": _rounded(curve.band[1])}
+        found["band"] = {"low": _rounded(curve.band[0]), "high": _rounded(curve.band[1])}
     return found
 
 
-def _axes(axes: Axes) -> dict[str, Any]:
-    return {
-        "steps": _steps(axes.steps),
-        "seconds": _rounded(axes.seconds),
-        "epochs": _rounded(axes.epochs),
-    }
-
-
-def _steps(values: Floats) -> list[float]:
-    found = (round(value, 1) for value in values.tolist())
-    return [int(value) if value == int(value) else value for value in found]
-
-
-def _rounded(values: Floats) -> list[float]:
-    found = (float(f"{value:.6g}") for value in values.tolist())
+def _rounded(values: Floats, digits: int = 6) -> list[float]:
+    found = (float(f"{value:.{digits}g}") for value in values.tolist())
     return [int(value) if value == int(value) else value for value in found]
 
 
@@ -233,4 +151,52 @@ def _marks(groups: Sequence[Group]) -> list[dict[str, Any]]:
         {"step": event["step"], "text": str(event.get("event", ""))}
         for event in groups[0].runs[0].history.events
         if event["step"] and event.get("event") != "bounds"
-    ][:50]
+    ][:_MARKS]
+
+
+# --- the section of the page ---
+
+
+def curves_section(charts: Sequence[Chart]) -> Html:
+    """Places for the charts, below switches that apply to all; a table under each."""
+    log = tag("label", tag("input", type="checkbox", name="log"), "Logarithmic loss and norms")
+    slider = tag("input", type="range", name="smoothing", min=0, max=100, step=1)
+    smoothing = tag("label", "Smoothing ", slider, tag("span", id="smoothing-value"))
+    axes = switch("x", "Against", {"steps": "Steps", "epochs": "Epochs", "seconds": "Time"})
+    note = "Charts need JavaScript. The tables hold the values without it."
+    return join(
+        tag("noscript", tag("p", note, class_="note")),
+        tag("div", axes, smoothing, log, class_="tools"),
+        tag("div", *map(_figure, charts), class_="charts", id="charts"),
+    )
+
+
+def _figure(chart: Chart) -> Html:
+    title = tag("span", f": {chart.title}", class_="hidden")
+    values = tag(
+        "details", tag("summary", "As a table", title), _table(chart), id=f"values-{chart.name}"
+    )
+    return tag(
+        "figure",
+        tag("figcaption", tag("h3", chart.title)),
+        values,
+        class_="chart large" if chart.is_large else "chart",
+        data_chart=chart.name,
+    )
+
+
+def _table(chart: Chart) -> Html:
+    """A table of some points of each curve: the first, the last, and extremes between them."""
+    few = [extremes(series.curve.drawn, _TABLE) for series in chart.series]
+    columns = [
+        dict(zip(points.steps.tolist(), points.values.tolist(), strict=True)) for points in few
+    ]
+    rows: list[list[Child]] = [
+        [
+            f"{step:,.0f}",
+            *(format(column[step], chart.form) if step in column else "" for column in columns),
+        ]
+        for step in sorted({step for column in columns for step in column})
+    ]
+    head = ["Step", *(series.name for series in chart.series)]
+    return table(head, rows, caption=f"{chart.title}; all reports are in metrics.jsonl", numbers=1)

@@ -1,6 +1,6 @@
-"""Curves from reports, of one run or the mean over seeds, reduced to few points."""
+"""Curves of reports, of one run or the mean over seeds, reduced to few points."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,11 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.monitor.reports import Report
-from trainyard.report.groups import Group
-from trainyard.report.runs import Run, number
+from trainyard.report.runs import Group, Run, number
 
 Floats = NDArray[np.float64]
-Reports = Callable[[Run], list[Report]]
 
 
 class Points(NamedTuple):
@@ -22,10 +20,10 @@ class Points(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """`drawn` keeps the extremes of every interval; `means` is the input of smoothing."""
-
     drawn: Points
+    """The lowest and highest value of every interval."""
     means: Points
+    """The mean of every interval, the input of smoothing."""
     band: tuple[Floats, Floats] | None = None
     """Mean - 2 sigma and mean + 2 sigma over seeds, at the steps of `means`."""
 
@@ -38,38 +36,55 @@ class Axes(NamedTuple):
     epochs: Floats
 
 
-def curve_of(group: Group, reports: Reports, key: str, points: int) -> Curve | None:
-    """A curve of `key`, None if no report has it. For several runs, the mean over common steps."""
-    found = [_points(reports(run), key) for run in group.runs]
-    found = [each for each in found if len(each.steps)]
+def curve_of(group: Group, path: str, count: int, scale: float = 1.0) -> Curve | None:
+    """The curve of a key, "train.loss" or "val.top1" say; None if no report has it.
+
+    Several runs give their mean at the steps that all of them have reached. A curve has about
+    `count` points at most; its values are those of the reports times `scale`.
+    """
+    kind, _, key = path.partition(".")
+    found = [_points(getattr(run.history, kind), key, scale) for run in group.runs]
+    found = [points for points in found if len(points.steps)]
     if not found:
         return None
     if len(found) == 1:
-        return Curve(lowest_and_highest(found[0], points), stretches(found[0], points // 2))
+        return Curve(extremes(found[0], count), interval_means(found[0], count // 2))
     steps = _common_steps(found)
     if not len(steps):
         return None
-    values = np.stack([np.interp(steps, *each) for each in found])
-    mean, sigma = values.mean(0), values.std(0, ddof=1)
-    means = stretches(Points(steps, mean), points // 2)
-    spread = stretches(Points(steps, sigma), points // 2).values
+    values = np.stack([np.interp(steps, *points) for points in found])
+    mean, sigma = Points(steps, values.mean(0)), Points(steps, values.std(0, ddof=1))
+    means, spread = interval_means(mean, count // 2), interval_means(sigma, count // 2).values
     band = means.values - 2 * spread, means.values + 2 * spread
-    return Curve(lowest_and_highest(Points(steps, mean), points), means, band)
+    return Curve(extremes(mean, count), means, band)
 
 
-def axes_of(group: Group, points: int = 400) -> Axes:
-    """Axes of a group; the mean over its runs."""
-    found = [_axes(run) for run in group.runs]
-    found = [each for each in found if len(each.steps)]
+def _points(reports: Sequence[Report], key: str, scale: float) -> Points:
+    rows = [
+        (report["step"], value * scale)
+        for report in reports
+        if (value := number(report, key)) is not None
+    ]
+    return Points(*np.array(rows, np.float64).reshape(-1, 2).T)
+
+
+def _common_steps(found: Sequence[Points]) -> Floats:
+    """All steps of any run, from the latest first step to the earliest last step."""
+    low = max(points.steps[0] for points in found)
+    high = min(points.steps[-1] for points in found)
+    steps = np.unique(np.concatenate([points.steps for points in found]))
+    return np.asarray(steps[(steps >= low) & (steps <= high)])
+
+
+def axes_of(group: Group, count: int = 400) -> Axes:
+    """Axes of a group, at `count` steps at most; the mean over its runs."""
+    found = [axes for run in group.runs if len((axes := _axes(run)).steps)]
     if not found:
-        return Axes(np.zeros(0), np.zeros(0), np.zeros(0))
-    steps = np.unique(np.concatenate([each.steps for each in found]))
-    chosen = np.unique(np.linspace(0, len(steps) - 1, min(points, len(steps))).astype(int))
-    steps = steps[chosen]
-    seconds, epochs = (
-        np.mean([np.interp(steps, each.steps, each[column]) for each in found], axis=0)
-        for column in (1, 2)
-    )
+        return Axes(*np.zeros((3, 0)))
+    steps = np.unique(np.concatenate([axes.steps for axes in found]))
+    steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(count, len(steps))).astype(int))]
+    seconds = np.mean([np.interp(steps, axes.steps, axes.seconds) for axes in found], axis=0)
+    epochs = np.mean([np.interp(steps, axes.steps, axes.epochs) for axes in found], axis=0)
     return Axes(steps, seconds, epochs)
 
 
@@ -82,23 +97,8 @@ def _axes(run: Run) -> Axes:
     return Axes(*np.array(whole, np.float64).reshape(-1, 3).T)
 
 
-def _points(reports: Sequence[Report], key: str) -> Points:
-    rows = [
-        (report["step"], value) for report in reports if (value := number(report, key)) is not None
-    ]
-    return Points(*np.array(rows, np.float64).reshape(-1, 2).T)
-
-
-def _common_steps(found: Sequence[Points]) -> Floats:
-    """All steps of any run, from the latest first step to the earliest last step."""
-    low = max(each.steps[0] for each in found)
-    high = min(each.steps[-1] for each in found)
-    steps = np.unique(np.concatenate([each.steps for each in found]))
-    return np.asarray(steps[(steps >= low) & (steps <= high)])
-
-
-def lowest_and_highest(points: Points, count: int) -> Points:
-    """About `count` of the points at most, with the extremes of each interval."""
+def extremes(points: Points, count: int) -> Points:
+    """About `count` of the points at most: first, last, and the extremes of each interval."""
     if len(points.steps) <= count:
         return points
     chosen = {0, len(points.steps) - 1}
@@ -109,29 +109,9 @@ def lowest_and_highest(points: Points, count: int) -> Points:
     return Points(points.steps[at], points.values[at])
 
 
-def stretches(points: Points, count: int) -> Points:
+def interval_means(points: Points, count: int) -> Points:
     """At most `count` points, each the mean of an interval."""
     if len(points.steps) <= count:
         return points
-    parts = np.array_split(np.arange(len(points.steps)), count)
-    return Points(
-        np.array([points.steps[part].mean() for part in parts]),
-        np.array([points.values[part].mean() for part in parts]),
-    )
-
-
-def smoothed(points: Points, share: float) -> Floats:
-    """The mean over a window around each point, `share` of the range of steps wide.
-
-    Near the ends the window shrinks on both sides alike, so that the mean is not shifted.
-    """
-    steps, values = points
-    if len(steps) < 3 or not share:
-        return values
-    half = np.minimum(
-        share * (steps[-1] - steps[0]) / 2, np.minimum(steps - steps[0], steps[-1] - steps)
-    )
-    first = np.searchsorted(steps, steps - half - 1e-9, side="left")
-    last = np.searchsorted(steps, steps + half + 1e-9, side="right")
-    sums = np.concatenate([[0.0], np.cumsum(values)])
-    return np.asarray((sums[last] - sums[first]) / (last - first))
+    columns = (np.array_split(column, count) for column in points)
+    return Points(*(np.array([part.mean() for part in parts]) for parts in columns))

@@ -1,4 +1,4 @@
-"""Sections on events, unreadable images, environment and recipe of a run."""
+"""Sections on events, unreadable images, environment and recipes of runs."""
 
 import json
 from collections.abc import Sequence
@@ -6,128 +6,122 @@ from typing import Any
 
 from trainyard.compare import PRACTICAL
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.report.groups import Group, differences
-from trainyard.report.markup import Child, Html, join, table, tag
-from trainyard.report.runs import Run, counted, number
-from trainyard.report.ticks import clock
+from trainyard.monitor.figures import duration
+from trainyard.report.markup import Child, Html, about, join, table, tag
+from trainyard.report.runs import Group, Run, counted, differences, number
 
 _ROWS = 200  # most rows of events and of unreadable images
 
 
 def events_section(runs: Sequence[Run]) -> Html:
-    """The latest events in order of time, and the number of skipped updates."""
-    rows: list[list[Child]] = []
-    for run in runs:
-        for event in run.history.events:
-            seconds = number(event, "time")
-            row: list[Child] = [
-                f"{event['step']:,}",
-                "" if seconds is None else clock(seconds),
-                _kind(event),
-                without_secrets(str(event.get("message", ""))),
-            ]
-            rows.append(row if len(runs) == 1 else [*row[:3], run.name, row[3]])
+    """The latest events, and the number of skipped updates."""
+    rows = [(run.name, *_event(event)) for run in runs for event in run.history.events]
     skipped = sum(number(report, "skipped") or 0 for run in runs for report in run.history.train)
-    about = f"{skipped:g} updates skipped because a gradient was not finite." if skipped else ""
+    text = f"{skipped:g} updates skipped because a gradient was not finite." if skipped else ""
     if not rows:
-        return tag("p", about or "Nothing out of the ordinary.", class_="about")
-    head = ["Step", "Time", "Event", *(["Run"] if len(runs) > 1 else []), "What"]
-    caption = _caption("event", len(rows))
-    return join(
-        tag("p", about, class_="about") if about else None,
-        table(head, rows[-_ROWS:], caption=caption, class_="events"),
+        return about(text or "Nothing out of the ordinary.")
+    head = ["Run", "Step", "Time", "Event", "What"]
+    return join(about(text) if text else None, _latest("event", head, rows, runs, class_="events"))
+
+
+def _event(event: dict[str, Any]) -> tuple[Child, ...]:
+    seconds = number(event, "time")
+    return (
+        f"{event['step']:,}",
+        "" if seconds is None else duration(seconds),
+        tag(
+            "span",
+            str(event.get("event", "")),
+            class_="badge warning" if event.get("level") == "warning" else "badge",
+        ),
+        without_secrets(str(event.get("message", ""))),
     )
-
-
-def _kind(event: dict[str, Any]) -> Html:
-    is_warning = event.get("level") == "warning"
-    return tag(
-        "span", str(event.get("event", "")), class_="badge warning" if is_warning else "badge"
-    )
-
-
-def _caption(what: str, count: int) -> str:
-    if count <= _ROWS:
-        return f"{count:,} {what}{'' if count == 1 else 's'}"
-    return f"The last {_ROWS} of {count:,} {what}s"
 
 
 def quarantine_section(runs: Sequence[Run]) -> Html:
-    rows: list[list[Child]] = []
-    for run in runs:
-        for bad in run.quarantine:
-            file, offset = without_secrets(str(bad.get("file", ""))), bad.get("offset", "")
-            text = f"{offset:,}" if isinstance(offset, int) else str(offset)
-            row: list[Child] = [file, text, str(bad.get("reason", "")), str(bad.get("split", ""))]
-            rows.append(row if len(runs) == 1 else [*row, run.name])
+    """The latest images that could not be read."""
+    keys = ("file", "offset", "reason", "split")
+    rows = [
+        (run.name, *(without_secrets(str(bad.get(key, ""))) for key in keys))
+        for run in runs
+        for bad in run.quarantine
+    ]
     if not rows:
-        return tag("p", "Every image could be read.", class_="about")
-    head = ["File", "Offset", "Reason", "Split", *(["Run"] if len(runs) > 1 else [])]
-    return table(head, rows[-_ROWS:], caption=_caption("image", len(rows)))
+        return about("Every image could be read.")
+    return _latest("image", ["Run", "File", "Offset", "Reason", "Split"], rows, runs)
+
+
+def _latest(
+    what: str,
+    head: list[str],
+    rows: Sequence[Sequence[Child]],
+    runs: Sequence[Run],
+    *,
+    class_: str | None = None,
+) -> Html:
+    """A table of the last rows; one run has no column of names."""
+    first = 0 if len(runs) > 1 else 1
+    caption = f"{len(rows):,} {what}{'' if len(rows) == 1 else 's'}"
+    if len(rows) > _ROWS:
+        caption = f"The last {_ROWS} of {caption}"
+    shown = [list(row[first:]) for row in rows[-_ROWS:]]
+    return table(head[first:], shown, caption=caption, class_=class_)
 
 
 def environment_section(runs: Sequence[Run]) -> Html:
     """A table with a column for each run."""
-    found = [_environment(run) for run in runs]
-    keys = list(dict.fromkeys(key for rows in found for key in rows))
+    found = [_environment(run.environment) for run in runs]
+    keys = list(dict.fromkeys(key for facts in found for key in facts))
     if not keys:
-        return tag("p", "There is no environment.json in the run directory.", class_="about")
-    rows: list[list[Child]] = [[key, *(of.get(key, "") for of in found)] for key in keys]
+        return about("There is no environment.json in the run directory.")
+    rows: list[list[Child]] = [[key, *(facts.get(key, "") for facts in found)] for key in keys]
     head = ["", *(run.name for run in runs)] if len(runs) > 1 else ["", "Value"]
-    return table(head, rows, caption="What the first rank ran on", class_="facts")
+    return table(head, rows, caption="Environment of the first rank", class_="facts")
 
 
-def _environment(run: Run) -> dict[str, str]:
-    tree = run.environment
+def _environment(tree: dict[str, Any]) -> dict[str, str]:
+    versions = (tree.get("versions") or {}).items()
+    git = tree.get("git") or {}
     rows = {
         "Host": tree.get("host"),
         "Devices": counted(tree.get("devices") or []),
         "CPU cores": tree.get("cpus"),
         "Python": tree.get("python"),
-        "Versions": ", ".join(
-            f"{key} {of}" for key, of in (tree.get("versions") or {}).items() if of
-        ),
-        "Commit": _commit(tree.get("git")),
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions if version),
+        "Commit": f"{str(git.get('commit'))[:12]}{', altered' if git.get('altered') else ''}"
+        if git
+        else None,
         "Command": without_secrets(" ".join(map(str, tree.get("command") or []))),
         **{
-            f"Fingerprint of {split}": str(of)[:16]
-            for split, of in (tree.get("fingerprints") or {}).items()
+            f"Fingerprint of {split}": str(fingerprint)[:16]
+            for split, fingerprint in (tree.get("fingerprints") or {}).items()
         },
     }
     return {key: str(value) for key, value in rows.items() if value not in (None, "")}
 
 
-def _commit(git: dict[str, Any] | None) -> str | None:
-    if not git:
-        return None
-    return f"{str(git.get('commit'))[:12]}{', altered' if git.get('altered') else ''}"
-
-
 def recipe_section(groups: Sequence[Group]) -> Html:
     """The whole recipe of each group's first run."""
-    parts: list[Html | None] = []
+    parts: list[Html] = []
     for group in groups:
+        name = "recipe.toml" if len(groups) == 1 else f"Recipe of {group.name}"
         text = without_secrets(group.runs[0].recipe_text)
-        name = f"Recipe of {group.name}"
         body = tag("pre", text, tabindex=0, role="region", aria_label=name)
-        summary = tag("summary", "recipe.toml" if len(groups) == 1 else name)
-        parts.append(tag("details", summary, body, id=f"recipe-{len(parts)}") if text else None)
-    return join(*parts) if any(parts) else tag("p", "There is no recipe.toml.", class_="about")
+        if text:
+            parts.append(tag("details", tag("summary", name), body, id=f"recipe-{len(parts)}"))
+    return join(*parts) if parts else about("There is no recipe.toml.")
 
 
 def differences_section(runs: Sequence[Run]) -> Html:
     """A row for each recipe key that differs between runs; practical keys come last."""
     found = sorted(differences(runs), key=lambda row: row[0] in PRACTICAL)
     if not found:
-        return tag("p", "The recipes are the same.", class_="about")
-    rows: list[list[Child]] = [
-        [tag("code", key), *(without_secrets(_text(value)) for value in values)]
-        for key, values in found
-    ]
+        return about("The recipes are the same.")
+    rows: list[list[Child]] = [[tag("code", key), *map(_text, values)] for key, values in found]
     return table(["Key", *(run.name for run in runs)], rows, caption="Keys that differ")
 
 
 def _text(value: Any) -> str:
     if value is None:
         return "\N{EM DASH}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return without_secrets(value if isinstance(value, str) else json.dumps(value))

@@ -1,6 +1,9 @@
 """HTML from parts; all text that is not markup is escaped."""
 
+import json
+import re
 from html import escape
+from typing import Any
 
 
 class Html(str):
@@ -8,6 +11,7 @@ class Html(str):
 
 
 Child = str | int | float | None
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 _EMPTY = frozenset(("img", "input", "link", "meta"))  # in HTML; SVG closes all of its elements
 
 
@@ -38,47 +42,59 @@ def _escaped(child: Child) -> str:
 
 def _visible(text: str) -> str:
     """The text with control characters and lone surrogates, which UTF-8 lacks, replaced."""
-    return "".join(
-        "\N{REPLACEMENT CHARACTER}"
-        if (letter < " " and letter not in "\n\t") or "\x7f" <= letter < "\xa0" or _is_half(letter)
-        else letter
-        for letter in text
-    )
+    return _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
-def _is_half(letter: str) -> bool:
-    return "\ud800" <= letter <= "\udfff"
+def as_json(data: Any) -> Html:
+    """JSON that cannot close its script element."""
+    return Html(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
+
+
+def about(text: str) -> Html:
+    """A paragraph that introduces a section."""
+    return tag("p", text, class_="about")
+
+
+def switch(name: str, title: str, choices: dict[str, str]) -> Html:
+    """Radio buttons with texts by value; the first one is checked."""
+    parts: list[Html] = []
+    for value, text in choices.items():
+        own, is_first = f"{name}-{value}", not parts
+        parts += [
+            tag("input", type="radio", name=name, id=own, value=value, checked=is_first),
+            tag("label", text, for_=own),
+        ]
+    return tag("fieldset", tag("legend", title), tag("span", *parts), class_="segments")
 
 
 def table(
-    head: list[str], rows: list[list[Child]], *, caption: str, numbers: int = 0, **attributes: str
+    head: list[str],
+    rows: list[list[Child]],
+    *,
+    caption: str,
+    numbers: int = 0,
+    class_: str | None = None,
 ) -> Html:
     """A table in a box that scrolls sideways.
 
     `numbers` is the first column of numbers, 0 for none. The first cell of a row is its heading.
     """
-
-    def cell(name: str, column: int, child: Child, **more: str) -> Html:
-        is_number = bool(numbers) and column >= numbers
-        return tag(name, child, class_="number" if is_number else None, **more)
-
+    columns = ["number" if numbers and column >= numbers else None for column in range(len(head))]
+    heads = [
+        tag("th", name, scope="col", class_=kind) if name else tag("td")
+        for name, kind in zip(head, columns, strict=True)
+    ]
     body = [
         tag(
             "tr",
-            cell("th", 0, row[0], scope="row"),
-            *(cell("td", column, child) for column, child in enumerate(row[1:], start=1)),
+            tag("th", row[0], scope="row"),
+            *(
+                tag("td", child, class_=kind)
+                for child, kind in zip(row[1:], columns[1:], strict=True)
+            ),
         )
         for row in rows
     ]
-    columns = [
-        cell("th", column, name, scope="col") if name else tag("td")
-        for column, name in enumerate(head)
-    ]
-    whole = tag(
-        "table",
-        tag("caption", caption),
-        tag("thead", tag("tr", *columns)),
-        tag("tbody", *body),
-        **attributes,
-    )
+    parts = tag("caption", caption), tag("thead", tag("tr", *heads)), tag("tbody", *body)
+    whole = tag("table", *parts, class_=class_)
     return tag("div", whole, class_="scroll", tabindex=0, role="region", aria_label=caption)

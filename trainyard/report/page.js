@@ -1,59 +1,52 @@
-/* What the page does: switches, the table of classes, the order of errors, and fresh figures. */
+/* Behaviour of the page: switches, the table of classes, the order of errors, live updates. */
 
-const settings = {
-  x: "steps", smoothing: 0.02, log: false, hidden: {}, theme: "auto", order: "loss",
-  key: "trainyard report",
-  load() {
-    try {
-      Object.assign(this, JSON.parse(localStorage.getItem(this.key) || "{}"), { hidden: {} });
-    } catch { /* a browser that keeps nothing for files */ }
-  },
-  save() {
-    const { x, smoothing, log, theme, order } = this;
-    try {
-      localStorage.setItem(this.key, JSON.stringify({ x, smoothing, log, theme, order }));
-    } catch { /* as above */ }
-  },
-};
-
+const settings = { x: "steps", smoothing: 32, log: false, theme: "auto", order: "loss" };
+const STORED = "trainyard-report";
 let plots = [];
 let data = {};
 
+/* Build everything inside <main> that the data in the page describes. */
 function begin() {
   data = JSON.parse(document.getElementById("data").textContent);
-  const figures = [...document.querySelectorAll("figure[data-chart]")];
-  const byName = new Map(data.charts.map((chart) => [chart.name, chart]));
   const onRead = (at) => plots.forEach((plot) => plot.read(at));
-  plots = figures.map((figure) =>
-    new Plot(figure, byName.get(figure.dataset.chart), data, settings, onRead));
-  document.documentElement.classList.add("script");
+  plots = data.charts.map((chart) =>
+    new Plot(document.querySelector(`figure[data-chart="${chart.name}"]`), chart, data, settings, onRead));
   redraw();
   beginClasses();
-  beginErrors();
+  connect("order", sortErrors);
 }
 
 function redraw() {
-  for (const plot of plots) {
-    plot.draw();
-    plot.read(null);
-  }
+  for (const plot of plots) plot.draw();
 }
 
-/* --- switches: those outside <main> stay when figures are made anew --- */
+/* --- switches: those outside of #charts stay when the page is updated --- */
 
-function connect(name, type, apply) {
+function loadSettings() {
+  try {
+    Object.assign(settings, JSON.parse(localStorage.getItem(STORED)));
+  } catch { /* a browser without storage for files */ }
+}
+
+function saveSettings() {
+  try {
+    localStorage.setItem(STORED, JSON.stringify(settings));
+  } catch { /* as above */ }
+}
+
+/* Keep a setting equal to its inputs; `apply` runs now and after each change. */
+function connect(name, apply) {
   for (const input of document.querySelectorAll(`input[name="${name}"]`)) {
-    if (type === "radio") input.checked = String(settings[name]) === input.value;
-    else if (type === "checkbox") input.checked = settings[name];
-    else input.value = Math.sqrt(settings[name] / 0.2) * 100;
+    if (input.type === "radio") input.checked = settings[name] === input.value;
+    else if (input.type === "checkbox") input.checked = settings[name];
+    else input.value = settings[name];
     input.addEventListener("input", () => {
-      if (type === "radio") settings[name] = input.value;
-      else if (type === "checkbox") settings[name] = input.checked;
-      else settings[name] = 0.2 * (input.value / 100) ** 2;
+      if (input.type === "radio") settings[name] = input.value;
+      else settings[name] = input.type === "checkbox" ? input.checked : Number(input.value);
       apply(input);
-      settings.save();
+      saveSettings();
     });
-    apply(input);
+    if (input.type !== "radio" || input.checked) apply(input);
   }
 }
 
@@ -63,149 +56,141 @@ function applyTheme() {
 }
 
 function applySmoothing(input) {
-  const text = settings.smoothing ? `${trimmed(100 * settings.smoothing, 2)}% of the run` : "off";
+  const share = smoothingShare(settings), text = share ? `${decimal(100 * share, 2)}% of the run` : "off";
   input.setAttribute("aria-valuetext", text);
   document.getElementById("smoothing-value").textContent = text;
   redraw();
 }
 
-/* --- classes: searched, sorted, a page at a time --- */
+function sortErrors() {
+  const grid = document.getElementById("errors-grid");
+  const value = (tile) => Number(tile.dataset[settings.order]);
+  grid.append(...[...grid.children].sort((a, b) => value(b) - value(a)));
+}
 
-const COLUMNS = [["Class", 0], ["", null], ["Top-1", 2], ["Top-5", 3], ["Images", 1]];
-const classes = { sort: 2, descending: false, wanted: "", count: 60 };
+/* --- classes: searched, sorted, some rows at a time --- */
+
+const COLUMNS = ["Class", "Images", "Top-1", "Top-5"];
+const classes = { column: 2, descending: false, wanted: "", count: 60 };
 
 function beginClasses() {
   const box = document.getElementById("classes-table");
-  if (!box || !data.classes.length) return;
+  if (!box) return;
   const input = element("input", { type: "search", id: "classes-search", autocomplete: "off" });
   const found = element("span", { class: "detail", role: "status" });
   const more = element("button", { type: "button", class: "more" });
-  const scroll = box.querySelector(".scroll");
+  const table = element("table"), label = "Classes, sorted by the marked column";
+  const show = () => showClasses(table, found, more, label);
   input.value = classes.wanted;
   input.addEventListener("input", () => {
     classes.wanted = input.value;
-    showClasses(scroll, found, more);
+    show();
   });
   more.addEventListener("click", () => {
     classes.count += 200;
-    showClasses(scroll, found, more);
+    show();
   });
-  box.prepend(element("p", { class: "search" },
-    element("label", { for: "classes-search" }, "Find a class "), input, found));
-  box.append(more);
-  showClasses(scroll, found, more);
+  table.addEventListener("click", ({ target }) => {
+    if (!target.dataset.column) return;
+    const column = Number(target.dataset.column);
+    classes.descending = classes.column === column ? !classes.descending : column === 1;
+    classes.column = column;
+    show();
+    table.querySelector(`[data-column="${column}"]`).focus();
+  });
+  box.replaceChildren(
+    element("p", { class: "search" },
+      element("label", { for: "classes-search" }, "Find a class "), input, found),
+    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label }, table), more);
+  show();
 }
 
-function showClasses(scroll, found, more) {
-  const { sort, descending, wanted, count } = classes, sign = descending ? -1 : 1;
-  const words = wanted.trim().toLowerCase();
-  const order = (a, b) => (typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b);
+function showClasses(table, found, more, label) {
+  const { column, descending, wanted, count } = classes, sign = descending ? -1 : 1;
+  const order = (a, b) => (column ? a - b : a.localeCompare(b, "en", { numeric: true }));
   const rows = data.classes
-    .filter((row) => row[0].toLowerCase().includes(words))
-    .sort((a, b) => sign * order(a[sort], b[sort]));
-  const cell = (text, name = "td") => element(name, { class: "number" }, text);
-  const percent = (value) => (100 * value).toFixed(1) + "%";
-  const body = rows.slice(0, count).map((row) => element("tr", {},
-    element("th", { scope: "row" }, row[0]), element("td", {}, meter(row[2])),
-    cell(percent(row[2])), cell(percent(row[3])), cell(thousands(row[1]))));
-  const again = (column) => {
-    classes.descending = classes.sort === column ? !classes.descending : column === 1;
-    classes.sort = column;
-    showClasses(scroll, found, more);
-    scroll.querySelector(`[data-column="${column}"]`).focus();
-  };
-  const heads = COLUMNS.map(([name, column]) => {
-    if (column === null) return element("td", {});
-    const button = element("button", { type: "button", "data-column": column }, name);
-    button.addEventListener("click", () => again(column));
-    const how = column !== sort ? null : descending ? "descending" : "ascending";
-    return element("th", { scope: "col", class: column ? "number" : null, "aria-sort": how }, button);
+    .filter(([name]) => name.toLowerCase().includes(wanted.trim().toLowerCase()))
+    .sort((a, b) => sign * order(a[column], b[column]));
+  const number = (text) => element("td", { class: "number" }, text);
+  const body = rows.slice(0, count).map(([name, images, top1, top5]) => element("tr", {},
+    element("th", { scope: "row" }, name), number(whole(images)),
+    element("td", { class: "number" }, meter(top1), formatted(".1%", top1)), number(formatted(".1%", top5))));
+  const heads = COLUMNS.map((name, n) => {
+    const sorted = n !== column ? null : descending ? "descending" : "ascending";
+    return element("th", { scope: "col", class: n ? "number" : null, "aria-sort": sorted },
+      element("button", { type: "button", "data-column": n }, name));
   });
-  found.textContent = `${thousands(rows.length)} of ${thousands(data.classes.length)}`;
-  more.textContent = `Show more of the ${thousands(rows.length)} classes`;
+  found.textContent = `${whole(rows.length)} of ${whole(data.classes.length)}`;
+  more.textContent = `Show more of the ${whole(rows.length)} classes`;
   more.hidden = rows.length <= count;
-  scroll.querySelector("table").replaceChildren(
-    element("caption", {}, "Classes, sorted by the marked column"),
+  table.replaceChildren(element("caption", {}, label),
     element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...body));
 }
 
+/* A bar for a share of 1. The number beside it says the same. */
 function meter(share) {
   const bar = (width, kind) => element("svg:rect", { width, height: 8, class: kind });
-  return element("svg:svg", { viewBox: "0 0 100 8", class: "meter", preserveAspectRatio: "none", "aria-hidden": "true" },
+  return element("svg:svg", { viewBox: "0 0 100 8", class: "meter", preserveAspectRatio: "none", "aria-hidden": true },
     bar(100, "track"), bar(Math.round(1000 * share) / 10, "bar"));
 }
 
-/* --- errors --- */
+/* --- live updates from trainyard report --watch --- */
 
-function beginErrors() {
-  const grid = document.getElementById("errors-grid");
-  if (!grid) return;
-  connect("order", "radio", () => {
-    const value = (tile) => Number(tile.dataset[settings.order]);
-    grid.append(...[...grid.children].sort((a, b) => value(b) - value(a)));
-  });
+async function watch() {
+  let known = null;
+  for (;;) {
+    let state = "live";
+    try {
+      if (!document.hidden) known = await refresh(known);
+    } catch {
+      state = "no longer updated: trainyard report has ended";
+    }
+    const live = document.getElementById("live");
+    if (live.textContent !== state) live.textContent = state;
+    await new Promise((done) => setTimeout(done, 2000));
+  }
 }
 
-/* --- fresh figures, where the page is served while a run goes on --- */
-
-async function refresh(state) {
-  const answer = await fetch(location.pathname, {
-    headers: state.tag ? { "If-None-Match": state.tag } : {}, cache: "no-store",
-  });
-  if (answer.status === 304) return;
+/* Fetch the page and show it if it differs from the `known` one; gives its tag. */
+async function refresh(known) {
+  const answer = await fetch(location.pathname, { cache: "no-cache" });
   if (!answer.ok) throw new Error(String(answer.status));
-  const isFirst = !state.tag;
-  state.tag = answer.headers.get("ETag");
-  const text = await answer.text();
-  if (!isFirst) replace(new DOMParser().parseFromString(text, "text/html"));
+  const tag = answer.headers.get("ETag");
+  if (known && known !== tag) {
+    replace(new DOMParser().parseFromString(await answer.text(), "text/html"));
+  }
+  return tag;
 }
 
 function replace(fresh) {
   const navigation = (page) => page.querySelector("nav").textContent;
-  if (navigation(fresh) !== navigation(document)) {  // sections have come: begin anew
-    location.reload();
+  if (navigation(fresh) !== navigation(document)) {
+    location.reload(); // the page has new sections
     return;
   }
-  const open = [...document.querySelectorAll("details[open][id]")].map((details) => details.id);
-  const focused = document.activeElement && document.activeElement.id;
+  const open = [...document.querySelectorAll("details[open][id]")];
+  const focused = document.activeElement.id;
   const { scrollX, scrollY } = window;
-  // The switches of the curves stay as they are.
-  const sections = [...document.querySelectorAll("section:not(#curves)")].map(({ id }) => id);
-  for (const id of ["headline", "charts", "data", ...sections]) {
+  const sections = [...document.querySelectorAll("section:not(#curves)")];
+  for (const id of ["headline", "charts", "data", ...sections.map((section) => section.id)]) {
     document.getElementById(id)?.replaceWith(fresh.getElementById(id));
   }
-  for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+  for (const { id } of open) document.getElementById(id)?.setAttribute("open", "");
   begin();
   if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   window.scrollTo(scrollX, scrollY);
 }
 
-async function watch() {
-  const state = { tag: null };
-  const say = (words) => {
-    const status = document.getElementById("live");
-    if (status.textContent !== words) status.textContent = words;
-  };
-  for (;;) {
-    try {
-      if (!document.hidden) await refresh(state);
-      say("live");
-    } catch {
-      say("no longer updated: trainyard report has ended");
-    }
-    await new Promise((done) => setTimeout(done, 2000));
-  }
-}
-
-settings.load();
-connect("theme", "radio", applyTheme);
+document.documentElement.classList.add("script");
+loadSettings();
 begin();
-connect("x", "radio", redraw);
-connect("log", "checkbox", redraw);
-connect("smoothing", "range", applySmoothing);
-let width = 0;
-new ResizeObserver(([entry]) => {
-  if (entry.contentRect.width !== width) redraw();
-  width = entry.contentRect.width;
-}).observe(document.querySelector("main"));
+connect("theme", applyTheme);
+connect("x", redraw);
+connect("log", redraw);
+connect("smoothing", applySmoothing);
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth !== width) redraw();
+  width = innerWidth;
+});
 if (document.getElementById("live")) watch();

@@ -1,12 +1,16 @@
 """The page: one HTML file with its style, script, data and pictures."""
 
+import base64
+import hashlib
 import time
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from trainyard.report.cards import cards, comparison
-from trainyard.report.charts import as_data, charts_of
-from trainyard.report.classes import classes_section
+from trainyard.errors import InputError
+from trainyard.files import write_text
+from trainyard.report.charts import chart_data, charts_of, curves_section
 from trainyard.report.facts import (
     differences_section,
     environment_section,
@@ -14,91 +18,142 @@ from trainyard.report.facts import (
     quarantine_section,
     recipe_section,
 )
-from trainyard.report.figures import curves_section
-from trainyard.report.frame import (
-    THEMES,
-    as_json,
-    head,
-    headline,
-    navigation,
-    script,
-    section,
-    switch,
-)
-from trainyard.report.groups import groups_of
-from trainyard.report.markup import Html, join, tag
-from trainyard.report.mistakes import confusions_section, errors_section
+from trainyard.report.markup import Html, about, as_json, join, switch, tag
+from trainyard.report.overview import overview_section
 from trainyard.report.pictures import Gallery
-from trainyard.report.runs import Run
+from trainyard.report.predictions import Section, predictions_sections
+from trainyard.report.runs import Group, Run, groups_of, read_runs
 
-_Sections = list[tuple[str, str, Html | None]]  # id, title and content of each
+NAME = "report.html"
+_THEMES = {"auto": "System", "light": "Light", "dark": "Dark"}
+
+
+def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Write a report to `out`; by default into a run's directory, or here for several runs.
+
+    InputError for a folder that is no run directory, or a file that cannot be written.
+    """
+    path = out or (folders[0] / NAME if len(folders) == 1 else Path(NAME))
+    text = page(read_runs(list(folders)), Gallery())
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    return path
 
 
 def page(runs: Sequence[Run], gallery: Gallery, *, is_live: bool = False) -> str:
     """The page of one or several runs. `is_live`: a server keeps it up to date."""
     groups = groups_of(runs)
     charts = charts_of(groups)
-    best = _best(runs)
-    classes = classes_section(best)
-    data = as_data(charts, groups) | {"classes": classes.data if classes else []}
-    of_run = f" of {best.name}" if len(runs) > 1 else ""
-    sections: _Sections = [
-        *([("differences", "What differs", differences_section(runs))] if of_run else []),
-        *(_mistakes(best, of_run, gallery, classes.content) if classes else []),
+    mistakes, classes = _mistakes(runs, gallery)
+    sections: list[Section | None] = [
+        ("overview", "Overview", overview_section(groups)),
+        ("curves", "Curves", curves_section(charts)) if charts else None,
+        ("differences", "What differs", differences_section(runs)) if len(runs) > 1 else None,
+        *mistakes,
         ("events", "Events", events_section(runs)),
         ("quarantine", "Unreadable images", quarantine_section(runs)),
         ("environment", "Hardware and versions", environment_section(runs)),
         ("recipe", "Recipe", recipe_section(groups)),
     ]
-    if charts:
-        sections = [("curves", "Curves", curves_section(charts)), *sections]
-    notes = (tag("p", note, class_="note") for run in runs for note in run.notes)
-    figures = cards(runs[0]) if len(runs) == 1 else comparison(groups)
-    sections = [("overview", "Overview", join(figures, *notes)), *sections]
+    shown = [section for section in sections if section]
+    made = f"Made by Trainyard at {time.strftime('%Y-%m-%d %H:%M:%S %Z')}."
+    data = as_json(chart_data(charts, groups) | {"classes": classes})
+    theme = switch("theme", "Colours", _THEMES)
     body = tag(
         "body",
         tag("a", "Skip to the content", href="#main", class_="skip"),
-        tag(
-            "header",
-            headline(runs, is_live=is_live),
-            switch("theme", "Colours", THEMES),
-            class_="top",
-        ),
-        navigation([(name, title.removesuffix(of_run)) for name, title, _ in sections]),
-        *_rest(sections, data),
-    )
-    whole = tag("html", head(runs, is_live=is_live), body, lang="en")
-    return f"<!doctype html>\n{whole}\n"
-
-
-def _rest(sections: _Sections, data: Any) -> list[Html]:
-    made = f"Made by Trainyard at {time.strftime('%Y-%m-%d %H:%M:%S %Z')}."
-    return [
-        tag("main", *(section(*each) for each in sections), id="main"),
+        tag("header", _headline(runs, groups, is_live=is_live), theme, class_="top"),
+        _navigation(shown),
+        tag("main", *(_section(*section) for section in shown), id="main"),
         tag("footer", tag("p", made), class_="bottom"),
-        tag("script", as_json(data), type="application/json", id="data"),
-        tag("script", Html(script())),
-    ]
-
-
-def _best(runs: Sequence[Run]) -> Run:
-    """The run whose mistakes are shown: the highest top-1 among those with predictions."""
-    with_predictions = [run for run in runs if run.recorded is not None] or list(runs)
-    return max(with_predictions, key=lambda run: (run.best("top1") or {}).get("top1", 0.0))
-
-
-def _mistakes(run: Run, of_run: str, gallery: Gallery, classes: Html) -> _Sections:
-    album, recorded = gallery.album(run), run.recorded
-    assert recorded is not None
-    which = "moving average" if recorded.weights else "model"
-    about = (
-        f"What the {which} says of each image at step {recorded.step:,}, where it is at its best."
+        tag("script", data, type="application/json", id="data"),
+        tag("script", Html(_script())),
     )
-    source = tag("p", about, class_="about")
-    confused, errors = confusions_section(run, album), errors_section(run, album)
-    note = tag("p", album.why_none, class_="note") if album.why_none else None
-    return [
-        ("classes", f"Classes{of_run}", join(source, classes)),
-        ("confusions", f"Confused classes{of_run}", join(note, confused)),
-        ("errors", f"Worst errors{of_run}", errors),
-    ]
+    return f"<!doctype html>\n{tag('html', _head(groups, is_live=is_live), body, lang='en')}\n"
+
+
+def _mistakes(runs: Sequence[Run], gallery: Gallery) -> tuple[list[Section], list[list[Any]]]:
+    """Sections and data on the run with the highest top-1 among those with predictions."""
+    found = [(run, run.recorded) for run in runs if run.recorded is not None]
+    if not found:
+        return [], []
+    run, recorded = max(found, key=lambda each: (each[0].best("top1") or {}).get("top1", 0.0))
+    sections, data = predictions_sections(run, recorded, gallery.album(run))
+    if len(runs) > 1:
+        which = about(f"From {run.name}, the run with the highest top-1.")
+        sections = [(name, title, join(which, content)) for name, title, content in sections]
+    return sections, data
+
+
+# --- the frame ---
+
+
+@cache
+def _file(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _script() -> str:
+    return _file("charts.js") + _file("page.js")
+
+
+def _head(groups: Sequence[Group], *, is_live: bool) -> Html:
+    """The head. Its policy blocks everything but this page's own style and script, by hash."""
+    policy = (
+        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
+        f"style-src {_hash(_file('style.css'))}; script-src {_hash(_script())}"
+    )
+    if is_live:
+        policy += "; connect-src 'self'"
+    again = tag("meta", http_equiv="refresh", content="10")
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("title", f"{_title(groups)} - Trainyard report"),
+        tag("link", rel="icon", href="data:,"),
+        tag("style", Html(_file("style.css"))),
+        tag("noscript", again) if is_live else None,
+    )
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _title(groups: Sequence[Group]) -> str:
+    more = f" and {len(groups) - 3} more" if len(groups) > 3 else ""
+    return f"{', '.join(group.name for group in groups[:3])}{more}"
+
+
+def _headline(runs: Sequence[Run], groups: Sequence[Group], *, is_live: bool) -> Html:
+    models = ", ".join(dict.fromkeys(str(run.recipe.get("model.name", "")) for run in runs))
+    state = _state(runs[0]) if len(runs) == 1 else f"{len(runs)} runs"
+    live = tag("span", "live", id="live", class_="badge", role="status") if is_live else None
+    line = tag("p", " · ".join(filter(None, (models, state))), " ", live)
+    return tag("div", tag("h1", _title(groups)), line, id="headline")
+
+
+def _state(run: Run) -> str:
+    share = run.share_done()
+    if not run.steps:
+        return "no reports yet"
+    if share is not None and share >= 1:
+        return "complete"
+    last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.folder.metrics.stat().st_mtime))
+    done = "" if share is None else f"{share:.0%} done, "
+    return f"{done}last report {last}"
+
+
+def _navigation(sections: Sequence[Section]) -> Html:
+    links = (tag("li", tag("a", title, href=f"#{name}")) for name, title, _ in sections)
+    return tag("nav", tag("ul", *links), aria_label="Sections")
+
+
+def _section(name: str, title: str, content: Html) -> Html:
+    heading = tag("h2", title, id=f"{name}-title")
+    return tag("section", heading, content, id=name, aria_labelledby=f"{name}-title")

@@ -1,4 +1,4 @@
-"""When all ranks on several hosts are started again; the hosts are made up."""
+"""Restarts of all ranks on several hosts; the hosts are made up."""
 
 import os
 import signal
@@ -7,21 +7,20 @@ from collections.abc import Mapping
 import pytest
 
 from trainyard.errors import Stopped, TrainyardError
-from trainyard.launch import attempts
-from trainyard.launch.answers import answers, forget
-from trainyard.launch.attempts import Policy, supervise
+from trainyard.launch import supervisor
 from trainyard.launch.events import (
     Answer,
-    End,
     Event,
     Events,
     Gone,
-    Line,
     Signal,
+    answers,
     event_of,
+    forget,
     passing_signals,
 )
-from trainyard.launch.ranks import Share, shares_of
+from trainyard.launch.ranks import End, Line, Share, shares_of
+from trainyard.launch.supervisor import Policy, supervise
 
 
 class MadeUp:
@@ -72,7 +71,7 @@ class MadeUpCluster:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "NOTICE_S", 0.05)
+    monkeypatch.setattr(supervisor, "NOTICE_S", 0.05)
 
 
 def played(policy: Policy, *script: dict[str, list[Event]]) -> tuple[int, list[str], MadeUpCluster]:
@@ -89,7 +88,7 @@ KILLED: dict[str, list[Event]] = {"a": [], "b": [End(1, -9)]}
 GONE: dict[str, list[Event]] = {"a": [], "b": [Gone("b", "closed")]}
 
 
-def test_a_run_that_is_done() -> None:
+def test_a_finished_run_does_not_restart() -> None:
     assert played(Policy(restarts=3), DONE)[:2] == (0, [])
 
 
@@ -104,12 +103,19 @@ def test_failures_are_limited_and_the_first_cause_is_named() -> None:
 
 
 @pytest.mark.parametrize("code", [2, 3, 75, 130])
-def test_what_is_final(code: int) -> None:
+def test_final_exit_codes(code: int) -> None:
     script: dict[str, list[Event]] = {"a": [End(0, code)], "b": [End(1, code)]}
     assert played(Policy(restarts=1), script)[:2] == (code, [])
 
 
-def test_a_host_that_is_gone() -> None:
+def test_a_rank_killed_by_the_users_hand_is_final() -> None:
+    script: dict[str, list[Event]] = {"a": [End(0, -15)], "b": [End(1, -15)]}
+    with pytest.raises(TrainyardError, match="host a: rank 0 was killed by signal 15") as caught:
+        played(Policy(restarts=1), script)
+    assert caught.value.exit_code == 143
+
+
+def test_a_lost_host_is_left_out_or_waited_for() -> None:
     told = ["host b is gone: closed"]
     code, said, cluster = played(Policy(restarts=1), GONE, DONE)
     assert (code, said, cluster.back) == (0, [*told, "starting again (1 of 1)"], ["b"])
@@ -120,7 +126,7 @@ def test_a_host_that_is_gone() -> None:
         played(Policy(min_hosts=2), GONE)
 
 
-def test_a_rank_killed_with_its_host_is_the_hosts_loss() -> None:
+def test_a_rank_killed_with_its_host_counts_as_a_lost_host() -> None:
     script: dict[str, list[Event]] = {"a": [], "b": [End(1, -9), Gone("b", "closed")]}
     rest: dict[str, list[Event]] = {"a": [End(0, 0)]}
     assert played(Policy(min_hosts=1), script, rest)[0] == 0
@@ -128,7 +134,7 @@ def test_a_rank_killed_with_its_host_is_the_hosts_loss() -> None:
     assert played(Policy(min_hosts=1), told, rest)[0] == 0
 
 
-def test_who_reads_along_has_had_enough() -> None:
+def test_a_reader_that_is_gone_ends_the_run() -> None:
     def show(*_: object) -> None:
         raise BrokenPipeError
 
@@ -140,7 +146,7 @@ def test_who_reads_along_has_had_enough() -> None:
     assert {number for _, number in cluster.signals} == {signal.SIGTERM}
 
 
-def test_answers_are_of_the_hosts_that_were_asked() -> None:
+def test_answers_come_from_the_hosts_asked() -> None:
     events = Events()
     for event in (Gone("b", "closed"), Answer("a", 2)):
         events.put(event)
@@ -153,7 +159,7 @@ def test_answers_are_of_the_hosts_that_were_asked() -> None:
         forget(events)
 
 
-def test_what_an_agent_tells() -> None:
+def test_messages_of_an_agent() -> None:
     assert event_of({"is": "line", "rank": 1, "text": "x", "is_error": True}, "a") == Line(
         1, "x", True
     )

@@ -1,0 +1,119 @@
+"""Results at the top of the page: cards for one run, a table for several."""
+
+from collections.abc import Iterable, Sequence
+from statistics import mean, median_high, stdev
+
+from trainyard.monitor.figures import duration
+from trainyard.report.charts import COLOURS
+from trainyard.report.markup import Child, Html, join, table, tag
+from trainyard.report.runs import Group, Run, counted, number
+
+_NONE = "\N{EM DASH}"
+
+
+def overview_section(groups: Sequence[Group]) -> Html:
+    runs = [run for group in groups for run in group.runs]
+    notes = (tag("p", note, class_="note") for run in runs for note in run.notes)
+    return join(_cards(runs[0]) if len(runs) == 1 else _comparison(groups), *notes)
+
+
+def _cards(run: Run) -> Html:
+    speed, share = _speed(run), run.share_done()
+    done = f", {share:.0%} of the run" if share is not None and share < 1 else ""
+    size = run.parameters
+    model = str(run.recipe.get("model.name", "of the model"))
+    cards = [
+        _accuracy(run, "top1") or _card("Best top-1", _NONE, "not evaluated yet"),
+        _accuracy(run, "ema_top1"),
+        _card("Time", duration(run.seconds), "all restarts together"),
+        _card("Images per second", f"{speed:,.0f}", _devices(run)) if speed else None,
+        _card("Epochs", f"{run.epoch:.1f}", f"{run.steps:,} steps{done}"),
+        _card("Parameters", _millions(size), model) if size else None,
+    ]
+    return tag("dl", *cards, class_="cards")
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.4g} M" if count >= 1e6 else f"{count:,}"
+
+
+def _accuracy(run: Run, key: str) -> Html | None:
+    best = run.best(key)
+    if best is None:
+        return None
+    top5 = number(best, key.replace("top1", "top5"))
+    detail = "" if top5 is None else f"top-5 {top5:.2%}, "
+    title = "Best EMA top-1" if key.startswith("ema_") else "Best top-1"
+    return _card(title, f"{best[key]:.2%}", f"{detail}at step {best['step']:,}")
+
+
+def _card(title: str, value: str, detail: str) -> Html:
+    parts = tag("span", value, class_="figure"), tag("span", detail, class_="detail")
+    return tag("div", tag("dt", title), tag("dd", *parts), class_="card")
+
+
+def _speed(run: Run) -> float | None:
+    """Images per second in training: the median of reports, without the first tenth."""
+    reports = run.history.train[len(run.history.train) // 10 :]
+    found = _numbers(number(report, "images_per_s") for report in reports)
+    return median_high(found) if found else None
+
+
+def _devices(run: Run) -> str:
+    """Number of ranks, and devices of the first rank's node, as far as recorded."""
+    sizes = _numbers(number(report, "world_size") for report in run.history.train)
+    ranks = f"{sizes[-1]} ranks" if sizes and sizes[-1] > 1 else ""
+    kinds = counted(run.environment.get("devices") or [])
+    if not kinds and run.environment:
+        kinds = f"CPU, {run.environment.get('cpus', '?')} cores"
+    return ", ".join(filter(None, (ranks, kinds))) or "while training"
+
+
+def _numbers(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+# --- several runs ---
+
+
+def _comparison(groups: Sequence[Group]) -> Html:
+    """A row for each run, and one for each group of runs that differ in the seed alone."""
+    has_ema = any(run.best("ema_top1") for group in groups for run in group.runs)
+    head = ["Run", "Seed", "Best top-1", *(["Best EMA top-1"] if has_ema else []), "Top-5"]
+    head += ["Lowest loss", "Epochs", "Time", "Images/s"]
+    rows: list[list[Child]] = []
+    for place, group in enumerate(groups):
+        swatch = tag("span", class_=f"swatch c{place % COLOURS}")
+        if group.is_several:
+            rows.append(_row(tag("b", swatch, group.name), "all", group.runs, has_ema))
+        for run in group.runs:
+            name = join(None if group.is_several else swatch, run.name)
+            rows.append(_row(name, str(run.recipe.get("run.seed", "")), (run,), has_ema))
+    caption = "Runs; of several seeds the mean and two standard deviations"
+    return table(head, rows, caption=caption, numbers=1, class_="runs")
+
+
+def _row(name: Html, seed: str, runs: Sequence[Run], has_ema: bool) -> list[Child]:
+    def best(key: str) -> str:
+        return _spread([report[key] for run in runs if (report := run.best(key))], ".2%")
+
+    losses = [_numbers(number(report, "loss") for report in run.history.val) for run in runs]
+    return [
+        name,
+        seed,
+        best("top1"),
+        *([best("ema_top1")] if has_ema else []),
+        best("top5"),
+        _spread([min(found) for found in losses if found], ".4f"),
+        f"{mean(run.epoch for run in runs):.1f}",
+        duration(mean(run.seconds for run in runs)),
+        _spread(_numbers(map(_speed, runs)), ",.0f"),
+    ]
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """The mean; of several values with two standard deviations."""
+    if not values:
+        return _NONE
+    spread = f" ± {format(2 * stdev(values), form)}" if len(values) > 1 else ""
+    return f"{format(mean(values), form)}{spread}"
