@@ -35,7 +35,7 @@ from sklearn.datasets import load_sample_images
 from timm.data import auto_augment
 
 from benchmarks.saving import listed, save
-from trainyard.data.transforms.batches import Keys
+from trainyard.data.batch import Keys
 from trainyard.data.transforms.randaugment.augment import RandAugment, plan
 from trainyard.data.transforms.randaugment.draws import draw
 from trainyard.data.transforms.randaugment.jobs import run
@@ -111,13 +111,13 @@ def by_timm_on_arrays(
 def by_trainyard(pixels: list[Pixels], policy: str, interpolation: Any) -> Callable[[], None]:
     transform = RandAugment(policy, seed=0, mean=MEAN, interpolation=interpolation)
     source_BHWC = torch.from_numpy(np.stack(pixels))
-    ids, visits = np.arange(len(pixels)), np.zeros(len(pixels), np.int64)
+    ids, epochs = np.arange(len(pixels)), np.zeros(len(pixels), np.int64)
 
     def augment() -> None:
-        nonlocal visits
-        visits = visits + 1
+        nonlocal epochs
+        epochs = epochs + 1
         batch = source_BHWC.clone().permute(0, 3, 1, 2)  # else operations pile up; is counted
-        transform(batch, Keys(ids, visits, 0))
+        transform(batch, Keys(ids, epochs, 0))
 
     return augment
 

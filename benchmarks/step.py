@@ -197,7 +197,8 @@ def trainyard(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from trainyard.config import load_recipe
-    from trainyard.data.device.feed import Batch, TrainingFeed
+    from trainyard.data.batch import Batch
+    from trainyard.data.device.feed import TrainingFeed
     from trainyard.run import train as run
     from trainyard.world import World
 
@@ -224,7 +225,16 @@ def trainyard(options: argparse.Namespace) -> None:
     if options.data == "synthetic":
         images, labels = fixed_batch(options)
         ones = torch.ones(len(labels), device=options.device)
-        batch = Batch(images, labels, labels, ones, ones, labels.cpu(), [])
+        ids = torch.arange(len(labels))
+        batch = Batch(
+            ids=ids,
+            epochs=torch.zeros_like(ids),
+            labels=labels,
+            weights=ones,
+            images_BCHW=images,
+            mixed_labels=labels,
+            lam=ones,
+        )
         TrainingFeed.__next__ = lambda self: batch  # type: ignore[method-assign]
     folder = options.folder / f"run-{os.getpid()}"
     run.train(config, folder, world=World(), console=Console(quiet=True))

@@ -28,9 +28,9 @@ from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
+from trainyard.data.batch import HostBatch
 from trainyard.data.config import DataConfig
 from trainyard.data.device.join import JoinFeed, _no_samples
-from trainyard.data.loader.client import HostBatch
 from trainyard.data.open_datasets import open_datasets
 from trainyard.errors import DataError, PeerError, RecipeError
 from trainyard.run.build import build_run_model

@@ -50,6 +50,7 @@ FORBIDDEN_TO_TRAINING = {"data", "model", "optim"}
 DATA = [
     "_native",
     "rng",
+    "batch",
     "storage",
     "formats",
     "index",

@@ -16,12 +16,12 @@ from tests.command_line import newest, run
 from tests.spawn import end_by, spawn, train_joined
 from tests.training.test_resume import NUM_STEPS, OPTIONS, assert_same_end, curve, exit_code
 from trainyard.config import RunConfig, load_recipe
+from trainyard.data.batch import Keys
 from trainyard.data.device.feed import TrainingFeed
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
 from trainyard.data.order import training_plan
 from trainyard.data.sampler.plan import ShuffledPlan
-from trainyard.data.transforms.batches import Keys
 from trainyard.errors import RecipeError
 from trainyard.run import build as parts
 from trainyard.run.build import build_feeds, build_run_course
@@ -262,7 +262,7 @@ def test_repeated_augmentation(digits: Path, index: Index, keys: list[Keys]) -> 
     ids = torch.cat([batch.ids for batch in batches]).numpy()
     once = ShuffledPlan(EPOCH, len(ids), seed=0).batch(0)
     assert ids.tolist() == np.repeat(once, 3)[: len(ids)].tolist()
-    assert np.concatenate([key.visits for key in keys])[:EPOCH].tolist() == [0, 1, 2] * 477 + [0, 1]
+    assert np.concatenate([key.epochs for key in keys])[:EPOCH].tolist() == [0, 1, 2] * 477 + [0, 1]
     images_BCHW = torch.cat([batch.images_BCHW for batch in batches])[:1431]
     thrice = images_BCHW.reshape(477, 3, *images_BCHW.shape[1:])
     for one, other in ((0, 1), (0, 2), (1, 2)):

@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from trainyard.data.batch import HostBatch, samples_of
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.device import copies as module
@@ -21,7 +23,6 @@ from trainyard.data.device.gpu_decode import Decoder, DecodingTransfer
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
-from trainyard.data.loader.client import HostBatch
 from trainyard.data.loader.encoded_batch import JPEG, stretches
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
@@ -38,9 +39,9 @@ def host_batch(number: int, **changes: Any) -> HostBatch:
     """Four images of 6 x 6 pixels, whose values and ids tell them from other batches'."""
     ids = np.arange(4 * number, 4 * number + 4)
     pixels = np.random.default_rng(number).integers(0, 256, (4, 6, 6, 3), np.uint8)
-    weights = np.ones(4, np.float32)
-    host = HostBatch(pixels, ids % 3, ids, ids * 0, weights, [], capacity=number + 0.5)
-    return host._replace(**changes)
+    columns = samples_of(4, ids=ids, labels=ids % 3).columns()
+    host = HostBatch(**columns, images_BHWC=pixels, capacity=number + 0.5)
+    return replace(host, **changes)
 
 
 class Batches:
@@ -295,7 +296,7 @@ def test_a_shorter_batch_fits_into_the_buffer_of_a_longer_one(
     transfer = StreamTransfer(CPU)
     for count in (4, 4, 2, 3, 4, 0):
         host = host_batch(count)
-        host = host._replace(images_BHWC=host.images_BHWC[:count], labels=host.labels[:count])
+        host = host.part(slice(count))
         transfer.release_finished()
         with transfer.start(host).pixels_BHWC() as pixels_BHWC:
             assert np.array_equal(pixels_BHWC.numpy(), host.images_BHWC)

@@ -25,10 +25,10 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from tests.data.tars import write_tar
+from trainyard.data.batch import COLUMNS, BadSample, HostBatch
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
-from trainyard.data.loader.client import HostBatch
 from trainyard.data.loader.fill import SliceFiller
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.result_sender import BatchTask, FilledSlice, PendingBatch, announcement
@@ -66,15 +66,8 @@ def spec(**changes: Any) -> LoaderSpec:
 
 
 def copied(batch: HostBatch) -> HostBatch:
-    return HostBatch(
-        images_BHWC=batch.images_BHWC.copy(),
-        labels=batch.labels.copy(),
-        ids=batch.ids.copy(),
-        visits=batch.visits.copy(),
-        weights=batch.weights.copy(),
-        bad=batch.bad,
-        capacity=batch.capacity,
-    )
+    columns = batch.map(np.copy).columns()
+    return dataclasses.replace(batch, **columns, images_BHWC=batch.images_BHWC.copy())
 
 
 def all_batches(index: Index, config: LoaderSpec) -> list[HostBatch]:
@@ -100,6 +93,16 @@ def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.uint
     return np.stack([p[:, ::-1] if flip else p for p, flip in zip(pixels, flips, strict=True)])
 
 
+@pytest.mark.parametrize("process", ["loader", "stream"])
+def test_the_process_starts_without_heavy_imports(process: str) -> None:
+    """A new process starts for every feed; pydantic and torch would take most of the time."""
+    code = f"import sys, trainyard.data.{process}.process; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"pydantic", "torch", "trainyard.data.transforms", "trainyard.data.loader.client"}
+    assert "trainyard.data.loader.fill" in names.stdout.split()
+    assert not heavy & set(names.stdout.split())
+
+
 # --- what comes out ---
 
 
@@ -111,7 +114,7 @@ def test_batches_come_in_the_plans_order(index: Index, threads: int, rank: int, 
     for step, batch in enumerate(batches, start=43):
         ids = config.plan.batch(step)[rank::size]
         np.testing.assert_array_equal(batch.ids, ids)
-        np.testing.assert_array_equal(batch.visits, config.plan.epochs(step)[rank::size])
+        np.testing.assert_array_equal(batch.epochs, config.plan.epochs(step)[rank::size])
         np.testing.assert_array_equal(batch.labels, index.label[ids])
         np.testing.assert_array_equal(batch.images_BHWC, plain_images(index, config, step))
         assert (batch.weights == 1).all()
@@ -142,10 +145,11 @@ def test_each_batch_says_how_fast_the_loader_could_be(index: Index) -> None:
     for batch in all_batches(index, spec()):
         assert batch.capacity > 0
     work = BatchTask(30, lambda slot, part: [])
-    filled = [FilledSlice([], seconds=0.5), FilledSlice([(7, "a", 0, "bad")], seconds=0.25)]
+    bad = BadSample(7, "a", 0, "bad")
+    filled = [FilledSlice([], seconds=0.5), FilledSlice([bad], seconds=0.25)]
     said = announcement(PendingBatch(1, work, [*filled]), threads=4)
     assert said["capacity"] == 30 * 4 / 0.75
-    assert said["bad"] == [(7, "a", 0, "bad")]
+    assert said["bad"] == [bad]
     assert announcement(PendingBatch(1, work), threads=4)["capacity"] == 0
 
 
@@ -168,8 +172,8 @@ def test_slots_are_not_overwritten_while_they_are_held(index: Index) -> None:
         for batch in loader:
             then = copied(batch)
             time.sleep(0.05)  # ample for the loader to fill every slot it has
-            for now, before in zip(batch[:5], then[:5], strict=True):
-                np.testing.assert_array_equal(now, before)
+            for name in ("images_BHWC", *COLUMNS):
+                np.testing.assert_array_equal(getattr(batch, name), getattr(then, name))
 
 
 def test_two_loaders_at_once(index: Index) -> None:
@@ -234,7 +238,7 @@ def test_shards_and_folders_and_single_reads_give_the_same(tmp_path: Path) -> No
         assert (batch.bad, another.bad) == ([], [])
         np.testing.assert_array_equal(batch.images_BHWC, another.images_BHWC)
         expected = [pillow(reader.read(sample)) for sample in batch.ids.tolist()]
-        crops = CROP.draw(batch.ids, batch.visits)(np.array([(150, 130)] * len(expected)))
+        crops = CROP.draw(batch.ids, batch.epochs)(np.array([(150, 130)] * len(expected)))
         for row, image in enumerate(expected):
             image = image.crop(crops.boxes[row].tolist()).resize((64, 64), BILINEAR)
             pixels = np.asarray(image)[:, ::-1] if crops.flips[row] else np.asarray(image)

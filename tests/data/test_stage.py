@@ -27,6 +27,7 @@ from tests.command_line import SHORT, Capture, complaint, run, shown
 from tests.data.test_loader import all_batches, spec
 from tests.data.test_read import shards
 from tests.web import BurstServer
+from trainyard.data.batch import COLUMNS
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
@@ -241,8 +242,8 @@ def same_batches(index: Index, config: LoaderSpec, folder: Path) -> None:
         all_batches(index, _with(config, folder)),
         strict=True,
     ):
-        for expected, found in zip(plain[:4], batch[:4], strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for name in ("images_BHWC", *COLUMNS):
+            np.testing.assert_array_equal(getattr(batch, name), getattr(plain, name))
         assert batch.bad == plain.bad
 
 
@@ -285,8 +286,9 @@ def test_ranks_that_train_over_http_fetch_each_shard_once(
         copies = Copies(index, tmp_path)
         for number, batches in enumerate(zip(first, second, strict=True)):
             for rank, batch in enumerate(batches):
-                for expected, found in zip(plain[rank][number][:4], batch[:4], strict=True):
-                    np.testing.assert_array_equal(found, expected)
+                expected = plain[rank][number]
+                for name in ("images_BHWC", *COLUMNS):
+                    np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name))
         assert is_true_soon(lambda: is_complete(copies))
     sizes = {path.name: path.stat().st_size for path in server.folder.iterdir()}
     whole = [request.path for request in server.requests if request.size == sizes[request.path]]

@@ -23,7 +23,8 @@ from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.storage.remote import http_stream
 from trainyard.data.storage.remote.retry import Transient
 from trainyard.data.stream.loader import StreamLoader
-from trainyard.data.stream.shards import list_shards, open_shard
+from trainyard.data.stream.open_shard import open_shard
+from trainyard.data.stream.shards import list_shards
 from trainyard.data.stream.walk import Item, PassBatch, StreamSpec, shards_of, shuffled, walk
 from trainyard.errors import DataError, RecipeError
 
@@ -358,7 +359,7 @@ def test_the_loader_has_the_images(shards: str) -> None:
         assert not is_last
         assert host.ids.tolist() == [item.id for item in batch.items]
         assert host.labels.tolist() == [item.sample.label for item in batch.items]
-        assert host.visits.tolist() == [0] * 4
+        assert host.epochs.tolist() == [0] * 4
         assert host.weights.tolist() == [1] * 4
         for pixels, id_ in zip(host.images_BHWC, host.ids.tolist(), strict=True):
             number = (id_ >> 32) << 16 | id_ & 0xFFFF

@@ -23,12 +23,12 @@ from tests.command_line import Capture, complaint, run, shown
 from tests.services.servers import WebServer, needs_nginx, web_server
 from tests.test_cli_signals import LONG, Started, has_begun, started, wait_for
 from tests.web import free_port
+from trainyard.data.batch import HostBatch
 from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.remote import _columns
 from trainyard.data.index.splits import find_splits
 from trainyard.data.index.table import Index, save_index
-from trainyard.data.loader.client import HostBatch
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import Reader
@@ -61,7 +61,7 @@ def spec(index: Index, **changes: Any) -> LoaderSpec:
 def copied(batch: HostBatch) -> dict[str, Any]:
     return {
         name: value.copy() if isinstance(value, np.ndarray) else value
-        for name, value in batch._asdict().items()
+        for name, value in vars(batch).items()
     }
 
 

@@ -21,8 +21,9 @@ from tests.training.test_resume import Lines, assert_same_end, interleaved, read
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, load_recipe
+from trainyard.data.batch import Batch
 from trainyard.data.device.copies import InFlightBatch
-from trainyard.data.device.feed import Batch, Feed
+from trainyard.data.device.feed import Feed
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import Requeued, Stopped
 from trainyard.optim.optimizers import with_momenta

@@ -11,8 +11,8 @@ from rich.console import Console
 from torch import nn
 
 from trainyard.config import RunConfig
+from trainyard.data.batch import Batch
 from trainyard.data.config import Locations
-from trainyard.data.device.feed import Batch
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import Progress
 from trainyard.data.index.real_labels import Labels, read_labels

@@ -14,7 +14,7 @@ from torch import nn
 from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
 from trainyard.course import Course, Due, seconds_of
-from trainyard.data.device.feed import Batch
+from trainyard.data.batch import Batch
 from trainyard.data.feeds import Feeds
 from trainyard.data.open_datasets import Datasets
 from trainyard.data.order import Order, training_order

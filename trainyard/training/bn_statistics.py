@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from trainyard.averaging.sync_bn import without_sync
 from trainyard.errors import DataError
 from trainyard.training.precision import autocast
-from trainyard.training.step import Samples
+from trainyard.training.step import WeightedImages
 from trainyard.world import World, total
 
 Sums = Tensor
@@ -51,7 +51,7 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 @torch.no_grad()
 def estimate_statistics(
     models: Sequence[nn.Module],
-    batches: Iterable[Samples],
+    batches: Iterable[WeightedImages],
     *,
     world: World,
     precision: torch.dtype | None = None,

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from trainyard.training.precision import autocast
 from trainyard.training.predictions import NOWHERE, Predictions
-from trainyard.training.step import Samples
+from trainyard.training.step import WeightedImages
 from trainyard.world import World, total
 
 
-class Batch(Samples, Protocol):
+class Batch(WeightedImages, Protocol):
     """One rank's samples of a data set."""
 
     @property

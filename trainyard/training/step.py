@@ -20,8 +20,8 @@ from trainyard.training.update import Update
 from trainyard.world import World
 
 
-class Samples(Protocol):
-    """One rank's samples, on the device."""
+class WeightedImages(Protocol):
+    """One rank's images and their weights[B], on the device."""
 
     @property
     def images_BCHW(self) -> Tensor: ...
@@ -29,7 +29,7 @@ class Samples(Protocol):
     def weights(self) -> Tensor: ...
 
 
-class Batch(Samples, Protocol):
+class Batch(WeightedImages, Protocol):
     """One rank's share of a global batch."""
 
     @property

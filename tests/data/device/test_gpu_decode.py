@@ -15,9 +15,9 @@ from sklearn.datasets import load_sample_images
 
 from trainyard.config import check as check_recipe
 from trainyard.course import build_course
+from trainyard.data.batch import Batch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
-from trainyard.data.device.feed import Batch
 from trainyard.data.device.gpu_decode import Decoder, check, crop_and_resize
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -11,8 +12,9 @@ import timm.data.random_erasing
 import torch
 from numpy.typing import NDArray
 
+from tests.data.batches import batch_of_images
+from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import fold_in, splitmix64, uniforms
-from trainyard.data.transforms.batches import Keys, MixedBatch
 from trainyard.data.transforms.erasing import RandomErasing, normals
 
 torch.set_num_threads(1)
@@ -22,10 +24,8 @@ MODES = ["pixel", "rand", "const"]
 MARK = 1000.0  # far from any noise
 
 
-def batch_of(count: int, size: tuple[int, int] = (20, 24)) -> MixedBatch:
-    labels = torch.arange(count)
-    images = torch.full((count, 3, *size), MARK)
-    return MixedBatch(images, labels, labels, torch.ones(count), torch.ones(count))
+def batch_of(count: int, size: tuple[int, int] = (20, 24)) -> Batch:
+    return batch_of_images(torch.full((count, 3, *size), MARK))
 
 
 def keys_of(count: int, visit: int = 0) -> Keys:
@@ -66,7 +66,7 @@ def test_what_is_erased_is_timms(
 ) -> None:
     count, keys = 200, keys_of(200, visit=4)
     found = erase(count, keys, size, probability, "const")
-    key = fold_in(3, np.full(count, 7), keys.visits, keys.ids, np.zeros(count, np.int64))
+    key = fold_in(3, np.full(count, 7), keys.epochs, keys.ids, np.zeros(count, np.int64))
     theirs = TimmErasing(probability, mode="const", device="cpu")
     expected = batch_of(count, size).images_BCHW
     for image, random in zip(expected, uniforms(key, 23), strict=True):
@@ -178,7 +178,7 @@ def test_a_sample_is_keyed_by_visit_and_id_alone(mode: str) -> None:
     keys = keys_of(30, visit=2)
     whole = erase(30, keys, mode=mode, probability=0.5)
     for rank in range(3):
-        share = Keys(keys.ids[rank::3], keys.visits[rank::3], 777)
+        share = Keys(keys.ids[rank::3], keys.epochs[rank::3], 777)
         assert torch.equal(erase(10, share, mode=mode, probability=0.5), whole[rank::3])
 
 
@@ -197,7 +197,7 @@ def test_the_layout_is_kept_and_changes_nothing(mode: str) -> None:
     keys = keys_of(20)
     batch = batch_of(20)
     images = batch.images_BCHW.clone(memory_format=torch.channels_last)
-    found = RandomErasing(1.0, mode, seed=3)(batch._replace(images_BCHW=images), keys)
+    found = RandomErasing(1.0, mode, seed=3)(replace(batch, images_BCHW=images), keys)
     assert found.images_BCHW is images
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, erase(20, keys, mode=mode))

@@ -1,5 +1,6 @@
 """mixup and CutMix against timm's, given the same random numbers, and their distribution."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ from scipy import stats
 from timm.loss import SoftTargetCrossEntropy
 from torch.nn import functional as F
 
+from tests.data.batches import batch_of_images
+from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import fold_in, uniforms
-from trainyard.data.transforms.batches import Keys, MixedBatch
 from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.mixing import Mixing, symmetric_beta
 from trainyard.training.config import LossConfig
@@ -30,15 +32,13 @@ def config(**keys: Any) -> AugmentConfig:
     return AugmentConfig(**keys)
 
 
-def batch_of(
-    count: int, *, size: tuple[int, int] = (13, 16), bad: tuple[int, ...] = ()
-) -> MixedBatch:
+def batch_of(count: int, *, size: tuple[int, int] = (13, 16), bad: tuple[int, ...] = ()) -> Batch:
     generator = torch.Generator().manual_seed(count)
     labels = torch.randint(CLASSES, (count,), generator=generator)
     weights = torch.ones(count)
     weights[list(bad)] = 0
     images = torch.randn(count, 3, 13, 16, generator=generator)
-    return MixedBatch(images, labels, labels, torch.ones(count), weights)
+    return batch_of_images(images, labels, weights)
 
 
 def keys_of(count: int, *, visit: int = 0, position: int = 0) -> Keys:
@@ -46,12 +46,12 @@ def keys_of(count: int, *, visit: int = 0, position: int = 0) -> Keys:
     return Keys(ids, np.full(count, visit), position)
 
 
-def mix(settings: AugmentConfig, batch: MixedBatch, keys: Keys, seed: int = 5) -> MixedBatch:
-    copy = batch._replace(images_BCHW=batch.images_BCHW.clone())
+def mix(settings: AugmentConfig, batch: Batch, keys: Keys, seed: int = 5) -> Batch:
+    copy = replace(batch, images_BCHW=batch.images_BCHW.clone())
     return Mixing(settings, seed=seed)(copy, keys)
 
 
-def dense(batch: MixedBatch, smoothing: float = 0.0) -> torch.Tensor:
+def dense(batch: Batch, smoothing: float = 0.0) -> torch.Tensor:
     own, other = (
         F.one_hot(labels, CLASSES).float() for labels in (batch.labels, batch.mixed_labels)
     )
@@ -108,7 +108,7 @@ class FakeRandom:
 def timms(
     monkeypatch: pytest.MonkeyPatch,
     settings: AugmentConfig,
-    batch: MixedBatch,
+    batch: Batch,
     random: NDArray[np.float64],
     smoothing: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,7 +134,7 @@ def draws(settings: AugmentConfig, keys: Keys, seed: int) -> NDArray[np.float64]
     if settings.mix_mode == "batch":
         return uniforms(fold_in(seed, np.array([8]), np.array([keys.position])), 6)
     count = len(keys.ids) // (2 if settings.mix_mode == "pair" else 1)
-    return uniforms(fold_in(seed, np.full(count, 8), keys.visits[:count], keys.ids[:count]), 6)
+    return uniforms(fold_in(seed, np.full(count, 8), keys.epochs[:count], keys.ids[:count]), 6)
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
@@ -165,7 +165,8 @@ def test_the_loss_is_that_of_timms_dense_targets(monkeypatch: pytest.MonkeyPatch
     found = mix(settings, batch, keys)
     _, targets = timms(monkeypatch, settings, batch, draws(settings, keys, 5), smoothing=0.1)
     logits = torch.randn(16, CLASSES, generator=torch.Generator().manual_seed(0))
-    losses = build_loss(LossConfig(), 0.1, teacher=None)(logits, MicroBatch(*found))
+    columns = (getattr(found, name) for name in MicroBatch._fields)
+    losses = build_loss(LossConfig(), 0.1, teacher=None)(logits, MicroBatch(*columns))
     soft_cross_entropy: Any = SoftTargetCrossEntropy
     expected = soft_cross_entropy()(logits, targets)
     torch.testing.assert_close(losses.mean(), expected, rtol=1e-6, atol=1e-6)
@@ -203,7 +204,7 @@ def observed(settings: AugmentConfig, count: int = 20_000) -> tuple[NDArray[Any]
     labels = torch.zeros(count, dtype=torch.int64)
     images = torch.empty(count, 1, 32, 32)
     images[: count // 2], images[count // 2 :] = 0.0, 1.0
-    batch = MixedBatch(images, labels, labels, torch.ones(count), torch.ones(count))
+    batch = batch_of_images(images, labels)
     mixed = mix(settings, batch, Keys(np.arange(count), np.zeros(count, np.int64), 0))
     values = mixed.images_BCHW.flatten(1)
     fraction = ((values > 0) & (values < 1)).any(dim=1)
@@ -269,10 +270,11 @@ def test_samples_are_keyed_by_visit_and_id_alone() -> None:
     batch, keys = batch_of(12), keys_of(12, visit=3, position=0)
     whole = mix(settings, batch, keys)
     for rank in range(2):
-        part = MixedBatch(*(column[rank::2] for column in batch))
-        share = mix(settings, part, Keys(keys.ids[rank::2], keys.visits[rank::2], 999))
+        rows = slice(rank, None, 2)
+        part = batch_of_images(batch.images_BCHW[rows], batch.labels[rows], batch.weights[rows])
+        share = mix(settings, part, Keys(keys.ids[rank::2], keys.epochs[rank::2], 999))
         assert torch.equal(share.lam, whole.lam[rank::2])
-    again = mix(settings, batch, keys._replace(visits=keys.visits + 1))
+    again = mix(settings, batch, keys._replace(epochs=keys.epochs + 1))
     assert (again.lam != whole.lam).all()
     assert len(set(whole.lam.tolist())) == 12
 
@@ -322,7 +324,7 @@ def test_images_are_mixed_in_place_in_their_layout(mode: str, kind: dict[str, fl
     batch = batch_of(6)
     expected = mix(settings, batch, keys_of(6))
     images = batch.images_BCHW.clone(memory_format=torch.channels_last)
-    found = Mixing(settings, seed=5)(batch._replace(images_BCHW=images), keys_of(6))
+    found = Mixing(settings, seed=5)(replace(batch, images_BCHW=images), keys_of(6))
     assert found.images_BCHW is images
     assert images.is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(images, expected.images_BCHW)

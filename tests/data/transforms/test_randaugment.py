@@ -12,7 +12,7 @@ from skimage import data
 from sklearn.datasets import load_sample_images
 from timm.data.auto_augment import NAME_TO_OP
 
-from trainyard.data.transforms.batches import Keys
+from trainyard.data.batch import Keys
 from trainyard.data.transforms.randaugment import geometry
 from trainyard.data.transforms.randaugment.augment import RandAugment, colour_job, plan
 from trainyard.data.transforms.randaugment.draws import draw
@@ -229,7 +229,7 @@ def test_the_interpolation_can_be_given() -> None:
     pixels = PHOTOGRAPHS["china"]
     keys = Keys(np.arange(40), np.zeros(40, np.int64), 0)
     policy = parse_policy("rand-m9-n1-p1")
-    draws = draw(policy, 0, keys.ids, keys.visits)
+    draws = draw(policy, 0, keys.ids, keys.epochs)
     augment = RandAugment("rand-m9-n1-p1", seed=0, mean=MEAN, interpolation="bilinear")
     batch = torch.from_numpy(np.stack([pixels] * 40)).permute(0, 3, 1, 2)
     found = augment(batch, keys).permute(0, 2, 3, 1).numpy().astype(int)

@@ -17,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from trainyard.data.loader.client import BadSample, HostBatch, LoaderProcess
+from trainyard.data.batch import COLUMNS, BadSample, HostArray, HostBatch, Samples
+from trainyard.data.loader.client import LoaderProcess
 
 AHEAD = 1
 """Number of batches copied to a GPU ahead of the one that the trainer uses."""
@@ -25,14 +26,11 @@ AHEAD = 1
 
 @dataclass(frozen=True)
 class InFlightBatch:
-    """A batch in flight to the device; its ids are on the host."""
+    """A batch in flight to the device."""
 
     pixels_BHWC: Callable[[], AbstractContextManager[Tensor]]
     """uint8[B, H, W, 3] on the device, inside a block; may be altered, and is lost at its end."""
-    labels: Tensor  # int64[B]; labels and weights may be used only after the pixels
-    weights: Tensor  # float32[B]
-    ids: NDArray[np.int64]
-    visits: NDArray[np.int64]
+    samples: Samples[Tensor]  # columns on the device may be used only after the pixels
     bad: list[BadSample]
     capacity: float = 0.0  # see HostBatch; unknown for a loader that does not decode
 
@@ -58,16 +56,8 @@ class HostTransfer:
     ahead = 0
 
     def start(self, host: HostBatch) -> InFlightBatch:
-        labels, weights = host.labels.copy(), host.weights.copy()
-        return InFlightBatch(
-            partial(self._pixels, host),
-            torch.from_numpy(labels),
-            torch.from_numpy(weights),
-            host.ids.copy(),
-            host.visits.copy(),
-            host.bad,
-            host.capacity,
-        )
+        samples = host.map(lambda column: torch.from_numpy(column.copy()))
+        return InFlightBatch(partial(self._pixels, host), samples, host.bad, host.capacity)
 
     @contextmanager
     def _pixels(self, host: HostBatch) -> Iterator[Tensor]:
@@ -122,6 +112,23 @@ def copy_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
+def copied_samples(host: Samples[HostArray], device: torch.device) -> Samples[Tensor]:
+    """Starts copies of the columns that belong on a device, and copies the others on the host."""
+    return Samples(
+        **{
+            name: torch.from_numpy(column).to(device, non_blocking=True)
+            if COLUMNS[name].on_device
+            else torch.from_numpy(column.copy())
+            for name, column in host.columns().items()
+        }
+    )
+
+
+def on_device(samples: Samples[Tensor]) -> list[Tensor]:
+    """The columns that `copied_samples` puts on a device."""
+    return [column for name, column in samples.columns().items() if COLUMNS[name].on_device]
+
+
 class StreamTransfer:
     """Copies batches on a separate stream, beside the trainer's."""
 
@@ -145,21 +152,12 @@ class StreamTransfer:
             on_host = torch.from_numpy(host.images_BHWC)
             pixels_BHWC = buffer.like(on_host, self._device)
             pixels_BHWC.copy_(on_host, non_blocking=True)
-            labels, weights = (
-                torch.from_numpy(column).to(self._device, non_blocking=True)
-                for column in (host.labels, host.weights)
-            )
+            samples = copied_samples(host, self._device)
             copied = self._stream.record_event()
         self._copying.add(copied, release)
-        tensors = (pixels_BHWC, labels, weights)
+        tensors = (pixels_BHWC, *on_device(samples))
         return InFlightBatch(
-            partial(self._pixels, buffer, tensors, copied),
-            labels,
-            weights,
-            host.ids.copy(),
-            host.visits.copy(),
-            host.bad,
-            host.capacity,
+            partial(self._pixels, buffer, tensors, copied), samples, host.bad, host.capacity
         )
 
     @contextmanager

@@ -5,26 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
 
 from trainyard.course import Course, Due, Phase
+from trainyard.data.batch import Batch, HostBatch, Keys
 from trainyard.data.device.copies import InFlightBatch, Transfer
 from trainyard.data.device.normalise import Normalise
-from trainyard.data.loader.client import BadSample, HostBatch
-from trainyard.data.transforms.batches import BatchTransform, Keys, MixedBatch, PixelTransform
-
-
-class Batch(NamedTuple):
-    """One rank's share of a global batch, on the device."""
-
-    images_BCHW: Tensor  # normalised; float32, or the dtype of Normalise
-    labels: Tensor  # int64[B]
-    mixed_labels: Tensor  # int64[B], of the samples mixed in; `labels` where none is
-    lam: Tensor  # float32[B], the share of `labels` in the target; 1 where none is mixed in
-    weights: Tensor  # float32[B], 0 for a bad sample, else 1
-    ids: Tensor  # int64[B], on the host
-    bad: list[BadSample]
-    capacity: float = 0.0  # images a second of the loader, 0 if unknown; see HostBatch
+from trainyard.data.transforms.batches import BatchTransform, PixelTransform
 
 
 class Augmentation(NamedTuple):
@@ -99,24 +85,24 @@ class Feed:
 
     def _move(self, in_flight: InFlightBatch) -> Batch:
         """A device batch that shares no memory with the loader."""
-        keys = Keys(in_flight.ids, in_flight.visits, self._position)
+        samples = in_flight.samples
+        keys = Keys(samples.ids.numpy(), samples.epochs.numpy(), self._position)
         with in_flight.pixels_BHWC() as pixels_BHWC:
             pixels_BCHW = pixels_BHWC.permute(0, 3, 1, 2)
             for pixel_transform in self._augmentation.pixel_transforms:
                 pixels_BCHW = pixel_transform(pixels_BCHW, keys)
             images_BCHW = self._normalise(pixels_BCHW)
-        labels, weights = in_flight.labels, in_flight.weights
-        mixed = MixedBatch(
-            images_BCHW,
-            labels,
-            mixed_labels=labels,
-            lam=torch.ones_like(weights),
-            weights=weights,
+        batch = Batch(
+            **samples.columns(),
+            images_BCHW=images_BCHW,
+            mixed_labels=samples.labels,
+            lam=torch.ones_like(samples.weights),
+            bad=in_flight.bad,
+            capacity=in_flight.capacity,
         )
         for batch_transform in self._augmentation.batch_transforms:
-            mixed = batch_transform(mixed, keys)
-        ids = torch.from_numpy(keys.ids)
-        return Batch(*mixed, ids=ids, bad=in_flight.bad, capacity=in_flight.capacity)
+            batch = batch_transform(batch, keys)
+        return batch
 
     def close(self) -> None:
         self._loader.close()

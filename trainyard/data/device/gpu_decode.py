@@ -19,11 +19,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from trainyard.data.batch import BadSample, HostBatch
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch
 from trainyard.data.decode.interpolation import Interpolation
-from trainyard.data.device.copies import AHEAD, InFlightBatch, PendingEvents, copy_stream
-from trainyard.data.loader.client import BadSample, HostBatch
+from trainyard.data.device.copies import (
+    AHEAD,
+    InFlightBatch,
+    PendingEvents,
+    copied_samples,
+    copy_stream,
+    on_device,
+)
 from trainyard.data.loader.encoded_batch import JPEG, PIXELS, stretches
 from trainyard.errors import RecipeError
 
@@ -149,23 +156,16 @@ class DecodingTransfer:
         with torch.cuda.stream(self._stream) if self._stream else nullcontext():
             whole: list[Tensor | None] = []
             pixels_BHWC, unreadable = self._pixels(host.images_BHWC, whole)
-            weights = host.weights.copy()
-            weights[list(unreadable)] = 0
-            labels, on_device = (self._moved(column) for column in (host.labels.copy(), weights))
+            columns = host.map(lambda column: column.copy())
+            columns.weights[list(unreadable)] = 0
+            samples = copied_samples(columns, self._device)
             done = self._stream.record_event() if self._stream else None
-        bad = [self._bad(int(host.ids[place]), reason) for place, reason in unreadable.items()]
-        ids, visits = host.ids.copy(), host.visits.copy()
+        bad = [self._bad(int(columns.ids[place]), reason) for place, reason in unreadable.items()]
         release()  # the loader may now refill the memory of `host`
         if done is not None:
             self._decoding.add(done, whole.clear)
-        return InFlightBatch(
-            partial(self._taken, (pixels_BHWC, labels, on_device), done),
-            labels,
-            on_device,
-            ids,
-            visits,
-            host.bad + bad,
-        )
+        tensors = (pixels_BHWC, *on_device(samples))
+        return InFlightBatch(partial(self._taken, tensors, done), samples, host.bad + bad)
 
     def _moved(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -8,16 +8,15 @@ more, so all of them know where a pass ends and the next one begins.
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import distributed as dist
 
 from trainyard.course import Course, Due
-from trainyard.data.device.feed import Batch, Feed, HostBatches
-from trainyard.data.loader.client import HostBatch
+from trainyard.data.batch import Batch, HostBatch, samples_of
+from trainyard.data.device.feed import Feed, HostBatches
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.errors import CheckpointError, DataError
 from trainyard.world import World, new_group, together
@@ -28,7 +27,6 @@ counted in batches of the stream; `seen`, samples of the pass so far, of all ran
 NO_SAMPLE = -1
 """The id of padding samples."""
 _FEWEST = 2  # samples of a batch; batch norm needs two
-Number = TypeVar("Number", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -205,15 +203,8 @@ def num_passes(course: Course) -> int | None:
 
 
 def _no_samples(image_size: int) -> HostBatch:
-    nothing = np.zeros(0, np.int64)
-    return HostBatch(
-        images_BHWC=np.zeros((0, image_size, image_size, 3), np.uint8),
-        labels=nothing,
-        ids=nothing,
-        visits=nothing,
-        weights=np.zeros(0, np.float32),
-        bad=[],
-    )
+    images_BHWC = np.zeros((0, image_size, image_size, 3), np.uint8)
+    return HostBatch(**samples_of(0).columns(), images_BHWC=images_BHWC)
 
 
 def _padded(batch: HostBatch, fewest: int) -> HostBatch:
@@ -221,17 +212,10 @@ def _padded(batch: HostBatch, fewest: int) -> HostBatch:
     missing = fewest - len(batch.ids)
     if missing <= 0:
         return batch
-
-    def pad(column: NDArray[Number], value: int = 0) -> NDArray[Number]:
-        shape = (missing, *column.shape[1:])
-        return np.concatenate([column, np.full(shape, value, column.dtype)])
-
-    return HostBatch(
-        images_BHWC=pad(batch.images_BHWC),
-        labels=pad(batch.labels),
-        ids=pad(batch.ids, NO_SAMPLE),
-        visits=pad(batch.visits),
-        weights=pad(batch.weights),
-        bad=batch.bad,
-        capacity=batch.capacity,
-    )
+    padding = samples_of(missing, ids=NO_SAMPLE, weights=0).columns()
+    columns: dict[str, Any] = {
+        name: np.concatenate([column, padding[name]]) for name, column in batch.columns().items()
+    }
+    black_BHWC = np.zeros((missing, *batch.images_BHWC.shape[1:]), np.uint8)
+    images_BHWC = np.concatenate([batch.images_BHWC, black_BHWC])
+    return HostBatch(**columns, images_BHWC=images_BHWC, bad=batch.bad, capacity=batch.capacity)

@@ -12,51 +12,22 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.children import has_ended, kill_group
+from trainyard.data.batch import BadSample, HostBatch
 from trainyard.data.loader.ring import Ring, num_slots
+from trainyard.data.loader.spec import ENDING_SIGNALS
 from trainyard.data.storage.credentials import known
 from trainyard.errors import DataError, LoaderError
 
 _CHECK_S = 0.5  # interval at which a waiting trainer checks that the loader process is alive
 _DEATH_S, _CLOSE_S, _KILL_S = 10, 5, 1  # limits for ending after a hang-up, a request, a kill
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-
-
-class BadSample(NamedTuple):
-    """A sample that could not be read or decoded."""
-
-    id: int
-    file: str
-    offset: int
-    reason: str
-
-
-def _nothing() -> None:
-    pass
-
-
-class HostBatch(NamedTuple):
-    """One rank's share of a global batch; its arrays are valid until the next batch is fetched.
-
-    After a call of `acquire`, they are valid until the function that it returns is called.
-    """
-
-    images_BHWC: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    ids: NDArray[np.int64]
-    visits: NDArray[np.int64]  # epoch index of each sample; see Plan.epochs
-    weights: NDArray[np.float32]  # 0 for a bad sample, else 1
-    bad: list[BadSample]
-    acquire: Callable[[], Callable[[], None]] = lambda: _nothing
-    capacity: float = 0.0
-    """Images a second that the loader could make without waiting for the trainer, by the time its
-    threads spent on this batch; 0 if unknown."""
 
 
 class LoaderProcess:
@@ -111,12 +82,8 @@ class LoaderProcess:
             raise LoaderError(f"the loader process failed:\n{message['error']}")
         self._held = message["slot"]
         slot, count = self._ring.slots[self._held], message["count"]
-        batch = HostBatch(
-            images_BHWC=slot.images_BHWC[:count],
-            labels=slot.labels[:count],
-            ids=slot.ids[:count],
-            visits=slot.visits[:count],
-            weights=slot.weights[:count],
+        batch = replace(
+            slot.part(slice(count)),
             bad=[BadSample(*row) for row in message["bad"]],
             acquire=partial(self._acquire, self._held),
             capacity=message["capacity"],

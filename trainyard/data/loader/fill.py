@@ -1,76 +1,53 @@
-"""Fills slices of batches with pixels, labels and weights, in threads of the loader process."""
+"""Fills slices of batches with samples and their pixels, in threads of the loader process."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from trainyard.data._native import own_decoder
+from trainyard.data.batch import BadSample, HostArray, HostBatch, Samples, samples_of
 from trainyard.data.decode.crops import CropParameters
 from trainyard.data.decode.decode import decode_batch
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.seek_tables import SeekSlices, open_seek
 from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import put_encoded
-from trainyard.data.loader.ring import Slot
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import PlannedReads, Reader
 from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans
 
-Bad = list[tuple[int, str, int, str]]  # id, file, offset, reason
-
-
-class SliceContents(NamedTuple):
-    """The samples to put into a slice of a slot."""
-
-    encoded: EncodedSpans | Sequence[bytes]
-    labels: NDArray[np.integer[Any]]
-    ids: Ids
-    visits: Ids
-    crops: CropParameters
-
 
 def put(
-    samples: SliceContents,
-    slot: Slot,
-    part: slice,
+    encoded: EncodedSpans | Sequence[bytes],
+    samples: Samples[HostArray],
+    crops: CropParameters,
+    out: HostBatch,
     *,
     how: Interpolation,
     seek: SeekSlices | None = None,
     gpu_size: int | None = None,
 ) -> dict[int, str]:
-    """Fills a slice of a slot. Returns positions that could not be decoded, with the reasons.
+    """Fills `out`, a part of a slot, with samples and the crops of their images.
 
+    Returns positions of images that could not be decoded, with the reasons; their weights are 0.
     With `gpu_size`, JPEGs stay encoded, for a GPU to decode into images of that size.
     """
-    images_BHWC = slot.images_BHWC[part]
     if gpu_size is not None:
-        bad = put_encoded(samples.encoded, samples.crops, images_BHWC, size=gpu_size, how=how)
+        bad = put_encoded(encoded, crops, out.images_BHWC, size=gpu_size, how=how)
     else:
-        decoder = own_decoder()
-        bad = decode_batch(
-            samples.encoded, samples.crops, images_BHWC, how, decoder=decoder, seek=seek
-        )
-    slot.ids[part] = samples.ids
-    slot.visits[part] = samples.visits
-    slot.labels[part] = samples.labels
-    weights = slot.weights[part]
-    weights[:] = 1
-    for position in bad:
-        weights[position] = 0
+        bad = decode_batch(encoded, crops, out.images_BHWC, how, decoder=own_decoder(), seek=seek)
+    for column, values in zip(out.columns().values(), samples.columns().values(), strict=True):
+        column[:] = values
+    out.weights[list(bad)] = 0
     return bad
 
 
 class PlannedBatches(NamedTuple):
     """Samples of some batches, with all data but their images."""
 
+    samples: Samples[HostArray]
     images: PlannedReads
-    labels: NDArray[np.integer[Any]]
-    ids: Ids
-    visits: Ids
     crops: CropParameters
     seek: SeekSlices | None
 
@@ -83,14 +60,12 @@ class SliceFiller:
         self._reader = Reader(index, copies)
         self._seek = open_seek(index) if config.decode == "cpu" else None
 
-    def plan(self, ids: Ids, visits: Ids) -> PlannedBatches:
+    def plan(self, ids: Ids, epochs: Ids) -> PlannedBatches:
         """Prepares samples: the work that costs little more for many samples than for few."""
         return PlannedBatches(
+            samples=samples_of(len(ids), ids=ids, epochs=epochs, labels=self._index.label[ids]),
             images=self._reader.expect(ids),
-            labels=self._index.label[ids],
-            ids=ids,
-            visits=visits,
-            crops=self._config.crop.draw(ids, visits),
+            crops=self._config.crop.draw(ids, epochs),
             seek=self._seek and self._seek.of(ids),
         )
 
@@ -98,31 +73,33 @@ class SliceFiller:
         """True if planning further ahead gains nothing."""
         return self._reader.expects_enough()
 
-    def __call__(self, planned: PlannedBatches, first: int, slot: Slot, part: slice) -> Bad:
+    def __call__(
+        self, planned: PlannedBatches, first: int, slot: HostBatch, part: slice
+    ) -> list[BadSample]:
         """Fills a slice of a slot for the batch that begins at `first` of the planned samples."""
         rows = slice(first + part.start, first + part.stop)
-        bad: Bad = []
+        bad: list[BadSample] = []
         for piece in planned.images.pieces(rows):
-            bad += self._fill(planned, piece, slot, slice(piece.start - first, piece.stop - first))
+            out = slot.part(slice(piece.start - first, piece.stop - first))
+            bad += self._fill(planned, piece, out)
         return bad
 
-    def _fill(self, planned: PlannedBatches, rows: slice, slot: Slot, part: slice) -> Bad:
+    def _fill(self, planned: PlannedBatches, rows: slice, out: HostBatch) -> list[BadSample]:
         encoded, unreadable = planned.images.stored(rows)
-        ids, config = planned.ids[rows], self._config
+        samples, config = planned.samples.map(lambda column: column[rows]), self._config
         bad = put(
-            SliceContents(
-                encoded, planned.labels[rows], ids, planned.visits[rows], planned.crops[rows]
-            ),
-            slot,
-            part,
+            encoded,
+            samples,
+            planned.crops[rows],
+            out,
             how=config.interpolation,
             seek=planned.seek and planned.seek.part(rows),
             gpu_size=config.image_size if config.decode == "gpu" else None,
         )
         # The reason from reading comes first.
         reasons = {position: unreadable.get(position, reason) for position, reason in bad.items()}
-        return [self._describe(int(ids[position]), reason) for position, reason in reasons.items()]
+        return [self._describe(int(samples.ids[row]), reason) for row, reason in reasons.items()]
 
-    def _describe(self, sample: int, reason: str) -> tuple[int, str, int, str]:
+    def _describe(self, sample: int, reason: str) -> BadSample:
         path, offset, _ = self._index.locate(sample)
-        return sample, path, offset, reason
+        return BadSample(sample, path, offset, reason)

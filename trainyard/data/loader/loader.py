@@ -6,8 +6,9 @@ The process is `process.py`; the loader takes finished batches in order from a s
 import sys
 from collections.abc import Iterator
 
+from trainyard.data.batch import HostBatch
 from trainyard.data.index.table import Index
-from trainyard.data.loader.client import HostBatch, LoaderProcess
+from trainyard.data.loader.client import LoaderProcess
 from trainyard.data.loader.encoded_batch import side_of
 from trainyard.data.loader.spec import LoaderSpec
 

@@ -110,8 +110,8 @@ def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[BatchTask]]
     for first in range(config.start, config.stop, together):
         steps = range(first, min(first + together, config.stop))
         ids = [plan.batch(step, *who) for step in steps]
-        visits = [plan.epochs(step, *who) for step in steps]
-        planned = fill.plan(np.concatenate(ids), np.concatenate(visits))
+        epochs = [plan.epochs(step, *who) for step in steps]
+        planned = fill.plan(np.concatenate(ids), np.concatenate(epochs))
         begins = [0, *accumulate(map(len, ids))]
         yield [
             BatchTask(len(part), partial(fill, planned, begin))

@@ -15,8 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainyard.data.loader.fill import Bad
-from trainyard.data.loader.ring import Slot
+from trainyard.data.batch import BadSample, HostBatch
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,14 +27,14 @@ class BatchTask:
     """A batch to be filled."""
 
     count: int  # samples
-    fill: Callable[[Slot, slice], Bad]  # called in threads, once for each slice
+    fill: Callable[[HostBatch, slice], list[BadSample]]  # called in threads, once for each slice
     is_last: bool = False  # of a pass over a stream
 
 
 class FilledSlice(NamedTuple):
     """A slice that a thread has filled."""
 
-    bad: Bad
+    bad: list[BadSample]
     seconds: float  # duration
 
 
@@ -71,7 +70,7 @@ class ResultSender:
             self._tell()
         return batch
 
-    def fill(self, batch: PendingBatch, number: int, slot: Slot, part: slice) -> None:
+    def fill(self, batch: PendingBatch, number: int, slot: HostBatch, part: slice) -> None:
         """Fills a slice, then announces all finished batches; an error is announced too."""
         begun = time.perf_counter()
         try:

@@ -3,14 +3,16 @@
 The memory has no name, so it is freed once both processes have ended, however they end.
 """
 
+import math
 import mmap
 import os
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-_ALIGN = 4096  # bytes; slots begin on page borders
+from trainyard.data.batch import COLUMNS, HostBatch
+
+_PAGE = 4096  # bytes; slots begin on page borders
 _SLICE = 64  # samples that a thread fills at once; a slice costs at least 0.7 ms, however short
 _FILLING = 8  # batches that are filled at once, at most; above it, slices get shorter
 
@@ -25,44 +27,27 @@ def num_slots(batch: int, threads: int) -> int:
     return 2 + -(-threads // num_slices(batch, threads))
 
 
-class Slot(NamedTuple):
-    """Arrays of one batch inside the ring, at full capacity."""
-
-    images_BHWC: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    ids: NDArray[np.int64]
-    visits: NDArray[np.int64]
-    weights: NDArray[np.float32]
-
-
 class Ring:
     """`num_slots` batches of up to `batch` images of `size` x `size`, in one block of memory."""
 
     def __init__(self, fd: int, *, num_slots: int, batch: int, size: int) -> None:
-        self._shape = (batch, size, size, 3)
-        self._stride = -(-_slot_bytes(batch, size) // _ALIGN) * _ALIGN
-        length = max(num_slots * self._stride, _ALIGN)
+        self._images = (batch, size, size, 3)
+        columns = [(name, column.dtype, (batch,)) for name, column in COLUMNS.items()]
+        self._columns = np.dtype(columns, align=True)
+        stride = -(-(self._columns.itemsize + math.prod(self._images)) // _PAGE) * _PAGE
+        length = max(num_slots * stride, _PAGE)
         if os.fstat(fd).st_size != length:
             os.ftruncate(fd, length)
         self._memory = mmap.mmap(fd, length)
         self.memory = np.frombuffer(self._memory, np.uint8)
         """The whole memory, for a trainer to page-lock."""
-        self.slots = [self._slot(number * self._stride) for number in range(num_slots)]
+        self.slots = [self._slot(number * stride) for number in range(num_slots)]
+        """The batches at full capacity."""
 
-    def _slot(self, start: int) -> Slot:
-        batch = self._shape[0]
-        arrays: list[NDArray[np.generic]] = []
-        for dtype, shape in (
-            *[(np.int64, (batch,))] * 3,
-            (np.float32, (batch,)),
-            (np.uint8, self._shape),
-        ):
-            array = np.ndarray(shape, dtype, self._memory, start)
-            arrays.append(array)
-            start += array.nbytes
-        labels, ids, visits, weights, images_BHWC = arrays
-        return Slot(images_BHWC, labels, ids, visits, weights)  # type: ignore[arg-type]
-
-
-def _slot_bytes(batch: int, size: int) -> int:
-    return batch * (3 * 8 + 4 + size * size * 3)
+    def _slot(self, start: int) -> HostBatch:
+        """The batch at an offset in bytes: the columns, then the images."""
+        table = np.ndarray((), self._columns, self._memory, start)
+        start += self._columns.itemsize
+        images_BHWC = np.ndarray(self._images, np.uint8, self._memory, start)
+        columns: dict[str, Any] = {name: table[name] for name in COLUMNS}
+        return HostBatch(**columns, images_BHWC=images_BHWC)

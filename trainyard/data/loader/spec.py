@@ -1,5 +1,10 @@
-"""The configuration of a loader process."""
+"""The configuration of a loader process.
 
+Both sides import this module, and the loader process starts with every feed: pydantic and torch
+stay out.
+"""
+
+import signal
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
@@ -8,6 +13,9 @@ from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.sampler.plan import Plan
 from trainyard.world import World, cores_per_rank
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""The signals that end a run. A loader process outlives them: its trainer ends it."""
 
 
 @dataclass(frozen=True, kw_only=True)

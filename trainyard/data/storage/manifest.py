@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, TypeAdapter, ValidationError
+from annotated_types import Ge
 
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
@@ -24,7 +24,7 @@ FILE_NAME = "dataset.json"
 _VERSION = 1
 _BEGINNING = re.compile(rb'\s*\{\s*"version"\s*:')  # the first bytes that `write_manifest` writes
 
-_Count = Annotated[int, Field(ge=0)]
+_Count = Annotated[int, Ge(0)]
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,6 @@ class Manifest:
 @dataclass(frozen=True, kw_only=True)
 class _File(Manifest):
     version: int
-
-
-_FILE = TypeAdapter(_File)
 
 
 def read_manifest(folder: str, *, tells: bool = False) -> Manifest | None:
@@ -129,8 +126,11 @@ def _is_ours(text: bytes) -> bool:
 
 
 def _parse(name: str, text: bytes) -> Manifest:
+    # Loader processes import this module, and few read a manifest: pydantic doubles their start.
+    from pydantic import TypeAdapter, ValidationError
+
     try:
-        file = _FILE.validate_json(text, strict=True)
+        file = TypeAdapter(_File).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "all of it"

@@ -2,7 +2,8 @@
 
 import sys
 
-from trainyard.data.loader.client import HostBatch, LoaderProcess
+from trainyard.data.batch import HostBatch
+from trainyard.data.loader.client import LoaderProcess
 from trainyard.data.stream.walk import StreamSpec
 
 _COMMAND = (sys.executable, "-m", "trainyard.data.stream.process")

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainyard.data.loader.client import ENDING_SIGNALS
-from trainyard.data.loader.fill import Bad, SliceContents, put
+from trainyard.data.batch import BadSample, HostBatch, samples_of
+from trainyard.data.loader.fill import put
 from trainyard.data.loader.process import fill_all, run
 from trainyard.data.loader.result_sender import BatchTask, ResultSender
-from trainyard.data.loader.ring import Ring, Slot
+from trainyard.data.loader.ring import Ring
+from trainyard.data.loader.spec import ENDING_SIGNALS
 from trainyard.data.stream.walk import PassBatch, StreamSpec, walk
 
 if TYPE_CHECKING:
@@ -36,25 +37,25 @@ def _batches(config: StreamSpec) -> Iterator[BatchTask]:
         yield BatchTask(len(batch.items), partial(_fill, config, batch), batch.is_last)
 
 
-def _fill(config: StreamSpec, batch: PassBatch, slot: Slot, part: slice) -> Bad:
+def _fill(config: StreamSpec, batch: PassBatch, slot: HostBatch, part: slice) -> list[BadSample]:
     items = batch.items[part]
-    ids, visits = np.array([item.id for item in items]), np.full(len(items), batch.number)
-    columns = SliceContents(
-        encoded=[item.sample.image for item in items],
+    samples = samples_of(
+        len(items),
+        ids=np.array([item.id for item in items]),
+        epochs=batch.number,
         labels=np.array([item.sample.label for item in items]),
-        ids=ids,
-        visits=visits,
-        crops=config.crop.draw(ids, visits),
     )
-    bad = put(columns, slot, part, how=config.interpolation)
+    images = [item.sample.image for item in items]
+    crops = config.crop.draw(samples.ids, samples.epochs)
+    bad = put(images, samples, crops, slot.part(part), how=config.interpolation)
     return [
-        (
-            items[place].id,
-            config.shards[items[place].shard],
-            items[place].sample.offset,
-            f"sample {items[place].sample.key!r}: {reason}",
+        BadSample(
+            items[position].id,
+            config.shards[items[position].shard],
+            items[position].sample.offset,
+            f"sample {items[position].sample.key!r}: {reason}",
         )
-        for place, reason in bad.items()
+        for position, reason in bad.items()
     ]
 
 

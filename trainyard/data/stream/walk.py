@@ -16,7 +16,7 @@ from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.rng import fold_in, permute, uniforms
-from trainyard.data.stream.shards import open_shard
+from trainyard.data.stream.open_shard import open_shard
 from trainyard.errors import DataError
 
 _SHARD_STREAM, _SHUFFLE_STREAM = 9, 10  # separate these uses of a seed from others

@@ -4,12 +4,11 @@ A transform is a pure function of a batch and keys, so a replay is exact, and th
 affects only the partners that a sample can be mixed with.
 """
 
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.batch import Batch, Keys
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.erasing import RandomErasing
@@ -18,31 +17,13 @@ from trainyard.data.transforms.mixing import Mixing
 from trainyard.data.transforms.randaugment.augment import RandAugment
 
 
-class Keys(NamedTuple):
-    """The keys of a batch's randomness, besides the run's seed; all on the host."""
-
-    ids: NDArray[np.int64]  # [B], of the samples
-    visits: NDArray[np.int64]  # [B], epoch index of each sample; see Plan.epochs
-    position: int  # stream position of the global batch's first sample, equal on every rank
-
-
-class MixedBatch(NamedTuple):
-    """Images and targets; a target is `lam` of the one-hot label and 1 - `lam` of the mixed one."""
-
-    images_BCHW: Tensor  # float32, normalised
-    labels: Tensor  # int64[B]
-    mixed_labels: Tensor  # int64[B]
-    lam: Tensor  # float32[B]
-    weights: Tensor  # float32[B], 0 for a bad sample, whose image is a placeholder, else 1
-
-
 class PixelTransform(Protocol):
     def __call__(self, pixels_BCHW: Tensor, keys: Keys) -> Tensor:
         """Maps uint8[B, 3, H, W] in any layout to the same; may alter its input."""
 
 
 class BatchTransform(Protocol):
-    def __call__(self, batch: MixedBatch, keys: Keys) -> MixedBatch:
+    def __call__(self, batch: Batch, keys: Keys) -> Batch:
         """Transforms a batch; may alter its input."""
 
 

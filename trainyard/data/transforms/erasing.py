@@ -1,19 +1,15 @@
 """Random erasing (Zhong et al. 2017) of a normalised batch on the device, as in timm."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import between, fold_in, uniforms
-
-if TYPE_CHECKING:
-    from trainyard.data.transforms.batches import Keys, MixedBatch
 
 _STREAM = 7  # keeps erasing independent of other uses of the same seed
 _ATTEMPTS = 10  # this and the limits as in timm
@@ -42,7 +38,7 @@ class RandomErasing:
     def __init__(self, probability: float, mode: str, *, seed: int) -> None:
         self._probability, self._mode, self._seed = probability, mode, seed
 
-    def __call__(self, batch: MixedBatch, keys: Keys) -> MixedBatch:
+    def __call__(self, batch: Batch, keys: Keys) -> Batch:
         height, width = batch.images_BCHW.shape[2:]
         boxes = self._boxes(keys, height, width)
         if len(boxes.rows):
@@ -51,7 +47,7 @@ class RandomErasing:
 
     def _keys(self, keys: Keys, use: int) -> NDArray[np.uint64]:
         stream = np.full_like(keys.ids, _STREAM)
-        return fold_in(self._seed, stream, keys.visits, keys.ids, np.full_like(keys.ids, use))
+        return fold_in(self._seed, stream, keys.epochs, keys.ids, np.full_like(keys.ids, use))
 
     def _boxes(self, keys: Keys, height: int, width: int) -> _Boxes:
         """For each image to erase, the first of ten tries that fits inside."""

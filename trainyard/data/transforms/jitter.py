@@ -1,21 +1,15 @@
 """Random brightness, contrast, saturation and hue, on whole batches."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.batch import Keys
 from trainyard.data.rng import fold_in, uniforms
 from trainyard.data.transforms.randaugment import colours
 from trainyard.data.transforms.randaugment.jobs import KernelCall, run
 from trainyard.errors import RecipeError
-
-if TYPE_CHECKING:
-    from trainyard.data.transforms.batches import Keys
 
 STREAM = 6  # keeps these draws independent of other uses of the same seed
 KINDS = ("brightness", "contrast", "saturation", "hue")
@@ -41,7 +35,7 @@ class ColorJitter:
 
     def __call__(self, pixels_BCHW: Tensor, keys: Keys) -> Tensor:
         images_BHWC = pixels_BCHW.permute(0, 2, 3, 1).contiguous()
-        run(self.plan(keys.ids, keys.visits), images_BHWC)
+        run(self.plan(keys.ids, keys.epochs), images_BHWC)
         return images_BHWC.permute(0, 3, 1, 2)
 
     def draw(

@@ -5,20 +5,17 @@ rectangle of one into the other. Targets are mixed in proportion to the visible 
 the partner of a sample is at the same position in the rank's batch in reverse order.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import UInt64s, fold_in, uniforms
 from trainyard.data.transforms.config import AugmentConfig
-
-if TYPE_CHECKING:
-    from trainyard.data.transforms.batches import Keys, MixedBatch
 
 _STREAM = 8  # keeps mixing independent of other uses of the same seed
 
@@ -44,14 +41,15 @@ class Mixing:
     def __init__(self, config: AugmentConfig, *, seed: int) -> None:
         self._config, self._seed = config, seed
 
-    def __call__(self, batch: MixedBatch, keys: Keys) -> MixedBatch:
+    def __call__(self, batch: Batch, keys: Keys) -> Batch:
         size = (batch.images_BCHW.shape[2], batch.images_BCHW.shape[3])
         alone = batch.weights.flip(0) == 0
         if self._config.mix_mode == "batch":
             lam = self._mix_alike(batch.images_BCHW, alone, self._draw(self._key(keys), *size))
         else:
             lam = self._mix_each(batch.images_BCHW, alone, self._draw(self._each_key(keys), *size))
-        return batch._replace(
+        return replace(
+            batch,
             mixed_labels=torch.where(alone, batch.labels, batch.labels.flip(0)),
             lam=torch.where(alone, 1.0, lam),
         )
@@ -65,7 +63,7 @@ class Mixing:
         if self._config.mix_mode == "pair":
             rows = np.minimum(rows, count - 1 - rows)
         stream = np.full(count, _STREAM)
-        return fold_in(self._seed, stream, keys.visits[rows], keys.ids[rows])
+        return fold_in(self._seed, stream, keys.epochs[rows], keys.ids[rows])
 
     def _draw(self, keys: UInt64s, height: int, width: int) -> _Mixes:
         config, random = self._config, uniforms(keys, 6)

@@ -1,20 +1,16 @@
 """RandAugment (Cubuk et al. 2019, arXiv 1909.13719) in timm's variants, on whole batches."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.batch import Keys
 from trainyard.data.transforms.randaugment import colours, geometry
 from trainyard.data.transforms.randaugment.draws import DrawnOperations, draw
 from trainyard.data.transforms.randaugment.jobs import KernelCall, run
 from trainyard.data.transforms.randaugment.policy import Policy, parse_policy
-
-if TYPE_CHECKING:
-    from trainyard.data.transforms.batches import Keys
 
 
 class RandAugment:
@@ -43,7 +39,7 @@ class RandAugment:
 
     def __call__(self, pixels_BCHW: Tensor, keys: Keys) -> Tensor:
         images_BHWC = pixels_BCHW.permute(0, 2, 3, 1).contiguous()
-        draws = draw(self._policy, self._seed, keys.ids, keys.visits)
+        draws = draw(self._policy, self._seed, keys.ids, keys.epochs)
         if self._interpolation:
             draws = draws._replace(
                 cubic=np.full_like(draws.cubic, self._interpolation == "bicubic")
