@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := --constraint requirements.lock --constraint requirements-dev.lock
 
-.PHONY: setup demo test test-all check docs bench clean
+.PHONY: setup demo test test-all check docs bench gpu gpu-wheels clean
 
 setup: .venv/.ready
 
@@ -76,6 +76,23 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.start build/start
 	$(BIN)/python -m benchmarks.optimizers build/optimizers
 	@echo "benchmarks/step.py needs a checkout of timm besides: see its first lines"
+
+# What only a GPU shows: benchmarks/gpu/README.md. PART is some of its parts, by name or number;
+# MINUTES limits them together; DRY=1 tries them out on the CPU. It needs no .venv: PYTHON may be one
+# with torch, torchvision, timm, pytest, scikit-learn and scikit-image, and without a network.
+gpu:
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m benchmarks.gpu $(PART) \
+		$(if $(MINUTES),--minutes $(MINUTES)) $(if $(DRY),--dry)
+
+# Collects the packages that such a machine lacks, for Python 3.12 on Linux: 35 MB.
+FOR_GPU := --quiet --only-binary=:all: --python-version 3.12 --implementation cp \
+	--platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64
+gpu-wheels:
+	rm -rf build/gpu/wheels
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pip download $(FOR_GPU) $(PINS) \
+		--dest build/gpu/wheels pydantic 'nvidia-nvimgcodec-cu13[nvjpeg]'
+	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pip download $(FOR_GPU) $(PINS) --no-deps \
+		--dest build/gpu/wheels crc32c simplejpeg timm
 
 clean:
 	rm -rf .venv data/digits runs/digits

@@ -1,9 +1,11 @@
-"""GPUs that are not there: torch tells of as many as a test wants."""
+"""GPUs that are there, and that are not: torch tells of as many as a test wants."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU at hand")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, number: int, *, first: int = 0) -> None:

@@ -82,17 +82,19 @@ def test_its_schedule_is_drawn(name: str, tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+def narrow(model: str) -> str:
+    """The narrowest model of a model's family."""
+    families = (small for family, small in NARROW.items() if model.startswith(family))
+    return next(families, model)
+
+
 def in_small(name: str, digits: Path) -> RunConfig:
     """The recipe on the digits with the narrowest model of its family, a batch of 8, two steps."""
     config = load_recipe(name)
-    narrow = next(
-        (small for family, small in NARROW.items() if config.model.name.startswith(family)),
-        config.model.name,
-    )
     changes: dict[str, Any] = {
         "data.train": str(digits / "train"),
         "data.val": str(digits / "val"),
-        "model.name": narrow,
+        "model.name": narrow(config.model.name),
         "data.image_size": "32",
         "data.eval_size": "32",
         "batch.size": "8",

@@ -89,6 +89,7 @@ SLOW = {
         "tests/test_data_end_to_end.py",
         "tests/test_credentials.py::test_data_sets_that_are_written",
         "tests/test_recipes.py::test_two_steps_of_it_in_small",
+        "tests/training/test_no_sync.py::test_a_step_and_its_batch_wait_for_nothing",
         "tests/training/test_augmented_runs.py",
         "tests/training/test_distill.py",
         "tests/test_evaluation.py",
@@ -130,6 +131,8 @@ SMOKES = (
     "tests/training/test_equivalence.py::test_same_losses_as_one_process[4-plain]",
     "tests/training/test_guard.py::test_skipped_updates_are_counted",
     "tests/training/test_guard.py::test_the_guard",
+    "tests/training/test_no_sync.py::test_a_step_and_its_batch_wait_for_nothing[fp16]",
+    "tests/training/test_no_sync.py::test_a_step_and_its_batch_wait_for_nothing[resnet50-a1]",
     "tests/training/test_resume.py::test_killed_at_random_steps[batch norm]",
     "tests/training/test_resume.py::test_stopped_by_a_signal[in an epoch]",
 )

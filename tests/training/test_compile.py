@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import timm
 import torch
+import torch._inductor.compile_fx
 import torch._inductor.config
 from numpy.typing import NDArray
 from safetensors.torch import load_file
@@ -20,7 +21,11 @@ from tests.training.test_equivalence import Case, flat, global_batch, make_step
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.errors import RecipeError
-from trainyard.model.execution import has_cuda_graphs, recompute_activations
+from trainyard.model.execution import (
+    compile_in_place,
+    has_cuda_graphs,
+    recompute_activations,
+)
 from trainyard.training.step import MicroBatch
 from trainyard.world import World
 
@@ -65,6 +70,25 @@ def test_a_run_goes_on_compiled_that_began_without(
         assert list(plain) == list(other)
         distance = sum(float((other[key] - plain[key]).square().sum()) for key in plain)
         assert distance < 1e-6 * sum(float(tensor.square().sum()) for tensor in plain.values())
+
+
+def test_each_shape_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More shapes than torch compiles by itself, and none of them for any size."""
+    compiled: list[list[Any]] = []
+
+    def note(graph: Any, inputs: list[Any], **_: Any) -> Any:
+        compiled.append([size for x in inputs if isinstance(x, torch.Tensor) for size in x.shape])
+        return graph.forward
+
+    monkeypatch.setattr(torch._inductor.compile_fx, "compile_fx", note)
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.ReLU())
+    compile_in_place(model, "default")
+    for side in range(8, 20):
+        assert model(torch.zeros(2, 3, side, side)).shape[-1] == side - 2
+    torch._dynamo.reset()
+    assert len(compiled) == 12
+    assert all(type(size) is int for sizes in compiled for size in sizes)
 
 
 def test_modes_with_cuda_graphs() -> None:

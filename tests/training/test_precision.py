@@ -24,9 +24,11 @@ AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     product, convolution = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    tries = torch.backends.cudnn.benchmark
     yield
     torch.set_float32_matmul_precision(product)
     torch.backends.cudnn.allow_tf32 = convolution
+    torch.backends.cudnn.benchmark = tries
 
 
 @pytest.mark.parametrize("name", ["tf32", "fp32", "bf16", "fp16", "tf32"])
@@ -39,6 +41,16 @@ def test_float32_is_multiplied_as_the_recipe_says(name: str) -> None:
     assert backends.cuda.matmul.allow_tf32 is (name == "tf32")
     assert backends.cudnn.allow_tf32 is (name == "tf32")
     assert torch.get_float32_matmul_precision() == ("high" if name == "tf32" else "highest")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_convolutions_are_tried_unless_they_must_be_deterministic(deterministic: bool) -> None:
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        use_precision("bf16")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.backends.cudnn.benchmark is not deterministic
 
 
 def vit() -> nn.Module:

@@ -50,7 +50,7 @@ def evaluate(
                 _judge(_logits(model, batch, precision, columns, flip=flip), batch)
                 for model in models.values()
             ]
-            table[:, :, batch.ids.to(device)] = torch.stack(judged)
+            table[:, :, batch.ids.to(device, non_blocking=True)] = torch.stack(judged)
     rows = total(world, table).cpu().numpy()
     return {name: Predictions(*own) for name, own in zip(models, rows, strict=True)}
 

@@ -12,10 +12,14 @@ def use_precision(name: str) -> None:
     torch's default is neither: its convolutions use tf32 and its matrix products do not. bf16 and
     fp16 are autocast on top. The code sets torch's older options, which also update the newer ones
     (fp32_precision); the other way round, torch.compile fails in torch before 2.15.
+
+    cuDNN times its convolution algorithms for each shape and takes the fastest, unless
+    torch.use_deterministic_algorithms is on: the fastest may differ between two processes.
     """
     is_tf32 = name == "tf32"
     torch.set_float32_matmul_precision("high" if is_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = is_tf32
+    torch.backends.cudnn.benchmark = not torch.are_deterministic_algorithms_enabled()
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> torch.autocast:
