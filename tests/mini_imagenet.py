@@ -14,6 +14,8 @@ import numpy as np
 from PIL import Image
 from scipy.io import savemat
 
+from tests.images import encode
+
 # In the order of their ILSVRC2012_IDs, which is not that of the sorted WNIDs.
 LEAVES = {
     "n02119789": "kit fox, Vulpes macrotis",
@@ -122,9 +124,3 @@ def pixels(wnid: str, random: np.random.Generator) -> Image.Image:
     height, width = random.integers(48, 80, 2)
     noise = random.normal(0, 12, (height, width, 3))
     return Image.fromarray(np.clip(noise + _COLOURS[wnid], 0, 255).astype(np.uint8))
-
-
-def encode(image: Image.Image, kind: str) -> bytes:
-    file = io.BytesIO()
-    image.save(file, kind)
-    return file.getvalue()

@@ -1,12 +1,10 @@
 """Damaged and odd images in a data set: training goes on, and says which are bad."""
 
-import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,8 @@ from PIL import Image
 from sklearn.datasets import load_digits, load_sample_images
 
 from tests.command_line import Capture, complaint, run, shown
+from tests.data.tars import Patch, write_shard
+from tests.images import encode
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
@@ -141,7 +141,7 @@ def test_more_than_max_bad_stops(mixed: Path, tmp_path: Path, capsys: Capture) -
 
 
 def test_a_checkpoint_comes_after_what_was_bad_before_it(
-    mixed: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    mixed: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     """Who goes on from it does not meet those again in this epoch."""
     folder = tmp_path / "run"
@@ -186,7 +186,7 @@ def test_validation_images_that_are_all_bad(data: Path, tmp_path: Path, capsys: 
 
 
 def test_files_that_go_away_or_change_while_training(
-    data: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     open_index(str(data / "train"))
     monkeypatch.setattr("trainyard.data.index.build._is_stale", lambda index: False)  # not yet
@@ -247,17 +247,11 @@ def test_bad_images_are_black_and_weigh_nothing(mixed: Path) -> None:
 
 
 def test_the_offset_leads_to_the_bytes_in_a_shard(tmp_path: Path, capsys: Capture) -> None:
+    images = [encode(photo) for photo in photographs(16)]
     for split in ("train", "val"):
-        with tarfile.open(tmp_path / f"{split}-000.tar", "w") as tar:
-            for number, photo in enumerate(photographs(16)):
-                buffer = io.BytesIO()
-                photo.save(buffer, "JPEG")
-                image = b"hello" if number == 5 and split == "train" else buffer.getvalue()
-                label = str(number % 2).encode()
-                for suffix, content in ((".jpg", image), (".cls", label)):
-                    member = tarfile.TarInfo(f"{number:03d}{suffix}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
+        rows = [(image, number % 2) for number, image in enumerate(images)]
+        rows[5] = (b"hello", 1) if split == "train" else rows[5]
+        write_shard(tmp_path / f"{split}-000.tar", rows)
     folder = tmp_path / "run"
     shown(capsys, "train", *DEBUG, "--data", tmp_path, "--run", folder, "--data.max_bad", "0.1")
     [line] = quarantined(folder)

@@ -73,6 +73,8 @@ def test_show_draws_a_sheet(digits: Path, tmp_path: Path, capsys: Capture) -> No
         (("--sheet", "a.png", "--rows", 0), "--rows 0: choose 1 to 100"),
         (("--sheet", "a.png", "--columns", 101), "--columns 101: choose 1 to 100"),
         (("--sheet", "a.png", "--split", "test"), "has no split 'test', but train, val"),
+        (("--sheet", "a.png", "--split", "vall"), "has no split 'vall'; did you mean 'val'?"),
+        (("--rows", 3), "add --sheet FILE.png"),
         (("--sheet", "a.png", "--class", "seven"), "--class seven: no such class"),
         (("--sheet", "no/such/a.png"), "--sheet no/such/a.png: cannot be written (No such file"),
     ],
@@ -95,13 +97,6 @@ def test_a_class_that_was_meant(tmp_path: Path, digits: Path, capsys: Capture) -
     shutil.copy(next(digits.glob("train/0/*.png")), tmp_path / "siamese cat")
     show = ("data", "show", tmp_path, "--sheet", tmp_path / "a.png", "--class", "siamese")
     assert "did you mean 'siamese cat'?" in complaint(capsys, *show)
-
-
-def test_a_split_that_was_meant(digits: Path, tmp_path: Path, capsys: Capture) -> None:
-    said = complaint(
-        capsys, "data", "show", digits, "--sheet", tmp_path / "a.png", "--split", "vall"
-    )
-    assert "has no split 'vall'; did you mean 'val'?" in said
 
 
 # --- data verify ---
@@ -214,42 +209,27 @@ def start_verify(location: Path, tmp_path: Path) -> "subprocess.Popen[str]":
     )
 
 
-def test_ctrl_c_ends_it_cleanly(slow: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["Ctrl-C", "a decoder dies", "killed"])
+def test_nothing_survives_an_early_end(slow: Path, tmp_path: Path, end: str) -> None:
     process = start_verify(slow, tmp_path)
     workers = decoders(process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of them
+    if end == "Ctrl-C":
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of them
+    else:
+        os.kill(process.pid if end == "killed" else workers[0], signal.SIGKILL)
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (130, "")
-    assert err.splitlines()[-1] == "trainyard: interrupted"
-    assert "Traceback" not in err
-    assert not any(map(is_running, workers))
-    assert list((tmp_path / "scratch").iterdir()) == []
-
-
-def test_a_decoder_that_dies_is_one_line(slow: Path, tmp_path: Path) -> None:
-    process = start_verify(slow, tmp_path)
-    workers = decoders(process)
-    os.kill(workers[0], signal.SIGKILL)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (2, "")
-    assert "trainyard: a process that decodes images died" in err
-    assert "Traceback" not in err
-    assert not any(map(is_running, workers))
-
-
-def test_nothing_survives_a_kill(slow: Path, tmp_path: Path) -> None:
-    process = start_verify(slow, tmp_path)
-    workers = decoders(process)
-    process.kill()
-    process.communicate(timeout=30)
-    deadline = time.monotonic() + 10
+    code, words = {
+        "Ctrl-C": (130, "trainyard: interrupted\n"),
+        "a decoder dies": (2, "trainyard: a process that decodes images died"),
+        "killed": (-signal.SIGKILL, ""),
+    }[end]
+    assert (process.returncode, out) == (code, "")
+    assert words in err and "Traceback" not in err
+    deadline = time.monotonic() + (10 if end == "killed" else 0)
     while any(map(is_running, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(is_running, workers))
-
-
-def test_options_of_a_sheet_without_a_sheet(digits: Path, capsys: Capture) -> None:
-    assert "add --sheet FILE.png" in complaint(capsys, "data", "show", digits, "--rows", 3)
+    assert end != "Ctrl-C" or list((tmp_path / "scratch").iterdir()) == []
 
 
 # --- data prepare ---

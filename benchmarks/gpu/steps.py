@@ -24,8 +24,10 @@ from torch.nn import functional as F
 
 from benchmarks.gpu.findings import Findings, run_part
 from benchmarks.gpu.profile import Counting
+from tests.data.batches import batch_of_images
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.device.feed import Batch, TrainingFeed
+from trainyard.data.batch import Batch
+from trainyard.data.device.feed import TrainingFeed
 from trainyard.datasets.prepare.digits import prepare_digits
 from trainyard.model.flops import forward_flops
 from trainyard.monitor.devices import peak_flops
@@ -124,9 +126,7 @@ class _Turns:
         self._taken = -_WARM_UP
         self._round = 0
         self._counting: Counting | None = None
-        ones = torch.ones(setting.count, device=setting.device)
-        labels = setting.labels
-        self._batch = Batch(setting.images, labels, labels, ones, ones, labels.cpu(), [])
+        self._batch = batch_of_images(setting.images, setting.labels)
 
     def __call__(self, feed: TrainingFeed) -> Batch:
         if self._taken == 0:

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from trainyard.data.transforms.config import AugmentConfig
 
 from benchmarks.gpu.findings import Findings, run_part
 from benchmarks.gpu.profile import profiled
+from tests.data.batches import batch_of_images
+from trainyard.data.batch import Batch, Keys
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.transforms.batches import (
-    Keys,
-    MixedBatch,
     PixelTransform,
     batch_transforms,
     pixel_transforms,
 )
+from trainyard.data.transforms.config import AugmentConfig
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _PIXELS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -70,10 +70,9 @@ def _augmented(transform: PixelTransform, pixels_BCHW: torch.Tensor, keys: Keys)
     return transform(pixels_BCHW.clone(), keys)  # it may alter its input
 
 
-def _mixed_batch(pixels_BCHW: torch.Tensor) -> MixedBatch:
+def _mixed_batch(pixels_BCHW: torch.Tensor) -> Batch:
     labels = torch.arange(len(pixels_BCHW), device=pixels_BCHW.device)
-    ones = torch.ones(len(labels), device=labels.device)
-    return MixedBatch(pixels_BCHW.float().div(255), labels, labels, ones, ones)
+    return batch_of_images(pixels_BCHW.float().div(255), labels)
 
 
 def _timed(

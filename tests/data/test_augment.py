@@ -1,6 +1,5 @@
 """Boxes and flips against plain references, one image at a time, and against torchvision."""
 
-import io
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torchvision.transforms import v2
 
+from tests.images import encode
 from trainyard.config import check
 from trainyard.data.decode.crops import CentralCrop, Crops, RandomResizedCrop
 from trainyard.data.decode.decode import decode_batch
@@ -75,16 +75,15 @@ def test_boxes_are_those_of_the_plain_algorithm(config: RandomResizedCrop) -> No
     expected = [reference_box(config, *pair) for pair in zip(sizes, random, strict=True)]
     draws = config.draw(ids, epochs)
     crops = draws(np.array(sizes))
+    assert (crops.boxes == crops.boxes.round()).all()
+    assert (crops.boxes[:, :2] >= 0).all()
+    assert (crops.boxes[:, 2:] <= sizes).all()
+    assert (crops.boxes[:, 2:] - crops.boxes[:, :2] >= 1).all()
     np.testing.assert_array_equal(crops.boxes, expected)
     np.testing.assert_array_equal(crops.flips, [row[2] < config.flip for row in random])
     np.testing.assert_array_equal(draws.reference(np.array(sizes)).boxes, crops.boxes)
     some = np.array([5, 3, 700])
     np.testing.assert_array_equal(draws[some](np.array(sizes)[some]).boxes, crops.boxes[some])
-
-
-def test_the_fall_back_is_central() -> None:
-    assert crop(WHOLE, [(100, 40)]).boxes.tolist() == [[30, 0, 70, 40]]
-    assert crop(WHOLE, [(41, 100)]).boxes.tolist() == [[0, 29, 41, 70]]
 
 
 def test_distribution_is_torchvisions() -> None:
@@ -114,15 +113,6 @@ def test_distribution_is_torchvisions() -> None:
         assert mine.mean() == pytest.approx(other.mean(), abs=0.01)
 
 
-@pytest.mark.parametrize("size", ODD_SIZES, ids=str)
-def test_boxes_lie_inside_the_image(size: tuple[int, int]) -> None:
-    boxes = crop(IMAGENET, [size] * 2000).boxes
-    assert (boxes == boxes.round()).all()
-    assert (boxes[:, :2] >= 0).all()
-    assert (boxes[:, 2:] <= size).all()
-    assert (boxes[:, 2:] - boxes[:, :2] >= 1).all()
-
-
 def test_a_crop_is_keyed_by_sample_and_epoch_alone() -> None:
     """Whatever the order, the batch and the rank in which a sample comes."""
     ids = np.random.default_rng(1).permutation(100)
@@ -150,14 +140,11 @@ def test_crops_differ_between_samples_epochs_and_seeds() -> None:
 @pytest.mark.parametrize("rate", [0.0, 0.25, 0.5, 1.0])
 def test_flip_rate(rate: float) -> None:
     config = RandomResizedCrop(seed=3, scale=(0.5, 1.0), ratio=(0.8, 1.2), flip=rate)
-    flips = crop(config, [(64, 64)] * 40_000).flips
+    crops = crop(config, [(64, 64)] * 40_000)
+    flips, widths = crops.flips, crops.boxes[:, 2] - crops.boxes[:, 0]
     assert flips.mean() == pytest.approx(rate, abs=0.01 if 0 < rate < 1 else 0)
-
-
-def test_flips_and_boxes_are_independent() -> None:
-    crops = crop(IMAGENET, [(500, 375)] * 40_000)
-    areas = np.prod(crops.boxes[:, 2:] - crops.boxes[:, :2], axis=1)
-    assert areas[crops.flips].mean() == pytest.approx(areas[~crops.flips].mean(), rel=0.02)
+    if 0 < rate < 1:  # of boxes they do not depend
+        assert widths[flips].mean() == pytest.approx(widths[~flips].mean(), rel=0.02)
 
 
 # --- central crops ---
@@ -182,17 +169,13 @@ def test_central_crop_is_resize_then_crop(
     )
     ours = np.empty((1, target, target, 3), np.uint8)
     central = CentralCrop(target, crop_pct)
-    assert decode_batch([png(image)], central, ours, interpolation) == {}
+    assert (
+        decode_batch([encode(image, "PNG", compress_level=0)], central, ours, interpolation) == {}
+    )
     difference = np.abs(ours[0].astype(int) - np.asarray(theirs(image)))
     # Pillow rounds to grey levels between its two passes, whose order may differ with the box.
     assert difference.max() <= 2
     assert (difference > 1).mean() < 1e-3
-
-
-def png(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=0)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize("crop_pct", [0.875, 1.0])

@@ -14,10 +14,9 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 
 from tests.command_line import Capture, complaint, run, shown
+from tests.data.tars import Patch, open_splits, stored
 from tests.mini_imagenet import tar_of
-from trainyard.data.index.build import open_index
-from trainyard.data.index.splits import find_splits
-from trainyard.data.reading.reader import Reader
+from trainyard.data.index.table import Index
 from trainyard.datasets.prepare import cifar
 
 NAMES = ("cifar10", "cifar100")
@@ -67,7 +66,7 @@ def write_archive(name: str, folder: Path, **replaced: bytes) -> Path:
     return path
 
 
-def read_by_torchvision(name: str, train: bool, root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def read_by_torchvision(name: str, train: bool, root: Path, monkeypatch: Patch) -> Any:
     """The same images from the python version, which is what torchvision reads."""
     reader = TORCHVISION[name]
     folder = root / reader.base_folder
@@ -89,33 +88,32 @@ def read_by_torchvision(name: str, train: bool, root: Path, monkeypatch: pytest.
     return reader(root, train=train)
 
 
-def pairs_in(location: str) -> list[tuple[int, bytes]]:
+def pairs_in(index: Index) -> list[tuple[int, bytes]]:
     """Sorted (label, pixels) of a data set of PNGs."""
-    index = open_index(location)
-    reader, pairs = Reader(index), []
-    for sample in range(len(index)):
-        with Image.open(io.BytesIO(reader.read(sample))) as image:
+    pairs = []
+    for label, (_, content) in zip(index.label.tolist(), stored(index), strict=True):
+        with Image.open(io.BytesIO(content)) as image:
             assert (image.format, image.mode) == ("PNG", "RGB")
-            pairs.append((int(index.label[sample]), np.asarray(image).tobytes()))
+            pairs.append((label, np.asarray(image).tobytes()))
     return sorted(pairs)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["folder", "webdataset", "hdf5", "tfrecord"])
 def test_pixels_and_labels_are_those_of_torchvision(
-    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, kind: str, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     archive = write_archive(name, tmp_path)
     words = ("data", "prepare", name, archive, tmp_path / "out", "--no-checksum", "--workers", 1)
     assert run(*words, "--format", kind) == 0
-    splits = find_splits(str(tmp_path / "out"))
+    splits = open_splits(tmp_path / "out")
     assert set(splits) == {"train", "val"}
-    for split, location in splits.items():
+    for split, index in splits.items():
         theirs = read_by_torchvision(name, split == "train", tmp_path / "python", monkeypatch)
-        assert pairs_in(location) == sorted(
+        assert pairs_in(index) == sorted(
             (label, np.asarray(image).tobytes()) for image, label in theirs
         )
-        assert list(open_index(location).classes) == theirs.classes
+        assert list(index.classes) == theirs.classes
     assert not (tmp_path / "out" / ".prepare").exists()
 
 
@@ -131,16 +129,16 @@ def test_a_folder_is_the_default(tmp_path: Path, capsys: Capture) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_another_archive_is_refused(name: str, tmp_path: Path, capsys: Capture) -> None:
+    words = ("data", "prepare", name, tmp_path, tmp_path / "out")
+    said = complaint(capsys, *words)
+    assert f"there is no {cifar.RELEASES[name].archive} here" in said
+    assert "www.cs.toronto.edu" in said
     archive = write_archive(name, tmp_path)
-    said = complaint(capsys, "data", "prepare", name, tmp_path, tmp_path / "out")
+    said = complaint(capsys, *words)
     assert hashlib.md5(archive.read_bytes()).hexdigest() in said
     assert cifar.RELEASES[name].md5 in said
-
-
-def test_a_missing_archive_is_named(tmp_path: Path, capsys: Capture) -> None:
-    said = complaint(capsys, "data", "prepare", "cifar100", tmp_path, tmp_path / "out")
-    assert "there is no cifar-100-binary.tar.gz here" in said
-    assert "www.cs.toronto.edu" in said
+    archive.write_bytes(archive.read_bytes()[:50_000])
+    assert "cannot be read as a .tar.gz" in complaint(capsys, *words, "--no-checksum")
 
 
 @pytest.mark.parametrize(
@@ -163,15 +161,8 @@ def test_a_damaged_archive(
     assert not list(tmp_path.glob("out/train/*"))
 
 
-def test_an_archive_that_is_cut_short(tmp_path: Path, capsys: Capture) -> None:
-    archive = write_archive("cifar10", tmp_path)
-    archive.write_bytes(archive.read_bytes()[:50_000])
-    words = ("data", "prepare", "cifar10", archive, tmp_path / "out", "--no-checksum")
-    assert "cannot be read as a .tar.gz" in complaint(capsys, *words)
-
-
 def test_the_official_counts_are_checked(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
     archive = write_archive("cifar10", tmp_path)
     monkeypatch.setattr("trainyard.datasets.prepare.preparation.check_md5", lambda *_: None)

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager, suppress
 
 import pytest
 
+from tests.data.tars import Patch
 from trainyard.data.storage.remote import deadline, fetch_image
 from trainyard.data.storage.remote import retry as patience
 from trainyard.data.storage.remote.http import HttpFile
@@ -21,7 +22,7 @@ TOO_SLOW = "the server sends less than 10 kB a second"
 
 
 @pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+def hurry(monkeypatch: Patch) -> None:
     monkeypatch.setattr(deadline, "GRACE_S", 0.4)
     monkeypatch.setattr(fetch_image, "MAX_S", 0.8)
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
@@ -59,7 +60,7 @@ def server(*answers: tuple[bytes, bytes]) -> Iterator[str]:
 
 @pytest.mark.parametrize("answer", [(b"", HEAD + CONTENT), (HEAD, CONTENT)], ids=["head", "body"])
 def test_an_image_comes_within_its_time_or_not_at_all(
-    answer: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch
+    answer: tuple[bytes, bytes], monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(deadline, "GRACE_S", 30)
     began = time.monotonic()
@@ -85,14 +86,14 @@ def test_a_range_that_drips_is_broken_off(part: str) -> None:
             file.read(0, 200)
 
 
-def test_a_slow_body_above_the_floor_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_body_above_the_floor_is_read_to_its_end(monkeypatch: Patch) -> None:
     """It takes ten times as long as a server may be silent."""
     monkeypatch.setattr(deadline, "FLOOR", 20)
     with server((HEAD, CONTENT)) as url:
         assert HttpStream(url).readall() == CONTENT
 
 
-def test_the_head_gains_no_time_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_gains_no_time_by_its_bytes(monkeypatch: Patch) -> None:
     monkeypatch.setattr(deadline, "FLOOR", 20)
     with (
         server((b"", HEAD + CONTENT)) as url,

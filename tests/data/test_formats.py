@@ -6,21 +6,13 @@ import pytest
 from torchvision.datasets import ImageFolder
 
 from tests.command_line import Capture
-from tests.data.tars import read_rows, write_tar
+from tests.data.tars import read_rows, write_files, write_tar
 from trainyard.data import formats
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.unlabelled import open_images
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest, write_manifest
 from trainyard.errors import DataError
-
-
-def write_files(folder: Path, *names: str) -> None:
-    for name in names:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(f"the content of {name}".encode())
-
 
 # --- folders ---
 
@@ -29,7 +21,6 @@ def assert_equal_to_image_folder(folder: Path) -> None:
     expected = ImageFolder(str(folder))
     scan = formats.scan(find_place(str(folder)))
     rows = list(scan.rows)
-
     assert scan.format == "folder"
     assert scan.classes == expected.classes
     assert [(str(folder / row.path), *row.labels) for row in rows] == expected.samples
@@ -40,51 +31,36 @@ def assert_equal_to_image_folder(folder: Path) -> None:
 def test_a_folder_reads_like_image_folder(tmp_path: Path) -> None:
     write_files(
         tmp_path,
-        *("dog/10.jpg", "dog/9.jpg", "dog/a.JPG", "dog/B.JPEG", "dog/notes.txt", "dog/jpg"),
-        *("dog/deep/er/1.png", "dog/deep/2.png", "dog/deep.png", "dog/deep-2/1.png"),
-        *("cat/x.webp", "cat/x.bmp", "cat/x.ppm", "cat/x.pgm", "cat/x.tif", "cat/x.tiff"),
-        *("Zebra/1.jpg", "n02/1.jpg", "n1/1.jpg"),
-        *("épagneul/été.jpg", "épagneul/日本.jpg", "épagneul/😀.png", "épagneul/z.jpg"),
-        *("readme.md", "loose.jpg"),
+        [
+            *("dog/10.jpg", "dog/9.jpg", "dog/a.JPG", "dog/B.JPEG", "dog/notes.txt", "dog/jpg"),
+            *("dog/deep/er/1.png", "dog/deep/2.png", "dog/deep.png", "dog/deep-2/1.png"),
+            *("cat/x.webp", "cat/x.bmp", "cat/x.ppm", "cat/x.pgm", "cat/x.tif", "cat/x.tiff"),
+            *("Zebra/1.jpg", "n02/1.jpg", "n1/1.jpg"),
+            *("épagneul/été.jpg", "épagneul/日本.jpg", "épagneul/😀.png", "épagneul/z.jpg"),
+            *("readme.md", "loose.jpg"),
+        ],
     )
-
     assert_equal_to_image_folder(tmp_path)
 
 
 def test_a_folder_follows_links_like_image_folder(tmp_path: Path) -> None:
-    write_files(tmp_path / "elsewhere", "1.jpg", "deep/2.jpg")
-    write_files(tmp_path / "data", "cat/1.jpg")
+    write_files(tmp_path / "elsewhere", ["1.jpg", "deep/2.jpg"])
+    write_files(tmp_path / "data", ["cat/1.jpg"])
     (tmp_path / "data/dog").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data/cat/more").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "data/cat/3.jpg").symlink_to(tmp_path / "elsewhere/1.jpg")
-
     assert_equal_to_image_folder(tmp_path / "data")
 
 
 def test_a_folder_of_images_is_no_image(tmp_path: Path) -> None:
-    write_files(tmp_path, "cat/1.jpg", "cat/album.jpg/2.jpg")
-
+    write_files(tmp_path, ["cat/1.jpg", "cat/album.jpg/2.jpg"])
     assert_equal_to_image_folder(tmp_path)
 
 
-def test_hidden_folders_are_no_classes(tmp_path: Path) -> None:
-    write_files(tmp_path, "cat/1.jpg", ".ipynb_checkpoints/2.jpg", ".git/3.jpg")
-
-    assert formats.scan(find_place(str(tmp_path))).classes == ["cat"]
-    assert read_rows(tmp_path) == [(b"the content of cat/1.jpg", 0)]
-
-
-def test_a_broken_link_is_no_sample(tmp_path: Path) -> None:
-    write_files(tmp_path, "cat/1.jpg")
-    (tmp_path / "cat/2.jpg").symlink_to(tmp_path / "absent.jpg")
-
-    assert read_rows(tmp_path) == [(b"the content of cat/1.jpg", 0)]
-
-
 def test_a_folder_without_an_image_is_no_class(tmp_path: Path, capsys: Capture) -> None:
-    write_files(tmp_path, "a/1.jpg", "c/3.jpg", "d/notes.txt", "d/deep/.hidden.jpg")
+    write_files(tmp_path, ["a/1.jpg", "c/3.jpg", "d/notes.txt", "d/deep/.hidden.jpg"])
     (tmp_path / "b").mkdir()
-
+    (tmp_path / "a/2.jpg").symlink_to(tmp_path / "absent.jpg")  # a broken link is no sample
     assert formats.scan(find_place(str(tmp_path))).classes == ["a", "c"]
     assert [label for _, label in read_rows(tmp_path)] == [0, 1]
     said = capsys.readouterr().err
@@ -92,33 +68,29 @@ def test_a_folder_without_an_image_is_no_class(tmp_path: Path, capsys: Capture) 
 
 
 def test_a_class_of_the_other_split_keeps_its_number(tmp_path: Path) -> None:
-    write_files(tmp_path, "train/a/1.jpg", "train/b/deep/2.jpg", "val/a/3.jpg", "val/c/4.jpg")
+    write_files(tmp_path, ["train/a/1.jpg", "train/b/deep/2.jpg", "val/a/3.jpg", "val/c/4.jpg"])
     for name in ("train/c", "train/d", "val/b", "val/d"):
         (tmp_path / name).mkdir()
-
     for split in ("train", "val"):
         assert formats.scan(find_place(f"{tmp_path}/{split}")).classes == ["a", "b", "c"]
     open_index(f"{tmp_path}/train")
-    write_files(tmp_path, "val/d/5.jpg")  # the index of train notices
+    write_files(tmp_path, ["val/d/5.jpg"])  # the index of train notices
     for split in ("train", "val"):
         assert open_index(f"{tmp_path}/{split}").classes == ("a", "b", "c", "d")
 
 
 def test_a_class_that_the_manifest_lists_keeps_its_number(tmp_path: Path) -> None:
-    write_files(tmp_path, "train/a/1.jpg")
+    write_files(tmp_path, ["train/a/1.jpg"])
     (tmp_path / "train/b").mkdir()
     write_manifest(tmp_path, Manifest("folder", ("a", "b"), {}))
-
     assert formats.scan(find_place(f"{tmp_path}/train")).classes == ["a", "b"]
 
 
 def test_hidden_files_and_folders_are_left_out(tmp_path: Path, capsys: Capture) -> None:
     hidden = ("cat/.ipynb_checkpoints/1.jpg", "cat/._1.jpg", "__MACOSX/cat/._1.jpg")
     junk = (*hidden, ".git/3.jpg", "@eaDir/1.jpg")
-    write_files(tmp_path, "cat/1.jpg", "cat/deep/__MACOSX/2.jpg", *junk)
-
+    write_files(tmp_path, ["cat/1.jpg", "cat/deep/__MACOSX/2.jpg", *junk])
     index = build_index(str(tmp_path))
-
     assert (index.classes, len(index)) == (("cat",), 1)
     assert capsys.readouterr().err == (
         f"trainyard: {tmp_path}: left out: hidden (.git, @eaDir, __MACOSX, … 6 in all)\n"
@@ -128,13 +100,11 @@ def test_hidden_files_and_folders_are_left_out(tmp_path: Path, capsys: Capture) 
 
 
 def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path, capsys: Capture) -> None:
-    write_files(tmp_path, "data/cat/1.jpg", "data/cat/deep/2.jpg", "data/dog/3.jpg")
+    write_files(tmp_path, ["data/cat/1.jpg", "data/cat/deep/2.jpg", "data/dog/3.jpg"])
     (tmp_path / "data/cat/deep/loop").symlink_to("../..")
     (tmp_path / "data/all").symlink_to(".")
     (tmp_path / "data/dog/cats").symlink_to("../cat")
-
     index = build_index(f"{tmp_path}/data")
-
     assert index.classes == ("cat", "dog")
     names = [index.file_names[row] for row in range(len(index.file_names))]
     assert names == [
@@ -150,7 +120,7 @@ def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path, capsys: Ca
 def test_a_folder_that_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_files(tmp_path, "cat/1.jpg", "cat/deep/1.jpg")
+    write_files(tmp_path, ["cat/1.jpg", "cat/deep/1.jpg"])
     scandir = os.scandir
 
     def refuse(path: str) -> object:
@@ -167,11 +137,10 @@ def test_a_folder_that_cannot_be_read_is_named(
 
 
 def test_recognise(tmp_path: Path) -> None:
-    write_files(tmp_path, "folder/cat/1.jpg")
+    write_files(tmp_path, ["folder/cat/1.jpg"])
     (tmp_path / "shards").mkdir()
     for number in range(4):
         write_tar(tmp_path / f"shards/{number}.tar", [])
-
     assert formats.recognise(find_place(f"{tmp_path}/folder")) == "folder"
     assert formats.recognise(find_place(f"{tmp_path}/shards")) == "webdataset"
     assert formats.recognise(find_place(f"{tmp_path}/shards/0.tar")) == "webdataset"
@@ -180,8 +149,7 @@ def test_recognise(tmp_path: Path) -> None:
 
 
 def test_what_is_not_recognised_is_an_error_that_names_it(tmp_path: Path) -> None:
-    write_files(tmp_path, "flat/1.jpg", "notes.txt")
-
+    write_files(tmp_path, ["flat/1.jpg", "notes.txt"])
     for name, word in [("flat", "no images"), ("notes.txt", "format"), ("absent", "no such file")]:
         with pytest.raises(DataError, match=re.escape(f"{tmp_path}/{name}: ") + f".*({word})"):
             formats.recognise(find_place(f"{tmp_path}/{name}"))

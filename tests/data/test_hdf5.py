@@ -1,6 +1,6 @@
 import sys
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,8 @@ import h5py
 import numpy as np
 import pytest
 
+from tests.data.tars import Patch, stored
 from tests.images import jpeg
-from tests.indexed import Stored, stored
 from trainyard.data import formats
 from trainyard.data.formats import hdf5, hdf5_layout
 from trainyard.data.formats.sample import EncodedSample
@@ -53,115 +53,87 @@ def write_plain(path: Path, images: list[bytes], **options: Any) -> Path:
 # --- every way to lay out a file: the bytes at the offsets are those that h5py reads ---
 
 
-def contiguous(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w") as file:
-        write_one_by_one(file, images)
+def resized(file: h5py.File, images: list[bytes]) -> None:
+    dataset = file.create_dataset("encoded_images", (0,), BYTES, maxshape=(None,))
+    for image in images:
+        dataset.resize((len(dataset) + 1,))
+        dataset[-1] = as_array(image)
+    dataset.resize((len(dataset) + 5000,))
+    dataset.resize((len(images) - 3,))
 
 
-def chunked(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w") as file:
-        write_one_by_one(file, images, chunks=(7,))
+def backwards(file: h5py.File, images: list[bytes]) -> None:
+    dataset = file.create_dataset("encoded_images", (len(images),), BYTES)
+    for row in reversed(range(len(images))):
+        dataset[row] = as_array(images[row])
 
 
-def resized(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w") as file:
-        dataset = file.create_dataset("encoded_images", (0,), BYTES, maxshape=(None,))
-        for image in images:
-            dataset.resize((len(dataset) + 1,))
-            dataset[-1] = as_array(image)
-        dataset.resize((len(dataset) + 5000,))
-        dataset.resize((len(images) - 3,))
+def overwritten(file: h5py.File, images: list[bytes]) -> None:
+    write_one_by_one(file, images)
+    file.flush()
+    for row in range(0, len(images), 3):
+        file["encoded_images"][row] = as_array(images[-row] + b"more")
 
 
-def userblock(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w", userblock_size=4096) as file:
-        write_one_by_one(file, images)
-    with open(path, "r+b") as raw:
-        raw.write(b"a user's block")
-
-
-def userblock_chunked(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w", userblock_size=512) as file:
-        write_one_by_one(file, images, chunks=(100,))
-
-
-def prepended(path: Path, images: list[bytes]) -> None:
-    contiguous(path, images)
-    path.write_bytes(b"#" * 1024 + path.read_bytes())
-
-
-def latest(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w", libver="latest") as file:
-        write_one_by_one(file, images)
-
-
-def latest_chunked(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w", libver="latest", userblock_size=1024) as file:
-        write_one_by_one(file, images, chunks=(64,), maxshape=(None,))
-
-
-def paged(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w", fs_strategy="page", fs_page_size=8192) as file:
-        write_one_by_one(file, images)
-
-
-def backwards(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w") as file:
-        dataset = file.create_dataset("encoded_images", (len(images),), BYTES)
-        for row in reversed(range(len(images))):
-            dataset[row] = as_array(images[row])
-
-
-def overwritten(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w") as file:
-        write_one_by_one(file, images)
-    with h5py.File(path, "r+") as file:
-        for row in range(0, len(images), 3):
-            file["encoded_images"][row] = as_array(images[-row] + b"more")
-
-
-def beside_others(path: Path, images: list[bytes]) -> None:
+def beside_others(file: h5py.File, images: list[bytes]) -> None:
     """The heap holds other datasets' elements too."""
-    with h5py.File(path, "w") as file:
-        write_one_by_one(file, images[:1])
-        del file["encoded_images"]
-        dataset = file.create_dataset("encoded_images", (len(images),), BYTES)
-        words = file.create_dataset("words", (len(images),), h5py.string_dtype())
-        for row, image in enumerate(images):
-            words[row] = f"{row}"
-            dataset[row] = as_array(image)
+    write_one_by_one(file, images[:1])
+    del file["encoded_images"]
+    dataset = file.create_dataset("encoded_images", (len(images),), BYTES)
+    words = file.create_dataset("words", (len(images),), h5py.string_dtype())
+    for row, image in enumerate(images):
+        words[row] = f"{row}"
+        dataset[row] = as_array(image)
 
 
-def barely_written(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w") as file:
-        dataset = file.create_dataset("encoded_images", (1000,), BYTES, chunks=(10,))
-        dataset[555] = as_array(images[0])
+def barely_written(file: h5py.File, images: list[bytes]) -> None:
+    dataset = file.create_dataset("encoded_images", (1000,), BYTES, chunks=(10,))
+    dataset[555] = as_array(images[0])
 
 
-def never_written(path: Path, images: list[bytes]) -> None:
-    with h5py.File(path, "w") as file:
-        file.create_dataset("encoded_images", (len(images),), BYTES)
+def never_written(file: h5py.File, images: list[bytes]) -> None:
+    file.create_dataset("encoded_images", (len(images),), BYTES)
 
 
-BUILDERS = (
-    *(contiguous, chunked, resized, userblock, userblock_chunked, prepended, latest),
-    *(latest_chunked, paged, backwards, overwritten, beside_others, barely_written, never_written),
-)
+Layout = tuple[Callable[..., None], dict[str, Any]]
+LATEST = {"libver": "latest"}
+LAYOUTS: dict[str, Layout] = {
+    "contiguous": (write_one_by_one, {}),
+    "chunked": (partial(write_one_by_one, chunks=(7,)), {}),
+    "user block": (write_one_by_one, {"userblock_size": 4096}),
+    "user block, chunked": (partial(write_one_by_one, chunks=(100,)), {"userblock_size": 512}),
+    "prepended": (write_one_by_one, {}),
+    "latest": (write_one_by_one, LATEST),
+    "latest, chunked": (
+        partial(write_one_by_one, chunks=(64,), maxshape=(None,)),
+        LATEST | {"userblock_size": 1024},
+    ),
+    "paged": (write_one_by_one, {"fs_strategy": "page", "fs_page_size": 8192}),
+    **{
+        build.__name__: (build, {})
+        for build in (resized, backwards, overwritten, beside_others, barely_written, never_written)
+    },
+}
 
 
-@pytest.mark.parametrize("build", BUILDERS, ids=lambda build: build.__name__)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_bytes_are_those_that_h5py_reads(
-    tmp_path: Path, build: Callable[[Path, list[bytes]], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, layout: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(hdf5, "_SCAN_ROWS", 100)
-    path = tmp_path / "images.h5"
-    build(path, some_images())
+    path, (build, options) = tmp_path / "images.h5", LAYOUTS[layout]
+    with h5py.File(path, "w", **options) as file:
+        build(file, some_images())
+    if layout == "user block":
+        with open(path, "r+b") as raw:
+            raw.write(b"a user's block")
+    if layout == "prepended":
+        path.write_bytes(b"#" * 1024 + path.read_bytes())
     with h5py.File(path, "r+") as file:
         count = len(file["encoded_images"])
         file["targets"] = np.arange(count, dtype=np.int32) % 7
     with h5py.File(path) as file:
         expected = [(str(n % 7), file["encoded_images"][n].tobytes()) for n in range(count)]
-
     assert count > 300
     assert stored(path) == expected
 
@@ -252,7 +224,6 @@ def test_fuels_labels_become_positions_among_the_sorted_wnids(
     wnids = ilsvrc2012()
     rows = mini_rows(wnids, names=names)
     path = write_fuel(tmp_path / "ilsvrc2012.hdf5", rows, nested=nested)
-
     assert find_splits(str(path)) == {"train": f"{path}#train", "val": f"{path}#val"}
     for split, ours in (("train", "train"), ("valid", "val")):
         index = build_index(f"{path}#{ours}")
@@ -298,16 +269,13 @@ def test_file_names_that_contradict_the_labels_name_nothing(tmp_path: Path, wron
     assert "class numbers mean" in complaint(f"{path}#train")
 
 
-def test_rows_of_a_file_without_its_table_of_splits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_a_file_without_its_table_of_splits(tmp_path: Path, monkeypatch: Patch) -> None:
     """As the second reader of this file knows them: by their number alone."""
     rows = mini_rows(ilsvrc2012(), names=False)
     path = write_fuel(tmp_path / "ilsvrc2012.hdf5", rows)
     with h5py.File(path, "r+") as file:
         del file.attrs["split"]
     assert complaint(path).endswith("it has 3,003 images, but 3,000 targets")
-
     for name, count in (("_TRAIN", 2000), ("_VAL", 1000), ("_TEST", 3)):
         monkeypatch.setattr(hdf5_layout, name, count)
     monkeypatch.setattr(hdf5_layout, "_FUEL_ROWS", (3003, 3000))
@@ -348,39 +316,16 @@ def test_a_split_may_list_its_rows(tmp_path: Path) -> None:
 # --- our own layout ---
 
 
-def samples() -> list[EncodedSample]:
-    images = some_images()
-    return [EncodedSample(image, ".jpg", n * 7 % 5, str(n)) for n, image in enumerate(images)]
-
-
-CLASSES = ("ape", "bee", "cat", "dog", "été")
-ODD = ("", " ", "\n", b"\xff".decode(errors="surrogateescape"), "x" * 5000)
-
-
 def test_h5py_reads_what_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "images.h5"
-    hdf5.write(path, iter(samples()), CLASSES)
+    path, images, classes = tmp_path / "images.h5", some_images(), ("ape", "été")
+    found = (EncodedSample(image, ".jpg", n % 2, str(n)) for n, image in enumerate(images))
+    hdf5.write(path, found, classes)
     with h5py.File(path) as file:
-        assert list(file["class_names"].asstr()) == list(CLASSES)
-        assert file["targets"][...].tolist() == [sample.label for sample in samples()]
+        assert tuple(file["class_names"].asstr()) == classes
+        assert file["targets"][...].tolist() == [n % 2 for n in range(len(images))]
         assert file["targets"].dtype == np.int32
-        images = [image.tobytes() for image in file["encoded_images"]]
-    assert images == [sample.image for sample in samples()]
-
-
-@pytest.mark.parametrize("classes", [CLASSES, ODD, None], ids=["names", "odd names", "none"])
-def test_what_is_written_is_read_back(tmp_path: Path, classes: tuple[str, ...] | None) -> None:
-    path = tmp_path / "images.h5"
-    hdf5.write(path, samples(), classes)
-    names = classes or [str(n) for n in range(5)]
-    assert stored(path) == [(names[sample.label], sample.image) for sample in samples()]
-
-
-def test_equal_samples_give_equal_bytes(tmp_path: Path) -> None:
-    hdf5.write(tmp_path / "a.h5", samples(), CLASSES)
-    time.sleep(1.1)  # lest a time of day go unnoticed
-    hdf5.write(tmp_path / "b.h5", iter(samples()), CLASSES)
-    assert (tmp_path / "a.h5").read_bytes() == (tmp_path / "b.h5").read_bytes()
+        assert [image.tobytes() for image in file["encoded_images"]] == images
+    assert stored(path) == [(classes[n % 2], image) for n, image in enumerate(images)]
 
 
 def test_no_more_than_a_batch_of_images_is_held(tmp_path: Path) -> None:
@@ -403,20 +348,6 @@ def test_no_more_than_a_batch_of_images_is_held(tmp_path: Path) -> None:
 
     hdf5.write(tmp_path / "a.h5", many(), None)
     assert highest <= 2 * 64 + 1
-
-
-def test_shards_are_read_as_one(tmp_path: Path) -> None:
-    parts = [samples()[:100], samples()[100:], []]
-    for n, part in enumerate(parts):
-        hdf5.write(tmp_path / f"mini-train-{n}.h5", part, CLASSES)
-    expected = [(CLASSES[sample.label], sample.image) for sample in samples()]
-    assert stored(tmp_path) == expected
-    assert stored(find_splits(str(tmp_path))["train"]) == expected
-
-    hdf5.write(tmp_path / "mini-train-1.h5", parts[1], (*CLASSES, "more"))
-    assert "mini-train-1.h5: its classes differ from those of mini-train-0.h5" in complaint(
-        tmp_path
-    )
 
 
 # --- files that cannot be read ---
@@ -451,25 +382,24 @@ def test_data_in_other_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("images", "expected"),
+    ("shape", "dtype"),
     [
-        (((3, 8, 8, 3), np.uint8), "of shape (3, 8, 8, 3) is no row of variable-length bytes"),
-        (((3,), h5py.string_dtype()), "of shape (3,) is no row of variable-length bytes"),
-        (((3,), h5py.vlen_dtype(np.int32)), "of shape (3,) is no row of variable-length bytes"),
-        (((3, 1), BYTES), "of shape (3, 1) is no row of variable-length bytes"),
-        (None, "has no dataset encoded_images"),
+        ((3, 8, 8, 3), np.uint8),
+        ((3,), h5py.string_dtype()),
+        ((3,), h5py.vlen_dtype(np.int32)),
+        ((3, 1), BYTES),
     ],
 )
-def test_other_datasets(tmp_path: Path, images: Any, expected: str) -> None:
+def test_other_datasets(tmp_path: Path, shape: tuple[int, ...], dtype: Any) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
-        if images is None:
-            file.create_group("encoded_images")
-        else:
-            shape, dtype = images
-            file.create_dataset("encoded_images", shape, dtype)
+        file.create_group("encoded_images")
         file["targets"] = [0, 1, 2]
-    assert expected in complaint(path)
+    assert "has no dataset encoded_images" in complaint(path)
+    with h5py.File(path, "r+") as file:
+        del file["encoded_images"]
+        file.create_dataset("encoded_images", shape, dtype)
+    assert f"of shape {shape} is no row of variable-length bytes" in complaint(path)
 
 
 @pytest.mark.parametrize(
@@ -491,15 +421,6 @@ def test_targets_that_do_not_fit(tmp_path: Path, targets: list[Any], expected: s
     assert expected in complaint(path)
 
 
-def test_a_split_that_lists_rows_that_are_not_there(tmp_path: Path) -> None:
-    path = write_plain(tmp_path / "a.h5", IMAGES)
-    with h5py.File(path, "r+") as file:
-        file["rows"] = [2, 3]
-        line = {"encoded_images": (0, 0, file["rows"].ref), "targets": (0, 2)}
-        file.attrs["split"] = split_array({"train": line}, nested=False)
-    assert "split train names rows of encoded_images that are not" in complaint(f"{path}#train")
-
-
 def test_other_attributes_called_split(tmp_path: Path) -> None:
     path = write_plain(tmp_path / "a.h5", IMAGES)
     with h5py.File(path, "r+") as file:
@@ -511,54 +432,44 @@ def test_other_attributes_called_split(tmp_path: Path) -> None:
 
 
 def test_names_that_are_there_twice(tmp_path: Path) -> None:
-    hdf5.write(tmp_path / "a.h5", samples(), ("a", "b", "b", "c", "d"))
-    assert "class_names has a name twice" in complaint(tmp_path / "a.h5")
-
-
-@pytest.mark.parametrize("span", [(0, 4), (0, 2**62), (-1, 2), (2, 1)])
-def test_a_split_of_rows_that_are_not_there(tmp_path: Path, span: tuple[int, int]) -> None:
     path = write_plain(tmp_path / "a.h5", IMAGES)
     with h5py.File(path, "r+") as file:
+        file["class_names"] = ["a", "b", "b"]
+    assert "class_names has a name twice" in complaint(path)
+
+
+@pytest.mark.parametrize("span", [(0, 4), (0, 2**62), (-1, 2), (2, 1), [2, 3]], ids=str)
+def test_a_split_of_rows_that_are_not_there(tmp_path: Path, span: Any) -> None:
+    """As a span, and as a list."""
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    with h5py.File(path, "r+") as file:
+        if isinstance(span, list):
+            file["rows"] = span
+            span = (0, 0, file["rows"].ref)
         line = {"encoded_images": span, "targets": span}
         file.attrs["split"] = split_array({"train": line}, nested=False)
         file["class_names"] = ["a", "b"]
     assert "split train names rows of encoded_images that are not" in complaint(f"{path}#train")
 
 
-DAMAGE: dict[str, tuple[Callable[[bytearray, int], None], str]] = {
-    "another signature": (
-        lambda content, at: content.__setitem__(slice(at, at + 4), b"XXXX"),
-        "is no global heap collection",
-    ),
-    "a gigantic collection": (
-        lambda content, at: content.__setitem__(slice(at + 8, at + 16), b"\xff" * 8),
-        "the file is truncated in the collection",
-    ),
-    "an empty collection": (
-        lambda content, at: content.__setitem__(slice(at + 8, at + 16), bytes(8)),
-        "row 0: is not in the collection",
-    ),
-    "a gigantic object": (
-        lambda content, at: content.__setitem__(slice(at + 24, at + 32), b"\xff" * 8),
-        "an object reaches past its collection",
-    ),
-    "an object of another size": (
-        lambda content, at: content.__setitem__(at + 24, 2),
-        "row 0: has 3 bytes, but 2 are stored",
-    ),
-    "a missing object": (
-        lambda content, at: content.__setitem__(slice(at + 16, at + 18), bytes(2)),
-        "row 0: is not in the collection",
-    ),
+# Where in the first collection, what is written there, and what is said of it.
+DAMAGE = {
+    "another signature": (0, b"XXXX", "is no global heap collection"),
+    "a gigantic collection": (8, b"\xff" * 8, "the file is truncated in the collection"),
+    "an empty collection": (8, bytes(8), "row 0: is not in the collection"),
+    "a missing object": (16, bytes(2), "row 0: is not in the collection"),
+    "a gigantic object": (24, b"\xff" * 8, "an object reaches past its collection"),
+    "an object of another size": (24, b"\2", "row 0: has 3 bytes, but 2 are stored"),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGE)
 def test_a_damaged_heap_is_named(tmp_path: Path, case: str) -> None:
     path = write_plain(tmp_path / "a.h5", IMAGES)
-    damage, expected = DAMAGE[case]
+    at, damage, expected = DAMAGE[case]
     content = bytearray(path.read_bytes())
-    damage(content, content.index(b"GCOL"))
+    start = content.index(b"GCOL") + at
+    content[start : start + len(damage)] = damage
     path.write_bytes(content)
     assert expected in complaint(path)
 
@@ -573,7 +484,7 @@ def test_a_reference_past_the_end_of_the_file(tmp_path: Path) -> None:
     assert f"row 1: lies at byte {2**62:,}, past the end of the file" in complaint(path)
 
 
-def test_a_file_cut_short_anywhere(tmp_path: Path) -> None:
+def test_x(tmp_path: Path) -> None:
     path = write_plain(tmp_path / "a.h5", [jpeg(30), *IMAGES])
     content = path.read_bytes()
     for length in range(600, len(content), 997):
@@ -581,33 +492,7 @@ def test_a_file_cut_short_anywhere(tmp_path: Path) -> None:
         assert "not a readable HDF5 file" in complaint(path)
 
 
-def test_damage_anywhere_is_a_data_error_or_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "a.h5"
-    hdf5.write(path, [EncodedSample(bytes(300), ".jpg", n % 3, "") for n in range(9)], CLASSES)
-    content = path.read_bytes()
-    random = np.random.default_rng(0)
-    failed = 0
-    used = np.flatnonzero(as_array(content))
-    for place in random.choice(used[used >= 8], 150, replace=False):
-        damaged = bytearray(content)
-        damaged[place] = random.integers(256)
-        path.write_bytes(damaged)
-        try:
-            list(hdf5.scan(find_place(str(path))).rows)
-        except DataError as error:
-            assert "\n" not in str(error)
-            failed += 1
-    assert 20 < failed < 150
-
-
-def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
-    (tmp_path / "a.h5").write_text("no HDF5")
-    assert not hdf5.recognises(find_place(str(tmp_path / "a.h5")))
-    expected: Stored = [("0", b"one"), ("1", b"two"), ("0", b"three")]
-    assert stored(write_plain(tmp_path / "images.data", IMAGES)) == expected
-
-
-def test_h5py_is_asked_for_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_h5py_is_asked_for_in_one_line(tmp_path: Path, monkeypatch: Patch) -> None:
     path = write_plain(tmp_path / "a.h5", IMAGES)
     monkeypatch.setitem(sys.modules, "h5py", None)
     for use in (lambda: formats.scan(find_place(str(path))), lambda: hdf5.write(path, [], None)):

@@ -19,6 +19,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets import imagenet as torchvision_imagenet
 
 from tests.command_line import Capture, complaint, run, shown
+from tests.data.tars import Patch, open_splits, stored
 from tests.mini_imagenet import (
     CMYK,
     PNG_IN_DISGUISE,
@@ -29,8 +30,6 @@ from tests.mini_imagenet import (
     write_mini_imagenet,
 )
 from trainyard.data.index.build import open_index
-from trainyard.data.index.splits import find_splits
-from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.manifest import read_manifest
 from trainyard.datasets.prepare import checksums, imagenet
 from trainyard.datasets.prepare.devkit import read_devkit
@@ -52,33 +51,30 @@ def source(mini: MiniImageNet, tmp_path: Path) -> Path:
     return Path(shutil.copytree(mini.folder, tmp_path / "source"))
 
 
-def prepare(source: Path, destination: Path, *options: object) -> int:
-    words = ("data", "prepare", "imagenet-1k", source, destination, "--no-checksum")
-    return run(*words, "--workers", 1, *options)
+def words(source: Path, destination: Path, *options: object) -> tuple[object, ...]:
+    return ("data", "prepare", "imagenet-1k", source, destination, *options)
 
 
 def content(folder: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[int, bytes]]]]:
     """Class names and sorted (label, image) of each split of a data set."""
-    found = {}
-    for split, location in find_splits(str(folder)).items():
-        index = open_index(location)
-        reader = Reader(index)
-        pairs = [(int(index.label[n]), reader.read(n)) for n in range(len(index))]
-        found[split] = (index.classes, sorted(pairs))
-    return found
+    return {
+        split: (index.classes, sorted((index.classes.index(name), i) for name, i in stored(index)))
+        for split, index in open_splits(folder).items()
+    }
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
     """All but hidden files."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith(".")
-    }
+    paths = (path for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def prepare(source: Path, destination: Path, *options: object) -> int:
+    return run(*words(source, destination, "--no-checksum", "--workers", 1, *options))
 
 
 def test_labels_are_those_of_torchvision(
-    mini: MiniImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mini: MiniImageNet, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     root = Path(shutil.copytree(mini.folder, tmp_path / "torchvision"))
     monkeypatch.setattr(torchvision_imagenet, "_verify_archive", lambda *_: None)
@@ -103,22 +99,13 @@ def test_every_format_has_the_same_classes_and_bytes(
     assert not (tmp_path / "out" / ".prepare").exists()
 
 
-def test_the_files_of_a_folder_have_their_names_of_the_archives(
-    mini: MiniImageNet, tmp_path: Path
-) -> None:
-    assert prepare(mini.folder, tmp_path / "out", "--format", "folder") == 0
-    for split, classes in (("train", mini.train), ("val", mini.val)):
-        for wnid, images in classes.items():
-            found = {path.stem for path in (tmp_path / "out" / split / wnid).iterdir()}
-            assert found == {Path(name).stem for name in images}
-
-
-def test_a_folder_keeps_the_order_of_the_names(mini: MiniImageNet, tmp_path: Path) -> None:
+def test_a_folder_keeps_the_names_and_their_order(mini: MiniImageNet, tmp_path: Path) -> None:
     """So that a class's files come in ImageFolder's order of the unpacked archives."""
     assert prepare(mini.folder, tmp_path / "out", "--format", "folder") == 0
     for split, images in (("train", mini.train), ("val", mini.val)):
         for wnid, by_name in images.items():
             files = sorted((tmp_path / "out" / split / wnid).iterdir())
+            assert {file.stem for file in files} == {Path(name).stem for name in by_name}
             assert [file.read_bytes() for file in files] == [by_name[n] for n in sorted(by_name)]
 
 
@@ -138,8 +125,7 @@ def test_the_seed_decides_the_order_of_the_training_images(
 
 
 def test_odd_files_are_named_and_kept(mini: MiniImageNet, tmp_path: Path, capsys: Capture) -> None:
-    words = ("data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out", "--no-checksum")
-    said = shown(capsys, *words)
+    said = shown(capsys, *words(mini.folder, tmp_path / "out", "--no-checksum"))
     assert f"1 PNG in disguise: {TRAIN}: {PNG_IN_DISGUISE}\n" in said
     assert f"1 CMYK: {TRAIN}: {CMYK}\n" in said
     assert "--repair" in said
@@ -152,8 +138,8 @@ def test_odd_files_are_named_and_kept(mini: MiniImageNet, tmp_path: Path, capsys
 def test_repair_changes_the_odd_files_alone(
     mini: MiniImageNet, tmp_path: Path, capsys: Capture
 ) -> None:
-    words = ("data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out", "--no-checksum")
-    said = json.loads(shown(capsys, *words, "--repair", "--json"))
+    command = words(mini.folder, tmp_path / "out", "--no-checksum", "--repair", "--json")
+    said = json.loads(shown(capsys, *command))
     assert said["about"]["odd"].keys() == {"CMYK", "PNG in disguise"}
     before, after = mini.pairs("train"), content(tmp_path / "out")["train"][1]
     assert len(after) == len(before)
@@ -205,6 +191,8 @@ def test_killed_while_packing_it_goes_on_to_the_same_bytes(
     assert prepare_in_process(mini.folder, tmp_path / "whole", kind, "none", 0) == 0
     undisturbed = files_in(tmp_path / "whole")
     folder = tmp_path / "killed"
+    code = prepare_in_process(mini.folder, folder, kind, "reading the headers of ILSVRC2012", 1)
+    assert code == -signal.SIGKILL
     for count in (6, 30):
         code = prepare_in_process(mini.folder, folder, kind, "packing", count)
         assert code == -signal.SIGKILL
@@ -216,22 +204,13 @@ def test_killed_while_packing_it_goes_on_to_the_same_bytes(
     assert not [path for path in folder.rglob(".*") if path.suffix in (".part", ".jsonl")]
 
 
-def test_killed_while_scanning_it_begins_anew(mini: MiniImageNet, tmp_path: Path) -> None:
-    for stage in ("reading the headers of ILSVRC2012_img_train", "reading the headers of ILSV"):
-        code = prepare_in_process(mini.folder, tmp_path / "out", "webdataset", stage, 1)
-        assert code == -signal.SIGKILL
-    assert prepare_in_process(mini.folder, tmp_path / "out", "webdataset", "none", 0) == 0
-    assert content(tmp_path / "out")["val"] == (WNIDS, mini.pairs("val"))
-
-
 def test_other_settings_do_not_go_on_with_a_killed_run(
     mini: MiniImageNet, tmp_path: Path, capsys: Capture
 ) -> None:
     folder = tmp_path / "out"
     assert prepare_in_process(mini.folder, folder, "webdataset", "packing", 6) < 0
-    words = ("data", "prepare", "imagenet-1k", mini.folder, folder, "--no-checksum", "--seed", 7)
-    said = complaint(capsys, *words)
-    assert "seed 0 instead of 7" in said
+    command = words(mini.folder, folder, "--no-checksum", "--seed", 7)
+    assert "seed 0 instead of 7" in complaint(capsys, *command)
 
 
 def test_a_finished_one_is_left_as_it_is(mini: MiniImageNet, tmp_path: Path) -> None:
@@ -252,7 +231,7 @@ def test_the_checksums_are_those_of_torchvision() -> None:
 def test_a_wrong_checksum_names_archive_and_sums(
     mini: MiniImageNet, tmp_path: Path, capsys: Capture
 ) -> None:
-    said = complaint(capsys, "data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out")
+    said = complaint(capsys, *words(mini.folder, tmp_path / "out"))
     found = hashlib.md5((mini.folder / TRAIN).read_bytes()).hexdigest()
     assert TRAIN in said
     assert found in said
@@ -262,7 +241,7 @@ def test_a_wrong_checksum_names_archive_and_sums(
 
 
 @pytest.fixture
-def official(mini: MiniImageNet, monkeypatch: pytest.MonkeyPatch) -> None:
+def official(mini: MiniImageNet, monkeypatch: Patch) -> None:
     """Makes the miniature's checksums the official ones."""
     sums = {
         part: (name, hashlib.md5((mini.folder / name).read_bytes()).hexdigest())
@@ -275,18 +254,16 @@ def official(mini: MiniImageNet, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fewer_images_than_published_are_an_error(
     mini: MiniImageNet, tmp_path: Path, capsys: Capture
 ) -> None:
-    said = complaint(capsys, "data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out")
+    said = complaint(capsys, *words(mini.folder, tmp_path / "out"))
     assert f"{len(mini.pairs('train'))} training images found instead of 1,281,167" in said
 
 
 @pytest.mark.usefixtures("official")
-def test_archives_are_hashed_once(
-    mini: MiniImageNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archives_are_hashed_once(mini: MiniImageNet, tmp_path: Path, monkeypatch: Patch) -> None:
     counts = {"training images": len(mini.pairs("train")), "validation images": 20, "classes": 5}
     monkeypatch.setattr(imagenet, "_PUBLISHED", counts)
-    words = ("data", "prepare", "imagenet-1k", mini.folder, tmp_path / "out")
-    assert run(*words) == 0
+    command = words(mini.folder, tmp_path / "out")
+    assert run(*command) == 0
     manifest = read_manifest(str(tmp_path / "out"))
     assert manifest is not None
     assert manifest.about["official"] is True
@@ -295,27 +272,13 @@ def test_archives_are_hashed_once(
         raise AssertionError(f"{path} is read again")
 
     monkeypatch.setattr(checksums._Run, "_read", no_read)
-    assert run(*words) == 0
+    assert run(*command) == 0
 
 
-def test_a_changed_file_is_hashed_again(tmp_path: Path) -> None:
-    path, memory = tmp_path / "a.tar", tmp_path / "memory.json"
-    path.write_bytes(b"one")
-    read: list[int] = []
-    expected = {path: hashlib.md5(b"one").hexdigest()}
-    checksums.check_md5(expected, memory, read.append)
-    checksums.check_md5(expected, memory, read.append)
-    assert read == [3]
-    path.write_bytes(b"another")
-    with pytest.raises(DataError, match=hashlib.md5(b"another").hexdigest()):
-        checksums.check_md5(expected, memory, read.append)
-
-
-def test_an_interrupted_check_remembers_no_partial_sum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_check_remembers_no_partial_sum(tmp_path: Path, monkeypatch: Patch) -> None:
+    """A file that was checked is read again only if it has changed."""
     monkeypatch.setattr(checksums, "_CHUNK", 10)
-    paths = [tmp_path / name for name in "abc"]
+    memory, paths = tmp_path / "memory.json", [tmp_path / name for name in "abc"]
     for path in paths:
         path.write_bytes(path.name.encode() * 1000)
     expected = {path: hashlib.md5(path.read_bytes()).hexdigest() for path in paths}
@@ -328,9 +291,15 @@ def test_an_interrupted_check_remembers_no_partial_sum(
             os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C: the main thread takes it
 
     with pytest.raises(KeyboardInterrupt):
-        checksums.check_md5(expected, tmp_path / "memory.json", interrupt)
+        checksums.check_md5(expected, memory, interrupt)
     assert read[-1] < 2500
-    checksums.check_md5(expected, tmp_path / "memory.json")
+    checksums.check_md5(expected, memory)
+    read.clear()
+    checksums.check_md5(expected, memory, read.append)
+    assert read == []
+    paths[0].write_bytes(b"another")
+    with pytest.raises(DataError, match=hashlib.md5(b"another").hexdigest()):
+        checksums.check_md5(expected, memory)
 
 
 # --- what else may be wrong with the source ---
@@ -341,7 +310,7 @@ def test_a_missing_archive_is_named(
     name: str, source: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     (source / name).unlink()
-    said = complaint(capsys, "data", "prepare", "imagenet-1k", source, tmp_path / "out")
+    said = complaint(capsys, *words(source, tmp_path / "out"))
     assert f"there is no {name} here" in said
     assert "image-net.org" in said
     assert not (tmp_path / "out").exists()
@@ -383,17 +352,12 @@ def test_a_destination_in_use_is_refused_at_once(
     mini: MiniImageNet, tmp_path: Path, capsys: Capture
 ) -> None:
     (tmp_path / "letter.txt").write_text("dear")
-    said = complaint(capsys, "data", "prepare", "imagenet-1k", mini.folder, tmp_path)
+    said = complaint(capsys, *words(mini.folder, tmp_path))
     assert "letter.txt" in said
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
 
 
 # --- the devkit ---
-
-
-def members(path: Path) -> dict[str, bytes]:
-    with tarfile.open(path) as tar:
-        return {member.name: (tar.extractfile(member) or io.BytesIO()).read() for member in tar}
 
 
 def packed(contents: dict[str, bytes]) -> bytes:
@@ -417,18 +381,22 @@ def broken_devkits(whole: dict[str, bytes]) -> dict[str, bytes]:
     }
 
 
+def unpacked(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as tar:
+        return {member.name: (tar.extractfile(member) or io.BytesIO()).read() for member in tar}
+
+
 def test_a_broken_devkit_is_named(mini: MiniImageNet, tmp_path: Path) -> None:
     path = tmp_path / DEVKIT
-    for message, damaged in broken_devkits(members(mini.folder / DEVKIT)).items():
+    for message, damaged in broken_devkits(unpacked(mini.folder / DEVKIT)).items():
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=message) as error:
+        with pytest.raises(DataError, match=f"{path}.*{message}"):
             read_devkit(path)
-        assert str(path) in str(error.value)
 
 
 def test_a_hostile_devkit_leaves_nothing_on_the_disk(mini: MiniImageNet, tmp_path: Path) -> None:
     file = io.BytesIO()
-    whole = members(mini.folder / DEVKIT)
+    whole = unpacked(mini.folder / DEVKIT)
     with tarfile.open(fileobj=file, mode="w") as tar:
         for name, content in ({"../evil": b"x"} | whole).items():
             member = tarfile.TarInfo(name)
@@ -445,16 +413,14 @@ def test_a_hostile_devkit_leaves_nothing_on_the_disk(mini: MiniImageNet, tmp_pat
     assert [path.name for path in tmp_path.rglob("*")] == ["kit", DEVKIT]
 
 
-def test_a_wordnet_id_is_no_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wordnet_id_is_no_path(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr("tests.mini_imagenet.LEAVES", {"../../evil": "a path"})
     write_devkit(tmp_path / DEVKIT, [1])
     with pytest.raises(DataError, match=r"'\.\./\.\./evil' in data/meta.mat is no"):
         read_devkit(tmp_path / DEVKIT)
 
 
-def test_without_scipy_the_extra_is_named(
-    mini: MiniImageNet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_scipy_the_extra_is_named(mini: MiniImageNet, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     with pytest.raises(DataError, match=r"pip install 'trainyard\[imagenet\]'"):
         read_devkit(mini.folder / DEVKIT)

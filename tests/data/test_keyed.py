@@ -25,7 +25,6 @@ def chi_square(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
 
 def test_mix_is_the_finaliser_of_splitmix64() -> None:
     states = np.arange(1, 4, dtype=np.uint64) * GOLDEN
-
     # The published outputs of splitmix64 seeded with 0.
     assert splitmix64(states).tolist() == [
         0xE220A8397B1DCDAF,
@@ -49,7 +48,6 @@ def unmix(x: UInt64s) -> UInt64s:
 def test_mix_is_one_to_one() -> None:
     words = np.random.default_rng(0).integers(0, 2**64, 100_000, np.uint64)
     words = np.concatenate([words, np.arange(1000, dtype=np.uint64)])
-
     assert np.array_equal(unmix(splitmix64(words)), words)
 
 
@@ -63,17 +61,13 @@ def test_fold_depends_on_the_seed_and_on_every_column_and_their_order() -> None:
         fold_in(0, b, a),
         fold_in(-1, a),
     ]
-
     keys = np.concatenate(variants).tolist()
-
     assert len(set(keys)) == len(keys)
 
 
 def test_fold_gives_one_element_the_key_it_has_among_others() -> None:
     epochs, samples = np.array([0, 0, 7]), np.array([5, 9, 2**40])
-
     together = fold_in(3, epochs, samples)
-
     assert together[2:].tolist() == fold_in(3, epochs[2:], samples[2:]).tolist()
 
 
@@ -109,9 +103,7 @@ def test_the_extension_refuses_positions_outside(position: int) -> None:
 def test_permute_depends_on_each_position_and_its_own_key_alone() -> None:
     size, positions = 1000, np.array([0, 999, 1, 1])
     keys = fold_in(0, np.array([4, 4, 4, 5]))
-
     moved = permute(positions, keys, size).tolist()
-
     fourth, fifth = order(0, 4, size), order(0, 5, size)
     assert moved == [fourth[0], fourth[999], fourth[1], fifth[1]]
 
@@ -122,17 +114,14 @@ def test_every_permutation_is_equally_likely(size: int, limit: float) -> None:
     epochs = 24_000
     keys = fold_in(0, np.repeat(np.arange(epochs), size))
     orders = permute(np.tile(np.arange(size), epochs), keys, size).reshape(epochs, size)
-
     seen = {tuple(p): 0 for p in itertools.permutations(range(size))}
     for row in orders.tolist():
         seen[tuple(row)] += 1
-
     assert chi_square(np.array(list(seen.values()))) < limit
 
 
 def test_no_two_seeds_share_an_epoch() -> None:
     orders = [tuple(order(seed, epoch, 1000)) for seed in range(6) for epoch in range(6)]
-
     assert len(set(orders)) == len(orders)
 
 
@@ -148,7 +137,6 @@ def test_a_shuffled_epoch_keeps_no_trace_of_the_stored_order() -> None:
 
 def test_uniforms_fill_the_interval_evenly() -> None:
     numbers = uniforms(np.arange(50_000, dtype=np.uint64), 3)  # the least random keys there are
-
     assert numbers.shape == (50_000, 3)
     assert numbers.dtype == np.float64
     assert numbers.min() >= 0
@@ -164,15 +152,12 @@ def test_uniforms_fill_the_interval_evenly() -> None:
 def test_uniforms_reach_zero_and_never_one() -> None:
     extremes = np.array([0, 2**64 - 1], np.uint64)
     keys = unmix(unmix(extremes)) - GOLDEN  # whose first numbers come from these words
-
     assert uniforms(keys, 1).tolist() == [[0.0], [1 - 2.0**-53]]
 
 
 def test_uniforms_are_a_function_of_the_key() -> None:
     keys = fold_in(0, np.arange(100))
-
     numbers = uniforms(keys, 4)
-
     assert np.array_equal(uniforms(keys[50:], 4), numbers[50:])
     assert np.array_equal(uniforms(keys, 2), numbers[:, :2])  # asking for more changes none
     assert len(np.unique(numbers)) == numbers.size

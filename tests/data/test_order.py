@@ -1,13 +1,13 @@
 """The order that a recipe asks for, from its keys and an index."""
 
 import dataclasses
-import io
-import tarfile
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.data.tars import write_files, write_shard
 from trainyard.config import load_recipe
 from trainyard.data.config import DataConfig
 from trainyard.data.index.build import open_index
@@ -28,24 +28,21 @@ from trainyard.errors import RecipeError
 
 def write_shards(folder: Path, counts: list[int]) -> str:
     """WebDataset shards with so many samples each."""
-    folder.mkdir()
-    number = 0
-    for shard, count in enumerate(counts):
-        with tarfile.open(folder / f"train-{shard:03d}.tar", "w") as tar:
-            for _ in range(count):
-                for suffix, content in ((".jpg", b"image %d" % number), (".cls", b"0")):
-                    member = tarfile.TarInfo(f"{number:08d}{suffix}")
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
-                number += 1
+    number = count()
+    for shard, size in enumerate(counts):
+        rows = [(b"image %d" % next(number), 0) for _ in range(size)]
+        write_shard(folder / f"train-{shard:03d}.tar", rows)
     return str(folder)
 
 
-def write_folder(folder: Path, count: int) -> str:
-    (folder / "one").mkdir(parents=True)
-    for number in range(count):
-        (folder / "one" / f"{number:05d}.jpg").write_bytes(b"image")
-    return str(folder)
+def write_folder(folder: Path, size: int) -> str:
+    return write_files(folder, [f"one/{number:05d}.jpg" for number in range(size)])
+
+
+@pytest.fixture
+def merged(tmp_path: Path) -> Index:
+    """Of 11 and of 40 images."""
+    return open_merged([write_folder(tmp_path / f"of {n}", n) for n in (11, 40)], None)
 
 
 def plan_of(index: Index, **keys: object) -> EndlessPlan:
@@ -72,6 +69,9 @@ def test_shards_and_runs(tmp_path: Path) -> None:
     # The shards of 2 and of 1, too short for a run, are one with a neighbour.
     assert plan.shards.tolist() == [0, 30, 60, 92, 133]
     assert plan.epoch_samples == 133
+    plan = plan_of(open_index(write_shards(tmp_path / "large", [200, 130])), order="resample")
+    assert isinstance(plan, ResampledPlan)
+    assert (plan.run, plan.shards.tolist()) == (64, [0, 200, 330])  # no longer than need be
 
 
 def test_more_shards_than_samples(tmp_path: Path) -> None:
@@ -87,14 +87,6 @@ def test_more_shards_than_samples(tmp_path: Path) -> None:
         assert set(np.bincount(seen).tolist()) == {8 * steps // 3}
     reader = Reader(index)
     assert [reader.read(sample) for sample in range(3)] == [b"image 0", b"image 1", b"image 2"]
-
-
-def test_runs_are_not_longer_than_need_be(tmp_path: Path) -> None:
-    index = open_index(write_shards(tmp_path / "shards", [200, 130]))
-    plan = plan_of(index, order="resample")
-    assert isinstance(plan, ResampledPlan)
-    assert plan.run == 64
-    assert plan.shards.tolist() == [0, 200, 330]
 
 
 def test_a_folder_is_drawn_image_by_image(tmp_path: Path) -> None:
@@ -127,47 +119,48 @@ def test_fewer_draws_than_samples_leave_none_out(tmp_path: Path) -> None:
     assert counts[100:].min() > 150
 
 
-def test_weights(tmp_path: Path) -> None:
-    places = [write_folder(tmp_path / name, count) for name, count in (("a", 11), ("b", 40))]
-    index = open_merged(places, None)
-    assert plan_of(index) == ShuffledPlan(51, 8, 3)
-    assert plan_of(index, weights=(2.0, 0.3)) == WeightedPlan((11, 40), (22, 12), 8, 3)
-    assert plan_of(index, weights=(0.5, 1.0), locality=8) == (
+def test_weights(merged: Index) -> None:
+    assert plan_of(merged) == ShuffledPlan(51, 8, 3)
+    assert plan_of(merged, weights=(2.0, 0.3)) == WeightedPlan((11, 40), (22, 12), 8, 3)
+    assert plan_of(merged, weights=(0.5, 1.0), locality=8) == (
         WeightedPlan((11, 40), (6, 40), 8, 3, locality=8)
     )
 
 
-def test_repeats(tmp_path: Path) -> None:
-    places = [write_folder(tmp_path / name, count) for name, count in (("a", 11), ("b", 40))]
-    index = open_merged(places, None)
-    kinds: list[dict[str, object]] = [
-        {},
-        {"locality": 8},
-        {"weights": (2.0, 0.3)},
-        {"order": "resample"},
-    ]
-    for keys in kinds:
-        plain, repeated = plan_of(index, **keys), plan_of(index, **keys, repeats=3)
-        assert isinstance(repeated, RepeatedPlan)
-        assert (repeated.repeats, repeated.global_batch) == (3, 8)
-        assert repeated.epoch_samples == plain.epoch_samples
-        once = dataclasses.replace(plain, global_batch=50).batch(0)  # type: ignore[type-var]
-        thrice = dataclasses.replace(repeated, global_batch=150).batch(0)
-        assert thrice.tolist() == np.repeat(once, 3).tolist()
-    assert plan_of(index, repeats=1) == ShuffledPlan(51, 8, 3)
+@pytest.mark.parametrize(
+    "keys", [{}, {"locality": 8}, {"weights": (2.0, 0.3)}, {"order": "resample"}], ids=str
+)
+def test_repeats(merged: Index, keys: dict[str, object]) -> None:
+    plain, repeated = plan_of(merged, **keys), plan_of(merged, **keys, repeats=3)
+    assert isinstance(repeated, RepeatedPlan)
+    assert (repeated.repeats, repeated.global_batch) == (3, 8)
+    assert repeated.epoch_samples == plain.epoch_samples
+    once = dataclasses.replace(plain, global_batch=50).batch(0)  # type: ignore[type-var]
+    thrice = dataclasses.replace(repeated, global_batch=150).batch(0)
+    assert thrice.tolist() == np.repeat(once, 3).tolist()
+    assert type(plan_of(merged, **keys, repeats=1)) is type(plain)
 
 
-def test_keys_that_do_not_fit(tmp_path: Path) -> None:
-    places = [write_folder(tmp_path / name, count) for name, count in (("a", 11), ("b", 40))]
-    merged = open_merged(places, None)
-    with pytest.raises(RecipeError, match=r"data\.weights has 3 numbers, but data\.train 2 loc"):
-        plan_of(merged, weights=(1.0, 2.0, 3.0))
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"weights": (1.0, 2.0, 3.0)}, r"data\.weights has 3 numbers, but data\.train 2 loc"),
+        ({"weights": (0.01, 1.0)}, r"0\.01 times the 11 samples of location 1 is less"),
+        (
+            {"order": "resample", "locality": 5},
+            r"data\.locality = 5 is for data\.order = 'exact'",
+        ),
+    ],
+)
+def test_keys_that_do_not_fit(merged: Index, keys: dict[str, object], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        plan_of(merged, **keys)
+
+
+def test_weights_of_a_single_location(tmp_path: Path) -> None:
+    index = open_index(write_folder(tmp_path, 11))
     with pytest.raises(RecipeError, match=r"data\.weights has 2 numbers, but data\.train 1 loc"):
-        plan_of(open_index(places[0]), weights=(1.0, 2.0), order="resample")
-    with pytest.raises(RecipeError, match=r"0\.01 times the 11 samples of location 1 is less"):
-        plan_of(merged, weights=(0.01, 1.0))
-    with pytest.raises(RecipeError, match=r"data\.locality = 5 is for data\.order = 'exact'"):
-        plan_of(merged, order="resample", locality=5)
+        plan_of(index, weights=(1.0, 2.0), order="resample")
 
 
 @pytest.mark.parametrize(

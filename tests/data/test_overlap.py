@@ -2,11 +2,13 @@
 
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.data.streams import write_shards
+from tests.data.tars import Patch, write_files
 from trainyard.data.config import DataConfig
 from trainyard.data.formats import FORMATS
 from trainyard.data.index.build import open_index
@@ -28,73 +30,57 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def images(folder: Path, *names: str) -> Path:
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(name.encode())
-    return folder
+JOIN = {"order": "join", "samples": 8}
 
 
 def test_shards_of_their_own_are_taken(shards: Path) -> None:
     found = opened(f"{shards}/part-{{000..002}}.tar", f"{shards}/part-003.tar")
     assert (len(found.train), len(found.val)) == (6, 2)
+    assert len(opened(f"{shards}/part-{{000..002}}.tar", f"{shards}/part-003.tar", **JOIN).val)
 
 
-def test_a_shard_in_both_splits_is_named(shards: Path) -> None:
-    with pytest.raises(DataError, match=rf"^2 of 4 validation images .*{shards}/part-002\.tar at"):
-        opened(f"{shards}/part-{{000..002}}.tar", f"{shards}/part-{{002..003}}.tar")
-
-
-def test_a_link_to_a_shard_is_that_shard(shards: Path, tmp_path: Path) -> None:
-    (tmp_path / "val.tar").symlink_to(shards / "part-001.tar")
-    with pytest.raises(DataError, match=r"^2 of 2 validation images are training images too"):
-        opened(str(shards), str(tmp_path / "val.tar"))
-
-
-def test_one_of_several_data_sets_that_holds_the_validation_images(
-    shards: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("train", "val", "options", "words"),
+    [
+        ("{}/part-{{000..002}}.tar", "{}/part-{{002..003}}.tar", {}, r"2 of 4 .*/part-002\.tar at"),
+        ("{}", "{}/../link.tar", {}, "2 of 2 validation images are training images too"),
+        (("{}/../other", "{}/*.tar"), "{}/part-003.tar", {}, "2 of 2 "),
+        ("{}/part-{{000..003}}.tar", "{}/part-003.tar", JOIN, "2 of 2 "),
+        ("{}/../folders", "{}/../folders/cat/val", {}, r"1 of 1 .*/cat/val/cat/2\.jpg at"),
+        ("{}/../linked/train", "{}/../linked/val", {}, r"1 of 2 .*/val/cat/3\.jpg at"),
+    ],
+    ids=["a shard", "a link", "one of several", "a stream", "a folder inside", "a linked image"],
+)
+def test_validation_images_that_are_training_images_are_named(
+    shards: Path, tmp_path: Path, train: Any, val: str, options: dict[str, Any], words: str
 ) -> None:
-    other = write_shards(tmp_path / "other", [3], classes=2)
-    with pytest.raises(DataError, match=r"^2 of 2 validation images are training images too"):
-        opened((other, f"{shards}/*.tar"), f"{shards}/part-003.tar")
-
-
-def test_a_stream_that_holds_the_validation_images(shards: Path) -> None:
-    options = {"order": "join", "samples": 8}
-    with pytest.raises(DataError, match=r"^2 of 2 validation images are training images too"):
-        opened(f"{shards}/part-{{000..003}}.tar", f"{shards}/part-003.tar", **options)
-    assert len(opened(f"{shards}/part-{{000..002}}.tar", f"{shards}/part-003.tar", **options).val)
-
-
-def test_a_folder_inside_the_other_split(tmp_path: Path) -> None:
-    images(tmp_path / "cat", "1.jpg", "val/cat/2.jpg")
-    with pytest.raises(DataError, match=r"^1 of 1 validation images .*/cat/val/cat/2\.jpg at"):
-        opened(str(tmp_path), str(tmp_path / "cat" / "val"))
+    (tmp_path / "link.tar").symlink_to(shards / "part-001.tar")
+    write_shards(tmp_path / "other", [3], classes=2)
+    write_files(tmp_path / "folders" / "cat", ["1.jpg", "val/cat/2.jpg"])
+    write_files(tmp_path / "linked", ["train/cat/1.jpg", "val/cat/2.jpg"])
+    (tmp_path / "linked/val/cat/3.jpg").symlink_to("../../train/cat/1.jpg")
+    place = str(shards)
+    many = tuple(each.format(place) for each in train) if isinstance(train, tuple) else None
+    with pytest.raises(DataError, match=f"^{words}"):
+        opened(many or train.format(place), val.format(place), **options)
 
 
 @pytest.mark.parametrize("few", [0, 100])
 def test_a_class_that_links_to_one_of_the_other_split(
-    few: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few: int, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("trainyard.data.index.overlap._FEW", few)
-    images(tmp_path, "train/cat/1.jpg", "train/dog/deep/2.jpg", "val/cat/3.jpg")
+    write_files(tmp_path, ["train/cat/1.jpg", "train/dog/deep/2.jpg", "val/cat/3.jpg"])
     (tmp_path / "val/dog").symlink_to("../train/dog")
     with pytest.raises(DataError, match=r"^1 of 2 validation images .*/val/dog/deep/2\.jpg at"):
         opened(str(tmp_path / "train"), str(tmp_path / "val"))
 
 
-def test_an_image_that_links_to_one_of_the_other_split(tmp_path: Path) -> None:
-    images(tmp_path, "train/cat/1.jpg", "val/cat/2.jpg")
-    (tmp_path / "val/cat/3.jpg").symlink_to("../../train/cat/1.jpg")
-    with pytest.raises(DataError, match=r"^1 of 2 validation images .*/val/cat/3\.jpg at"):
-        opened(str(tmp_path / "train"), str(tmp_path / "val"))
-
-
 def test_many_images_in_folders_apart_are_taken_without_a_look_at_their_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     """Also where one split watches the other for a class that it has no image of."""
-    images(tmp_path, "train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg", "more/cat/4.jpg")
+    write_files(tmp_path, ["train/cat/1.jpg", "train/dog/2.jpg", "val/cat/3.jpg", "more/cat/4.jpg"])
     (tmp_path / "val/dog").mkdir()
     monkeypatch.setattr("trainyard.data.index.overlap._FEW", 0)
     monkeypatch.setattr("trainyard.data.index.overlap.same_places", None)
@@ -104,10 +90,10 @@ def test_many_images_in_folders_apart_are_taken_without_a_look_at_their_names(
 
 
 def test_files_of_two_kinds_are_apart_without_a_look_at_their_names(
-    shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shards: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     assert _KIND.keys() == FORMATS.keys() | {"images"}
-    images(tmp_path / "val", "000/1.jpg", "001/2.jpg")
+    write_files(tmp_path / "val", ["000/1.jpg", "001/2.jpg"])
     monkeypatch.setattr("trainyard.data.index.overlap.hash_names", None)
     found = [open_index(str(place)) for place in (shards, tmp_path / "val")]
     assert len(same_places(*found)) == 0

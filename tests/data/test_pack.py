@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.data.tars import Patch, open_splits, stored
 from tests.full_disk import full_disk
 from trainyard.data.index.build import open_index
-from trainyard.data.index.splits import find_splits
-from trainyard.data.index.table import Index
-from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.manifest import Manifest, read_manifest
 from trainyard.datasets.pack import files
 from trainyard.datasets.pack.journal import locked
@@ -50,14 +48,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def indices(location: Path) -> dict[str, Index]:
-    return {split: open_index(place) for split, place in find_splits(str(location)).items()}
-
-
 def selections(location: Path, seed: int | None = 0) -> dict[str, Selection]:
     return {
         split: shuffled(index, seed if split == "train" else None)
-        for split, index in indices(location).items()
+        for split, index in open_splits(location).items()
     }
 
 
@@ -65,12 +59,6 @@ def packed(source: Path, destination: Path, format: str, **options: Any) -> Mani
     settings = PackOptions(format, "mini", shard_samples=5, workers=2)
     settings = dataclasses.replace(settings, **options)
     return pack(selections(source), CLASSES, destination, settings, about={"seed": 0})
-
-
-def rows(index: Index) -> list[tuple[str, bytes]]:
-    """Class and content of each sample, in stored order."""
-    reader = Reader(index)
-    return [(index.classes[index.label[i]], reader.read(i)) for i in range(len(index))]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -98,44 +86,28 @@ def all_formats(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def test_a_packed_data_set_reads_as_its_source(
     source: Path, all_formats: dict[str, Path], format: str
 ) -> None:
-    original, written = indices(source), indices(all_formats[format])
+    """In the order of the selection; a folder in that of its names."""
+    written = open_splits(all_formats[format])
     assert list(written) == ["train", "val"]
-    for split in original:
-        assert written[split].classes == CLASSES
-        assert Counter(rows(written[split])) == Counter(rows(original[split]))
-
-
-@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "hdf5"])
-def test_samples_lie_in_the_order_of_the_selection(
-    source: Path, all_formats: dict[str, Path], format: str
-) -> None:
     for split, selection in selections(source).items():
-        ordered = rows(selection.index)
-        assert rows(indices(all_formats[format])[split]) == [ordered[i] for i in selection.ids]
+        ordered = stored(selection.index)
+        expected = [ordered[i] for i in selection.ids]
+        assert written[split].classes == CLASSES
+        assert Counter(stored(written[split])) == Counter(expected)
+        assert format == "folder" or stored(written[split]) == expected
     assert selections(source)["train"].ids.tolist() != list(range(COUNTS["train"]))
 
 
-def test_names_of_shards(all_formats: dict[str, Path]) -> None:
+def test_names_of_shards(source: Path, tmp_path: Path, all_formats: dict[str, Path]) -> None:
     names = {format: set(tree(path)) - {"dataset.json"} for format, path in all_formats.items()}
-    assert names["webdataset"] == {
-        *(f"mini-train-{number:06d}.tar" for number in range(5)),
-        *(f"mini-val-{number:06d}.tar" for number in range(2)),
-    }
-    shards = {
-        *(f"train/train-{number:05d}-of-00005" for number in range(5)),
-        *(f"validation/validation-{number:05d}-of-00002" for number in range(2)),
-    }
+    counts = (("train", "train", 5), ("val", "validation", 2))
+    assert names["webdataset"] == {f"mini-{s}-{n:06d}.tar" for s, _, c in counts for n in range(c)}
+    assert names["hdf5"] == {f"mini-{s}-{n:05d}.h5" for s, _, c in counts for n in range(c)}
+    shards = {f"{s}/{s}-{n:05d}-of-{c:05d}" for _, s, c in counts for n in range(c)}
     assert names["tfrecord"] == shards | {f"idx_files/{name}.idx" for name in shards}
-    assert names["hdf5"] == {
-        *(f"mini-train-{number:05d}.h5" for number in range(5)),
-        *(f"mini-val-{number:05d}.h5" for number in range(2)),
-    }
     assert {"train/n01/n01_0.jpg", "train/n02/n02_1.png", "val/n03/n03_5.jpg"} < names["folder"]
     assert (all_formats["folder"] / "val" / "n04").is_dir()
-
-
-def test_a_single_hdf5_file_has_no_number(source: Path, tmp_path: Path) -> None:
-    packed(source, tmp_path / "out", "hdf5", shard_samples=1 << 62)
+    packed(source, tmp_path / "out", "hdf5", shard_samples=1 << 62)  # a single file has no number
     assert set(tree(tmp_path / "out")) == {"mini-train.h5", "mini-val.h5", "dataset.json"}
 
 
@@ -204,7 +176,7 @@ def test_scaled_images(source: Path, tmp_path: Path) -> None:
     manifest = packed(source, tmp_path / "out", "webdataset", recode=ShortSide(6, 90))
     assert manifest.about["recode"] == {"ShortSide": {"pixels": 6, "quality": 90}}
     assert manifest.about["odd"]["cannot be decoded"]["files"] == ["n03/n03_2.JPEG"]
-    found = rows(indices(tmp_path / "out")["train"])
+    found = stored(open_splits(tmp_path / "out")["train"])
     images = [content for _, content in found if content != b"no image"]
     assert len(images) == COUNTS["train"] - 1  # what cannot be decoded stays as it is
     assert {Image.open(io.BytesIO(content)).size for content in images} == {(8, 6)}
@@ -215,13 +187,13 @@ def test_a_subset_of_classes_is_numbered_anew(source: Path, tmp_path: Path) -> N
     keep = np.array([0, 2])
     splits = {name: only_classes(s, keep) for name, s in selections(source).items()}
     pack(splits, ("n01", "n03"), tmp_path / "out", PackOptions("webdataset"), about={})
-    for split, index in indices(tmp_path / "out").items():
-        expected = [row for row in rows(indices(source)[split]) if row[0] in ("n01", "n03")]
-        assert Counter(rows(index)) == Counter(expected)
+    for split, index in open_splits(tmp_path / "out").items():
+        expected = [row for row in stored(open_splits(source)[split]) if row[0] in ("n01", "n03")]
+        assert Counter(stored(index)) == Counter(expected)
 
 
 def test_classes_without_names_become_folders_in_their_order(source: Path, tmp_path: Path) -> None:
-    index = indices(source)["train"]
+    index = open_splits(source)["train"]
     labels = (index.label * 4 + 3).astype(np.int32)  # 3, 7, 11
     selection = Selection(index, np.arange(len(index)), labels)
     pack({"train": selection}, None, tmp_path / "out", PackOptions("folder"), about={})
@@ -244,19 +216,31 @@ def test_equal_base_names_in_a_class_give_way_to_numbers(tmp_path: Path) -> None
 # --- what is refused ---
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", "/etc", "", ".hidden", "a\0b"])
-def test_classes_that_point_elsewhere_are_refused(source: Path, tmp_path: Path, name: str) -> None:
-    classes = tuple(sorted((name, "n02", "n03", "n04")))
-    with pytest.raises(DataError, match="cannot be a folder"):
-        pack(selections(source), classes, tmp_path / "out", PackOptions("folder"), about={})
+def test_names_that_point_elsewhere_are_refused(source: Path, tmp_path: Path) -> None:
+    """Of classes, and of the data set."""
+    for name in ("..", "a/b", "/etc", "", ".hidden", "a\0b"):
+        classes = tuple(sorted((name, "n02", "n03", "n04")))
+        with pytest.raises(DataError, match="cannot be a folder"):
+            pack(selections(source), classes, tmp_path / "out", PackOptions("folder"), about={})
+    for name in ("../x", "a/b", "", ".x", "a b", "a{1..2}", "*"):
+        with pytest.raises(DataError, match="the name"):
+            packed(source, tmp_path / "out", "webdataset", name=name)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["../x", "a/b", "", ".x", "a b", "a{1..2}", "*"])
-def test_names_that_point_elsewhere_are_refused(source: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match="the name"):
-        packed(source, tmp_path / "out", "webdataset", name=name)
-    assert not (tmp_path / "out").exists()
+def test_another_destination_is_refused(source: Path, tmp_path: Path) -> None:
+    """One that holds something, that cannot be made, or inside a class folder."""
+    (tmp_path / "thesis.tex").write_text("five years")
+    refused = {
+        tmp_path: r"not empty \(thesis.tex\)",
+        tmp_path / "thesis.tex": "thesis.tex: cannot be written",
+        tmp_path / "thesis.tex/below": "thesis.tex/below: cannot be written",
+        source / "train" / "packed": "lies inside",
+    }
+    for destination, words in refused.items():
+        with pytest.raises(DataError, match=words):
+            packed(source, destination, "webdataset")
+    assert set(tree(tmp_path)) == {"thesis.tex"}
 
 
 def test_labels_and_classes_that_do_not_fit_are_refused(source: Path, tmp_path: Path) -> None:
@@ -264,25 +248,6 @@ def test_labels_and_classes_that_do_not_fit_are_refused(source: Path, tmp_path: 
         with pytest.raises(DataError, match=words):
             pack(selections(source), classes, tmp_path / "out", PackOptions("hdf5"), about={})
     assert not (tmp_path / "out").exists()
-
-
-def test_a_destination_that_holds_something_is_left_alone(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("five years")
-    with pytest.raises(DataError, match=r"not empty \(thesis.tex\)"):
-        packed(source, tmp_path, "webdataset")
-    assert set(tree(tmp_path)) == {"thesis.tex"}
-
-
-def test_a_destination_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for name in ("file", "file/below"):
-        with pytest.raises(DataError, match=f"{name}: cannot be written"):
-            packed(source, tmp_path / name, "webdataset")
-
-
-def test_a_destination_inside_a_class_folder_is_refused(source: Path) -> None:
-    with pytest.raises(DataError, match="lies inside"):
-        packed(source, source / "train" / "packed", "webdataset")
 
 
 def test_a_second_pack_into_one_destination_is_refused(source: Path, tmp_path: Path) -> None:
@@ -303,7 +268,7 @@ def test_other_settings_in_a_finished_destination_are_refused(
 
 
 def test_too_little_space_is_said_before_anything_is_written(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=20 * 1000 * 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
@@ -322,9 +287,7 @@ def test_a_file_that_a_full_disk_cuts_short_gets_no_name(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 3 * 4096 + 5])
-def test_the_checksum_of_a_file_in_windows(
-    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_checksum_of_a_file_in_windows(size: int, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(files, "_WINDOW", 4096)
     content = bytes(number % 251 for number in range(size))
     (tmp_path / "shard").write_bytes(content)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.tars import read_rows
+from tests.data.tars import Patch, open_splits, read_rows
 from trainyard.data import formats
 from trainyard.data._native import own_decoder
 from trainyard.data.decode import decode
@@ -23,10 +23,8 @@ from trainyard.data.decode.decode import decode_batch, reference_image
 from trainyard.data.decode.packed_record import has_pixels, is_record, pixels_of
 from trainyard.data.formats import packed
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.splits import find_splits
-from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest
@@ -53,21 +51,6 @@ def write(path: Path, classes: tuple[str, ...] | None = CLASSES) -> Path:
 # --- one shard ---
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.packed")
-    assert read_rows(path) == SAMPLES
-    scan = formats.scan(find_place(str(path)))
-    assert (scan.format, scan.classes) == ("packed", list(CLASSES))
-    assert all(offset % 64 == 0 for rows in scan.rows for offset in rows.offsets)
-    assert formats.scan(find_place(str(write(tmp_path / "b.packed", None)))).classes is None
-    assert path.read_bytes() == write(tmp_path / "c.packed").read_bytes()
-
-
-def test_a_shard_without_samples(tmp_path: Path) -> None:
-    packed.write(tmp_path / "a.packed", [], CLASSES)
-    assert read_rows(tmp_path / "a.packed") == []
-
-
 class Counted:
     """A source that says what is read of it."""
 
@@ -84,9 +67,7 @@ class Counted:
 
 
 @pytest.mark.parametrize("ahead", [64, 200, 1 << 16])
-def test_only_the_table_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
-) -> None:
+def test_only_the_table_is_read(tmp_path: Path, monkeypatch: Patch, ahead: int) -> None:
     path = write(tmp_path / "a.packed")
     reads: list[tuple[int, int]] = []
     monkeypatch.setattr(packed, "open_source", lambda name: Counted(open_source(name), reads))
@@ -146,31 +127,6 @@ def test_tables_that_point_elsewhere(tmp_path: Path) -> None:
             packed._check(Counted(open_source(str(path)), []), moved, len(content))
 
 
-def test_shards_must_have_the_same_classes(tmp_path: Path) -> None:
-    write(tmp_path / "a.packed")
-    write(tmp_path / "b.packed", ("cat", "dog", "fox"))
-    with pytest.raises(DataError, match=r"b\.packed: its classes differ from those of a\.packed"):
-        read_rows(tmp_path)
-
-
-def test_check_shard_finds_every_changed_byte(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.packed")
-    whole = path.read_bytes()
-    for offset, (image, _) in zip(offsets(path), SAMPLES, strict=True):
-        for position in (offset, offset + len(image) - 1) if image else ():
-            changed = bytearray(whole)
-            changed[position] ^= 1
-            path.write_bytes(changed)
-            with (
-                closing(open_source(str(path))) as source,
-                pytest.raises(DataError, match=rf"a\.packed: sample .*byte {offset}: its checksum"),
-            ):
-                packed.check_shard(source)
-    path.write_bytes(whole)
-    with closing(open_source(str(path))) as source:
-        packed.check_shard(source)
-
-
 # --- data sets ---
 
 
@@ -192,13 +148,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def indices(location: Path) -> dict[str, Index]:
-    return {split: open_index(place) for split, place in find_splits(str(location)).items()}
-
-
 def packed_into(source: Path, destination: Path, format: str = "packed", **more: Any) -> Manifest:
     options = PackOptions(format, "mini", shard_samples=6, workers=1)
-    found = indices(source)
+    found = open_splits(source)
     selections = {split: shuffled(index, None) for split, index in found.items()}
     classes = next(iter(found.values())).classes
     settings = dataclasses.replace(options, **more)
@@ -209,7 +161,7 @@ def contents(location: Path) -> list[tuple[str, str, bytes]]:
     """Split, class and stored bytes of each sample."""
     return [
         (split, index.classes[index.label[sample]], Reader(index).read(sample))
-        for split, index in indices(location).items()
+        for split, index in open_splits(location).items()
         for sample in range(len(index))
     ]
 
@@ -286,7 +238,7 @@ def test_decoding_is_that_of_the_originals(photos: Path, tmp_path: Path) -> None
 
 @needs_extension
 def test_without_the_extension_records_are_read_but_not_made(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     packed_into(photos, tmp_path / "packed")
     monkeypatch.setattr("trainyard.datasets.pack.stored.is_built", lambda: False)
@@ -311,7 +263,7 @@ def test_only_packed_holds_pixels(photos: Path, tmp_path: Path) -> None:
 
 @needs_extension
 def test_the_space_for_larger_records_is_asked_for(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    photos: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     stored = sum(len(content) for *_, content in contents(photos))
     usage = shutil.disk_usage(tmp_path)._replace(free=(16 << 20) + stored + 20 * 64)

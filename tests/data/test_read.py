@@ -1,11 +1,9 @@
 """The bytes of samples from many files at once, from many threads."""
 
 import gc
-import io
 import os
 import subprocess
 import sys
-import tarfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.data.tars import Patch, write_files, write_shard
 from trainyard.data._native import core
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
@@ -29,14 +28,9 @@ def shards(folder: Path, sizes: list[int]) -> tuple[Index, list[bytes]]:
     generator = np.random.default_rng(0)
     contents = []
     for number, size in enumerate(sizes):
-        with tarfile.open(folder / f"shard-{number:04d}.tar", "w") as tar:
-            for row in range(size):
-                image = generator.bytes(int(generator.integers(1, 3000)))
-                contents.append(image)
-                for name, content in ((f"{row}.jpg", image), (f"{row}.cls", b"0")):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
+        images = [generator.bytes(int(generator.integers(1, 3000))) for _ in range(size)]
+        write_shard(folder / f"shard-{number:04d}.tar", [(image, 0) for image in images])
+        contents += images
     return open_index(str(folder)), contents
 
 
@@ -46,9 +40,7 @@ def open_tars(folder: Path) -> list[str]:
     return [t for t in targets if t.startswith(str(folder)) and t.endswith(".tar")]
 
 
-def test_threads_that_read_more_files_than_stay_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_read_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(read, "_MAX_OPEN", 2)
     index, contents = shards(tmp_path, [5] * 12)
     reader = Reader(index)
@@ -71,13 +63,6 @@ def test_many_shards_stay_within_the_limit(tmp_path: Path) -> None:
     assert not open_tars(tmp_path)
 
 
-@pytest.mark.parametrize("sizes", [[1], [1, 1, 1], [3, 0, 0], [1, 5]], ids=str)
-def test_shards_of_few_samples(tmp_path: Path, sizes: list[int]) -> None:
-    index, contents = shards(tmp_path, sizes)
-    reader = Reader(index)
-    assert [reader.read(sample) for sample in range(len(index))] == contents
-
-
 # --- many samples in one call ---
 
 
@@ -98,6 +83,7 @@ def contents_of(reader: Reader, ids: list[int]) -> tuple[list[bytes], dict[int, 
 def test_a_slice_of_shards(tmp_path: Path, sizes: list[int]) -> None:
     index, contents = shards(tmp_path, sizes)
     reader = Reader(index)
+    assert [reader.read(sample) for sample in range(len(index))] == contents
     for count in (0, 1, 3, 50):
         ids = np.random.default_rng(count).integers(len(contents), size=count).tolist()
         reader.expect(np.array(ids, np.int64))
@@ -105,27 +91,25 @@ def test_a_slice_of_shards(tmp_path: Path, sizes: list[int]) -> None:
 
 
 def test_a_slice_of_files(tmp_path: Path) -> None:
-    generator, contents = np.random.default_rng(0), []
-    for number in range(30):
-        contents.append(generator.bytes(int(generator.integers(1, 300_000))))
-        (tmp_path / f"class {number % 3}").mkdir(exist_ok=True)
-        name = f"{number:02d}-\N{LATIN SMALL LETTER E WITH ACUTE}.jpg"
-        (tmp_path / f"class {number % 3}" / name).write_bytes(contents[-1])
-    index = open_index(str(tmp_path))
-    reader = Reader(index)
-    by_name = {index.locate(sample)[0]: sample for sample in range(30)}
-    in_order = [contents[int(Path(name).name[:2])] for name in by_name]
-    for count in (0, 1, 30, 7, 100):
-        ids = np.random.default_rng(count).integers(30, size=count).tolist()
-        reader.expect(np.array(ids, np.int64))
-        assert contents_of(reader, ids) == ([in_order[sample] for sample in ids], {})
+    """Of one folder, and of two that are merged."""
+    generator = np.random.default_rng(0)
+    for folder in ("one", "two"):
+        sizes = generator.integers(1, 300_000, 15).tolist()
+        files = {f"{n % 3}/{n:02d}-é.jpg": generator.bytes(size) for n, size in enumerate(sizes)}
+        write_files(tmp_path / folder, files)
+    parts = [str(tmp_path / folder) for folder in ("one", "two")]
+    for index in (open_index(parts[0]), open_merged(parts, None)):
+        reader = Reader(index)
+        expected = [Path(index.locate(sample)[0]).read_bytes() for sample in range(len(index))]
+        for count in (0, 1, 15, 7, 100):
+            ids = np.random.default_rng(count).integers(len(index), size=count).tolist()
+            reader.expect(np.array(ids, np.int64))
+            assert contents_of(reader, ids) == ([expected[sample] for sample in ids], {})
 
 
 def test_files_that_cannot_be_read_are_named_as_one_by_one(tmp_path: Path) -> None:
-    (tmp_path / "0").mkdir()
-    for number in range(6):
-        (tmp_path / "0" / f"{number}.jpg").write_bytes(bytes([number]) * 100)
-    index = open_index(str(tmp_path))
+    files = {f"0/{number}.jpg": bytes([number]) * 100 for number in range(6)}
+    index = open_index(write_files(tmp_path, files))
     gone, longer, shorter, folder = (tmp_path / "0" / f"{number}.jpg" for number in range(4))
     gone.unlink()
     longer.write_bytes(bytes(101))
@@ -142,19 +126,7 @@ def test_files_that_cannot_be_read_are_named_as_one_by_one(tmp_path: Path) -> No
         assert unreadable[position].startswith(str(caught.value))
 
 
-def test_a_merged_index_has_absolute_names(tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        (tmp_path / folder / "0").mkdir(parents=True)
-        for number in range(3):
-            (tmp_path / folder / "0" / f"{number}.jpg").write_bytes(f"{folder}{number}".encode())
-    index = open_merged([str(tmp_path / "one"), str(tmp_path / "two")], None)
-    found, unreadable = contents_of(Reader(index), [5, 0, 3])
-    assert (found, unreadable) == ([b"two2", b"one0", b"two0"], {})
-
-
-def test_threads_that_use_more_maps_than_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_that_use_more_maps_than_stay(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(mapped, "_MOST", 2)
     index, contents = shards(tmp_path, [5] * 12)
 
@@ -223,9 +195,7 @@ def test_what_is_expected_is_read_ahead_from_storage(tmp_path: Path) -> None:
 
 
 @needs_extension
-def test_nothing_is_asked_for_that_is_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_asked_for_that_is_in_memory(tmp_path: Path, monkeypatch: Patch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(
         mapped, "core", SimpleNamespace(touch=core.touch, will_need=lambda *images: asked.append(1))

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from tests.images import encode
 from trainyard.data.decode.decode import BadImageError
 from trainyard.datasets.pack.recode import (
     Recode,
@@ -29,12 +30,6 @@ def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
     blobs = np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
     noisy = blobs + rng.normal(0, 10, (height, width, 1))
     return Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
-
-
-def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
-    out = io.BytesIO()
-    image.save(out, kind, **options)
-    return out.getvalue()
 
 
 def decoded(content: bytes) -> Image.Image:
@@ -73,11 +68,8 @@ def mean_difference(first: Image.Image, second: Image.Image) -> float:
     ],
 )
 def test_the_suffix_is_that_of_the_content(kind: str, suffix: str) -> None:
-    assert suffix_of(encoded(photograph(20, 10), kind)) == suffix
-
-
-def test_the_suffix_of_grey_maps() -> None:
-    assert suffix_of(encoded(photograph(20, 10).convert("L"), "PPM")) == ".pgm"
+    assert suffix_of(encode(photograph(20, 10), kind)) == suffix
+    assert suffix_of(encode(photograph(20, 10).convert("L"), "PPM")) == ".pgm"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xd8", b"<html>", bytes(100)])
@@ -89,7 +81,7 @@ def test_what_is_no_image_is_odd(content: bytes) -> None:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("progressive", [True, False])
 def test_an_ordinary_jpeg_is_not_odd(mode: str, progressive: bool) -> None:
-    content = encoded(photograph(64, 48).convert(mode), "JPEG", progressive=progressive)
+    content = encode(photograph(64, 48).convert(mode), "JPEG", progressive=progressive)
     assert oddity(content, "a.JPEG") is None
 
 
@@ -97,19 +89,19 @@ def test_a_cmyk_jpeg_is_odd_whatever_stands_before_its_size() -> None:
     image = photograph(64, 48).convert("CMYK")
     exif = Image.Exif()
     exif[270] = "x" * 50_000
-    assert oddity(encoded(image, "JPEG"), "a.JPEG") == "CMYK"
-    assert oddity(encoded(image, "JPEG", exif=exif), "a.JPEG") == "CMYK"
+    assert oddity(encode(image, "JPEG"), "a.JPEG") == "CMYK"
+    assert oddity(encode(image, "JPEG", exif=exif), "a.JPEG") == "CMYK"
 
 
 def test_a_jpeg_that_ends_before_its_size_is_left_to_the_decoder() -> None:
-    content = encoded(photograph(64, 48).convert("CMYK"), "JPEG")
+    content = encode(photograph(64, 48).convert("CMYK"), "JPEG")
     for length in range(3, 200):
         assert oddity(content[:length], "a.JPEG") in (None, "CMYK")
     assert oddity(b"\xff\xd8\xff\xe0\x00\x00" * 20, "a.JPEG") is None
 
 
 def test_another_type_is_odd_under_the_name_of_a_jpeg_alone() -> None:
-    content = encoded(photograph(20, 10), "PNG")
+    content = encode(photograph(20, 10), "PNG")
     assert oddity(content, "n02105855/n02105855_2933.JPEG") == "PNG in disguise"
     assert oddity(content, "a.jpg") == "PNG in disguise"
     assert oddity(content, "a.png") is None
@@ -130,7 +122,7 @@ def test_squash_makes_the_pixels_of_opencv(size: tuple[int, int]) -> None:
 
 
 def test_squash_writes_what_opencv_writes() -> None:
-    content = encoded(photograph(500, 375), "JPEG", quality=95)
+    content = encode(photograph(500, 375), "JPEG", quality=95)
     pixels = read_by_opencv(content)
     theirs = decoded(cv2.imencode(".jpg", cv2.resize(pixels, (224, 224)))[1].tobytes())
     assert mean_difference(decoded(Squash(224)(content)), theirs) < 0.01
@@ -138,7 +130,7 @@ def test_squash_writes_what_opencv_writes() -> None:
 
 @pytest.mark.parametrize(("size", "is_kept"), [((223, 223), True), ((224, 100), False)])
 def test_squash_leaves_a_small_file_as_it_is(size: tuple[int, int], is_kept: bool) -> None:
-    content = encoded(photograph(*size), "JPEG")
+    content = encode(photograph(*size), "JPEG")
     result = Squash(224)(content)
     assert (result == content) is is_kept
     assert decoded(result).size == (size if is_kept else (224, 224))
@@ -148,7 +140,7 @@ def test_squash_leaves_a_small_file_as_it_is(size: tuple[int, int], is_kept: boo
 def test_squash_turns_an_image_as_opencv_does(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    content = encoded(photograph(300, 260), "JPEG", exif=exif, quality=95)
+    content = encode(photograph(300, 260), "JPEG", exif=exif, quality=95)
     pixels = read_by_opencv(content)
     squared = cv2.cvtColor(cv2.resize(pixels, (224, 224)), cv2.COLOR_BGR2RGB)
     result = decoded(Squash(224)(content))
@@ -164,48 +156,35 @@ def test_squash_turns_an_image_as_opencv_does(orientation: int) -> None:
     [((500, 375), (341, 256)), ((375, 500), (256, 341)), ((2560, 256), (2560, 256))],
 )
 def test_the_short_side_gets_its_length(size: tuple[int, int], expected: tuple[int, int]) -> None:
-    assert decoded(ShortSide(256, 90)(encoded(photograph(*size), "JPEG"))).size == expected
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
-def test_a_small_image_stays_as_it_is(kind: str) -> None:
-    content = encoded(photograph(400, 256), kind)
-    assert ShortSide(256, 90)(content) == content
+    content = encode(photograph(*size), "PNG")
+    result = ShortSide(256, 90)(content)
+    assert decoded(result).size == expected
+    assert (result == content) is (size == expected)
 
 
 def test_scaling_is_antialiased() -> None:
     stripes = np.zeros((600, 600, 3), np.uint8)
     stripes[:, ::2] = 255  # finer than what 256 pixels can show: an even grey
-    content = encoded(Image.fromarray(stripes), "PNG")
+    content = encode(Image.fromarray(stripes), "PNG")
     assert np.asarray(decoded(ShortSide(256, 95)(content)), np.float64).std() < 12
     assert np.asarray(decoded(Squash(224)(content)), np.float64).std() > 50  # as published
 
 
 def test_quality_is_obeyed() -> None:
-    content = encoded(photograph(500, 375), "JPEG", quality=95)
+    content = encode(photograph(500, 375), "JPEG", quality=95)
     assert len(ShortSide(256, 95)(content)) > 1.5 * len(ShortSide(256, 70)(content))
 
 
 # --- repair ---
 
 
-def test_repair_leaves_a_plain_jpeg_as_it_is() -> None:
-    content = encoded(photograph(64, 48), "JPEG")
-    assert Repair()(content) is content
-
-
-def test_repair_makes_a_png_an_equal_jpeg() -> None:
+def test_repair_makes_other_images_rgb_jpegs_and_leaves_the_rest() -> None:
     source = photograph(64, 48)
-    result = decoded(Repair()(encoded(source, "PNG")))
-    assert (result.format, result.mode) == ("JPEG", "RGB")
-    assert mean_difference(result, source) < 3
-
-
-def test_repair_makes_cmyk_rgb() -> None:
-    content = encoded(photograph(64, 48).convert("CMYK"), "JPEG", quality=100)
-    result = Repair()(content)
-    assert oddity(result, "a.JPEG") is None
-    assert mean_difference(decoded(result), decoded(content).convert("RGB")) < 3
+    for content in (encode(source, "PNG"), encode(source.convert("CMYK"), quality=100)):
+        result = Repair()(content)
+        assert oddity(result, "a.JPEG") is None
+        assert mean_difference(decoded(result), decoded(content).convert("RGB")) < 3
+        assert Repair()(result) is result
 
 
 # --- all of them ---
@@ -220,7 +199,7 @@ def test_a_damaged_image_is_said_to_be_one(recode: Recode, content: bytes) -> No
 
 @pytest.mark.parametrize("recode", [Squash(64), ShortSide(64, 90), Repair()])
 def test_the_same_bytes_give_the_same_bytes_in_any_process(recode: Recode) -> None:
-    content = encoded(photograph(100, 100), "PNG")
+    content = encode(photograph(100, 100), "PNG")
     assert pickle.loads(pickle.dumps(recode))(content) == recode(content)
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +10,12 @@ import pytest
 from rich.console import Console
 
 from tests.command_line import Capture, complaint, shown
-from tests.data.tars import write_tar
+from tests.data.streams import Server
+from tests.data.tars import Patch, write_files, write_shard
 from tests.data.test_loader import all_batches, jpeg, spec
-from tests.data.test_stage import Server
 from trainyard.data import slow_paths as remarks
 from trainyard.data._native import core, own_decoder
+from trainyard.data.batch import HostBatch
 from trainyard.data.decode import seek_tables as seek
 from trainyard.data.decode.seek_tables import build_seek, open_seek, seek_path, seek_remark
 from trainyard.data.index.build import build_index, open_index
@@ -32,19 +32,15 @@ pytestmark = pytest.mark.skipif(core is None, reason="needs the extension in C")
 @pytest.fixture
 def index(tmp_path: Path) -> Index:
     """150 JPEGs, of which one is no JPEG and one is gone."""
-    (tmp_path / "data" / "0").mkdir(parents=True)
-    for number in range(150):
-        (tmp_path / "data" / "0" / f"{number:03d}.jpg").write_bytes(jpeg(number))
-    (tmp_path / "data" / "0" / "007.jpg").write_bytes(b"a text")
-    index = open_index(str(tmp_path / "data"))
+    images = {f"0/{number:03d}.jpg": jpeg(number) for number in range(150)}
+    index = open_index(write_files(tmp_path / "data", images | {"0/007.jpg": b"a text"}))
     (tmp_path / "data" / "0" / "011.jpg").unlink()
     return index
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    (tmp_path / "source").mkdir()
-    with closing(Server(tmp_path / "source")) as server:
+    with Server(tmp_path / "source") as server:
         yield server
 
 
@@ -70,36 +66,40 @@ def test_each_image_has_its_own_entries(index: Index) -> None:
         assert bool(found) == (sample not in (7, 11))
 
 
-def test_a_seek_table_does_not_change_a_pixel(index: Index) -> None:
-    config = spec(plan=ShuffledPlan(150, 25, seed=1), start=0, stop=12, image_size=48)
-    plain = all_batches(index, config)
-    build_seek(index, silent)
-    for expected, batch in zip(plain, all_batches(index, config), strict=True):
+def assert_same(batches: list[HostBatch], plain: list[HostBatch]) -> None:
+    for expected, batch in zip(plain, batches, strict=True):
         np.testing.assert_array_equal(batch.images_BHWC, expected.images_BHWC)
         assert batch.bad == expected.bad
 
 
+def test_a_seek_table_does_not_change_a_pixel(index: Index) -> None:
+    """Nor do the entries of other images, of which the libraries are not asked."""
+    config = spec(plan=ShuffledPlan(150, 25, seed=1), start=0, stop=12, image_size=48)
+    plain = all_batches(index, config)
+    table = build_seek(index, silent)
+    assert_same(all_batches(index, config), plain)
+    entries = table.entries.reshape(-1, core.SEEK_ENTRY)[::-1].tobytes()
+    with open(table.path, "r+b") as file:
+        file.seek(-len(entries), os.SEEK_END)
+        file.write(entries)
+    assert open_seek(index) is not None
+    assert_same(all_batches(index, config), plain)
+
+
 def test_of_shards(tmp_path: Path) -> None:
     for number in range(3):
-        members = [(f"{row}.jpg", jpeg(100 * number + row)) for row in range(5)]
-        labels = [(f"{row}.cls", b"0") for row in range(5)]
-        pairs = [member for pair in zip(members, labels, strict=True) for member in pair]
-        write_tar(tmp_path / f"{number}.tar", pairs)
+        write_shard(tmp_path / f"{number}.tar", [(jpeg(100 * number + n), 0) for n in range(5)])
     index = open_index(str(tmp_path / "*.tar"))
     config = spec(plan=ShuffledPlan(15, 5, seed=1), start=0, stop=6)
     plain = all_batches(index, config)
     assert (np.diff(build_seek(index, silent).first) > 0).all()
-    for expected, batch in zip(plain, all_batches(index, config), strict=True):
-        np.testing.assert_array_equal(batch.images_BHWC, expected.images_BHWC)
+    assert_same(all_batches(index, config), plain)
+    location = str(tmp_path / "*.tar")
+    assert open_seek(open_merged([location, location], None)) is None  # none of its own
 
 
-def test_images_behind_http(tmp_path: Path, server: Server) -> None:
-    members = [
-        (f"{n}.{kind}", jpeg(n) if kind == "jpg" else b"0")
-        for n in range(9)
-        for kind in ("jpg", "cls")
-    ]
-    write_tar(server.folder / "a.tar", members)
+def test_images_behind_http(server: Server) -> None:
+    write_shard(server.folder / "a.tar", [(jpeg(n), 0) for n in range(9)])
     index = open_index(f"{server.url}/a.tar")
     table = build_seek(index, silent)
     assert (np.diff(table.first) > 0).all()
@@ -109,12 +109,8 @@ def test_images_behind_http(tmp_path: Path, server: Server) -> None:
 # --- refused ---
 
 
-def test_there_is_none(index: Index) -> None:
-    assert open_seek(index) is None
-    assert seek_remark(index) is None
-
-
 def test_of_other_data(index: Index, tmp_path: Path) -> None:
+    assert (open_seek(index), seek_remark(index)) == (None, None)
     path = build_seek(index, silent).path
     (tmp_path / "data" / "0" / "150.jpg").write_bytes(jpeg(150))
     newer = build_index(str(tmp_path / "data"))
@@ -124,55 +120,25 @@ def test_of_other_data(index: Index, tmp_path: Path) -> None:
     said = console.export_text()
     assert said.startswith(f"{path}: this seek table is of another version or of other data")
     assert said.count("\n") == 1
-    assert open_seek(build_and_load(newer)) is not None
+    build_seek(newer, silent)
+    assert open_seek(newer) is not None
     warn_of_slow_paths(console, newer)
     assert console.export_text() == ""
 
 
-def build_and_load(index: Index) -> Index:
-    build_seek(index, silent)
-    return index
-
-
-@pytest.mark.parametrize("size", [0, 5, 127, 128, 200, -12, -1])
-def test_cut_short(index: Index, size: int) -> None:
+@pytest.mark.parametrize("size", [0, 5, 127, 128, 200, -12, -1, None])
+def test_cut_short_or_of_an_older_version(index: Index, size: int | None) -> None:
     path = build_seek(index, silent).path
-    os.truncate(path, size if size >= 0 else path.stat().st_size + size)
+    if size is None:
+        path.write_bytes(b"TYSEEK01" + path.read_bytes()[8:])
+    else:
+        os.truncate(path, size if size >= 0 else path.stat().st_size + size)
     assert open_seek(index) is None
-    assert "or cut short" in str(seek_remark(index))
+    said = str(seek_remark(index))
+    assert "is of another version" in said and "or cut short" in said
 
 
-def test_of_an_older_version(index: Index) -> None:
-    """Its entries would lead astray."""
-    path = build_seek(index, silent).path
-    with open(path, "r+b") as file:
-        file.write(b"TYSEEK01")
-    assert open_seek(index) is None
-    assert "is of another version" in str(seek_remark(index))
-    build_seek(index, silent)
-    assert open_seek(index) is not None
-    assert seek_remark(index) is None
-
-
-def test_entries_of_other_images_do_not_change_a_pixel(index: Index) -> None:
-    """Nor are the libraries asked, who decode more slowly and round otherwise."""
-    config = spec(plan=ShuffledPlan(150, 25, seed=1), start=0, stop=6, image_size=48)
-    plain = all_batches(index, config)
-    table = build_seek(index, silent)
-    begin = table.num_bytes - table.entries.nbytes
-    entries = table.entries.reshape(-1, core.SEEK_ENTRY)[::-1].tobytes()
-    with open(table.path, "r+b") as file:
-        file.seek(begin)
-        file.write(entries)
-    assert open_seek(index) is not None
-    for expected, batch in zip(plain, all_batches(index, config), strict=True):
-        np.testing.assert_array_equal(batch.images_BHWC, expected.images_BHWC)
-        assert batch.bad == expected.bad
-
-
-def test_one_that_is_not_finished_leaves_nothing(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_not_finished_leaves_nothing(index: Index, monkeypatch: Patch) -> None:
     def fail(count: int) -> None:
         raise KeyboardInterrupt
 
@@ -182,14 +148,8 @@ def test_one_that_is_not_finished_leaves_nothing(
     assert sorted(os.listdir(index.path.parent)) == before
 
 
-def test_merged_data_has_none_of_its_own(index: Index, tmp_path: Path) -> None:
-    build_seek(index, silent)
-    location = str(tmp_path / "data")
-    assert open_seek(open_merged([location, location], None)) is None
-
-
 def test_who_decodes_without_the_extension_is_told_so_once(
-    index: Index, monkeypatch: pytest.MonkeyPatch
+    index: Index, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(remarks, "is_built", lambda: False)
     console = Console(record=True, width=1000)
@@ -199,7 +159,7 @@ def test_who_decodes_without_the_extension_is_told_so_once(
     assert said.count("\n") == 1
 
 
-def test_without_the_extension(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extension(index: Index, monkeypatch: Patch) -> None:
     build_seek(index, silent)
     monkeypatch.setattr(seek, "is_built", lambda: False)
     with pytest.raises(DataError, match=r"--seek needs the extension in C: install a C compiler"):
@@ -224,7 +184,7 @@ def test_command(index: Index, tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to(
-    index: Index, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    index: Index, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(seek, "seek_path", lambda _: Path("/proc/no/such.seek"))
     said = complaint(capsys, "data", "index", str(index.path.parent), "--seek")

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFont
 from sklearn.datasets import load_sample_images
 
+from tests.data.tars import Patch
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
 from trainyard.datasets.contact_sheet import (
@@ -102,7 +103,7 @@ def test_a_broken_image_is_crossed_out_with_its_reason(coloured: Index) -> None:
     assert 50 < middle[:, side // 4 : -side // 4].sum() < 2000
 
 
-def test_the_classes_are_written_below(coloured: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_classes_are_written_below(coloured: Index, monkeypatch: Patch) -> None:
     """Other names make another sheet, and only below the tile."""
     before = pixels(contact_sheet(coloured, np.array([0]), 1, TITLE))
     renamed = Index(**vars(coloured) | {"classes": ("azure", "viridian", "crimson")})
@@ -145,7 +146,7 @@ def test_names_are_shortened_to_fit() -> None:
 
 
 def test_a_sheet_appears_whole_or_not_at_all(
-    coloured: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    coloured: Index, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     sheet = contact_sheet(coloured, np.arange(8), 4, TITLE)
     save_sheet(tmp_path / "sheet.png", sheet)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import errno
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -12,22 +11,20 @@ import signal
 import subprocess
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.command_line import SHORT, Capture, complaint, run, shown
+from tests.data.streams import Server
+from tests.data.tars import Patch, write_shard
 from tests.data.test_loader import all_batches, spec
 from tests.data.test_read import shards
-from tests.web import BurstServer
-from trainyard.data.batch import COLUMNS
+from trainyard.data.batch import COLUMNS, HostBatch
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
@@ -46,10 +43,9 @@ GB = 10**9
 
 
 @pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def _impatient(monkeypatch: Patch) -> Iterator[None]:
     monkeypatch.setattr(staging, "_LOOK_S", 0.05)
     monkeypatch.setattr(staging, "_WAITS_S", (0.01, 0.01))
-    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
     yield
     while jobs:
         with jobs.pop() as process:
@@ -59,103 +55,35 @@ def _impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
 # --- sources ---
 
 
-class Request(NamedTuple):
-    path: str
-    offset: int
-    size: int
-
-
-class Server:
-    """A web server of a folder that remembers what it was asked for, and may be slow."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.requests: list[Request] = []
-        self.pause_s = 0.0  # before each full 64 KiB
-        self._server = BurstServer(("127.0.0.1", 0), partial(_Handler, self))
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,)).start()
-
-    def fetched(self) -> dict[str, int]:
-        """Bytes that each file was asked for, but for looks at its head."""
-        found: dict[str, int] = {}
-        for path, _, size in list(self.requests):
-            if size > 1:
-                found[path] = found.get(path, 0) + size
-        return found
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else each answer waits 40 ms for an acknowledgement
-
-    def __init__(self, server: Server, *arguments: Any) -> None:
-        self._folder = server
-        super().__init__(*arguments)
-
-    def do_GET(self) -> None:
-        path = self._folder.folder / self.path[1:]
-        if not path.is_file():
-            self.send_error(404)
-            return
-        content = path.read_bytes()
-        first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
-        body = content[first : last + 1]
-        self._folder.requests.append(Request(self.path[1:], first, len(body)))
-        self.send_response(206)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Content-Range", f"bytes {first}-{first + len(body) - 1}/{len(content)}")
-        self.send_header("ETag", f'"{path.stat().st_mtime_ns}"')
-        self.end_headers()
-        with contextlib.suppress(ConnectionError):
-            for start in range(0, len(body), 1 << 16):
-                piece = body[start : start + (1 << 16)]
-                time.sleep(self._folder.pause_s if len(piece) == 1 << 16 else 0)
-                self.wfile.write(piece)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    (tmp_path / "source").mkdir()
-    server = Server(tmp_path / "source")
-    try:
+    with Server(tmp_path / "source") as server:
         yield server
-    finally:
-        server.close()
 
 
-def large_shards(folder: Path, count: int = 4, size: int = 1 << 20) -> None:
-    """Tars of 16 images of random bytes, of `size` bytes together."""
+def large_shards(folder: Path, count: int = 4, size: int = 1 << 20) -> Index:
+    """The index of tars of 16 images of random bytes, of `size` bytes together."""
     generator = np.random.default_rng(1)
     for number in range(count):
-        with tarfile.open(folder / f"shard-{number}.tar", "w") as tar:
-            for row in range(16):
-                for name, content in (
-                    (f"{row}.jpg", generator.bytes(size // 16)),
-                    (f"{row}.cls", b"0"),
-                ):
-                    member = tarfile.TarInfo(name)
-                    member.size = len(content)
-                    tar.addfile(member, io.BytesIO(content))
+        rows = [(generator.bytes(size // 16), 0) for _ in range(16)]
+        write_shard(folder / f"shard-{number}.tar", rows)
+    return open_index(str(folder / "*.tar"))
+
+
+def large_remote(server: Server, count: int = 4, size: int = 1 << 20) -> Index:
+    large_shards(server.folder, count, size)
+    index = open_index(f"{server.url}/shard-{{0..{count - 1}}}.tar")
+    server.requests.clear()
+    return index
 
 
 def digit_shards(digits: Path, folder: Path) -> None:
     """The training digits in shards of 100."""
     paths = sorted((digits / "train").rglob("*.png"))
-    for number, start in enumerate(range(0, len(paths), 100)):
-        with tarfile.open(folder / f"digits-{number:02d}.tar", "w") as tar:
-            for path in paths[start : start + 100]:
-                tar.add(path, f"{path.stem}.png")
-                label = tarfile.TarInfo(f"{path.stem}.cls")
-                label.size = 1
-                tar.addfile(label, io.BytesIO(path.parent.name.encode()))
+    rows = [(path.read_bytes(), int(path.parent.name)) for path in paths]
+    for number in range(0, len(rows), 100):
+        path = folder / f"digits-{number // 100:02d}.tar"
+        write_shard(path, rows[number : number + 100], suffix="png")
 
 
 def list_in_manifest(folder: Path) -> None:
@@ -189,24 +117,20 @@ def job(index: Index, folder: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", JOB, str(index.path), str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     jobs.append(process)
-    assert process.stdout is not None
-    assert json.loads(process.stdout.readline()) == process.pid
+    assert result(process) == process.pid
     return process
 
 
-def result(process: "subprocess.Popen[str]") -> list[Any]:
+def result(process: "subprocess.Popen[str]") -> Any:
     assert process.stdout is not None
-    found: list[Any] = json.loads(process.stdout.readline())
-    return found
+    return json.loads(process.stdout.readline())
 
 
-def is_true_soon(condition: Callable[[], bool], limit_s: float = 20) -> bool:
-    end = time.monotonic() + limit_s
-    while not condition():
-        if time.monotonic() > end:
-            return False
+def is_true_soon(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not (found := condition()) and time.monotonic() < end:
         time.sleep(0.005)
-    return True
+    return found
 
 
 def is_complete(copies: Copies) -> bool:
@@ -237,14 +161,15 @@ def check_copies(index: Index, copies: Copies) -> None:
 
 def same_batches(index: Index, config: LoaderSpec, folder: Path) -> None:
     """Batches with staging are bit for bit those without."""
-    for plain, batch in zip(
-        all_batches(index, config),
-        all_batches(index, _with(config, folder)),
-        strict=True,
-    ):
-        for name in ("images_BHWC", *COLUMNS):
-            np.testing.assert_array_equal(getattr(batch, name), getattr(plain, name))
+    pairs = zip(all_batches(index, config), all_batches(index, _with(config, folder)), strict=True)
+    for plain, batch in pairs:
+        assert_same(batch, plain)
         assert batch.bad == plain.bad
+
+
+def assert_same(batch: HostBatch, plain: HostBatch) -> None:
+    for name in ("images_BHWC", *COLUMNS):
+        np.testing.assert_array_equal(getattr(batch, name), getattr(plain, name))
 
 
 def _with(config: LoaderSpec, folder: Path) -> LoaderSpec:
@@ -255,13 +180,11 @@ def _with(config: LoaderSpec, folder: Path) -> LoaderSpec:
 
 
 def test_two_processes_fetch_once_and_a_second_job_nothing(tmp_path: Path, server: Server) -> None:
-    large_shards(server.folder)
-    index = open_index(f"{server.url}/shard-{{0..3}}.tar")
-    server.requests.clear()
+    index = large_remote(server)
     server.pause_s = 0.3  # so that both are at work at the same time
     results = [result(process) for process in [job(index, tmp_path / "node") for _ in range(2)]]
     assert sorted(results) == [[None, 0], [None, 4]]
-    sizes = {path.name: path.stat().st_size for path in server.folder.iterdir()}
+    sizes = {path.name: path.stat().st_size for path in server.folder.glob("*.tar")}
     assert server.fetched() == sizes
     server.requests.clear()
     assert result(job(index, tmp_path / "node")) == [None, 0]
@@ -286,12 +209,10 @@ def test_ranks_that_train_over_http_fetch_each_shard_once(
         copies = Copies(index, tmp_path)
         for number, batches in enumerate(zip(first, second, strict=True)):
             for rank, batch in enumerate(batches):
-                expected = plain[rank][number]
-                for name in ("images_BHWC", *COLUMNS):
-                    np.testing.assert_array_equal(getattr(batch, name), getattr(expected, name))
+                assert_same(batch, plain[rank][number])
         assert is_true_soon(lambda: is_complete(copies))
-    sizes = {path.name: path.stat().st_size for path in server.folder.iterdir()}
-    whole = [request.path for request in server.requests if request.size == sizes[request.path]]
+    sizes = {path.name: path.stat().st_size for path in server.folder.glob("*.tar")}
+    whole = [path for path, _, size in server.requests if size == sizes[path]]
     assert sorted(whole) == sorted(sizes)
     server.requests.clear()
     for rank in range(2):  # the next job reads nothing from the source
@@ -325,9 +246,7 @@ def test_training_begins_while_staging_goes_on_and_uses_what_appears(
 def test_a_killed_stager_is_followed_by_another_that_goes_on_in_mid_shard(
     tmp_path: Path, server: Server
 ) -> None:
-    large_shards(server.folder)
-    index = open_index(f"{server.url}/shard-{{0..3}}.tar")
-    server.requests.clear()
+    index = large_remote(server)
     server.pause_s = 0.5
     folder = tmp_path / "node"
     first, second = job(index, folder), job(index, folder)
@@ -339,16 +258,15 @@ def test_a_killed_stager_is_followed_by_another_that_goes_on_in_mid_shard(
     before = len(server.requests)
     killed_at = time.monotonic()
     assert is_true_soon(lambda: parts(copies) != dict([left]))
-    print(f"another goes on after {time.monotonic() - killed_at:.2f} s")
     assert time.monotonic() - killed_at < 5
     server.pause_s = 0
     problem, num_made = result(second)
     assert problem is None
     assert num_made >= 1
     file = f"shard-{left[0].split('.')[0]}.tar"
-    again = [request for request in server.requests[before:] if request.path == file]
+    again = [(at, size) for path, at, size in server.requests[before:] if path == file]
     # It goes on with the block in which the first was killed; 8 of them were under way.
-    assert min(request.offset for request in again if request.size > 1) >= left[1] - (1 << 16)
+    assert min(at for at, size in again if size > 1) >= left[1] - (1 << 16)
     copies.refresh()
     check_copies(index, copies)
 
@@ -363,8 +281,7 @@ def parts(copies: Copies) -> dict[str, int]:
 
 
 def test_kills_at_any_moment_leave_whole_copies_or_none(tmp_path: Path, server: Server) -> None:
-    large_shards(server.folder, count=6, size=320_000)
-    index = open_index(f"{server.url}/shard-{{0..5}}.tar")
+    index = large_remote(server, count=6, size=320_000)
     server.pause_s = 0.005
     source = {number: (server.folder / f"shard-{number}.tar").read_bytes() for number in range(6)}
     copies = Copies(index, tmp_path)
@@ -383,9 +300,8 @@ def test_kills_at_any_moment_leave_whole_copies_or_none(tmp_path: Path, server: 
 
 def test_a_part_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
     """Of a power cut, say; the checksum tells."""
-    large_shards(tmp_path)
+    index = large_shards(tmp_path)
     list_in_manifest(tmp_path)
-    index = open_index(str(tmp_path / "*.tar"))
     copies = Copies(index, tmp_path / "node")
     size = (tmp_path / "shard-2.tar").stat().st_size
     (copies.path / f"2.{size}.part").write_bytes(bytes(size - 1000))
@@ -393,8 +309,7 @@ def test_a_part_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
 
 
 def test_the_loader_ends_at_once_while_it_stages(tmp_path: Path, server: Server) -> None:
-    large_shards(server.folder)
-    index = open_index(f"{server.url}/shard-{{0..3}}.tar")
+    index = large_remote(server)
     server.pause_s = 0.5
     plan = ShuffledPlan(len(index), 8, seed=0)
     loader = Loader(index, spec(plan=plan, start=0, stop=9, stage=str(tmp_path)))
@@ -415,9 +330,8 @@ def test_jobs_that_evict_each_others_copies_never_read_wrong_bytes(tmp_path: Pat
     """Three data sets, room for one and a half, a process for each that comes and goes."""
     paths = []
     for number in range(3):
-        folder = tmp_path / f"data-{number}"
-        folder.mkdir()
-        index, _ = shards(folder, [20] * 4)
+        (tmp_path / f"data-{number}").mkdir()
+        index, _ = shards(tmp_path / f"data-{number}", [20] * 4)
         paths.append(str(index.path))
     size = sum(path.stat().st_size for path in (tmp_path / "data-0").glob("*.tar"))
     command = [sys.executable, "-c", HAMMER, str(tmp_path / "node"), str(1.5 * size / GB)]
@@ -493,36 +407,26 @@ def test_a_source_that_differs_from_its_checksum_is_tried_again_then_named(
 
 
 def test_a_source_that_is_damaged_on_its_way_is_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    large_shards(tmp_path)
+    index = large_shards(tmp_path)
     list_in_manifest(tmp_path)
-    index = open_index(str(tmp_path / "*.tar"))
     opened: list[str] = []
 
-    class Garbled:
-        def __init__(self, name: str) -> None:
-            self._source = open_source(name)
-            self.size, self.stamp, self.close = (
-                self._source.size,
-                self._source.stamp,
-                self._source.close,
-            )
-            self._is_garbled = name.endswith("shard-1.tar") and opened.count(name) < 2
-            opened.append(name)
+    def garbled(name: str) -> Any:
+        source: Any = open_source(name)
+        read, is_garbled = source.read, name.endswith("shard-1.tar") and opened.count(name) < 2
+        opened.append(name)
+        source.read = lambda at, size: read(at, size)[:-1] + b"!" if is_garbled else read(at, size)
+        return source
 
-        def read(self, offset: int, size: int) -> bytes:
-            content = self._source.read(offset, size)
-            return content[:-1] + b"!" if self._is_garbled else content
-
-    monkeypatch.setattr(staging, "open_source", Garbled)
+    monkeypatch.setattr(staging, "open_source", garbled)
     check_copies(index, staged(index, tmp_path / "node"))
     assert opened.count(str(tmp_path / "shard-1.tar")) == 3
 
 
 def test_a_source_without_checksum_that_changed_since_it_was_indexed(tmp_path: Path) -> None:
-    large_shards(tmp_path)
-    index = open_index(str(tmp_path / "*.tar"))
+    index = large_shards(tmp_path)
     with open(tmp_path / "shard-3.tar", "ab") as file:
         file.write(bytes(512))
     with pytest.raises(DataError, match=r"shard-3.tar: it has changed since it was indexed: run"):
@@ -549,8 +453,7 @@ def test_a_damaged_shard_ends_training_with_one_line(
 def test_a_shard_that_is_gone_is_left_to_the_source_and_the_others_are_staged(
     tmp_path: Path,
 ) -> None:
-    large_shards(tmp_path)
-    index = open_index(str(tmp_path / "*.tar"))
+    index = large_shards(tmp_path)
     (tmp_path / "shard-1.tar").unlink()
     stager = Stager(index, str(tmp_path / "node"), None)
     problem = stager.run()
@@ -565,10 +468,7 @@ def test_a_shard_that_is_gone_is_left_to_the_source_and_the_others_are_staged(
 
 def three_sets(folder: Path) -> list[Index]:
     """Data sets of 4 shards; all have about the same size."""
-    for number in range(3):
-        (folder / f"data-{number}").mkdir()
-        large_shards(folder / f"data-{number}", size=100_000)
-    return [open_index(str(folder / f"data-{number}" / "*.tar")) for number in range(3)]
+    return [large_shards(folder / f"data-{number}", size=100_000) for number in range(3)]
 
 
 def bytes_of(index: Index) -> int:
@@ -606,21 +506,10 @@ def test_copies_in_use_are_not_evicted(tmp_path: Path) -> None:
     assert [reader.read(n) for n in range(64)] == [Reader(third).read(n) for n in range(64)]
     used[0].close()
     assert stager.run() is None
+    assert "ends with 0 of 4 copies" in str(Stager(first, str(tmp_path / "x"), 1e-6).run())
 
 
-def test_what_can_never_fit_evicts_nothing(tmp_path: Path) -> None:
-    first, second, _ = three_sets(tmp_path)
-    node = tmp_path / "node"
-    staged(first, node).close()
-    stager = Stager(second, str(node), 1e-6)
-    assert "ends with 0 of 4 copies" in str(stager.run())
-    assert Copies(first, node).missing() == []
-    assert parts(stager.copies) == {}
-
-
-def test_a_disk_that_is_full_for_others_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_for_others_too(tmp_path: Path, monkeypatch: Patch) -> None:
     """The reserve stays free: 1 GB here, and what a part will still need counts as used."""
     first, second, _ = three_sets(tmp_path)
     node, total = tmp_path / "node", 10 * GB
@@ -643,9 +532,7 @@ def test_a_disk_that_is_full_for_others_too(
     assert "no room" in str(stager.run())
 
 
-def test_a_disk_that_fills_up_while_a_copy_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_fills_up_while_a_copy_is_made(tmp_path: Path, monkeypatch: Patch) -> None:
     index, *_ = three_sets(tmp_path)
     stager = Stager(index, str(tmp_path / "node"), None)
 
@@ -692,27 +579,23 @@ def test_training_goes_on_without_room_and_says_so_once(
 
 
 def test_a_folder_of_images_is_copied_in_groups(tmp_path: Path, digits: Path) -> None:
-    index = open_index(str(digits / "train"))
-    copies = staged(index, tmp_path)
-    assert len(copies) == 3
-    check_copies(index, copies)
-    same_batches(index, spec(), tmp_path)
-
-
-def test_training_from_the_copies_of_a_folder_that_is_gone(tmp_path: Path, digits: Path) -> None:
+    """Training from the copies goes on without the folder; without a copy of it none is made."""
     shutil.copytree(digits / "train", tmp_path / "train")
     index = open_index(str(tmp_path / "train"))
-    config = spec()
-    plain = all_batches(index, config)
-    staged(index, tmp_path / "node")
+    plain = all_batches(index, spec())
+    copies = staged(index, tmp_path / "node")
+    assert len(copies) == 3
+    check_copies(index, copies)
     for path in (tmp_path / "train").iterdir():
         if path.is_dir():
             shutil.rmtree(path)
-    for batch, expected in zip(
-        all_batches(index, _with(config, tmp_path / "node")), plain, strict=True
-    ):
-        np.testing.assert_array_equal(batch.images_BHWC, expected.images_BHWC)
+    found = all_batches(index, _with(spec(), tmp_path / "node"))
+    for batch, expected in zip(found, plain, strict=True):
+        assert_same(batch, expected)
         assert batch.bad == []
+    stager = Stager(index, str(tmp_path / "other"), None)
+    assert "ends with 0 of 3 copies" in str(stager.run())
+    assert parts(stager.copies) == {}
 
 
 def test_images_that_cannot_be_read_are_bad_samples_as_without_staging(
@@ -727,17 +610,6 @@ def test_images_that_cannot_be_read_are_bad_samples_as_without_staging(
     staged(index, tmp_path / "node")
     config = spec(plan=ShuffledPlan(len(index), 100, seed=0), start=0, stop=15)
     same_batches(index, config, tmp_path / "node")
-
-
-def test_a_folder_that_is_gone_leaves_no_copies(tmp_path: Path, digits: Path) -> None:
-    shutil.copytree(digits / "val", tmp_path / "val")
-    index = open_index(str(tmp_path / "val"))
-    for path in (tmp_path / "val").iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-    stager = Stager(index, str(tmp_path / "node"), None)
-    assert "ends with 0 of 1 copies" in str(stager.run())
-    assert parts(stager.copies) == {}
 
 
 # --- the folder ---
@@ -757,8 +629,7 @@ def test_copies_that_someone_deletes_are_read_from_the_source(tmp_path: Path) ->
 
 def test_two_splits_of_a_file_share_its_copy(tmp_path: Path, digits: Path) -> None:
     with tarfile.open(tmp_path / "digits.tar", "w") as tar:
-        tar.add(digits / "train", "train")
-        tar.add(digits / "val", "val")
+        tar.add(digits, ".")
     train, val = (open_index(f"{tmp_path / 'digits.tar'}#{split}") for split in ("train", "val"))
     copies = staged(train, tmp_path / "node")
     check_copies(train, copies)
@@ -766,7 +637,7 @@ def test_two_splits_of_a_file_share_its_copy(tmp_path: Path, digits: Path) -> No
     assert copies.missing() == []
 
 
-def test_merged_data_sets(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_data_sets(tmp_path: Path, digits: Path, monkeypatch: Patch) -> None:
     for name, first in (("a", 0), ("b", 5)):
         for digit in range(first, first + 5):
             shutil.copytree(digits / "val" / str(digit), tmp_path / name / str(digit))
@@ -790,9 +661,7 @@ def test_changed_data_has_other_copies(tmp_path: Path) -> None:
     assert changed.missing() == [0, 1]
 
 
-def test_environment_variables_in_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_variables_in_the_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
     monkeypatch.setenv("HOME", "/home/me")
     assert staging.stage_folder("$SLURM_TMPDIR/data") == tmp_path / "data"
@@ -804,7 +673,7 @@ def test_environment_variables_in_the_folder(
         staging.stage_folder("$SLURM_TMPDIR/data")
 
 
-def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: Patch) -> None:
     index, _ = shards(tmp_path, [20, 20])
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"file on .* cannot hold copies of data: Not a directory"):
@@ -835,7 +704,7 @@ def test_the_command_copies_all_splits_and_then_says_all_is_there(
 
 
 def test_the_command_shows_what_is_left(
-    tmp_path: Path, server: Server, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: Server, capsys: Capture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     large_shards(server.folder)
@@ -849,7 +718,7 @@ def test_the_command_shows_what_is_left(
 
 
 def test_a_run_with_staging_is_the_run_without(
-    tmp_path: Path, digits: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, digits: Path, finished: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
     staging = ("--data.stage", "$SLURM_TMPDIR", "--data.stage_gb", "1")

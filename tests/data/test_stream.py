@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.data.streams import PlainServer, ids_of, png, write_shards
-from tests.data.tars import TAR_FORMATS, read_rows, write_tar
+from tests.data.tars import TAR_FORMATS, Patch, read_rows, write_tar
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.formats.tar import SequentialReader
@@ -38,7 +38,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_proxy(monkeypatch: Patch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("TRAINYARD_RETRY_S", "10")
 
@@ -61,11 +61,6 @@ def spec(location: str, **changes: Any) -> StreamSpec:
         threads=2,
     )
     return replace(usual, **changes)
-
-
-def item_of(position: int, size: int = 0) -> Item:
-    """A sample of so many bytes."""
-    return Item(0, position, Streamed(str(position), 0, bytes(size), 0))
 
 
 def ids(batches: list[PassBatch], number: int) -> list[int]:
@@ -112,54 +107,41 @@ def test_shards_come_in_another_order_each_pass() -> None:
     assert shards_of(1, seed=0, number=0, rank=1, size=2) == []
 
 
-def test_the_buffer_holds_back_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_buffer_holds_back_no_more_than_it_may(monkeypatch: Patch) -> None:
+    """In samples, and in bytes; the order is a function of the samples alone."""
     monkeypatch.setattr("trainyard.data.stream.walk._BUFFER", 20)
     monkeypatch.setattr("trainyard.data.stream.walk._FIRST", 5)
-    taken = 0
-
-    def items() -> Iterator[Item]:
-        nonlocal taken
-        for taken in range(1, 201):
-            yield item_of(taken)
-
-    random = np.random.default_rng(0)
-    out, held = [], []
-    for item in shuffled(items(), iter(random.random, None)):
-        out.append(item.position)
-        held.append(taken - len(out))
-    assert sorted(out) == list(range(1, 201))
-    assert out != sorted(out)
-    assert held[0] == 5
-    assert max(held) == 20
-
-
-def test_nor_more_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of which a sample may have more by itself; the order is a function of the samples alone."""
+    out, held, _ = through_the_buffer([0] * 200)
+    assert sorted(out) == list(range(200)) != out
+    assert (held[0], max(held)) == (5, 20)
+    monkeypatch.setattr("trainyard.data.stream.walk._BUFFER", 1000)
     monkeypatch.setattr("trainyard.data.stream.walk._BUFFER_BYTES", 100)
-    sizes = [1, 60, 30, 30, 1000, *[7] * 300]
-    taken = 0
+    sizes = [1, 60, 30, 30, 1000, *[7] * 300]  # one sample may have more by itself
+    out, _, held_bytes = through_the_buffer(sizes)
+    assert through_the_buffer(sizes)[0] == out
+    assert sorted(out) == list(range(len(sizes))) != out
+    assert 90 < max(held_bytes) <= 100
+
+
+def through_the_buffer(sizes: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """The order of samples of such sizes; samples held at each output, bytes at each input."""
+    taken, num_bytes = 0, 0
+    out: list[int] = []
+    held: list[int] = []
+    held_bytes: list[int] = []
 
     def items() -> Iterator[Item]:
-        nonlocal taken
+        nonlocal taken, num_bytes
         for position, size in enumerate(sizes):
-            held.append(taken)
-            taken += size
-            yield item_of(position, size)
+            held_bytes.append(num_bytes)
+            taken, num_bytes = taken + 1, num_bytes + size
+            yield Item(0, position, Streamed(str(position), 0, bytes(size), 0))
 
-    def positions() -> list[int]:
-        nonlocal taken
-        taken = 0
-        out = []
-        for item in shuffled(items(), iter(np.random.default_rng(0).random, None)):
-            taken -= len(item.sample.image)
-            out.append(item.position)
-        return out
-
-    held: list[int] = []
-    once = positions()
-    assert once == positions()
-    assert sorted(once) == list(range(len(sizes))) != once
-    assert 90 < max(held) <= 100
+    for item in shuffled(items(), iter(np.random.default_rng(0).random, None)):
+        out.append(item.position)
+        num_bytes -= len(item.sample.image)
+        held.append(taken - len(out))
+    return out, held, held_bytes
 
 
 # --- tars that come once ---
@@ -309,7 +291,7 @@ def test_a_size_may_be_told_late(server: PlainServer, shards: str, then: str) ->
     assert len(server.requests) == 2
 
 
-def test_no_answer_is_left_open(server: PlainServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_answer_is_left_open(server: PlainServer, monkeypatch: Patch) -> None:
     """Not of a transfer that breaks while it passes over what has been read."""
     take, answers = http_stream._take, []
 
@@ -339,7 +321,7 @@ def test_no_answer_is_left_open(server: PlainServer, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_a_transfer_that_cannot_go_on_is_named(
-    server: PlainServer, faults: list[str], words: str, monkeypatch: pytest.MonkeyPatch
+    server: PlainServer, faults: list[str], words: str, monkeypatch: Patch
 ) -> None:
     server.faults = faults
     if len(faults) > 3:

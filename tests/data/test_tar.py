@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-import numpy as np
 import pytest
 
 from tests.data.tars import TAR_FORMATS, read_rows, sealed, write_tar
@@ -63,12 +62,7 @@ def test_random_archives_walk_like_tarfile(tmp_path: Path, tar_format: int) -> N
             for _ in range(rng.randint(1, 30)):
                 info = random_info(rng, tar_format)
                 tar.addfile(info, io.BytesIO(rng.randbytes(info.size)))
-
         assert walked(path) == regular_files(path), seed
-
-
-def test_an_empty_archive_has_no_members(tmp_path: Path) -> None:
-    assert walked(write_tar(tmp_path / "0.tar", [])) == []
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -81,26 +75,24 @@ def test_members_of_8_gib_and_more(tmp_path: Path, tar_format: Literal[1, 2]) ->
         file.seek(512, 1)
         file.write(small.tobuf(tar_format))
         file.write(bytes(512 * 3))
-
     assert walked(path) == regular_files(path)
     assert [(name, size) for name, _, size in walked(path)] == [("huge", huge.size), ("small", 7)]
 
 
-def test_the_size_of_a_link_is_not_stored_content(tmp_path: Path) -> None:
-    link = tarfile.TarInfo("link")
-    link.type, link.linkname, link.size = tarfile.LNKTYPE, "0.jpg", 5000
-    path = write_tar(tmp_path / "0.tar", [("1.jpg", b"image")])
-    path.write_bytes(link.tobuf(tarfile.USTAR_FORMAT) + path.read_bytes())
-
-    assert walked(path) == regular_files(path) == [("1.jpg", 1024, 5)]
-
-
-def test_old_tars_mark_folders_by_a_slash(tmp_path: Path) -> None:
-    folder = tarfile.TarInfo("folder/")
-    folder.type = tarfile.AREGTYPE
+@pytest.mark.parametrize(
+    ("kind", "name", "link", "size"),
+    [
+        (tarfile.LNKTYPE, "link", "0.jpg", 5000),  # the size of a link is not stored content
+        (tarfile.AREGTYPE, "folder/", "", 0),  # old tars mark folders by a slash
+    ],
+)
+def test_what_comes_before_an_image_takes_a_header(
+    tmp_path: Path, kind: bytes, name: str, link: str, size: int
+) -> None:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, link, size
     path = write_tar(tmp_path / "0.tar", [("folder/1.jpg", b"image")])
-    path.write_bytes(folder.tobuf(tarfile.USTAR_FORMAT) + path.read_bytes())
-
+    path.write_bytes(info.tobuf(tarfile.USTAR_FORMAT) + path.read_bytes())
     assert walked(path) == regular_files(path) == [("folder/1.jpg", 1024, 5)]
 
 
@@ -108,7 +100,6 @@ def test_the_times_in_a_gnu_header_are_no_part_of_the_name(tmp_path: Path) -> No
     path = write_tar(tmp_path / "0.tar", [("1.jpg", b"image")], tarfile.GNU_FORMAT)
     content = path.read_bytes()
     path.write_bytes(sealed(content[:345] + b"14012345670\0" + content[357:512]) + content[512:])
-
     assert walked(path) == [("1.jpg", 512, 5)]
 
 
@@ -126,120 +117,94 @@ def assert_broken(shard: Path, word: str) -> None:
         read_rows(shard)
 
 
-@pytest.mark.parametrize("length", [0, 1, 511, 513, 1023, 1024, 1500, 2300, 2559, 2560])
-def test_an_archive_cut_in_a_header_or_in_padding_is_an_error(tmp_path: Path, length: int) -> None:
+@pytest.mark.parametrize("length", [0, 1, 511, 513, 1023, 1024, 1536, 2047, 2235, 2300, 2559, 2560])
+def test_an_archive_cut_short_is_an_error(tmp_path: Path, length: int) -> None:
     shard = good_shard(tmp_path / "0.tar")
     shard.write_bytes(shard.read_bytes()[:length])
-
-    assert_broken(shard, f"truncated: it ends at byte {length}")
-
-
-@pytest.mark.parametrize("length", [1536, 1537, 2047, 2048, 2235])
-def test_an_archive_cut_in_a_member_is_an_error(tmp_path: Path, length: int) -> None:
-    shard = good_shard(tmp_path / "0.tar")
-    shard.write_bytes(shard.read_bytes()[:length])
-
-    assert_broken(shard, "byte 1024: .*truncated inside a member of 700 bytes")
+    inside = "byte 1024: .*truncated inside a member of 700 bytes"
+    at_the_end = f"truncated: it ends at byte {length}"
+    assert_broken(shard, inside if 1536 <= length < 2236 else at_the_end)
 
 
 @pytest.mark.parametrize(
-    "checksum", [b"0000000\0", b"99999999", b"xxxxxxxx", bytes(8), b"-0001\0 "]
+    ("at", "damage", "words"),
+    [
+        *(
+            (148, checksum, "checksum")
+            for checksum in (b"0000000\0", b"99999999", b"xxxxxxxx", bytes(8), b"-0001\0 ")
+        ),
+        (1024 + 3, b"?", "byte 1024: .*checksum"),
+        (0, b"\xff\xd8\xff\xe0 a JPEG " * 1000, "not a tar header"),
+    ],
 )
-def test_a_wrong_checksum_is_an_error(tmp_path: Path, checksum: bytes) -> None:
+def test_a_wrong_checksum_is_an_error(tmp_path: Path, at: int, damage: bytes, words: str) -> None:
     shard = good_shard(tmp_path / "0.tar")
     content = shard.read_bytes()
-    shard.write_bytes(content[:148] + checksum + content[156:])
-
-    assert_broken(shard, "checksum")
-
-
-def test_a_flipped_bit_in_a_later_header_is_an_error(tmp_path: Path) -> None:
-    shard = good_shard(tmp_path / "0.tar")
-    content = bytearray(shard.read_bytes())
-    assert content[1024:1029] == b"0.jpg"
-    content[1024 + 3] ^= 1
-    shard.write_bytes(content)
-
-    assert_broken(shard, "byte 1024: .*checksum")
-
-
-def test_what_is_no_tar_is_an_error(tmp_path: Path) -> None:
-    shard = tmp_path / "0.tar"
-    shard.write_bytes(b"\xff\xd8\xff\xe0 a JPEG " * 1000)
-
-    assert_broken(shard, "not a tar header")
+    shard.write_bytes(content[:at] + damage + content[at + len(damage) :])
+    assert_broken(shard, words)
 
 
 @pytest.mark.parametrize(
     "size",
     [
-        b"77777777777\0",  # 8 GiB less one byte
-        b"\x80" + b"\x7f" * 11,  # some 10**26 bytes
-        b"-0000000512\0",
-        b"+0000000512\0",
-        b"0_0000_0001\0",
-        b"00000000009\0",
-        b"\xff" * 12,  # -1 in binary
-        b"size, please",
+        *(b"77777777777\0", b"\x80" + b"\x7f" * 11),  # 8 GiB less one byte; some 10**26 bytes
+        *(b"-0000000512\0", b"+0000000512\0", b"0_0000_0001\0", b"00000000009\0"),
+        *(b"\xff" * 12, b"size, please"),  # -1 in binary
     ],
 )
 def test_an_absurd_size_is_an_error(tmp_path: Path, size: bytes) -> None:
     shard = good_shard(tmp_path / "0.tar")
     content = shard.read_bytes()
-    header = sealed(content[:124] + size + content[136:512])
-    shard.write_bytes(header + content[512:])
-
+    shard.write_bytes(sealed(content[:124] + size + content[136:512]) + content[512:])
     assert_broken(shard, "size|number|truncated")
 
 
-@pytest.mark.parametrize("size", ["-512", "", "7e2", "9" * 30, "8589934592"])
-def test_an_absurd_size_in_a_pax_header_is_an_error(tmp_path: Path, size: str) -> None:
-    shard = good_shard(tmp_path / "0.tar")
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        *(
+            ({"size": size}, "number|truncated")
+            for size in ("-512", "", "7e2", "9" * 30, "8589934592")
+        ),
+        ({"path": "1.jpg\0/../2.jpg"}, "byte 0: .*zero byte"),
+    ],
+)
+def test_an_absurd_value_in_a_pax_header_is_an_error(
+    tmp_path: Path, headers: dict[str, str], words: str
+) -> None:
     info = tarfile.TarInfo("0.jpg")
-    info.pax_headers = {"size": size}
-    shard.write_bytes(info.tobuf(tarfile.PAX_FORMAT) + shard.read_bytes())
-
-    assert_broken(shard, "number|truncated")
+    info.pax_headers = headers
+    assert_broken(with_first(tmp_path / "0.tar", info, tarfile.PAX_FORMAT), words)
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_a_huge_name_is_an_error(tmp_path: Path, tar_format: int) -> None:
     shard = write_tar(tmp_path / "0.tar", [("n" * (2 << 20) + ".jpg", b"image")], tar_format)
-
     assert_broken(shard, "not believable")
 
 
-def after_pax(path: Path, kind: bytes, record: bytes) -> Path:
-    """A shard with a pax header of the `kind` before its first member."""
+@pytest.mark.parametrize(
+    ("kind", "record", "words"),
+    [
+        *(
+            (tarfile.XHDTYPE, record, "broken")
+            for record in (b"path=no length\n", b"0 path=x\n", b"99 path=x\n", b"12 no equals\n")
+        ),
+        (tarfile.XHDTYPE, b"\xff 1=2\n", "broken"),
+        (tarfile.XGLTYPE, b"14 path=1.jpg\n", "byte 0: .*all members"),
+        (tarfile.XGLTYPE, b"10 size=7\n", "byte 0: .*all members"),
+    ],
+)
+def test_a_broken_pax_header_is_an_error(
+    tmp_path: Path, kind: bytes, record: bytes, words: str
+) -> None:
+    """One name or size for all members is one."""
     info = tarfile.TarInfo("pax")
     info.type, info.size = kind, len(record)
-    shard = good_shard(path)
+    shard = good_shard(tmp_path / "0.tar")
     header = info.tobuf(tarfile.USTAR_FORMAT) + record.ljust(512, b"\0")
     shard.write_bytes(header + shard.read_bytes())
-    return shard
-
-
-@pytest.mark.parametrize(
-    "record", [b"path=no length\n", b"0 path=x\n", b"99 path=x\n", b"12 no equals\n", b"\xff 1=2\n"]
-)
-def test_a_broken_pax_header_is_an_error(tmp_path: Path, record: bytes) -> None:
-    shard = after_pax(tmp_path / "0.tar", tarfile.XHDTYPE, record)
-
-    assert_broken(shard, "broken")
-
-
-def test_noise_is_never_more_than_an_error(tmp_path: Path) -> None:
-    content = good_shard(tmp_path / "good.tar").read_bytes()
-    shard, rng = tmp_path / "0.tar", np.random.default_rng(0)
-    for _ in range(300):
-        noisy = bytearray(content)
-        for place in rng.integers(0, 512, 3):  # the first header, then a checksum to get past
-            noisy[place] = rng.choice([0, 32, 45, 55, 57, 95, 103, 120, 128, 255])
-        shard.write_bytes(sealed(bytes(noisy[:512])) + noisy[512:])
-        try:
-            read_rows(shard)
-        except DataError as error:
-            assert str(shard) in str(error)
+    assert_broken(shard, words)
 
 
 # --- GNU tar, and reading ahead ---
@@ -257,7 +222,6 @@ def test_archives_of_gnu_tar(tmp_path: Path, tar_format: str) -> None:
     subprocess.run(
         ["tar", f"--format={tar_format}", "-cf", path, "-C", tmp_path, "data"], check=True
     )
-
     assert sorted(walked(path)) == sorted(regular_files(path))
     assert len(walked(path)) == 3
 
@@ -286,10 +250,8 @@ def test_names_are_found_all_over_a_large_tar(tmp_path: Path) -> None:
             file.write(info.tobuf(tarfile.USTAR_FORMAT))
             file.seek(300_032, 1)
         file.write(bytes(1024))
-
     with closing(open_source(str(path))) as tar:
         found = list(some_names(tar))
-
     assert {name.split("/")[0] for name in found} == {"train", "val"}
     assert set(found) < {name for name, _, _ in walked(path)}  # by far not all are read
     assert len(found) < 300
@@ -317,14 +279,12 @@ def test_a_name_that_points_out_of_the_archive_is_an_error(
     info = tarfile.TarInfo(name)
     info.type = kind
     shard = with_first(tmp_path / "0.tar", info, tar_format)
-
     assert_broken(shard, r"byte \d+: .*points out of the archive")
 
 
 @pytest.mark.parametrize("name", ["..1.jpg", "a..b/1.jpg", ".../1.jpg", "a./.b", "./1.jpg"])
 def test_other_dots_are_names(tmp_path: Path, name: str) -> None:
     path = write_tar(tmp_path / "0.tar", [(name, b"image")])
-
     assert walked(path) == regular_files(path) == [(name, 512, 5)]
 
 
@@ -346,24 +306,8 @@ def test_what_is_no_file_is_skipped_but_not_in_the_place_of_an_image(
     skipped = with_first(tmp_path / "0.tar", info)
     info.name = "a/1.JPEG"
     refused = with_first(tmp_path / "1.tar", info)
-
     assert [label for _, label in read_rows(skipped)] == [1, 1, 1]
     assert_broken(refused, f"byte 0: 'a/1.JPEG' is a {word}, not an image")
-
-
-@pytest.mark.parametrize("record", [b"14 path=1.jpg\n", b"10 size=7\n"])
-def test_one_name_or_size_for_all_members_is_an_error(tmp_path: Path, record: bytes) -> None:
-    shard = after_pax(tmp_path / "0.tar", tarfile.XGLTYPE, record)
-
-    assert_broken(shard, "byte 0: .*all members")
-
-
-def test_a_zero_byte_in_a_name_is_an_error(tmp_path: Path) -> None:
-    info = tarfile.TarInfo("1.jpg")
-    info.pax_headers = {"path": "1.jpg\0/../2.jpg"}
-    shard = with_first(tmp_path / "0.tar", info, tarfile.PAX_FORMAT)
-
-    assert_broken(shard, "byte 0: .*zero byte")
 
 
 def test_a_great_many_headers_for_one_member_cost_no_more_than_they_weigh(tmp_path: Path) -> None:
@@ -373,7 +317,6 @@ def test_a_great_many_headers_for_one_member_cost_no_more_than_they_weigh(tmp_pa
     padded = records + bytes(-len(records) % 512)
     path = write_tar(tmp_path / "0.tar", [("other", b"image")])
     path.write_bytes((info.tobuf(tarfile.USTAR_FORMAT) + padded) * 3 + path.read_bytes())
-
     assert [(name, size) for name, _, size in walked(path)] == [("1.jpg", 5)]
 
 
@@ -387,7 +330,6 @@ def test_a_file_with_holes_is_an_error(tmp_path: Path, option: str) -> None:
     chosen = f"--sparse-version={option}" if option[0] in "01" else f"--format={option}"
     options = ["--sparse", "--format=posix", chosen]
     subprocess.run(["tar", *options, "-cf", path, "-C", tmp_path, "1.jpg"], check=True)
-
     with pytest.raises(DataError, match=re.escape(str(path)) + ", byte 0: .*--sparse"):
         walked(path)
 
@@ -398,14 +340,12 @@ def test_a_compressed_archive_by_the_name_of_a_tar_is_an_error(
 ) -> None:
     shard = write_tar(tmp_path / "0.tar", [(f"{n}.txt", random.randbytes(900)) for n in range(5)])
     shard.write_bytes(module.compress(shard.read_bytes()))
-
     assert_broken(shard, f"byte 0: .*compressed.*{tool}")
 
 
 def test_an_archive_inside_another_ends_where_its_member_ends(tmp_path: Path) -> None:
     inner = write_tar(tmp_path / "inner", [("1.jpg", b"x" * 700)]).read_bytes()[: 512 + 700]
     path = write_tar(tmp_path / "0.tar", [("a.tar", inner), ("secret.jpg", b"y" * 700)])
-
     with closing(open_source(str(path))) as tar:
         (_, offset, size), _ = members(tar)
         with pytest.raises(DataError, match="truncated"):

@@ -3,7 +3,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterable
-from contextlib import closing, suppress
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from tfrecord import example_pb2
 from tfrecord.reader import tfrecord_loader
 from tfrecord.writer import TFRecordWriter
 
+from tests.data.tars import stored
 from tests.images import jpeg
-from tests.indexed import stored
 from trainyard.data import formats
 from trainyard.data.formats import tfrecord
 from trainyard.data.formats.sample import EncodedSample
@@ -100,7 +99,6 @@ def test_reads_what_the_tfrecord_package_writes(tmp_path: Path) -> None:
     for n, image in enumerate(images):
         writer.write({"image/encoded": (image, "byte"), "image/class/label": (n % 3 + 1, "int")})
     writer.close()
-
     assert stored(tmp_path) == [(str(n % 3), image) for n, image in enumerate(images)]
     assert build_index(str(tmp_path)).format == "tfrecord"
 
@@ -128,7 +126,6 @@ def test_reads_all_features_of_the_script_that_made_imagenet_in_any_order(tmp_pa
             getattr(target, kind[type(features[name]).__name__[:3]]).CopyFrom(features[name])
         contents.append(message.SerializeToString())
     path = write_records(tmp_path / "data.tfrecord", contents)
-
     assert stored(path) == [(WNIDS[n % 3], image) for n, image in enumerate(images)]
 
 
@@ -145,7 +142,6 @@ def test_reads_features_in_every_order_beside_unknown_ones(tmp_path: Path, packe
     )
     contents = [example(*order) for order in permutations(parts)]
     path = write_records(tmp_path / "a.tfrecords", contents)
-
     assert stored(path) == [("1", image)] * 120  # of class 0 there is no name
 
 
@@ -153,7 +149,6 @@ def test_a_value_may_come_before_its_name_and_a_later_one_replaces_it(tmp_path: 
     backwards = block(1, block(2, block(1, block(1, b"new"))) + block(1, b"image/encoded"))
     path = write_records(tmp_path / SHARD, [example(IMAGE, LABEL, backwards)])
     assert stored(path) == [("2", b"new")]
-
     in_two_parts = [example(IMAGE) + example(LABEL)]
     assert stored(write_records(tmp_path / "b" / SHARD, in_two_parts)) == [("2", b"the image")]
 
@@ -170,7 +165,6 @@ def test_labels_of_tfds_count_from_0(tmp_path: Path) -> None:
     ]
     for split in ("train", "validation"):
         write_records(tmp_path / f"imagenet2012-{split}.tfrecord-00000-of-00001", contents)
-
     splits = find_splits(str(tmp_path))
     assert sorted(splits) == ["train", "val"]
     for location in splits.values():
@@ -187,7 +181,6 @@ def test_index_files_and_folders_are_no_shards(tmp_path: Path) -> None:
             tfrecord.write_index(path, path.with_name(f"{name}.idx"))
         (tmp_path / split / "idx_files").mkdir()
         (tmp_path / split / "idx_files" / name).write_text("0 99\n")
-
     splits = find_splits(str(tmp_path))
     assert stored(splits["train"]) == [("0", f"train {n}".encode()) for n in range(3)]
     assert stored(splits["val"]) == [("1", f"validation {n}".encode()) for n in range(3)]
@@ -217,45 +210,46 @@ def test_a_scan_reads_little_of_each_image(
 # --- the names of the classes ---
 
 
-def named(label: int, synset: str | None) -> bytes:
-    label_feature = int_feature(b"image/class/label", label)
-    if synset is None:
-        return example(label_feature, IMAGE)
-    return example(label_feature, bytes_feature(b"image/class/synset", synset.encode()), IMAGE)
+Named = list[tuple[int, str | None]]  # label and name of each record
 
 
-def classes_of(folder: Path, *shards: list[bytes]) -> tuple[tuple[str, ...], list[int]]:
-    for n, contents in enumerate(shards):
+def named_shards(folder: Path, *shards: Named) -> Path:
+    for n, records in enumerate(shards):
+        contents = []
+        for label, name in records:
+            words = [] if name is None else [bytes_feature(b"image/class/synset", name.encode())]
+            contents.append(example(int_feature(b"image/class/label", label), *words, IMAGE))
         write_records(folder / f"train-{n:05d}-of-{len(shards):05d}", contents)
-    index = build_index(str(folder))
-    assert index.has_names is any(name.isalpha() for name in index.classes)
-    return index.classes, index.label.tolist()
+    return folder
 
 
-def test_classes_are_numbered_by_their_sorted_names(tmp_path: Path) -> None:
-    shards = [named(3, "ant"), named(1, "cow")], [named(2, "bee"), named(1, "cow")]
-    assert classes_of(tmp_path, *shards) == (("ant", "bee", "cow"), [0, 2, 1, 2])
+@pytest.mark.parametrize(
+    ("shards", "classes", "labels"),
+    [
+        ([[(3, "ant"), (1, "cow")], [(2, "bee"), (1, "cow")]], "ant bee cow", [0, 2, 1, 2]),
+        ([[(2, "ant"), (1, "bee")], [(1, None)]], "0 1", [1, 0, 0]),  # a record has no name
+        ([[(3, "ant"), (1, "bee")]], "0 1 2", [2, 0]),  # a class has no record
+    ],
+)
+def test_classes_are_numbered_by_their_sorted_names_or_bare_numbers(
+    tmp_path: Path, shards: list[Named], classes: str, labels: list[int]
+) -> None:
+    index = build_index(str(named_shards(tmp_path, *shards)))
+    assert (index.classes, index.label.tolist()) == (tuple(classes.split()), labels)
+    assert index.has_names is ("ant" in classes)
 
 
-def test_classes_are_bare_numbers_if_one_record_has_no_name(tmp_path: Path) -> None:
-    shards = [named(2, "ant"), named(1, "bee")], [named(1, None)]
-    assert classes_of(tmp_path, *shards) == (("0", "1"), [1, 0, 0])
-
-
-def test_classes_are_bare_numbers_if_one_class_has_no_record(tmp_path: Path) -> None:
-    assert classes_of(tmp_path, [named(3, "ant"), named(1, "bee")]) == (("0", "1", "2"), [2, 0])
-
-
-@pytest.mark.parametrize("in_one_shard", [True, False])
-def test_names_that_contradict_each_other(tmp_path: Path, in_one_shard: bool) -> None:
-    one, two = [named(1, "ant")], [named(1, "bee")]
-    with pytest.raises(DataError, match="label 1 is 'bee' here, 'ant' "):
-        classes_of(tmp_path, *([one + two] if in_one_shard else [one, two]))
-
-
-def test_two_labels_of_one_name(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="one image/class/synset two labels"):
-        classes_of(tmp_path, [named(1, "ant"), named(2, "ant")])
+@pytest.mark.parametrize(
+    ("shards", "words"),
+    [
+        ([[(1, "ant"), (1, "bee")]], "label 1 is 'bee' here, 'ant' "),
+        ([[(1, "ant")], [(1, "bee")]], "label 1 is 'bee' here, 'ant' "),
+        ([[(1, "ant"), (2, "ant")]], "one image/class/synset two labels"),
+    ],
+)
+def test_names_that_contradict_each_other(tmp_path: Path, shards: list[Named], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        build_index(str(named_shards(tmp_path, *shards)))
 
 
 # --- damage ---
@@ -325,84 +319,24 @@ def test_a_bad_record_is_named(tmp_path: Path, case: str) -> None:
     assert f": record 2, byte {len(record(good))}: " in message and expected in message
 
 
-def three_records() -> list[bytes]:
-    return [record(named(n, synset)) for n, synset in ((1, "ant"), (2, "bee"), (2, None))]
-
-
-def test_a_wrong_checksum_of_a_length_is_found_by_the_scan(tmp_path: Path) -> None:
-    content = bytearray(b"".join(three_records()))
-    start = len(three_records()[0])
-    content[start + 9] ^= 1
-    (tmp_path / SHARD).write_bytes(content)
-    expected = f"record 2, byte {start}: the checksum of the length does not match"
-    assert expected in complaint(tmp_path / SHARD)
-
-
-def test_a_wrong_byte_of_an_image_is_found_by_the_check(tmp_path: Path) -> None:
-    images = [bytes(10_000_000), b"small", jpeg(50)]
-    tfrecord.write(tmp_path / SHARD, (EncodedSample(i, ".jpg", 0, "") for i in images), None)
-    content = bytearray((tmp_path / SHARD).read_bytes())
-    check(tmp_path / SHARD)
-    content[9_000_000] ^= 0x80
-    (tmp_path / SHARD).write_bytes(content)
-
-    assert len(stored(tmp_path)) == 3
-    with pytest.raises(DataError, match=r"of-00001: record 1, byte 0: its checksum does not"):
-        check(tmp_path / SHARD)
-
-
-def check(path: Path) -> None:
-    with closing(LocalFile(str(path))) as source:
-        tfrecord.check_shard(source)
-
-
-def test_every_wrong_bit_is_found_by_the_check(tmp_path: Path) -> None:
-    whole = b"".join(three_records())
-    path = tmp_path / SHARD
-    for place in range(len(whole)):
-        content = bytearray(whole)
-        content[place] ^= 1 << place % 8
-        path.write_bytes(content)
-        with pytest.raises(DataError, match="byte"):
-            check(path)
-        with suppress(DataError):  # whatever the scan finds, nothing else may come of it
-            list(tfrecord.scan(find_place(str(path))).rows)
-
-
-def test_a_file_cut_short_anywhere_but_between_records_is_truncated(tmp_path: Path) -> None:
-    records = three_records()
-    borders = {0, len(records[0]), len(records[0] + records[1])}
-    path = tmp_path / SHARD
-    for length in range(1, len(b"".join(records))):
-        path.write_bytes(b"".join(records)[:length])
-        rows = tfrecord.scan(find_place(str(path))).rows
-        if length in borders:
-            assert sum(len(part.labels) for part in rows) == sorted(borders).index(length)
-            continue
-        with pytest.raises(DataError, match="truncated"):
-            list(rows)
-
-
-@pytest.mark.parametrize("length", [2**63 - 1, 2**64 - 1, 2**40])
-def test_a_gigantic_record_is_a_truncated_file(tmp_path: Path, length: int) -> None:
-    path = tmp_path / SHARD
-    path.write_bytes(record(b"", length))
-    assert f"byte 0: the file is truncated inside a record of {length:,}" in complaint(path)
+@pytest.mark.parametrize(
+    ("damage", "expected"),
+    [
+        (record(b"", 2**63 - 1), f"truncated inside a record of {2**63 - 1:,}"),
+        (record(b"", 2**40), f"truncated inside a record of {2**40:,}"),
+        (record(IMAGE)[:9] + b"?" + record(IMAGE)[10:], "the checksum of the length does not"),
+    ],
+)
+def test_a_damaged_length_is_named(tmp_path: Path, damage: bytes, expected: str) -> None:
+    good = record(example(IMAGE, LABEL))
+    (tmp_path / SHARD).write_bytes(good + damage)
+    said = complaint(tmp_path / SHARD)
+    assert f"byte {len(good)}: " in said and expected in said
 
 
 def test_a_compressed_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / SHARD
-    path.write_bytes(gzip.compress(record(named(1, "ant"))))
-    assert "compressed; unpack it with gunzip" in complaint(path)
-
-
-def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
-    (tmp_path / "a.tfrecord").write_text("neither a checksum nor a record")
-    (tmp_path / "b.tfrecord").write_text("short")
-    for name in ("a.tfrecord", "b.tfrecord"):
-        assert not tfrecord.recognises(find_place(str(tmp_path / name)))
-    odd = write_records(tmp_path / "records.bin", [named(1, "ant")])
-    assert stored(odd) == [("ant", b"the image")]
+    (tmp_path / SHARD).write_bytes(gzip.compress(record(IMAGE)))
+    assert "compressed; unpack it with gunzip" in complaint(tmp_path / SHARD)
 
 
 # --- files of ours ---
@@ -413,36 +347,26 @@ def samples() -> list[EncodedSample]:
     return [EncodedSample(image, ".jpg", n * 97 % 1000, str(n)) for n, image in enumerate(images)]
 
 
-def test_the_tfrecord_package_reads_what_is_written(tmp_path: Path) -> None:
-    path = tmp_path / SHARD
-    tfrecord.write(path, samples(), [f"n{n:08d}" for n in range(1000)])
-    kinds = {"image/encoded": "byte", "image/class/label": "int", "image/class/synset": "byte"}
-    found = list(tfrecord_loader(str(path), None, kinds))
-
-    assert [bytes(each["image/encoded"]) for each in found] == [s.image for s in samples()]
-    assert [int(each["image/class/label"][0]) - 1 for each in found] == [s.label for s in samples()]
-    assert [bytes(each["image/class/synset"]).decode() for each in found] == [
-        f"n{s.label:08d}" for s in samples()
-    ]
-    check(path)
-
-
-def test_what_is_written_is_what_the_tfrecord_package_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("classes", [None, [f"class {n}" for n in range(1000)]])
+def test_what_is_written_is_what_the_tfrecord_package_writes(
+    tmp_path: Path, classes: list[str] | None
+) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    for classes in (None, [f"class {n}" for n in range(1000)]):
-        tfrecord.write(ours, samples(), classes)
-        writer = TFRecordWriter(str(theirs))
-        for sample in samples():
-            features: dict[str, Any] = {"image/class/label": (sample.label + 1, "int")}
-            if classes is not None:
-                features["image/class/synset"] = (classes[sample.label].encode(), "byte")
-            writer.write(features | {"image/encoded": (sample.image, "byte")})
-        writer.close()
-        parsed = [
-            [example_pb2.Example.FromString(bytes(content)) for content in contents(path)]
-            for path in (ours, theirs)
-        ]
-        assert parsed[0] == parsed[1] and ours.stat().st_size == theirs.stat().st_size
+    tfrecord.write(ours, samples(), classes)
+    writer = TFRecordWriter(str(theirs))
+    for sample in samples():
+        features: dict[str, Any] = {"image/class/label": (sample.label + 1, "int")}
+        if classes is not None:
+            features["image/class/synset"] = (classes[sample.label].encode(), "byte")
+        writer.write(features | {"image/encoded": (sample.image, "byte")})
+    writer.close()
+    parsed = [
+        [example_pb2.Example.FromString(bytes(content)) for content in contents(path)]
+        for path in (ours, theirs)
+    ]
+    assert parsed[0] == parsed[1] and ours.stat().st_size == theirs.stat().st_size
+    found = tfrecord_loader(str(ours), None, {"image/encoded": "byte"})  # checks nothing itself
+    assert [bytes(each["image/encoded"]) for each in found] == [s.image for s in samples()]
 
 
 def contents(path: Path) -> list[bytes]:
@@ -454,31 +378,15 @@ def contents(path: Path) -> list[bytes]:
     return found
 
 
-def test_names_of_any_bytes_are_read_back(tmp_path: Path) -> None:
-    classes = ["", "été", b"\xff\xfe".decode(errors="surrogateescape")]
-    tfrecord.write(tmp_path / SHARD, [EncodedSample(b"", ".jpg", n, "") for n in range(3)], classes)
-    assert stored(tmp_path) == [(name, b"") for name in classes]
-
-
-def test_what_is_written_is_read_back(tmp_path: Path) -> None:
-    tfrecord.write(tmp_path / SHARD, samples(), None)
-    assert stored(tmp_path) == [(str(s.label), s.image) for s in samples()]
-    first = (tmp_path / SHARD).read_bytes()
-    tfrecord.write(tmp_path / SHARD, iter(samples()), None)
-    assert (tmp_path / SHARD).read_bytes() == first
-
-
 @pytest.mark.parametrize("count", [0, 1, 12])
 def test_the_index_file_is_that_of_dali(tmp_path: Path, count: int) -> None:
     shard, ours, theirs = (tmp_path / name for name in (SHARD, "ours.idx", "theirs.idx"))
     tfrecord.write(shard, samples()[:count], None)
     tfrecord.write_index(shard, ours)
-
     sizes = [len(content) + 16 for content in contents(shard)]
     starts = [sum(sizes[:n]) for n in range(count)]
     lines = [f"{start} {size}\n" for start, size in zip(starts, sizes, strict=True)]
     assert ours.read_text() == "".join(lines)
-
     script = Path(sys.executable).with_name("tfrecord2idx")  # of nvidia-dali
     if script.exists():
         subprocess.run([sys.executable, script, shard, theirs], check=True)

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.data.tars import Patch
 from tests.web import BurstServer
 from trainyard.data.storage.credentials import token_of
 from trainyard.data.storage.remote.http import HttpFile
@@ -59,7 +60,7 @@ class Server:
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
+def servers(monkeypatch: Patch) -> Iterator[tuple[Server, Server]]:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.delenv("TRAINYARD_TOKENS", raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -72,7 +73,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Server, Server]]:
 
 
 def test_a_token_goes_to_its_server_alone(
-    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+    servers: tuple[Server, Server], monkeypatch: Patch
 ) -> None:
     hub, storage = servers
     hub.token = SECRET
@@ -85,7 +86,7 @@ def test_a_token_goes_to_its_server_alone(
 
 
 def test_a_token_does_not_follow_a_redirect_to_another_server(
-    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+    servers: tuple[Server, Server], monkeypatch: Patch
 ) -> None:
     hub, storage = servers
     hub.moved_to = f"http://{storage.host}/signed?X-Amz-Signature=abc"
@@ -110,7 +111,7 @@ def test_a_redirect_that_has_expired_is_followed_anew(servers: tuple[Server, Ser
 
 
 def test_a_wrong_token_is_named_without_being_told(
-    servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
+    servers: tuple[Server, Server], monkeypatch: Patch
 ) -> None:
     hub, _ = servers
     hub.token = "another"
@@ -133,18 +134,14 @@ def test_a_wrong_token_is_named_without_being_told(
         ("https://example.org/huggingface.co", False),
     ],
 )
-def test_the_hub_has_a_variable_of_its_own(
-    url: str, has_it: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hub_has_a_variable_of_its_own(url: str, has_it: bool, monkeypatch: Patch) -> None:
     monkeypatch.delenv("TRAINYARD_TOKENS", raising=False)
     monkeypatch.setenv("HF_TOKEN", SECRET)
     assert token_of(urlsplit(url)) == (SECRET if has_it else None)
 
 
 @pytest.mark.parametrize("value", [SECRET, f"={SECRET}", "host=", f"host={SECRET}\x07"])
-def test_a_malformed_variable_is_named_without_its_content(
-    value: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_malformed_variable_is_named_without_its_content(value: str, monkeypatch: Patch) -> None:
     monkeypatch.setenv("TRAINYARD_TOKENS", value)
     with pytest.raises(DataError) as caught:
         token_of(urlsplit("https://host/a"))

@@ -12,18 +12,20 @@ import timm
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from trainyard.averaging.config import AverageConfig
-from trainyard.data.transforms.config import AugmentConfig
 
+from tests.data.batches import batch_of_images
 from tests.gpus import needs_gpu
 from tests.training.test_equivalence import Case, global_batch
 from trainyard.averaging.allreduce import AllReduce, wrap_in_ddp
 from trainyard.averaging.base import Averager
+from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.periodic import Periodic
 from trainyard.averaging.sharded import Sharded
 from trainyard.config import load_recipe
+from trainyard.data.batch import Batch, Keys
 from trainyard.data.device.normalise import Normalise
-from trainyard.data.transforms.batches import Keys, MixedBatch, batch_transforms, pixel_transforms
+from trainyard.data.transforms.batches import batch_transforms, pixel_transforms
+from trainyard.data.transforms.config import AugmentConfig
 from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.meters import Meter
@@ -245,16 +247,17 @@ def test_pixels_are_those_of_the_cpu(name: str, interpolation: Any, device: torc
 def test_batches_are_those_of_the_cpu(name: str, device: torch.device) -> None:
     (transform,) = batch_transforms(AugmentConfig(**BATCHES[name]), seed=0)
 
-    def batch(at: torch.device) -> MixedBatch:
+    def batch(at: torch.device) -> Batch:
         labels, weights = torch.arange(BATCH), torch.ones(BATCH)
         weights[3] = 0
-        columns = (pixels().float(), labels, labels, torch.ones(BATCH), weights)
-        return MixedBatch(*(column.to(at) for column in columns))
+        return batch_of_images(pixels().float().to(at), labels.to(at), weights.to(at))
 
     given = batch(device)
     with no_waits(device):
         found = transform(given, KEYS)
-    for one, other in zip(found, transform(batch(torch.device("cpu")), KEYS), strict=True):
+    expected = transform(batch(torch.device("cpu")), KEYS)
+    for name in MicroBatch._fields:
+        one, other = getattr(found, name), getattr(expected, name)
         torch.testing.assert_close(one.cpu(), other, rtol=1e-5, atol=1e-4)
 
 

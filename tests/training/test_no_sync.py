@@ -8,24 +8,26 @@ the host wait: at a value read by the host, a shape that depends on values, a bl
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from trainyard.averaging.config import AverageConfig
 
+from tests.data.batches import batch_of_images
 from tests.test_recipes import narrow
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
 from trainyard.course import Course
+from trainyard.data.batch import Batch, Samples
 from trainyard.data.device.copies import InFlightBatch
-from trainyard.data.device.feed import Batch, Feed
+from trainyard.data.device.feed import Feed
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.meters import Meter
 from trainyard.optim.optimizers import build_optimizer
@@ -160,9 +162,14 @@ def arriving(size: int) -> InFlightBatch:
     def pixels() -> Iterator[Tensor]:
         yield pixels_BHWC
 
-    labels = torch.zeros(BATCH, dtype=torch.int64, device=META)
-    ids = np.arange(BATCH)
-    return InFlightBatch(pixels, labels, torch.ones(BATCH, device=META), ids, ids * 0, [])
+    ids = torch.arange(BATCH)
+    samples = Samples(
+        ids=ids,
+        epochs=torch.zeros_like(ids),
+        labels=torch.zeros(BATCH, dtype=torch.int64, device=META),
+        weights=torch.ones(BATCH, device=META),
+    )
+    return InFlightBatch(pixels, samples, [])
 
 
 def reads_of(parts: Parts) -> int:
@@ -202,14 +209,13 @@ def test_a_step_and_its_batch_wait_for_nothing(case: str) -> None:
 def test_an_evaluation_waits_at_its_end_alone() -> None:
     with META:
         models = {"": timm.create_model("test_resnet"), "ema_": timm.create_model("test_resnet")}
-    images, weights = torch.empty(8, 3, 64, 64, device=META), torch.ones(8, device=META)
-    labels = torch.zeros(8, dtype=torch.int64, device=META)
-    ids = torch.arange(8)
+    images = torch.empty(8, 3, 64, 64, device=META)
+    batch = batch_of_images(images, torch.zeros(8, dtype=torch.int64, device=META))
     taken = []
 
     def batches() -> Iterator[Batch]:
         for number in range(3):
-            yield Batch(images, labels, labels, weights, weights, ids + 8 * number, [])
+            yield replace(batch, ids=batch.ids + 8 * number)
             taken.append(number)
 
     kept = torch.arange(5, device=META)

@@ -1,6 +1,5 @@
 """Slots of encoded images: what a loader process leaves to a GPU, and what it does itself."""
 
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from tests.images import encode
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.decode.decode import decode_batch
 from trainyard.data.loader import encoded_batch as module
@@ -24,16 +24,10 @@ def image(width: int, height: int) -> Image.Image:
     return Image.fromarray(pixels)
 
 
-def encoded(picture: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, kind, **options)
-    return file.getvalue()
-
-
 PHOTOGRAPHS = [
-    encoded(image(80, 60)),
-    encoded(image(50, 90).convert("L")),
-    encoded(image(64, 64), progressive=True),
+    encode(image(80, 60)),
+    encode(image(50, 90).convert("L")),
+    encode(image(64, 64), progressive=True),
 ]
 
 
@@ -72,10 +66,10 @@ def test_jpegs_are_left_as_they_are_with_the_plans_crops(crop: Any) -> None:
 
 
 OTHERS = {
-    "png": encoded(image(80, 60), "PNG"),
-    "cmyk": encoded(image(80, 60).convert("CMYK")),
-    "long": encoded(image(200, 200), quality=100, subsampling=0),
-    "wide": encoded(image(2000, 1500), quality=10),
+    "png": encode(image(80, 60), "PNG"),
+    "cmyk": encode(image(80, 60).convert("CMYK")),
+    "long": encode(image(200, 200), quality=100, subsampling=0),
+    "wide": encode(image(2000, 1500), quality=10),
 }
 
 

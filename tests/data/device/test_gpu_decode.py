@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from tests.images import encode
 from trainyard.config import check as check_recipe
 from trainyard.course import build_course
 from trainyard.data.batch import Batch
@@ -45,24 +46,18 @@ def library() -> None:
     pytest.importorskip("nvidia.nvimgcodec")
 
 
-def encoded(picture: Image.Image, **options: Any) -> bytes:
-    file = io.BytesIO()
-    picture.save(file, "JPEG", **options)
-    return file.getvalue()
-
-
 def photographs() -> list[bytes]:
     """Of all samplings, one grey, one progressive, one that a camera held upright has turned."""
     first, second = (Image.fromarray(pixels) for pixels in load_sample_images().images)
     turned = Image.Exif()
     turned[0x0112] = 6
     return [
-        encoded(first, quality=95, subsampling=0),
-        encoded(second.crop((3, 5, 500, 402)), quality=85, subsampling=1),
-        encoded(first.crop((30, 5, 401, 420)), quality=75, subsampling=2),
-        encoded(second.convert("L"), quality=90),
-        encoded(first, quality=90, progressive=True),
-        encoded(second, quality=90, exif=turned),
+        encode(first, quality=95, subsampling=0),
+        encode(second.crop((3, 5, 500, 402)), quality=85, subsampling=1),
+        encode(first.crop((30, 5, 401, 420)), quality=75, subsampling=2),
+        encode(second.convert("L"), quality=90),
+        encode(first, quality=90, progressive=True),
+        encode(second, quality=90, exif=turned),
     ]
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
-from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from tests.data.native.decoder import PATHS, Pixels, decode
 from tests.fuzz.seeds import damaged
+from tests.images import encode
 from trainyard.data._native import core
 from trainyard.data.decode.packed_record import (
     coefficients_of,
@@ -22,9 +23,7 @@ from trainyard.data.decode.packed_record import (
 )
 
 pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
-PATHS = core.paths if core is not None else ()
 SAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
-Pixels = NDArray[np.uint8]
 
 
 def picture(height: int, width: int, seed: int = 0) -> Pixels:
@@ -39,9 +38,7 @@ def picture(height: int, width: int, seed: int = 0) -> Pixels:
 
 
 def jpeg(pixels: Pixels, mode: str = "RGB", **options: Any) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(pixels).convert(mode).save(out, "JPEG", **options)
-    return out.getvalue()
+    return encode(Image.fromarray(pixels).convert(mode), **options)
 
 
 def packed(content: bytes) -> bytes:
@@ -54,30 +51,9 @@ def decoded(
     content: bytes, box: tuple[float, ...], size: tuple[int, int], path: str, **options: Any
 ) -> Pixels:
     """A box at a size (height, width) by one path."""
-    pixels, status = decoded_or_not(content, box, size, path, **options)
+    pixels, status = decode(content, box, size, path, **options)
     assert status == core.OK
     return pixels
-
-
-def decoded_or_not(
-    content: bytes,
-    box: tuple[float, ...],
-    size: tuple[int, int],
-    path: str,
-    *,
-    flip: bool = False,
-    **options: Any,
-) -> tuple[Pixels, int]:
-    height, width = size
-    shape = (1, 3, height, width) if options.get("planar") else (1, height, width, 3)
-    out, status = np.zeros(shape, np.uint8), np.zeros(1, np.uint8)
-    zero, length = np.zeros(1, np.int64), np.array([len(content)])
-    boxes, flips = np.array([box], np.float64), np.array([flip])
-    core.Decoder(path).decode(
-        *([content], zero, zero, length, boxes, flips, out, status),
-        **(options | {"height": height, "width": width}),
-    )
-    return out[0], int(status[0])
 
 
 def every_kind() -> dict[str, bytes]:
@@ -303,7 +279,7 @@ def test_sizes_of_records() -> None:
 def test_a_record_that_is_cut_short_is_an_error(path: str, kind: str) -> None:
     record = record_of_pixels(picture(20, 30)) if kind == "pixels" else packed(KINDS[kind])
     for length in {*range(0, len(record) - 128, 37), *range(len(record) - 128, len(record))}:
-        _, status = decoded_or_not(record[:length], (0, 0, 30, 20), (8, 8), path)
+        _, status = decode(record[:length], (0, 0, 30, 20), (8, 8), path)
         assert status != core.OK
         assert core.Decoder(path).unpack(record[:length]) is None
 
@@ -320,7 +296,7 @@ def test_hostile_records_do_no_harm(path: str, kind: str) -> None:
         changed = bytearray(record)
         at = int(rng.integers(8, (64, table + 200, len(record))[number % 3]))
         changed[at : at + 4] = rng.bytes(min(4, len(record) - at))
-        _, status = decoded_or_not(bytes(changed), (3, 2, 30, 29), (11, 7), path)
+        _, status = decode(bytes(changed), (3, 2, 30, 29), (11, 7), path)
         seen.add(status)
         core.Decoder(path).unpack(bytes(changed))
     assert {core.OK, core.DAMAGED} <= seen
@@ -330,7 +306,7 @@ def test_hostile_records_do_no_harm(path: str, kind: str) -> None:
 def test_wrong_headers(at: int, value: int) -> None:
     changed = bytearray(packed(KINDS["grey q30"]))
     changed[at] = value
-    assert decoded_or_not(bytes(changed), (0, 0, 9, 9), (8, 8), PATHS[0])[1] != core.OK
+    assert decode(bytes(changed), (0, 0, 9, 9), (8, 8), PATHS[0])[1] != core.OK
     assert core.Decoder().unpack(bytes(changed)) is None
     with pytest.raises(ValueError, match="packed record"):
         plain_jpeg_of(bytes(changed))

@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from tests.data.native.decoder import PATHS, Pixels
+from tests.data.native.decoder import decode as decode_one
 from trainyard.data._native import core
 from trainyard.data.decode.packed_record import record_of_pixels
 
 pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
-PATHS = core.paths if core is not None else ()
 PHOTOGRAPHS: list[NDArray[np.uint8]] = load_sample_images().images
 SAMPLINGS = {"4:4:4": 0x111111, "4:2:2": 0x211111, "4:2:0": 0x221111, "4:4:0": 0x121111}
-Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
 
 
@@ -33,20 +33,10 @@ def jpeg(pixels: Pixels, sampling: str = "4:4:4", quality: int = 90) -> bytes:
 
 
 def decode(content: bytes, box: Box, size: tuple[int, int], path: str, **options: Any) -> Pixels:
-    """A box at (height, width) by one path, as height x width x 3; nothing around it is written."""
-    height, width = size
-    room = np.full((3, height * width * 3), 171, np.uint8)
-    shape = (1, 3, height, width) if options.get("planar") else (1, height, width, 3)
-    out, status = room[1].reshape(shape), np.zeros(1, np.uint8)
-    zero, flips = np.zeros(1, np.int64), np.array([options.pop("flip", False)])
-    core.Decoder(path).decode(
-        *([content], zero, zero, np.array([len(content)]), np.array([box], np.float64)),
-        *(flips, out, status),
-        **(options | {"height": height, "width": width}),
-    )
-    assert status[0] == core.OK
-    assert (room[[0, 2]] == 171).all()
-    pixels: Pixels = out[0].transpose(1, 2, 0) if options.get("planar") else out[0]
+    """A box at (height, width) by one path, as height x width x 3."""
+    out, status = decode_one(content, box, size, path, **options)
+    assert status == core.OK
+    pixels: Pixels = out.transpose(1, 2, 0) if options.get("planar") else out
     return pixels
 
 

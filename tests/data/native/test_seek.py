@@ -5,14 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
+from tests.data.native.decoder import PATHS, Pixels, decode
 from trainyard.data._native import core
 
 pytestmark = pytest.mark.skipif(core is None, reason="the extension is not built")
-PATHS = core.paths if core is not None else ()
-Pixels = NDArray[np.uint8]
 Box = tuple[int, int, int, int]
 SIZES = [(1, 1), (8, 8), (9, 129), (128, 128), (130, 257), (333, 40), (97, 500)]
 SAMPLINGS = ["4:4:4", "4:2:2", "4:2:0", "grey"]
@@ -56,20 +54,11 @@ def boxes_in(height: int, width: int, seed: int = 0) -> list[Box]:
 
 def decoded(content: bytes, box: Box, path: str, table: bytes | None = None) -> tuple[Pixels, int]:
     """A box at a size of 20 x 24 pixels, and its status."""
-    out, status = np.zeros((1, 20, 24, 3), np.uint8), np.zeros(1, np.uint8)
-    zero = np.zeros(1, np.int64)
     seek: dict[str, Any] = {}
     if table is not None:
         ends = np.array([len(table) // core.SEEK_ENTRY])
-        seek = {"seek": table, "seek_begins": zero, "seek_ends": ends}
-    core.Decoder(path).decode(
-        *([content], zero, zero, np.array([len(content)]), np.array([box], np.float64)),
-        *(np.zeros(1, np.bool_), out, status),
-        height=20,
-        width=24,
-        **seek,
-    )
-    return out[0], int(status[0])
+        seek = {"seek": table, "seek_begins": np.zeros(1, np.int64), "seek_ends": ends}
+    return decode(content, box, (20, 24), path, **seek)
 
 
 @pytest.mark.parametrize("options", [{}, {"restart_marker_blocks": 5}, {"restart_marker_rows": 1}])

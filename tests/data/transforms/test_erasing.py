@@ -111,12 +111,24 @@ def shapes(images: torch.Tensor) -> list[NDArray[Any]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pixels_outside_are_untouched(mode: str) -> None:
-    keys = keys_of(300)
+def test_each_mode(mode: str) -> None:
+    """Pixels outside stay; keyed by visit and id alone; of equal effect in either layout."""
+    keys = keys_of(300, visit=2)
     boxes = erase(300, keys, mode="const") == 0
     found = erase(300, keys, mode=mode)
     assert (found[~boxes] == MARK).all()
     assert (found[boxes] != MARK).all()
+    assert (erase(300, keys, mode=mode, probability=0.0) == MARK).all()
+    some = erase(300, keys, mode=mode, probability=0.5)
+    for rank in range(3):
+        share = Keys(keys.ids[rank::3], keys.epochs[rank::3], 777)
+        assert torch.equal(erase(100, share, mode=mode, probability=0.5), some[rank::3])
+    batch = batch_of(300)
+    images = batch.images_BCHW.clone(memory_format=torch.channels_last)
+    erased = RandomErasing(1.0, mode, seed=3)(replace(batch, images_BCHW=images), keys)
+    assert erased.images_BCHW is images
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(images, found)
 
 
 # --- what fills ---
@@ -173,15 +185,6 @@ def test_noise_differs_by_pixel_or_is_one_colour() -> None:
 # --- keys and layouts ---
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_sample_is_keyed_by_visit_and_id_alone(mode: str) -> None:
-    keys = keys_of(30, visit=2)
-    whole = erase(30, keys, mode=mode, probability=0.5)
-    for rank in range(3):
-        share = Keys(keys.ids[rank::3], keys.epochs[rank::3], 777)
-        assert torch.equal(erase(10, share, mode=mode, probability=0.5), whole[rank::3])
-
-
 def test_samples_visits_and_seeds_differ() -> None:
     keys = keys_of(30)
     one = erase(30, keys)
@@ -190,18 +193,3 @@ def test_samples_visits_and_seeds_differ() -> None:
     other = RandomErasing(1.0, "pixel", seed=4)(batch_of(30), keys).images_BCHW
     for images in (later, other):
         assert (images != one).flatten(1).any(dim=1).all()
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_layout_is_kept_and_changes_nothing(mode: str) -> None:
-    keys = keys_of(20)
-    batch = batch_of(20)
-    images = batch.images_BCHW.clone(memory_format=torch.channels_last)
-    found = RandomErasing(1.0, mode, seed=3)(replace(batch, images_BCHW=images), keys)
-    assert found.images_BCHW is images
-    assert images.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(images, erase(20, keys, mode=mode))
-
-
-def test_none_is_erased_with_a_probability_of_zero() -> None:
-    assert (erase(100, keys_of(100), probability=0.0) == MARK).all()

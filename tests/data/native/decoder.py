@@ -1,0 +1,38 @@
+"""The decoder in C, called for one image."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data._native import core
+
+PATHS: tuple[str, ...] = core.paths if core is not None else ()
+Pixels = NDArray[np.uint8]
+
+
+def decode(
+    content: bytes,
+    box: tuple[float, ...],
+    size: tuple[int, int],
+    path: str,
+    *,
+    flip: bool = False,
+    **options: Any,
+) -> tuple[Pixels, int]:
+    """A box of an image at a size (height, width) by one path, and its status.
+
+    What lies before and behind the pixels in memory is not written to.
+    """
+    height, width = size
+    room = np.full((3, height * width * 3), 171, np.uint8)
+    room[1] = 0
+    shape = (1, 3, height, width) if options.get("planar") else (1, height, width, 3)
+    out, status, zero = room[1].reshape(shape), np.zeros(1, np.uint8), np.zeros(1, np.int64)
+    core.Decoder(path).decode(
+        *([content], zero, zero, np.array([len(content)]), np.array([box], np.float64)),
+        *(np.array([flip]), out, status),
+        **(options | {"height": height, "width": width}),
+    )
+    assert (room[[0, 2]] == 171).all()
+    return out[0], int(status[0])
