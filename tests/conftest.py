@@ -64,3 +64,29 @@ def finished(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished") / "run"
     assert run("train", "debug", "--data", digits, "--run", folder, *SHORT, "--json") == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def averaged(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with batch norm, a moving average, and validation images that are cropped and resized.
+
+    Not to be written to.
+    """
+    folder = tmp_path_factory.mktemp("averaged") / "run"
+    where = ("--data", digits, "--run", folder, "--model.ema_decay", "0.9", "--data.threads", "1")
+    sizes = ("--batch.size", "48", "--data.eval_size", "40", "--data.crop_pct", "0.8")
+    length = ("--run.length", "16 steps", "--schedule.warmup", "0 steps")
+    assert run("train", "digits", *where, *sizes, *length, "--json") == 0
+    return folder
+
+
+SOME = "137"
+
+
+@pytest.fixture(scope="session")
+def some(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The validation images of three of the ten classes."""
+    folder = tmp_path_factory.mktemp("some")
+    for name in SOME:
+        (folder / name).symlink_to(digits / "val" / name)
+    return folder

@@ -20,16 +20,6 @@ from trainyard.training.recorded import load_recorded
 
 
 @pytest.fixture(scope="module")
-def averaged(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Batch norm, a moving average, and validation images that are cropped, resized and mixed."""
-    folder = tmp_path_factory.mktemp("averaged") / "run"
-    where = ("--data", digits, "--run", folder, "--model.ema_decay", "0.9")
-    sizes = ("--data.eval_size", "40", "--data.crop_pct", "0.8", "--data.threads", "1")
-    assert run("train", "digits", *where, *sizes, "--run.length", "16 steps", "--json") == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
 def bfloat16(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bfloat16") / "run"
     where = ("--data", digits, "--run", folder, "--data.threads", "1")

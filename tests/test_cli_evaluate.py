@@ -13,28 +13,11 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.command_line import SHORT, Capture, newest, run, shown
+from tests.command_line import Capture, newest, shown
 from tests.full_disk import full_disk
 from trainyard.commands.evaluate_tables import write_predictions
 from trainyard.errors import InputError
 from trainyard.files import sha256
-
-
-@pytest.fixture(scope="module")
-def averaged(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two steps with a moving average."""
-    folder = tmp_path_factory.mktemp("averaged") / "run"
-    where = ("--data", digits, "--run", folder)
-    assert run("train", "debug", *where, *SHORT, "--model.ema_decay", "0.5", "--json") == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def some(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("some")
-    for name in "137":
-        (folder / name).symlink_to(digits / "val" / name)
-    return folder
 
 
 def result(capsys: Capture, *arguments: object) -> Any:

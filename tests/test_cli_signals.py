@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, newest, run
+from tests.web import free_port
 from trainyard.training.checkpoint import find_problem
 
 ENDINGS = [
@@ -191,9 +192,7 @@ def is_listening(port: int) -> bool:
 def test_ctrl_c_ends_a_rank_that_waits_for_an_absent_one(
     command: str, digits: Path, finished: Path, tmp_path: Path
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     what = ["debug", "--run", tmp_path] if command == "train" else [finished]
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     process = subprocess.Popen(

@@ -266,17 +266,17 @@ def dues(course: Course, duration: str) -> list[int]:
     return [step for step in range(1, course.num_steps + 1) if every.due(step)]
 
 
-def test_every_few_steps() -> None:
-    assert dues(course("21 steps"), "5 steps") == [5, 10, 15, 20]
-
-
-def test_every_step() -> None:
-    assert dues(course("4 steps"), "1 step") == [1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("never", ["0 steps", "0 epochs", "0%", "0.0 samples"])
-def test_never(never: str) -> None:
-    assert dues(course("100 steps"), never) == []
+@pytest.mark.parametrize(
+    ("length", "duration", "expected"),
+    [
+        ("21 steps", "5 steps", [5, 10, 15, 20]),
+        ("4 steps", "1 step", [1, 2, 3, 4]),
+        ("5 steps", "10 samples", [1, 2, 3, 4, 5]),  # more often than every step
+        *(("100 steps", never, []) for never in ("0 steps", "0 epochs", "0%", "0.0 samples")),
+    ],
+)
+def test_steps_at_which_something_is_due(length: str, duration: str, expected: list[int]) -> None:
+    assert dues(course(length), duration) == expected
 
 
 def test_an_epoch_is_over_at_the_first_step_that_completes_it() -> None:
@@ -287,10 +287,6 @@ def test_an_epoch_is_over_at_the_first_step_that_completes_it() -> None:
 
 def test_exactly_at_an_epoch_border() -> None:
     assert dues(course("61 steps", epoch_samples=1280), "1 epoch") == [20, 40, 60]
-
-
-def test_more_often_than_every_step_is_every_step() -> None:
-    assert dues(course("5 steps"), "10 samples") == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("stretch", ["0.3 epoch", "7%", "100 samples", "3 steps"])

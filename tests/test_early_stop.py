@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_cli_signals import Started, is_listening, started, under_way, wait_for
+from tests.web import free_port
 from trainyard.early_stop import PATIENCE_S, asked, early_stops
 from trainyard.errors import PeerError, Requeued, Stopped
 from trainyard.training.stop import StopSignal
@@ -53,9 +54,7 @@ def test_while_data_is_indexed(
 
 
 def test_while_torch_waits_for_an_absent_rank(digits: Path, tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     words = [sys.executable, "-m", "trainyard", "train", "digits", "--data", str(digits)]
     with under_way(str(tmp_path), words, place, cwd=tmp_path) as command:

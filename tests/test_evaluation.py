@@ -12,35 +12,14 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from tests.command_line import SHORT, newest, run
+from tests.command_line import newest
+from tests.conftest import SOME
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.build import open_index
-from trainyard.errors import DataError, RecipeError
 from trainyard.run.build import build_feeds, build_run_model
 from trainyard.run.evaluation import DataSetResult, EvaluationOptions, evaluate_checkpoint
 from trainyard.training.predictions import Predictions
 from trainyard.world import World
-
-SOME = "137"
-
-
-@pytest.fixture(scope="module")
-def averaged(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few steps of a model with batch norm, and with a moving average of its weights."""
-    folder = tmp_path_factory.mktemp("averaged") / "run"
-    small = ("--batch.size", "48", "--run.length", "16 steps", "--schedule.warmup", "0 steps")
-    where = ("--data", digits, "--run", folder, "--model.ema_decay", "0.9")
-    assert run("train", "digits", *where, *small, *SHORT[2:], "--json") == 0
-    return folder
-
-
-@pytest.fixture(scope="module")
-def some(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The validation images of three of the ten classes."""
-    folder = tmp_path_factory.mktemp("some")
-    for name in SOME:
-        (folder / name).symlink_to(digits / "val" / name)
-    return folder
 
 
 def recipe(folder: Path) -> RunConfig:
@@ -128,13 +107,6 @@ def test_several_data_sets_are_each_evaluated_as_alone(
         assert equal(alone.predictions["ema_"], result.predictions["ema_"])
 
 
-def test_data_of_unknown_classes(averaged: Path, digits: Path, tmp_path: Path) -> None:
-    (tmp_path / "1").symlink_to(digits / "val" / "1")
-    (tmp_path / "ten").symlink_to(digits / "val" / "2")
-    with pytest.raises(DataError, match=r"its classes differ .*'ten' is new"):
-        evaluate(averaged, data=(None, str(tmp_path)))
-
-
 # --- labels made anew ---
 
 
@@ -192,11 +164,6 @@ def test_statistics_are_of_images_that_are_not_mixed(digits: Path) -> None:
     assert all((batch.lam == 1).all() for batch in batches)
     corners = torch.cat([batch.images_BCHW[:, :, 0, 0] for batch in batches])
     assert len(set(map(tuple, corners.tolist()))) < 40  # the digits' black ground, not noise
-
-
-def test_statistics_of_a_model_without_batch_norm(finished: Path) -> None:
-    with pytest.raises(RecipeError, match=r"--bn-samples: .* has no batch norm"):
-        evaluate(finished, bn_samples=10)
 
 
 def test_a_flip_is_named(averaged: Path) -> None:

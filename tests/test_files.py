@@ -27,24 +27,17 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_file_appears_only_when_complete(tmp_path: Path) -> None:
+@pytest.mark.parametrize("old", [None, "old"])
+def test_a_file_appears_only_when_complete(old: str | None, tmp_path: Path) -> None:
     path = tmp_path / "file"
+    if old:
+        write_text(path, old)
     with atomic_write(path) as file:
         file.write(b"one")
         file.flush()
-        assert not path.exists()
+        assert path.read_text() == old if old else not path.exists()
     assert path.read_bytes() == b"one"
     assert names(tmp_path) == ["file"]
-
-
-def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_text(path, "old")
-    with atomic_write(path) as file:
-        file.write(b"new")
-        file.flush()
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])

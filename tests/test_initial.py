@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.command_line import run
+from tests.command_line import Capture, shown
+from tests.runs import curve, of_digits
+from tests.runs import events as events_of
 from tests.spawn import spawn, train_joined
 from trainyard.config import load_recipe
 from trainyard.errors import CheckpointError
 from trainyard.files import sha256
 from trainyard.world import World
-
-Capture = pytest.CaptureFixture[str]
 
 ALONE = World()
 VIT = "{embed_dim=32, depth=2, num_heads=2}"
@@ -27,20 +27,16 @@ VIT = "{embed_dim=32, depth=2, num_heads=2}"
 def train(digits: Path, folder: Path, world: World = ALONE, /, **changes: str) -> None:
     """Two steps of the debug recipe; keys with __ in place of the dot."""
     torch.set_num_threads(1)
-    keys = {"data.train": str(digits / "train"), "data.val": str(digits / "val")}
-    keys |= {"run.length": "2 steps", "run.eval_every": "2 steps", "data.threads": "1"}
+    keys = {"run.length": "2 steps", "run.eval_every": "2 steps", "data.threads": "1"}
+    keys |= of_digits(digits)
     keys |= {key.replace("__", "."): text for key, text in changes.items()}
     config = load_recipe("debug", keys)
     # Ranks that tests.spawn starts have joined already.
     train_joined(config, folder, world)
 
 
-def lines_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def events(folder: Path) -> list[str]:
-    return [line["message"] for line in lines_of(folder) if line.get("event") == "initial weights"]
+    return [event["message"] for event in events_of(folder, "initial weights")]
 
 
 def weights_of(folder: Path, name: str = "model") -> dict[str, Tensor]:
@@ -176,9 +172,7 @@ def test_a_run_goes_on_without_the_weights_that_it_began_with(digits: Path, tmp_
 
 
 def test_weights_that_are_gone_are_one_line_for_a_new_run(digits: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        CheckpointError, match=r"model\.checkpoint = 'old': no such run, checkpoint"
-    ):
+    with pytest.raises(CheckpointError, match=r"model\.checkpoint = 'old': no such run, check"):
         train(digits, tmp_path / "run", model__checkpoint="old")
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="neither a run directory nor a checkpoint"):
@@ -215,13 +209,13 @@ def test_evaluation_at_another_resolution(
     """FixRes (Touvron et al. 2019): train at 32, evaluate at 48, in the run and afterwards."""
     sizes = {"data__image_size": "32", "data__eval_size": "48"}
     train(digits, tmp_path / "run", **sizes, **keys)
-    val = next(line for line in lines_of(tmp_path / "run") if line["kind"] == "val")
+    ((evaluated, top1, loss),) = curve(
+        tmp_path / "run", "val", "evaluated", "top1", "loss"
+    ).values()
     assert weights_of(tmp_path / "run")["pos_embed"].shape[1] == 5
-    capsys.readouterr()
-    assert run("evaluate", tmp_path / "run", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["top1"], found["samples"]) == (val["top1"], val["evaluated"])
-    assert found["loss"] == pytest.approx(val["loss"], rel=1e-6)
+    found = json.loads(shown(capsys, "evaluate", tmp_path / "run", "--json"))
+    assert (found["top1"], found["samples"]) == (top1, evaluated)
+    assert found["loss"] == pytest.approx(loss, rel=1e-6)
 
 
 def test_fine_tuning_at_another_resolution(digits: Path, tmp_path: Path) -> None:

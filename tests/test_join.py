@@ -21,11 +21,10 @@ from torch import nn
 
 from tests.command_line import Capture, complaint, newest, shown
 from tests.data.streams import PlainServer, ids_of, write_shards
+from tests.runs import assert_same_end, curve, events, on_each_step
+from tests.runs import progress as progress_of
 from tests.spawn import end_by, spawn, train_joined
-from tests.training.test_equivalence import make_step
-from tests.training.test_resume import assert_same_end, curve
-from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.config import AverageConfig
+from tests.steps import make_step, plain_batch
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.data.batch import HostBatch
@@ -34,7 +33,7 @@ from trainyard.data.device.join import JoinFeed, _no_samples
 from trainyard.data.open_datasets import open_datasets
 from trainyard.errors import DataError, PeerError, RecipeError
 from trainyard.run.build import build_run_model
-from trainyard.training.step import MicroBatch, StepStats, TrainStep
+from trainyard.training.step import TrainStep
 from trainyard.world import World
 
 UNEVEN = (1, 0, 7, 1000)
@@ -97,21 +96,16 @@ def train_on(
 ) -> list[Seen]:
     """What this rank trained on; in the midst of step `die_at` all ranks are killed."""
     torch.set_num_threads(1)
-    update = TrainStep.__call__
     seen: list[Seen] = []
 
-    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+    def note(_: TrainStep, batch: Any, step: int) -> None:
         if step == die_at:
             end_by(signal.SIGKILL)
         columns = (batch.images_BCHW, batch.labels, batch.weights)
         seen.append(Seen(step, batch.ids.tolist(), *(c.clone().numpy() for c in columns)))
-        return update(self, batch, step, rates)
 
-    TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
-    try:
-        train_joined(config, folder, world)
-    finally:
-        TrainStep.__call__ = update  # type: ignore[method-assign]
+    on_each_step(before=note)
+    train_joined(config, folder, world)
     return seen
 
 
@@ -121,11 +115,6 @@ def train_on_and_report(world: World, config: RunConfig, folder: Path) -> tuple[
         return train_on(world, config, folder), ""
     except Exception as error:
         return [], f"{type(error).__name__}: {error}"
-
-
-def passes(folder: Path) -> list[dict[str, Any]]:
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line.get("event") == "pass"]
 
 
 def ids_by_pass(ranks: Sequence[list[Seen]], ends: Sequence[int]) -> list[list[int]]:
@@ -139,8 +128,7 @@ def ids_by_pass(ranks: Sequence[list[Seen]], ends: Sequence[int]) -> list[list[i
 
 
 def progress(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((newest(folder) / "progress.json").read_text())
-    return found
+    return progress_of(newest(folder))
 
 
 # --- every sample once ---
@@ -160,7 +148,7 @@ def test_four_ranks_of_1_0_7_and_1000_samples(shards: Path, tmp_path: Path) -> N
     config = recipe(shards, "uneven", **PLAIN_SGD)
     ranks = spawn(train_on, 4, config, tmp_path)
     assert progress(tmp_path)["stream"] == {"ranks": 4, "ends": [16, 32], "seen": 0}
-    assert [event["seen"] for event in passes(tmp_path)] == [1008, 1008]
+    assert [event["seen"] for event in events(tmp_path, "pass")] == [1008, 1008]
     assert [len(rank) for rank in ranks] == [32] * 4
     first, second = ids_by_pass(ranks, [16, 32])
     assert sorted(first) == sorted(second) == ids_of(UNEVEN)
@@ -180,13 +168,12 @@ def trained_alone(config: RunConfig, ranks: list[list[Seen]]) -> nn.Module:
     """The model of a single process that takes the real samples of all ranks, step by step."""
     torch.manual_seed(config.run.seed)
     model = build_run_model(config, 10).train()
-    step = make_step(model, AllReduce(AverageConfig(), World()), World(), lr=config.optim.lr)
+    step = make_step(model, lr=config.optim.lr)
     for batches in zip(*ranks, strict=True):
         real = [(seen, seen.weights > 0) for seen in batches]
         images = torch.from_numpy(np.concatenate([seen.images[good] for seen, good in real]))
         labels = torch.from_numpy(np.concatenate([seen.labels[good] for seen, good in real]))
-        ones = torch.ones(len(labels))
-        step(MicroBatch(images, labels, labels, ones, ones), batches[0].step, None)
+        step(plain_batch(images, labels), batches[0].step, None)
     return model
 
 
@@ -239,7 +226,7 @@ def test_two_ranks_go_on_in_the_midst_of_a_pass(
     ranks = spawn(train_on, 2, saving(shards), tmp_path / "run")
     assert [seen.step for seen in ranks[0]] == [12, 13, 14, 15]
     assert_same_end(tmp_path / "run", uninterrupted, 16)
-    assert [event["seen"] for event in passes(tmp_path / "run")] == [45, 45]
+    assert [event["seen"] for event in events(tmp_path / "run", "pass")] == [45, 45]
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -272,14 +259,13 @@ def test_a_checkpoint_of_another_order_is_no_place_in_a_stream(
 
 def train_on_poisoned(world: World, config: RunConfig, folder: Path) -> list[Seen]:
     """The first eight batches of the second pass give gradients that are not finite."""
-    update, numbers = TrainStep.__call__, count()
+    numbers = count()
 
-    def spoil_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+    def spoil(_: TrainStep, batch: Any, step: int) -> None:
         if next(numbers) in range(12, 20):
             batch.images_BCHW.fill_(torch.nan)
-        return update(self, batch, step, rates)
 
-    TrainStep.__call__ = spoil_and_update  # type: ignore[method-assign]
+    on_each_step(before=spoil)
     return train_on(world, config, folder)
 
 
@@ -311,7 +297,7 @@ def test_one_rank_from_a_plain_web_server(
         (newest(tmp_path / name) / "model.safetensors").read_bytes() for name in ("remote", "local")
     )
     assert remote_weights == weights
-    assert [event["seen"] for event in passes(tmp_path / "local")] == [45, 45]
+    assert [event["seen"] for event in events(tmp_path / "local", "pass")] == [45, 45]
 
 
 def test_passes_repeat_until_so_many_steps(shards: Path, tmp_path: Path, capsys: Capture) -> None:

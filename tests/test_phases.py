@@ -13,8 +13,17 @@ import torch
 from torch import Tensor
 
 from tests.command_line import newest, run
+from tests.runs import (
+    NUM_STEPS,
+    OPTIONS,
+    assert_same_end,
+    curve,
+    exit_code,
+    of_digits,
+    on_each_step,
+)
+from tests.runs import words as words_of
 from tests.spawn import end_by, spawn, train_joined
-from tests.training.test_resume import NUM_STEPS, OPTIONS, assert_same_end, curve, exit_code
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.batch import Keys
 from trainyard.data.device.feed import TrainingFeed
@@ -25,7 +34,7 @@ from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import RecipeError
 from trainyard.run import build as parts
 from trainyard.run.build import build_feeds, build_run_course
-from trainyard.training.step import StepStats, TrainStep
+from trainyard.training.step import TrainStep
 from trainyard.world import World
 
 EPOCH = 1433  # samples; the digits
@@ -50,13 +59,11 @@ Row = tuple[int, list[int], int]  # step, ids, side of the images in pixels
 
 
 def recipe(digits: Path, **changes: str) -> RunConfig:
-    data = {"data.train": str(digits / "train"), "data.val": str(digits / "val")}
-    return load_recipe("debug", CHANGING | data | changes)
+    return load_recipe("debug", CHANGING | of_digits(digits) | changes)
 
 
 def words(digits: Path, folder: Path) -> list[str]:
-    keys = [word for key, value in CHANGING.items() for word in (f"--{key}", value)]
-    return ["train", "debug", "--data", str(digits), "--run", str(folder), "--json", *keys]
+    return words_of(digits, folder, CHANGING)
 
 
 def expected_batches(first: int = 0, skipped: int = 0) -> list[list[int]]:
@@ -128,17 +135,15 @@ def test_reports_have_the_rates(uninterrupted: Path) -> None:
 def watch(world: World, config: RunConfig, folder: Path, die_at: int | None) -> list[Row]:
     """What this rank updates with, step by step; written down as well, for after its death."""
     torch.set_num_threads(1)
-    update = TrainStep.__call__
     seen: list[Row] = []
 
-    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+    def note(_: TrainStep, batch: Any, step: int) -> None:
         if step == die_at:
             end_by(signal.SIGKILL)
         seen.append((step, batch.ids.tolist(), batch.images_BCHW.shape[-1]))
         folder.with_name(f"rows-{world.rank}.json").write_text(json.dumps(seen))
-        return update(self, batch, step, rates)
 
-    TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
+    on_each_step(before=note)
     train_joined(config, folder, world)
     return seen
 

@@ -1,6 +1,7 @@
 """Gossip on real ranks, beside its rule written out for ranks that one process plays."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,24 +14,23 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tests.spawn import spawn
-from tests.training.test_equivalence import Case as Stepping
-from tests.training.test_equivalence import make_step
+from tests.steps import CPU, build_update, make_step, plain_batch
+from tests.steps import Case as Stepping
 from trainyard.averaging import gossip
 from trainyard.averaging.config import AverageConfig
+from trainyard.averaging.flat import split_into_buckets
 from trainyard.averaging.gossip import Gossip, check_bf16_groups
 from trainyard.averaging.topology import expand_nodes, rounds
 from trainyard.errors import PeerError, RecipeError
-from trainyard.model.ema import Ema
 from trainyard.training.config import LossConfig
 from trainyard.training.losses import build_loss
-from trainyard.training.step import MicroBatch
-from trainyard.training.update import DynamicLossScale, LossScale, Update, clip_by_norm
+from trainyard.training.update import DynamicLossScale, LossScale, clip_by_norm
 from trainyard.world import World
 
 Array = np.ndarray[Any, Any]
-CPU = torch.device("cpu")
 STEPS = 7
 LR, MOMENTUM, CLIP = 0.2, 0.9, 0.3
+STAR = "tests.averaging.test_topology:star"  # in which some rest
 
 
 def model_of() -> nn.Module:
@@ -50,17 +50,8 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), LR, MOMENTUM)
 
 
-def update_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Update:
-    return Update(
-        model, optimizer, LossScale(CPU), clip=clip_by_norm(CLIP), measure=lambda step: False
-    )
-
-
 def flat(model: nn.Module) -> Array:
     return np.concatenate([parameter.detach().numpy().ravel() for parameter in model.parameters()])
-
-
-# --- the rule ---
 
 
 class Case(NamedTuple):
@@ -75,26 +66,56 @@ class Case(NamedTuple):
         return AverageConfig(name="gossip", **self._asdict())
 
 
-def train(world: World, case: Case) -> list[Array]:
-    """A rank's weights after each step."""
-    model = model_of()
-    averager = Gossip(case.config, world)
-    wrapped = averager.wrap(model)
-    update = update_of(model, sgd(model))
-    found = []
-    for step in range(STEPS):
-        images, labels = samples(step, world.rank)
-        divisor = averager.divisor(torch.tensor(4.0))
-        loss = F.cross_entropy(wrapped(images), labels, reduction="sum")
+def on_two_nodes(world: World) -> World:
+    node, local_rank = divmod(world.rank, world.size // 2)
+    local_size = world.size // 2
+    return replace(world, local_rank=local_rank, local_size=local_size, node=node, num_nodes=2)
+
+
+class Replica:
+    """A model that goes on step by step."""
+
+    def __init__(self, world: World, case: Case, optimizer: str = "sgd") -> None:
+        torch.set_num_threads(1)
+        gossip._BUCKET_BYTES = 300  # so that there are several
+        self.world, self.model = world, model_of()
+        self.averager = Gossip(case.config, on_two_nodes(world) if world.size == 4 else world)
+        self.wrapped = self.averager.wrap(self.model)
+        parameters = self.model.parameters()
+        made: dict[str, Callable[[], torch.optim.Optimizer]] = {
+            "sgd": lambda: sgd(self.model),
+            "sgd, fused": lambda: torch.optim.SGD(parameters, LR, MOMENTUM, fused=True),
+            "adamw, fused": lambda: torch.optim.AdamW(parameters, 0.01, fused=True),
+        }
+        self.update = build_update(self.model, made[optimizer](), clip=clip_by_norm(CLIP))
+
+    def backward(self, step: int) -> None:
+        images, labels = samples(step, self.world.rank)
+        divisor = self.averager.divisor(torch.tensor(4.0))
+        loss = F.cross_entropy(self.wrapped(images), labels, reduction="sum")
         (loss / divisor()).backward()  # type: ignore[no-untyped-call]
-        update(step, averager.ready_parameters)
-        found.append(flat(model))
-    with averager.consensus():  # nothing stays under way
-        return found
+
+    def train(self, *, divided: Callable[[int], bool] | None = None) -> list[Array]:
+        """The weights after each step; `divided`: whether a step goes bucket by bucket."""
+        found = []
+        for step in range(STEPS):
+            self.backward(step)
+            ready = self.averager.ready_parameters
+            if divided is None:
+                self.update(step, ready)
+            else:
+                is_divided = divided(step)
+                self.update(step, lambda step, _: ready(step, is_divided))  # noqa: B023
+            found.append(flat(self.model))
+        with self.averager.consensus():  # nothing stays under way
+            return found
+
+
+# --- the rule ---
 
 
 def simulate(size: int, local_size: int, case: Case) -> list[list[Array]]:
-    """The same in one process: weights[rank] after each step."""
+    """The same steps in one process: weights[rank] after each."""
     found = rounds(case.topology, size // local_size if case.hierarchical else size, local_size)
     if case.hierarchical:
         found = expand_nodes(found, local_size)
@@ -156,24 +177,11 @@ ON_FOUR = [
     Case("complete", mixing=0.5, compress="bf16"),
     Case("one-peer-exponential", hierarchical=True, compress="bf16"),
 ]
-ON_THREE = [Case("ring"), Case("complete"), Case("tests.averaging.test_topology:star", mixing=0.5)]
-
-
-def on_two_nodes(world: World) -> World:
-    rank, local_size = world.rank, world.size // 2
-    return replace(
-        world,
-        local_rank=rank % local_size,
-        local_size=local_size,
-        node=rank // local_size,
-        num_nodes=2,
-    )
+ON_THREE = [Case("ring"), Case("complete"), Case(STAR, mixing=0.5)]
 
 
 def train_each(world: World, cases: list[Case]) -> list[list[Array]]:
-    torch.set_num_threads(1)
-    gossip._BUCKET_BYTES = 300  # so that there are several
-    return [train(on_two_nodes(world) if world.size == 4 else world, case) for case in cases]
+    return [Replica(world, case).train() for case in cases]
 
 
 @pytest.mark.parametrize(("size", "cases"), [(4, ON_FOUR), (3, ON_THREE)])
@@ -224,70 +232,120 @@ def test_complete_without_overlap_is_all_reduce() -> None:
         assert difference < 1e-14
 
 
-# --- consensus, and going back ---
+# --- bucket by bucket: what is updated is sent while the rest is not yet updated ---
+
+DIVIDED = [
+    Case("complete"),
+    Case("ring", mixing=0.25),
+    Case("one-peer-exponential"),
+    Case(STAR, mixing=0.5),
+    Case("complete", mixing=0.5, compress="bf16"),
+    Case("ring", overlap=False),
+    Case("one-peer-exponential", hierarchical=True),
+]
 
 
-def consensus_in_the_midst(world: World) -> dict[str, Any]:
-    torch.set_num_threads(1)
-    model = model_of()
-    ema = Ema(model, 0.5, warmup=False, cpu=True)
-    averager = Gossip(AverageConfig(name="gossip", topology="ring", mixing=0.5), world)
-    wrapped = averager.wrap(model)
-    averager.register_ema(ema.module)
-    optimizer = sgd(model)
-    update = update_of(model, optimizer)
-
-    def both() -> Array:
-        return np.concatenate([flat(model), flat(ema.module)])
-
-    def go(steps: range) -> Array:
-        for step in steps:
-            images, labels = samples(step, world.rank)
-            F.cross_entropy(wrapped(images), labels).backward()  # type: ignore[no-untyped-call]
-            update(step, averager.ready_parameters)
-            ema.update(step)
-        return both()
-
-    own = go(range(3))
-    moments = {p: dict(s) for p, s in optimizer.state.items()}
-    moments = {p: {k: v.clone() for k, v in s.items()} for p, s in moments.items()}
-    with averager.consensus():
-        inside, state = both(), averager.state_dict()
-    after = both()
-    first = go(range(3, 6))
-    # Back, while an exchange of other weights is under way.
-    averager.load_state_dict(state)
-    for parameter, saved in moments.items():
-        optimizer.state[parameter] = saved
-    again = go(range(3, 6))
-    averager.load_state_dict({})  # as of another number of replicas: go on from what is there
-    kept = both()
-    figures = averager.metrics()
-    return {
-        "own": own,
-        "inside": inside,
-        "after": after,
-        "first": first,
-        "again": again,
-        "kept": kept,
-        **figures,
-    }
+def train_divided(world: World) -> list[bool]:
+    # A replica may go back and forth by itself; the ranks of a node do it alike.
+    ways: list[Callable[[int], bool]] = [lambda step: bool(step % 3 or world.rank > 1)]
+    ways.append(lambda step: False)
+    found = []
+    for case in DIVIDED:
+        for name in ("sgd, fused", "adamw, fused"):
+            one, other = (Replica(world, case, name).train(divided=way) for way in ways)
+            found.append(np.array_equal(one, other))
+    return found
 
 
-def test_consensus_is_the_mean_and_changes_nothing() -> None:
-    ranks = spawn(consensus_in_the_midst, 4)
-    mean = np.mean([rank["own"] for rank in ranks], axis=0)
-    half = len(mean) // 2
-    distance = np.mean([np.sum((rank["own"] - mean)[:half] ** 2) for rank in ranks]) ** 0.5
-    assert distance > 0.01
-    for rank in ranks:
-        np.testing.assert_allclose(rank["inside"], mean, rtol=1e-13, atol=1e-15)
-        assert np.array_equal(rank["inside"], ranks[0]["inside"])
-        assert np.array_equal(rank["after"], rank["own"])
-        assert rank["consensus_distance"] == pytest.approx(distance, rel=1e-12)
-        assert np.array_equal(rank["first"], rank["again"])
-        assert not np.array_equal(rank["first"], rank["own"])
-        assert np.array_equal(rank["kept"], rank["again"])
+def test_part_by_part_is_the_same_bit_by_bit() -> None:
+    assert spawn(train_divided, 4) == [[True] * 2 * len(DIVIDED)] * 4
+
+
+def note_order(world: World) -> list[str]:
+    """The events of each bucket in a step: no bucket waits for all to arrive or to be updated."""
+    replica = Replica(world, Case("complete"))
+    events: list[str] = []
+
+    def noted(name: str, number: int, function: Any) -> Any:
+        def note(*words: Any) -> None:
+            events.append(f"{name} {number}")
+            function(*words)
+
+        return note
+
+    for number, bucket in enumerate(replica.averager._buckets):
+        for name in ("wait", "mix", "send"):
+            setattr(bucket, name, noted(name, number, getattr(bucket, name)))
+    for step in range(2):
+        replica.backward(step)
+        events.clear()
+        for number, _ in enumerate(replica.averager.ready_parameters(step, True)):
+            events.append(f"update {number}")
+    told = list(events)
+    with replica.averager.consensus():
+        return told
+
+
+def test_what_is_updated_is_sent_at_once() -> None:
+    """And what has arrived is mixed at once, though the rest has not."""
+    for told in spawn(note_order, 2):
+        number = len({event.split()[1] for event in told})
+        assert number > 2
+        turns = ("wait", "mix", "update", "send")
+        assert told == [f"{what} {n}" for n in range(number) for what in turns]
+
+
+class Updating(nullcontext[None]):
+    """A watch of updates."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def __enter__(self) -> None:
+        self.events.append("begins")
+
+    def __exit__(self, *_: object) -> None:
+        self.events.append("ends")
+
+
+def note_waiting(world: World) -> list[str]:
+    """Of a step that is to say how long its update takes, between two others."""
+    replica, events = Replica(world, Case("complete"), "sgd, fused"), []
+    step = make_step(replica.model, replica.averager, world, update=replica.update)
+    bucket = replica.averager._buckets[-1]
+    wait = bucket.wait
+
+    def noted() -> None:
+        events.append("waits")
+        wait()
+
+    bucket.wait = noted  # type: ignore[method-assign]
+    for number in range(3):
+        events.append(str(number))
+        batch = plain_batch(*samples(number, world.rank))
+        step.timed(batch, number, None, Updating(events) if number == 1 else None)
+    told = list(events)
+    with replica.averager.consensus():
+        return told
+
+
+def test_waiting_is_no_part_of_a_timed_update() -> None:
+    """Else a run that its network bounds would be said to be bound by its device."""
+    timed = ["begins", "ends"]  # the gradient's norm, a bucket's update, what is left, the average
+    ends = spawn(note_waiting, 2)
+    buckets = ends[0].count("begins") - 3  # of which the last one is watched
+    expected = ["0", "waits", "1", *timed * buckets, "waits", *timed * 3, "2", "waits"]
+    assert ends == [expected] * 2
+
+
+def test_the_first_buckets_are_small() -> None:
+    """So that the network rests as short as may be while the first one is updated."""
+    tensors = [torch.zeros(2) for _ in range(40)]  # of 8 bytes each
+    assert [len(some) for some in split_into_buckets(tensors, 100, 8)] == [1, 4, 12, 12, 11]
+    assert [len(some) for some in split_into_buckets(tensors, 100)] == [12, 12, 12, 4]
+    assert [len(some) for some in split_into_buckets(tensors, 100, 1000)] == [12, 12, 12, 4]
+    tensors.insert(1, torch.zeros(99))
+    assert [len(some) for some in split_into_buckets(tensors, 100, 8)] == [1, 1, 12, 12, 12, 3]
 
 
 # --- a whole step: micro-batches, what is not finite ---
@@ -314,26 +372,21 @@ def take_steps(
     model = model_of().float()
     averager = Gossip(Case("complete", hierarchical=hierarchical).config, on_two_nodes(world))
     scale = DynamicLossScale(CPU, 2.0**4) if shares_scale else LossScale(CPU)
-    as_it_is: Callable[[Tensor], Tensor] = lambda value: value  # noqa: E731
-    step = replace(
-        make_step(model, averager, world, case=Stepping(micro=micro)),
+    options = {"all_reduce_max": averager.all_reduce_max} if shares_scale else {}
+    step = make_step(
+        model,
+        averager,
+        world,
+        case=Stepping(micro=micro),
         loss=build_loss(LossConfig(), 0.0, teacher=None, mixes=False),
-        update=Update(
-            model,
-            sgd(model),
-            scale,
-            clip=clip_by_norm(CLIP),
-            measure=lambda step: False,
-            all_reduce_max=averager.all_reduce_max if shares_scale else as_it_is,
-        ),
+        update=build_update(model, sgd(model), scale, clip=clip_by_norm(CLIP), **options),
     )
     weights, skipped = [flat(model)], []
     for number in range(5):
         images, labels = samples(number, world.rank)
         if is_bad and number == BAD_STEP and world.rank == world.size - 1:
             images[1, 0, 0, 0] = torch.nan
-        batch = MicroBatch(images.float(), labels, labels, torch.ones(4), torch.ones(4))
-        skipped.append(int(step(batch, number, None).skipped))
+        skipped.append(int(step(plain_batch(images.float(), labels), number, None).skipped))
         weights.append(flat(model))
     with averager.consensus():
         return Stepped(weights, skipped, float(scale.value))

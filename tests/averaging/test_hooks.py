@@ -1,7 +1,6 @@
-"""Gradients in fewer bits, and runs that go on exactly as if they had not been stopped."""
+"""Gradients in fewer bits."""
 
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -9,148 +8,17 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from tests.spawn import spawn
-from tests.training.test_equivalence import flat, make_step
-from trainyard.averaging import allreduce, hooks
+from tests.steps import CPU, build_update
+from trainyard.averaging import hooks
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
-from trainyard.monitor.clock import Clock
 from trainyard.run.build import build_loss_scale
-from trainyard.training.checkpoint import TrainState, load_checkpoint
-from trainyard.training.guard import Guard
-from trainyard.training.keeping import save_checkpoint
-from trainyard.training.step import MicroBatch
-from trainyard.training.update import DynamicLossScale, LossScale, Update, no_clip
+from trainyard.training.update import DynamicLossScale
 from trainyard.world import World
 
-Compress = Literal["bf16", "fp16", "powersgd"] | None
-COMPRESS: tuple[Compress, ...] = (None, "bf16", "powersgd")
-CPU = torch.device("cpu")
-
-# --- stopped and gone on ---
-
-NUM_STEPS, STOP = 6, 3
-
-
-def several_buckets() -> nn.Module:
-    """Two of DDP's: the first one takes a megabyte."""
-    torch.manual_seed(0)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(48, 400), nn.Tanh(), nn.Linear(400, 700), nn.Linear(700, 10)
-    )
-
-
-def batch_of(world: World, step: int) -> MicroBatch:
-    generator = torch.Generator().manual_seed(step * world.size + world.rank)
-    labels = torch.randint(10, (4,), generator=generator)
-    images = torch.randn(4, 3, 4, 4, generator=generator)
-    return MicroBatch(images, labels, labels, torch.ones(4), torch.ones(4))
-
-
-class Process:
-    """What one has of a run; a checkpoint is all that another takes over."""
-
-    def __init__(self, world: World, compress: Compress) -> None:
-        self.world, self.model = world, several_buckets()
-        averager = AllReduce(AverageConfig(compress=compress), world)
-        self.step: Any = make_step(self.model, averager, world)
-        self.state = TrainState(
-            model=self.model,
-            optimizer=self.step.update._optimizer,
-            averager=averager,
-            ema=None,
-            scale=LossScale(CPU),
-            guard=Guard(CPU, limit=3),
-            clock=Clock(),
-            classes=["cat", "dog"],
-        )
-
-    def run(self, end: int) -> Tensor:
-        for number in range(self.state.step, end):
-            self.step(batch_of(self.world, number), number, None)
-        self.state.step = end
-        return flat(self.model)
-
-    def save(self, folder: Path) -> Path:
-        with self.state.averager.consensus():
-            return save_checkpoint(self.state, folder, keep=1, world=self.world)
-
-
-class Ends(NamedTuple):
-    equal: bool  # of a run that was stopped, and of one that was not
-    num_buckets: int
-    note: str | None
-
-
-def stop_and_go_on(world: World, folder: Path) -> list[Ends]:
-    torch.set_num_threads(1)
-    hooks.START = 2
-    return [_stop_and_go_on(world, folder / f"{compress}", compress) for compress in COMPRESS]
-
-
-def _stop_and_go_on(world: World, folder: Path, compress: Compress) -> Ends:
-    undisturbed, killed, resumed = (Process(world, compress) for _ in range(3))
-    expected = undisturbed.run(NUM_STEPS)
-    killed.run(STOP)
-    note = load_checkpoint(resumed.state, killed.save(folder))
-    ends = resumed.run(NUM_STEPS)
-    buckets = undisturbed.step.model._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
-    return Ends(torch.equal(ends, expected), len(buckets), note)
-
-
-@pytest.mark.parametrize("size", [3, 4])
-def test_a_run_that_goes_on_ends_as_one_that_was_not_stopped(size: int, tmp_path: Path) -> None:
-    assert spawn(stop_and_go_on, size, tmp_path) == [[Ends(True, 2, None)] * 3] * size
-    saved = [path.relative_to(tmp_path) for path in tmp_path.rglob("replicas/*.pt")]
-    assert len(saved) == size
-    assert {path.parts[0] for path in saved} == {"powersgd"}
-
-
-def stop_with_ddp_s_own_buckets(world: World, folder: Path) -> bool:
-    torch.set_num_threads(1)
-    allreduce._fix_buckets = lambda ddp: None
-    return _stop_and_go_on(world, folder, None).equal
-
-
-def test_it_would_not_if_buckets_were_cut_after_the_first_step(tmp_path: Path) -> None:
-    assert spawn(stop_with_ddp_s_own_buckets, 3, tmp_path) == [False] * 3
-
-
-def go_on_from(world: World, path: Path) -> tuple[str | None, bool, bool]:
-    """What is said of it; whether momentum came along; whether anything is left out at first."""
-    torch.set_num_threads(1)
-    hooks.START = 2
-    process = Process(world, "powersgd")
-    note = load_checkpoint(process.state, path)
-    left_out = process.state.averager.state_dict().get("left_out")
-    process.run(STOP + 2)
-    return note, len(process.state.optimizer.state) > 0, bool(left_out)
-
-
-def train_and_save(world: World, folder: Path) -> Path:
-    torch.set_num_threads(1)
-    hooks.START = 2
-    process = Process(world, "powersgd")
-    process.run(STOP)
-    return process.save(folder)
-
-
-def test_another_number_of_ranks_goes_on_without_what_was_left_out(tmp_path: Path) -> None:
-    path = spawn(train_and_save, 3, tmp_path)[0]
-    training = torch.load(path / "training.pt", weights_only=True)
-    own = torch.load(path / "replicas" / "00002.pt", weights_only=True)
-    assert training["optimizer"]["state"]
-    assert list(own) == ["averager"]
-    found = [*spawn(go_on_from, 2, path), go_on_from(World(), path)]
-    for size, (note, has_momentum, has_left_out) in zip((2, 2, 1), found, strict=True):
-        assert note == (
-            f"3 replicas were saved and {size} go on: without what was left out of the gradients "
-            "that each has sent (average.compress)"
-        )
-        assert has_momentum
-        assert not has_left_out
-
+Compress = Literal["bf16", "fp16", "powersgd"]
 
 # --- what arrives ---
 
@@ -219,7 +87,7 @@ def overflow(world: World) -> tuple[list[float], list[float], bool]:
     sender = Sender(world, "fp16", (2, 2))
     scale = DynamicLossScale(CPU, initial=4.0)
     optimizer = torch.optim.SGD(sender.model.parameters(), lr=1.0)
-    update = Update(sender.model, optimizer, scale, clip=no_clip, measure=lambda step: False)
+    update = build_update(sender.model, optimizer, scale)
     skipped, scales = [], []
     for step in range(3):
         is_large = step == 1 and world.rank == 1

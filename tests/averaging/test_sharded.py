@@ -1,6 +1,7 @@
 """A model of which each rank keeps a part takes the steps that all-reduce takes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.gpus import pretend
 from tests.spawn import spawn
+from tests.steps import CPU, build_update, global_batch, make_step, share_of
+from tests.steps import Case as Steps
 from trainyard.averaging import sharded
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
@@ -29,23 +32,13 @@ from trainyard.model.ema import Ema
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.bn_statistics import estimate_statistics
-from trainyard.training.buffers import Buffers
-from trainyard.training.config import LossConfig
 from trainyard.training.evaluate import evaluate
-from trainyard.training.losses import build_loss
 from trainyard.training.micro import MicroBatchSize
 from trainyard.training.sharding import whole_weights
 from trainyard.training.step import MicroBatch, TrainStep
-from trainyard.training.update import (
-    DynamicLossScale,
-    LossScale,
-    Update,
-    clip_by_norm,
-    no_clip,
-)
+from trainyard.training.update import DynamicLossScale, clip_by_norm, no_clip
 from trainyard.world import World
 
-CPU = torch.device("cpu")
 SHARDED = partial(Sharded, device=CPU)
 NUM_STEPS, NUM_RANKS = 3, 3
 
@@ -73,13 +66,8 @@ ROUGH = {"bf16": 0.02, "fp16": 0.005}
 
 
 def batch_of(step: int, world: World, size: int = 10, bad: tuple[int, ...] = ()) -> MicroBatch:
-    generator = torch.Generator().manual_seed(step)
-    labels = torch.randint(5, (size,), generator=generator)
-    images = torch.randn(size, 3, 32, 32, generator=generator)
-    weights = torch.ones(size)
-    weights[list(bad)] = 0
-    whole = MicroBatch(images, labels, labels, torch.ones(size), weights)
-    return MicroBatch(*(column[world.rank :: world.size] for column in whole))
+    whole = global_batch(Steps(size, bad=bad), step)
+    return share_of(whole._replace(labels=whole.labels % 5, mixed_labels=whole.labels % 5), world)
 
 
 def model_of(name: str) -> nn.Module:
@@ -90,35 +78,24 @@ def model_of(name: str) -> nn.Module:
 
 
 def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: World) -> TrainStep:
-    wrapped = averager.wrap(model)
+    micro = MicroBatchSize(
+        case.micro, world=world, phase=lambda step: 0, report=print, is_tried=False
+    )
+    taken = Steps(micro=case.micro, autocast=case.autocast)
+    step = make_step(model, averager, world, case=taken, micro=micro, update_ema=ema.update)
     averager.register_ema(ema.module)
     # In single precision the update of Adam-like optimizers depends on the order of sums where a
     # gradient all but vanishes.
     config = OptimConfig(name=case.optimizer, lr=0.05, eps=1e-3)  # type: ignore[arg-type]
     is_fp16 = case.autocast == torch.float16
-    return TrainStep(
-        model=wrapped,
-        averager=averager,
-        loss=build_loss(LossConfig(), 0.1, teacher=None, mixes=False),
-        micro=MicroBatchSize(
-            case.micro, world=world, phase=lambda step: 0, report=print, is_tried=False
-        ),
-        to_reserve=lambda: 0,
-        buffers=Buffers(model),
-        autocast=case.autocast,
-        graphs=False,
-        set_rates=lambda rates: None,
-        update=Update(
-            model,
-            build_optimizer(model, config),
-            DynamicLossScale(CPU, 2.0**8) if is_fp16 else LossScale(CPU),
-            clip=no_clip if case.clip is None else clip_by_norm(case.clip),
-            measure=lambda step: True,
-        ),
-        update_ema=ema.update,
-        seed=0,
-        world=world,
+    update = build_update(
+        model,
+        build_optimizer(model, config),
+        DynamicLossScale(CPU, 2.0**8) if is_fp16 else None,
+        clip=no_clip if case.clip is None else clip_by_norm(case.clip),
+        measure=lambda step: True,
     )
+    return replace(step, update=update)
 
 
 Trained = tuple[list[list[float]], dict[str, NDArray[Any]]]
@@ -190,13 +167,7 @@ def update_twice(world: World, kind: Any, optimizer: str) -> dict[str, Tensor]:
     averager = kind(AverageConfig(), world)
     wrapped = averager.wrap(model)
     config = OptimConfig(name=optimizer, lr=0.01, accum_iter=2)  # type: ignore[arg-type]
-    update = Update(
-        model,
-        build_optimizer(model, config),
-        LossScale(CPU),
-        clip=clip_by_norm(1.0),
-        measure=lambda step: False,
-    )
+    update = build_update(model, build_optimizer(model, config), clip=clip_by_norm(1.0))
     for step in range(3):
         images = batch_of(step, world).images_BCHW.double()
         wrapped(images).square().mean().backward()

@@ -169,70 +169,49 @@ def star(size: int, local_size: int) -> list[list[list[int]]]:
 def test_a_function_of_ones_own() -> None:
     assert rounds(f"{__name__}:star", 3) == [[(0, 1), (2,)], [(0, 2), (1,)]]
     assert distance_of(period(rounds(f"{__name__}:star", 8), 8)) < 1
+    assert rounds(f"{__name__}:numpy_integers", 4) == [[(0, 1), (2, 3)]]
 
 
 def numpy_integers(size: int, local_size: int) -> np.ndarray:
     return np.arange(size).reshape(1, -1, 2)
 
 
-def twice(size: int, local_size: int) -> list[list[list[int]]]:
-    return [[[0, 1], [2, 3]], [[0, 1], [1, 2, 3]]]
-
-
-def lacks(size: int, local_size: int) -> list[list[list[int]]]:
-    return [[[0, 1], [2]]]
-
-
-def stranger(size: int, local_size: int) -> list[list[list[int]]]:
-    return [[[0, 1], [2, 3], [4]]]
-
-
-def nothing(size: int, local_size: int) -> list[list[list[int]]]:
-    return []
-
-
-def fractions(size: int, local_size: int) -> list[list[list[float]]]:
-    return [[[0.0, 1.0], [2.0, 3.0]]]
-
-
-def no_lists(size: int, local_size: int) -> int:
-    return 3
-
-
 def fails(size: int, local_size: int) -> None:
     raise KeyError("what")
 
 
-not_a_function = 3
-
-MISTAKES = {
-    "twice": "round 1: has rank 1 2 times",
-    "lacks": "round 0: has rank 3 0 times",
-    "stranger": r"round 0: has rank 4 1 times; each of the ranks 0 to 3",
-    "nothing": "gives no rounds",
-    "fractions": "failed: TypeError.*integer",
-    "no_lists": "failed: TypeError.*iterable",
-    "fails": r"failed: KeyError\('what'\)",
-    "not_a_function": "failed: TypeError.*callable",
-    "absent": "has no attribute 'absent'.*PYTHONPATH",
-}
+def giving(found: object) -> object:
+    return lambda size, local_size: found
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistakes_in_a_function_are_named(name: str) -> None:
-    with pytest.raises(RecipeError, match=MISTAKES[name]) as caught:
-        rounds(f"{__name__}:{name}", 4)
-    assert f"average.topology = '{__name__}:{name}'" in str(caught.value)
-
-
-def test_integers_of_numpy_do() -> None:
-    assert rounds(f"{__name__}:numpy_integers", 4) == [[(0, 1), (2, 3)]]
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (giving([[[0, 1], [2, 3]], [[0, 1], [1, 2, 3]]]), "round 1: has rank 1 2 times"),
+        (giving([[[0, 1], [2]]]), "round 0: has rank 3 0 times"),
+        (giving([[[0, 1], [2, 3], [4]]]), "round 0: has rank 4 1 times; each of the ranks 0 to 3"),
+        (giving([]), "gives no rounds"),
+        (giving([[[0.0, 1.0], [2.0, 3.0]]]), "failed: TypeError.*integer"),
+        (giving(3), "failed: TypeError.*iterable"),
+        (fails, r"failed: KeyError\('what'\)"),
+        (3, "failed: TypeError.*callable"),
+    ],
+)
+def test_mistakes_in_a_function_are_named(
+    function: object, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "wrong", function)
+    with pytest.raises(RecipeError, match=message) as caught:
+        rounds(f"{__name__}:wrong", 4)
+    assert f"average.topology = '{__name__}:wrong'" in str(caught.value)
 
 
 def test_other_mistakes_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hint = "did you mean 'one-peer-exponential'"
     with pytest.raises(RecipeError, match=rf"'one-peer-exp' is neither one of .*; {hint}"):
         rounds("one-peer-exp", 4)
+    with pytest.raises(RecipeError, match=r"has no attribute 'absent'.*PYTHONPATH"):
+        rounds(f"{__name__}:absent", 4)
     with pytest.raises(RecipeError, match=r"No module named 'nowhere'.*; .* set PYTHONPATH"):
         rounds("nowhere:f", 4)
     with pytest.raises(RecipeError, match=r"needs 1, 2, 4, \.\.\. replicas, not 6: take 'ring'"):

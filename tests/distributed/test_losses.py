@@ -18,9 +18,9 @@ import torch
 from torch import distributed as dist
 
 from tests.command_line import newest, run
+from tests.runs import curve
 from tests.spawn import launch
 from tests.test_cli_signals import has_saved
-from tests.training.test_resume import curve
 from tests.web import Talk
 from trainyard.__main__ import end
 from trainyard.averaging.allreduce import AllReduce

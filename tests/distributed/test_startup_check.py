@@ -130,27 +130,27 @@ def test_a_first_rank_that_dies_is_missed_at_once(tmp_path: Path) -> None:
 # --- those who differ ---
 
 
-@pytest.mark.parametrize(("fact", "value"), [("torch", "2.11.0"), ("optim.lr", "0.2")])
-def test_one_that_differs_is_named(fact: str, value: str, tmp_path: Path) -> None:
-    facts = {"torch": "2.15.0", "optim.lr": "0.1"}
+FACTS = {"torch": "2.15.0", "optim.lr": "0.1"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "env", "said"),
+    [
+        ({"torch": "2.11.0"}, {}, "torch is 2.11.0, not 2.15.0"),
+        ({"optim.lr": "0.2"}, {}, "optim.lr is 0.2, not 0.1"),
+        ({}, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, "number of ranks is 4, not 3"),
+    ],
+)
+def test_one_that_differs_is_named(
+    facts: dict[str, str], env: dict[str, str], said: str, tmp_path: Path
+) -> None:
     with ranks(tmp_path, 3) as started:
-        (first,) = started.start(0, facts=facts)
-        (second,) = started.start(1, facts=facts)
-        (third,) = started.start(2, facts=facts | {fact: value})
+        (first, second) = started.start(0, 1, facts=FACTS)
+        (third,) = started.start(2, facts=FACTS | facts, env=env)
         assert codes(started) == [2, 2, 2]
-        assert one_line(first.said) == (
-            f"rank 2 {third.name} does not run what rank 0 {first.name} runs: "
-            f"{fact} is {value}, not {facts[fact]}"
-        )
+        who = f"rank 2 {third.name} does not run what rank 0 {first.name} runs: "
+        assert one_line(first.said) == f"{who}{said}"
         assert second.said == third.said == ""
-
-
-def test_worlds_of_different_sizes_do_not_mix(tmp_path: Path) -> None:
-    with ranks(tmp_path, 3) as started:
-        (first,) = started.start(0)
-        started.start(1, env={"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"})
-        assert codes(started) == [2, 2]
-        assert "number of ranks is 2, not 3" in one_line(first.said)
 
 
 def test_two_with_one_number(tmp_path: Path) -> None:

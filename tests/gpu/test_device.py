@@ -15,7 +15,7 @@ from torch import distributed as dist
 
 from tests.data.batches import batch_of_images
 from tests.gpus import needs_gpu
-from tests.training.test_equivalence import Case, global_batch
+from tests.steps import Case, global_batch
 from trainyard.averaging.allreduce import AllReduce, wrap_in_ddp
 from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.command_line import newest, run
+from tests.runs import curve
 from tests.test_cli_signals import Started, check_stopped_run, has_begun, under_way, wait_for
-from tests.training.test_resume import curve
 from tests.web import free_port
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.training.checkpoint import find_problem

@@ -139,17 +139,27 @@ def test_a_buffer_that_matters_may_not_be_missing() -> None:
 # --- the classifier ---
 
 
+VIT_SMALL: dict[str, Any] = {"img_size": 32, **VIT}
+
+
 @pytest.mark.parametrize(
-    ("name", "classifier"),
-    [("test_resnet", "fc."), ("test_convnext", "head.fc."), ("test_vit", "head.")],
+    ("name", "options", "classifiers"),
+    [
+        ("test_resnet", {}, ("fc.",)),
+        ("test_convnext", {}, ("head.fc.",)),
+        ("test_vit", {}, ("head.",)),
+        ("deit_tiny_distilled_patch16_224", VIT_SMALL, ("head.", "head_dist.")),
+    ],
 )
-def test_another_number_of_classes_leaves_the_classifier_out(name: str, classifier: str) -> None:
-    there, here = model(name, 1, num_classes=7).state_dict(), model(name, 2)
+def test_another_number_of_classes_leaves_the_classifier_out(
+    name: str, options: dict[str, Any], classifiers: tuple[str, ...]
+) -> None:
+    there, here = model(name, 1, 7, **options).state_dict(), model(name, 2, **options)
     before = snapshot(here)
     done = adapt(here, there, name=name)
-    assert same(here, there, but=(classifier,))
+    assert same(here, there, but=classifiers)
     own = here.state_dict()
-    assert all(torch.equal(own[n], before[n]) for n in own if n.startswith(classifier))
+    assert all(torch.equal(own[n], before[n]) for n in own if n.startswith(classifiers))
     assert done[1:] == ["the classifier begins anew: it is for 7 classes, not 5"]
 
 
@@ -160,19 +170,23 @@ def test_a_source_without_a_classifier() -> None:
     assert done[1:] == ["the classifier begins anew: there is none in it"]
 
 
-def test_both_classifiers_of_a_distilled_model() -> None:
-    name = "deit_tiny_distilled_patch16_224"
-    there = model(name, 1, num_classes=7, img_size=32, **VIT).state_dict()
-    here = model(name, 2, img_size=32, **VIT)
-    done = adapt(here, there, name=name)
-    assert same(here, there, but=("head.", "head_dist."))
-    assert done[1:] == ["the classifier begins anew: it is for 7 classes, not 5"]
-
-
-def test_known_classes_that_are_the_same_keep_the_classifier() -> None:
+@pytest.mark.parametrize(
+    ("known", "said"),
+    [
+        (CLASSES, []),
+        (
+            ["ant", "bee", "cat", "dog", "elk"],
+            ["the classifier begins anew: it is for other classes"],
+        ),
+    ],
+)
+def test_a_classifier_is_kept_for_the_same_classes_alone(known: list[str], said: list[str]) -> None:
     there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
-    assert len(adapt(here, there, known=list(CLASSES))) == 1
-    assert same(here, there)
+    before = snapshot(here)
+    assert adapt(here, there, known=list(known))[1:] == said
+    assert same(here, there, but=("fc.",))
+    kept = before if said else there
+    assert torch.equal(here.get_parameter("fc.weight"), kept["fc.weight"])
 
 
 def test_classes_in_another_order_keep_their_scores() -> None:
@@ -185,14 +199,6 @@ def test_classes_in_another_order_keep_their_scores() -> None:
     for column, name in enumerate(CLASSES):
         torch.testing.assert_close(new[:, column], old[:, known.index(name)])
     assert done[1:] == ["put the classifier's rows into the order of the classes here"]
-
-
-def test_as_many_but_other_classes_leave_the_classifier_out() -> None:
-    there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
-    before = snapshot(here)
-    done = adapt(here, there, known=["ant", "bee", "cat", "dog", "elk"])
-    assert torch.equal(here.get_parameter("fc.weight"), before["fc.weight"])
-    assert done[1:] == ["the classifier begins anew: it is for other classes"]
 
 
 # --- sizes ---
@@ -301,32 +307,34 @@ def original_deit3(name: str) -> str:
     return re.sub(r"ls(\d)\.gamma", r"gamma_\1", name)
 
 
+@pytest.mark.parametrize("num_classes", [5, 7])
 @pytest.mark.parametrize(
-    ("name", "original", "options"),
+    ("name", "original", "options", "head"),
     [
-        ("convnext_atto", original_convnext, {"dims": (8, 8, 8, 8), "depths": (1, 1, 1, 1)}),
-        ("deit3_small_patch16_224", original_deit3, {"img_size": 32, **VIT}),
+        (
+            *("convnext_atto", original_convnext),
+            *({"dims": (8, 8, 8, 8), "depths": (1, 1, 1, 1)}, "head.fc."),
+        ),
+        ("deit3_small_patch16_224", original_deit3, VIT_SMALL, "head."),
     ],
 )
 def test_original_names_become_timms(
-    name: str, original: Callable[[str], str], options: dict[str, Any]
+    name: str,
+    original: Callable[[str], str],
+    options: dict[str, Any],
+    head: str,
+    num_classes: int,
 ) -> None:
-    there = model(name, 1, **options).state_dict()
+    there = model(name, 1, num_classes, **options).state_dict()
     renamed = {original(key): tensor for key, tensor in there.items()}
     assert renamed.keys() != there.keys()
     target = model(name, 2, **options)
     done = adapt(target, renamed, name=name)
-    assert same(target, there)
+    assert same(target, there, but=() if num_classes == 5 else (head,))
     assert re.fullmatch(r"gave \d+ tensors timm's names", done[1])
-
-
-def test_original_names_with_another_classifier() -> None:
-    options: dict[str, Any] = {"dims": (8, 8, 8, 8), "depths": (1, 1, 1, 1)}
-    there = model("convnext_atto", 1, num_classes=7, **options).state_dict()
-    target = model("convnext_atto", 2, **options)
-    done = adapt(target, {original_convnext(k): t for k, t in there.items()}, name="convnext_atto")
-    assert same(target, there, but=("head.fc.",))
-    assert done[-1] == "the classifier begins anew: it is for 7 classes, not 5"
+    assert (done[-1] == "the classifier begins anew: it is for 7 classes, not 5") == (
+        num_classes == 7
+    )
 
 
 def test_a_masked_autoencoders_encoder_without_head() -> None:

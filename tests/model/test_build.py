@@ -28,10 +28,6 @@ def images(size: int) -> Tensor:
     return torch.rand(2, 3, size, size, generator=torch.Generator().manual_seed(size))
 
 
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return model.state_dict()
-
-
 # --- options ---
 
 
@@ -40,15 +36,15 @@ def test_options_are_those_of_timm() -> None:
     timms = timm.create_model(
         "test_vit", num_classes=5, class_token=False, global_pool="avg", init_values=1e-6
     )
-    assert weights_of(model).keys() == timms.state_dict().keys()
-    assert "cls_token" not in weights_of(model)
+    assert model.state_dict().keys() == timms.state_dict().keys()
+    assert "cls_token" not in model.state_dict()
     assert float(model.get_parameter("blocks.0.ls1.gamma")[0].detach()) == pytest.approx(1e-6)
 
 
 def test_a_model_without_options_is_timms_own_bit_for_bit() -> None:
     torch.manual_seed(0)
     timms = timm.create_model("test_resnet", num_classes=5)
-    ours = weights_of(build("test_resnet"))
+    ours = build("test_resnet").state_dict()
     assert all(torch.equal(ours[name], tensor) for name, tensor in timms.state_dict().items())
 
 
@@ -119,11 +115,7 @@ def test_models_that_take_several_sizes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "size"),
-    [
-        ("mixer_s32_224", (64, 96), 96),
-        ("test_convnext", (8,), 8),
-    ],
+    ("name", "sizes", "size"), [("mixer_s32_224", (64, 96), 96), ("test_convnext", (8,), 8)]
 )
 def test_a_size_that_does_not_fit_is_one_line(name: str, sizes: tuple[int, ...], size: int) -> None:
     with pytest.raises(RecipeError) as refused:

@@ -5,13 +5,9 @@ from typing import Any
 import pytest
 import torch
 from timm.utils import ModelEmaV3
-from torch import Tensor, nn
+from torch import nn
 
-from tests.spawn import spawn
-from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.config import AverageConfig
 from trainyard.model.ema import Ema
-from trainyard.world import World
 
 STEPS = 50
 
@@ -107,34 +103,3 @@ def test_the_average_of_a_compiled_model_has_the_names_of_the_model() -> None:
     ema = Ema(model, 0.9, warmup=False, cpu=False)
     ema.update(0)
     assert list(ema.module.state_dict()) == list(fresh().state_dict())
-
-
-def statistics(module: nn.Module) -> Tensor:
-    return torch.cat([module.get_buffer(name) for name in ("1.running_mean", "1.running_var")])
-
-
-def follow(world: World) -> tuple[Any, Any, Any]:
-    """The statistics of the average before, inside, and those of the model inside consensus."""
-    torch.set_num_threads(1)
-    model = fresh()
-    averager = AllReduce(AverageConfig(), world)
-    ema = Ema(model, 0.5, warmup=False, cpu=True)
-    averager.register_ema(ema.module)
-    averager.wrap(model)
-    for step in range(4):
-        train_one(model, 10 * world.rank + step)
-        ema.update(step)
-    before = statistics(ema.module).numpy().copy()
-    with averager.consensus():
-        inside = statistics(ema.module).numpy().copy()
-        return before, inside, statistics(model).numpy().copy()
-
-
-def test_the_averages_statistics_are_averaged_over_ranks_in_consensus() -> None:
-    (before_0, inside_0, model_0), (before_1, inside_1, model_1) = (
-        tuple(map(torch.from_numpy, found)) for found in spawn(follow, 2)
-    )
-    assert not torch.allclose(before_0, before_1)
-    torch.testing.assert_close(inside_0, (before_0 + before_1) / 2)
-    assert torch.equal(inside_0, inside_1) and torch.equal(model_0, model_1)
-    assert not torch.allclose(inside_0, model_0)

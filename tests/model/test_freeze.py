@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import timm
 import torch
-from numpy.typing import NDArray
+from rich.console import Console
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tests.spawn import spawn
-from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.config import AverageConfig
+from tests.runs import of_digits
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.model.freeze import freeze
+from trainyard.run.train import train
 from trainyard.world import World
 
 STEM = ("conv1.*", "bn1.*", "layer1.*")
@@ -120,39 +120,8 @@ def test_no_patterns_freeze_nothing() -> None:
     assert all(p.requires_grad for p in module.parameters())
 
 
-# --- with several replicas ---
-
-
-def two_steps(world: World) -> dict[str, NDArray[Any]]:
-    module = frozen()
-    averager = AllReduce(AverageConfig(), world)
-    wrapped = averager.wrap(module.train())
-    for number in range(2):
-        step(wrapped, 10 * number + world.rank)
-    with averager.consensus():
-        return {name: tensor.numpy() for name, tensor in snapshot(module).items()}
-
-
-def test_replicas_with_frozen_parameters_stay_equal() -> None:
-    first, second = (
-        {name: torch.from_numpy(array) for name, array in found.items()}
-        for found in spawn(two_steps, 2)
-    )
-    before = snapshot(model())
-    assert changed(first, second) <= {name for name in before if "num_batches" in name}
-    assert not {name for name in changed(before, first) if is_stem(name)}
-    assert {"fc.weight", "layer2.0.bn1.running_mean"} <= changed(before, first)
-
-
 def test_a_recipe_freezes_through_a_whole_run(digits: Path, tmp_path: Path) -> None:
-    from rich.console import Console
-    from safetensors.torch import load_file
-
-    from trainyard.run.train import train
-
-    overrides = {
-        "data.train": str(digits / "train"),
-        "data.val": str(digits / "val"),
+    overrides = of_digits(digits) | {
         "data.threads": "1",
         "model.name": "test_resnet",
         "model.freeze": '["conv1.*", "bn1.*", "layer1.*"]',

@@ -35,17 +35,10 @@ def stats(
     skipped: bool = False,
     update_ratio: float | None = None,
 ) -> Stats:
-    def tensor(value: float) -> Tensor:
-        return torch.tensor(float(value))
-
-    return Stats(
-        loss_sum=tensor(loss_sum),
-        correct=tensor(correct),
-        count=tensor(count),
-        grad_norm=tensor(grad_norm),
-        skipped=tensor(skipped),
-        update_ratio=None if update_ratio is None else tensor(update_ratio),
-    )
+    sums = torch.tensor([loss_sum, correct, count], dtype=torch.float32)
+    ratio = None if update_ratio is None else torch.tensor(update_ratio)
+    norm = torch.tensor(float(grad_norm))
+    return Stats(sums[0], sums[1], sums[2], norm, torch.tensor(float(skipped)), ratio)
 
 
 @pytest.fixture
@@ -89,38 +82,26 @@ def test_the_share_of_the_peak(now: list[float]) -> None:
     assert meter.report()["mfu"] == pytest.approx(1.5 / 4)
 
 
-def test_evaluations_checkpoints_and_trials_are_not_training_time(now: list[float]) -> None:
+@pytest.mark.parametrize("before", ["phases", "checkpoint", "report"])
+def test_what_is_no_training_time(before: str, now: list[float]) -> None:
+    """Evaluations, checkpoints, trials, what earlier processes took, and what was reported."""
     clock = Clock()
+    if before == "checkpoint":
+        clock.load_state_dict({"total": 5000.0, "data": 1000.0, "eval": 2000.0})
     meter = Meter(World(), CPU, clock)
-    for phase in ("eval", "save", "trial"):
+    for phase in ("eval", "save", "trial") if before == "phases" else ():
         with clock.phase(phase):
             now[0] += 1000
-    now[0] += 2
-    meter.add(stats(1, 1, 10))
-    assert meter.report()["images_per_s"] == 5
-
-
-def test_a_report_begins_afresh(now: list[float]) -> None:
-    meter = Meter(World(), CPU, Clock())
-    now[0] += 1
-    meter.add(stats(1000, 1000, 1000))
-    meter.report()
-    now[0] += 2
-    meter.add(stats(3, 0, 2))
-    report = meter.report()
-    assert (report["loss"], report["top1"], report["images_per_s"]) == (1.5, 0, 1)
-
-
-def test_a_clock_that_a_checkpoint_set_does_not_count(now: list[float]) -> None:
-    """The meter is made after the clock was loaded: what earlier runs took is not this one's."""
-    clock = Clock()
-    clock.load_state_dict({"total": 5000.0, "data": 1000.0, "eval": 2000.0})
-    meter = Meter(World(), CPU, clock)
+    if before == "report":
+        now[0] += 1
+        meter.add(stats(1000, 1000, 1000))
+        meter.report()
     now[0] += 4
     with clock.phase("data"):
         now[0] += 1
-    meter.add(stats(1, 0, 10))
+    meter.add(stats(15, 0, 10))
     report = meter.report()
+    assert (report["loss"], report["top1"]) == (1.5, 0)
     assert (report["images_per_s"], report["data_wait"]) == (2, 0.2)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, newest, run, shown
+from tests.runs import curve, events
 from tests.services.slurm_cluster import SlurmCluster, needs_slurm, wait_long_for
-from tests.training.test_resume import curve, read
 
 pytestmark = [needs_slurm, pytest.mark.timeout(600)]  # a night is long on a machine that is busy
 
@@ -231,7 +231,7 @@ def test_night(night: tuple[Night, "Future[str]"]) -> None:
     assert said.count("stopped by a signal before the end: requeued") >= 2
     assert said.count("preempted: requeued") == 1
     assert "rank 1 (" in said and "starting again (1 of 1)" in said
-    resumed = [line for line in read(folder / "metrics.jsonl") if line.get("event") == "resumed"]
+    resumed = events(folder, "resumed")
     assert len(resumed) >= 4
     assert any(line["step"] % 45 for line in resumed)  # within an epoch
     assert newest(folder).name == f"step-{NIGHT_STEPS:08d}"

@@ -1,17 +1,10 @@
 """Batch-norm statistics after steps that were repeated or skipped."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
-from tests.training.test_equivalence import Case, global_batch, make_step
-from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.config import AverageConfig
 from trainyard.training.buffers import Buffers
-from trainyard.training.step import MicroBatch
-from trainyard.world import World
 
 
 def normed() -> nn.Sequential:
@@ -58,22 +51,3 @@ def test_a_model_without_buffers_has_nothing_to_remember() -> None:
     buffers.remember()
     buffers.restore()
     buffers.restore_if(torch.tensor(1.0))
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_damaged_batch_leaves_no_trace(value: float) -> None:
-    """Neither in the weights nor in the statistics that evaluation uses."""
-    model: Any = normed()
-    step = make_step(model, AllReduce(AverageConfig(), World()), World())
-    batches = [global_batch(Case(batch=16), number) for number in range(3)]
-    step(batches[0], 0, None)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    images = batches[1].images_BCHW.clone()
-    images[5] = value
-    stats = step(MicroBatch(images, *batches[1][1:]), 1, None)
-    assert stats.skipped == 1
-    for name, tensor in model.state_dict().items():
-        assert name.endswith("tracked") or torch.equal(tensor, before[name]), name
-    assert step(batches[2], 2, None).skipped == 0
-    assert not torch.equal(model[1].running_mean, before["1.running_mean"])
-    assert model.eval()(batches[2].images_BCHW).isfinite().all()

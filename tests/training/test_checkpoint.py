@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +14,16 @@ import torch
 from torch import nn
 
 from tests.full_disk import full_disk
+from tests.steps import CPU, build_state
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.errors import CheckpointError, DiskError
 from trainyard.files import sha256
-from trainyard.monitor.clock import Clock
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.groups import set_group_rates
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.training import checkpoint, keeping
 from trainyard.training.checkpoint import TrainState, load_checkpoint
-from trainyard.training.guard import Guard
 from trainyard.training.keeping import save_checkpoint
 from trainyard.training.optimizer_state import evaluation_weights
 from trainyard.training.update import DynamicLossScale
@@ -47,17 +46,7 @@ def backward(model: nn.Module) -> None:
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
     averager = AllReduce(AverageConfig(), World())
     averager.wrap(model)
-    cpu = torch.device("cpu")
-    return TrainState(
-        model=model,
-        optimizer=optimizer,
-        averager=averager,
-        ema=None,
-        scale=DynamicLossScale(cpu),
-        guard=Guard(cpu, limit=3),
-        clock=Clock(),
-        classes=["cat", "dog"],
-    )
+    return build_state(model, optimizer, averager, scale=DynamicLossScale(CPU))
 
 
 def state_at(step: int, *, seed: int = 0, lr: float = 0.1, ema: bool = False) -> TrainState:
@@ -164,49 +153,30 @@ def kill(*_: object) -> None:
     raise Killed
 
 
-def test_a_failing_rename_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", kill)
-        with pytest.raises(Killed):
-            save(tmp_path, 2)
-    assert names(tmp_path) == ["latest", "step-00000001"]
-    assert newest_good(tmp_path) == ("step-00000001", [])
-
-
 CALLS = [
     "trainyard.training.keeping.write_common",
     "trainyard.training.checkpoint.sha256",
     "os.fsync",
+    "os.replace",
 ]
 
 
+@pytest.mark.parametrize("tidies_up", [True, False], ids=["failed", "killed"])
 @pytest.mark.parametrize("call", CALLS)
-def test_killed_while_writing(call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was half-written is no checkpoint, and the next save removes it."""
+def test_cut_short_while_writing(
+    call: str, tidies_up: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of a checkpoint is none, and at the latest the next save removes it."""
     save(tmp_path, 1)
     with monkeypatch.context() as patch:
         patch.setattr(call, kill)
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # the killed do not tidy up
+        if not tidies_up:
+            patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(Killed):
             save(tmp_path, 2)
+    assert (names(tmp_path) == ["latest", "step-00000001"]) == tidies_up
     assert newest_good(tmp_path) == ("step-00000001", [])
     assert os.readlink(tmp_path / "latest") == "step-00000001"
-    save(tmp_path, 3)
-    assert names(tmp_path) == ["latest", "step-00000001", "step-00000003"]
-
-
-def test_killed_between_writing_and_renaming(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", kill)
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        with pytest.raises(Killed):
-            save(tmp_path, 2)
-    assert any(name.endswith(".part") for name in names(tmp_path))
-    assert newest_good(tmp_path) == ("step-00000001", [])
     save(tmp_path, 3)
     assert names(tmp_path) == ["latest", "step-00000001", "step-00000003"]
 
@@ -384,9 +354,7 @@ def test_a_manifest_that_is_none(content: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in FILES if name != "manifest.json"])
 def test_a_manifest_that_lacks_a_file(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
-    manifest = json.loads((path / "manifest.json").read_text())
-    del manifest[name]
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    with_right_checksums(path, [each for each in FILES if each != name])
     assert checkpoint.find_problem(path) == f"manifest.json lacks '{name}'"
 
 
@@ -422,8 +390,8 @@ def test_none_at_all(tmp_path: Path) -> None:
     assert checkpoint.find_problem(tmp_path / "none") == "no such checkpoint"
 
 
-def with_right_checksums(path: Path) -> None:
-    manifest = {n: sha256(path / n) for n in FILES if n != "manifest.json"}
+def with_right_checksums(path: Path, files: Sequence[str] = FILES) -> None:
+    manifest = {name: sha256(path / name) for name in files if name != "manifest.json"}
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -452,38 +420,41 @@ def test_a_malicious_checkpoint_is_refused(tmp_path: Path) -> None:
 # --- a checkpoint of something else ---
 
 
-def test_a_checkpoint_of_another_version(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
+def another_version(path: Path, state: TrainState) -> None:
     progress = json.loads((path / "progress.json").read_text())
     (path / "progress.json").write_text(json.dumps(progress | {"version": 99}))
-    with pytest.raises(CheckpointError, match=r"has version 99, this Trainyard reads \d+; use"):
-        load_checkpoint(state_at(0), path)
 
 
-def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
-    other = state_at(0)
-    other.model = nn.Linear(16, 2)
-    with pytest.raises(CheckpointError, match="its weights do not fit the model") as refused:
-        load_checkpoint(other, path)
+def another_model(path: Path, state: TrainState) -> None:
+    state.model = nn.Linear(16, 2)
+
+
+def another_optimizer(path: Path, state: TrainState) -> None:
+    state.optimizer = torch.optim.AdamW(state.model.parameters())
+
+
+def other_groups(path: Path, state: TrainState) -> None:
+    groups = [{"params": [parameter]} for parameter in state.model.parameters()]
+    state.optimizer = torch.optim.SGD(groups, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (another_version, r"has version 99, this Trainyard reads \d+; use"),
+        (another_model, "its weights do not fit the model"),
+        (another_optimizer, "is of SGD, the recipe says AdamW"),
+        (other_groups, "has 1 groups of parameters, the recipe makes 6"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(
+    change: Callable[[Path, TrainState], None], said: str, tmp_path: Path
+) -> None:
+    path, state = save(tmp_path, 1), state_at(0)
+    change(path, state)
+    with pytest.raises(CheckpointError, match=said) as refused:
+        load_checkpoint(state, path)
     assert "\n" not in str(refused.value)
-
-
-def test_a_checkpoint_of_another_optimizer(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
-    other = state_at(0)
-    other.optimizer = torch.optim.AdamW(other.model.parameters())
-    with pytest.raises(CheckpointError, match="is of SGD, the recipe says AdamW"):
-        load_checkpoint(other, path)
-
-
-def test_a_checkpoint_of_other_groups(tmp_path: Path) -> None:
-    path = save(tmp_path, 1)
-    other = state_at(0)
-    groups = [{"params": [parameter]} for parameter in other.model.parameters()]
-    other.optimizer = torch.optim.SGD(groups, 0.1)
-    with pytest.raises(CheckpointError, match="has 1 groups of parameters, the recipe makes 6"):
-        load_checkpoint(other, path)
 
 
 # --- optimizers with more to save ---
@@ -571,11 +542,6 @@ def test_evaluation_weights_of_others_are_the_weights() -> None:
 # --- which are kept, and the links ---
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
-    save(tmp_path, 1, 2, 3, 4, keep=2)
-    assert names(tmp_path) == ["latest", "step-00000003", "step-00000004"]
-
-
 @pytest.mark.parametrize("keep", [1, 3])
 def test_the_best_is_kept(keep: int, tmp_path: Path) -> None:
     keeping.point(tmp_path / "best", save(tmp_path, 1))
@@ -589,20 +555,29 @@ def test_the_best_is_kept(keep: int, tmp_path: Path) -> None:
     assert "step-00000001" not in names(tmp_path)
 
 
-def test_latest_is_kept_even_when_it_is_not_the_highest(tmp_path: Path) -> None:
-    """After a damaged newer one was passed over, and saving went on from the one before."""
-    save(tmp_path, 5, 9)
-    save(tmp_path, 6, keep=1)
-    assert os.readlink(tmp_path / "latest") == "step-00000006"
-    checkpoint.check(tmp_path / "latest")
+@pytest.mark.parametrize(
+    ("before", "after", "keep", "kept"),
+    [
+        ([], [1, 2, 3, 4], 2, [3, 4]),
+        # After a damaged newer one was passed over, and saving went on from the one before.
+        ([5, 9], [6], 1, [6, 9]),
+    ],
+)
+def test_the_newest_and_the_latest_are_kept(
+    before: list[int], after: list[int], keep: int, kept: list[int], tmp_path: Path
+) -> None:
+    if before:
+        save(tmp_path, *before)
+    save(tmp_path, *after, keep=keep)
+    assert names(tmp_path) == ["latest", *(f"step-{step:08d}" for step in kept)]
+    assert os.readlink(tmp_path / "latest") == f"step-{after[-1]:08d}"
 
 
 def test_a_copy_that_someone_set_aside_is_no_checkpoint(tmp_path: Path) -> None:
     shutil.copytree(save(tmp_path, 7), tmp_path / "step-00000007.bak")
     save(tmp_path, 8, 9, keep=2)
-    assert (tmp_path / "step-00000007.bak").is_dir()
     assert names(tmp_path) == ["latest", "step-00000007.bak", "step-00000008", "step-00000009"]
-    assert keeping.newest_good(tmp_path, print) == tmp_path / "step-00000009"
+    assert newest_good(tmp_path) == ("step-00000009", [])
 
 
 def test_links_are_relative(tmp_path: Path) -> None:

@@ -17,16 +17,9 @@ from torch import nn
 
 from tests.command_line import Capture, complaint, newest, run
 from tests.spawn import spawn
-from tests.training.test_equivalence import Case, flat, global_batch, make_step
-from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.config import AverageConfig
+from tests.steps import Case, flat, global_batch, make_step, share_of, vit
 from trainyard.errors import RecipeError
-from trainyard.model.execution import (
-    compile_in_place,
-    has_cuda_graphs,
-    recompute_activations,
-)
-from trainyard.training.step import MicroBatch
+from trainyard.model.execution import compile_in_place, has_cuda_graphs, recompute_activations
 from trainyard.world import World
 
 OPTIONS = ("--data.threads", "1", "--run.log_every", "1 steps", "--run.eval_every", "0 steps")
@@ -100,10 +93,8 @@ def test_gradients_that_are_allocated_before_are_the_same() -> None:
     """As they are for CUDA graphs, which is all of that path that a CPU can show."""
 
     def train(graphs: bool) -> torch.Tensor:
-        torch.manual_seed(0)
-        model = timm.create_model("test_vit", num_classes=10, img_size=32)
-        step = make_step(model, AllReduce(AverageConfig(), World()), World(), case=Case(micro=5))
-        step.__dict__["graphs"] = graphs
+        model = vit()
+        step = make_step(model, case=Case(micro=5), graphs=graphs)
         for number in range(3):
             step(global_batch(Case(batch=12), number), number, None)
         return flat(model)
@@ -119,12 +110,11 @@ def train_traced(world: World) -> tuple[Weights, Weights]:
         torch.manual_seed(0)
         layers = nn.Linear(3072, 64), nn.GELU(), nn.Linear(64, 10)
         model = nn.Sequential(nn.Flatten(), *layers)
-        step = make_step(model, AllReduce(AverageConfig(), world), world, case=Case(micro=4))
+        step = make_step(model, None, world, case=Case(micro=4))
         if traced:
             model.compile(backend="aot_eager")
         for number in range(3):
-            share = (column[world.rank :: world.size] for column in global_batch(Case(), number))
-            step(MicroBatch(*share), number, None)
+            step(share_of(global_batch(Case(), number), world), number, None)
         found.append(flat(model).numpy())
     return found[0], found[1]
 

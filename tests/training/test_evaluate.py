@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from tests.spawn import spawn
+from tests.steps import CPU
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
@@ -62,7 +63,6 @@ def evaluate_all(world: World, places: dict[str, Path]) -> dict[str, Predictions
 
 def evaluate_one(world: World, index: Index) -> Predictions:
     config = recipe()
-    device = torch.device("cpu")
     feeds = Feeds(
         data=config.data,
         augment=config.augment,
@@ -70,12 +70,12 @@ def evaluate_one(world: World, index: Index) -> Predictions:
         seed=0,
         channels_last=True,
         world=world,
-        device=device,
+        device=CPU,
     )
     model = build(len(index.classes))
     with feeds.evaluation(index) as feed:
         models = {"": model, "twice": model}
-        found = evaluate(models, feed, num_samples=len(index), world=world, device=device)
+        found = evaluate(models, feed, num_samples=len(index), world=world, device=CPU)
     assert model.training  # as it was before
     assert all(map(np.array_equal, astuple(found[""]), astuple(found["twice"])))
     return found[""]
@@ -173,21 +173,12 @@ def judge(
     labels: Iterable[int],
     bad: Iterable[int] = (),
     *,
-    columns: Tensor | None = None,
     model: nn.Module | None = None,
-    precision: torch.dtype | None = None,
-    flip: bool = False,
+    **options: Any,
 ) -> Predictions:
-    return evaluate(
-        {"": model or Look()},
-        batches(logits, labels, bad),
-        num_samples=len(logits),
-        world=World(),
-        device=torch.device("cpu"),
-        columns=columns,
-        precision=precision,
-        flip=flip,
-    )[""]
+    given, num = batches(logits, labels, bad), len(logits)
+    options |= {"num_samples": num, "world": World(), "device": CPU}
+    return evaluate({"": model or Look()}, given, **options)[""]
 
 
 def test_of_equal_scores_the_lower_class_comes_first() -> None:
@@ -247,14 +238,8 @@ class Lopsided(nn.Module):
 def test_a_flip_judges_the_mean_of_the_softmax() -> None:
     images = torch.randn(6, 4, 1, 2, generator=torch.Generator().manual_seed(1))
     batch = Scores(images, torch.arange(6) % 4, torch.ones(6), torch.arange(6))
-    said = evaluate(
-        {"": Lopsided()},
-        [batch],
-        num_samples=6,
-        world=World(),
-        device=torch.device("cpu"),
-        flip=True,
-    )[""]
+    models = {"": Lopsided()}
+    said = evaluate(models, [batch], num_samples=6, world=World(), device=CPU, flip=True)[""]
     model = Lopsided()
     both = (model(images).softmax(dim=1) + model(images.flip(3)).softmax(dim=1)) / 2
     assert said.guess.tolist() == both.argmax(dim=1).tolist()
@@ -278,7 +263,5 @@ def test_the_forward_pass_has_the_precision_asked_for() -> None:
 
 
 def test_without_samples_nothing_breaks() -> None:
-    found = evaluate({"": Look()}, [], num_samples=3, world=World(), device=torch.device("cpu"))[
-        ""
-    ].evaluation()
+    found = evaluate({"": Look()}, [], num_samples=3, world=World(), device=CPU)[""].evaluation()
     assert found == Evaluation(samples=0, bad=3, top1=0, top5=0, loss=0)

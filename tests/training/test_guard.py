@@ -16,10 +16,21 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tests.command_line import newest, run
-from tests.spawn import _CONTEXT, spawn, train_joined
-from tests.training.test_resume import Lines, assert_same_end, interleaved, read, words
-from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.config import AverageConfig
+from tests.runs import (
+    Lines,
+    Seen,
+    assert_same_end,
+    ended,
+    events,
+    interleaved,
+    of_digits,
+    on_each_step,
+    progress,
+    read,
+    words,
+)
+from tests.spawn import spawn, train_joined
+from tests.steps import CPU, Case, build_update, make_step, plain_batch
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.batch import Batch
 from trainyard.data.device.copies import InFlightBatch
@@ -27,17 +38,14 @@ from trainyard.data.device.feed import Feed
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import Requeued, Stopped
 from trainyard.optim.optimizers import with_momenta
-from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.config import LossConfig
 from trainyard.training.guard import Guard
 from trainyard.training.losses import build_loss
-from trainyard.training.micro import MicroBatchSize
-from trainyard.training.step import MicroBatch, StepStats, TrainStep
-from trainyard.training.update import LossScale, Update, clip_by_norm
+from trainyard.training.step import MicroBatch, TrainStep
+from trainyard.training.update import clip_by_norm
 from trainyard.world import World
 
-CPU = torch.device("cpu")
 NAN = float("nan")
 
 
@@ -81,7 +89,7 @@ def share(step: int, rank: int, is_bad: bool) -> MicroBatch:
     images = torch.randn(4, 3, 32, 32, generator=generator)
     if is_bad:
         images[2, 1, 5, 7] = NAN
-    return MicroBatch(images, labels, labels, torch.ones(4), torch.ones(4))
+    return plain_batch(images, labels)
 
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -124,24 +132,8 @@ def train_with_faults(world: World, kind: str, optimizer_name: str, leave_out: b
     model = timm.create_model("test_resnet", num_classes=5)
     faults = Faults(model, kind)
     optimizer = OPTIMIZERS[optimizer_name](model.parameters())
-    averager = AllReduce(AverageConfig(), world)
-    step = TrainStep(
-        model=averager.wrap(model),
-        averager=averager,
-        loss=faults.loss,
-        micro=MicroBatchSize(2, world=world, phase=lambda step: 0, report=print),
-        to_reserve=lambda: 0,
-        buffers=Buffers(model),
-        autocast=None,
-        graphs=False,
-        set_rates=lambda rates: None,
-        update=Update(
-            model, optimizer, LossScale(CPU), clip=clip_by_norm(1.0), measure=lambda step: False
-        ),
-        update_ema=lambda step: None,
-        seed=0,
-        world=world,
-    )
+    update = build_update(model, optimizer, clip=clip_by_norm(1.0))
+    step = make_step(model, None, world, case=Case(micro=2), loss=faults.loss, update=update)
     skipped = []
     for number in range(6):
         is_bad = number in BAD_STEPS and not leave_out
@@ -151,7 +143,7 @@ def train_with_faults(world: World, kind: str, optimizer_name: str, leave_out: b
         batch = share(number, world.rank, faults.is_on and kind == "data")
         if step(batch, number, None).skipped:
             skipped.append(number)
-    with averager.consensus():
+    with step.averager.consensus():
         tensors = model.state_dict().values()
         weights = [t.numpy() for t in tensors if t.is_floating_point()]
     states = optimizer.state_dict()["state"].values()
@@ -223,19 +215,18 @@ def command(
     os.dup2(os.open(notes.with_name("said"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
     os.dup2(1, 2)
     poison(batches)
-    update = TrainStep.__call__
     calls = []
 
-    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+    def note(_: TrainStep, batch: Any, step: int) -> None:
         with open(notes, "a") as file:
             file.write(json.dumps([step, batch.ids.tolist()]) + "\n")
-        stats = update(self, batch, step, rates)
+
+    def end(_: TrainStep, batch: Any, step: int) -> None:
         calls.append(step)
         if len(calls) == after:
             os.kill(os.getpid(), number)
-        return stats
 
-    TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
+    on_each_step(before=note, after=end)
     sys.exit(run(*arguments))
 
 
@@ -248,12 +239,7 @@ class Run(NamedTuple):
 
     def go(self, number: int = 0, after: int | None = None) -> int:
         notes = self.folder.with_name("ids")
-        arguments = (self.words, self.batches, notes, number, after)
-        process = _CONTEXT.Process(target=command, args=arguments)
-        process.start()
-        process.join()
-        assert process.exitcode is not None
-        return process.exitcode
+        return ended(command, self.words, self.batches, notes, number, after)
 
     @property
     def said(self) -> str:
@@ -268,16 +254,15 @@ class Run(NamedTuple):
 
     @property
     def lines(self) -> Lines:
-        return read(self.folder / "metrics.jsonl")
+        return read(self.folder)
 
     def events(self, name: str) -> Lines:
-        return [line for line in self.lines if line.get("event") == name]
+        return events(self.folder, name)
 
     def progress(self, name: str = "latest") -> dict[str, Any]:
         path = (self.folder / "checkpoints" / name).resolve()
         assert find_problem(path) is None
-        progress: dict[str, Any] = json.loads((path / "progress.json").read_text())
-        return progress
+        return progress(path)
 
     def checkpoints(self) -> list[int]:
         return sorted(int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*"))
@@ -397,25 +382,28 @@ def test_a_checkpoint_that_did_not_help_is_left_for_the_one_before(
     assert made.progress()["roll_backs"] == 2
 
 
-def test_it_ends_with_advice_after_going_back_too_often(digits: Path, tmp_path: Path) -> None:
-    made = prepare(digits, tmp_path, range(12, 89), run__max_roll_backs="2")
+@pytest.mark.parametrize(
+    ("start", "changes", "backs", "said"),
+    [
+        (12, {"run__max_roll_backs": "2"}, [10, 5], "again, after 2 times of going back"),
+        (
+            *(0, {"run__save_every": "0 steps", "run__eval_every": "0 steps"}),
+            *([], "there is no checkpoint before"),
+        ),
+    ],
+    ids=["too often", "without a checkpoint"],
+)
+def test_it_ends_with_advice(
+    start: int, changes: dict[str, str], backs: list[int], said: str, digits: Path, tmp_path: Path
+) -> None:
+    made = prepare(digits, tmp_path, range(start, 89), **changes)
     assert made.go() == 3
-    assert [event["step"] for event in made.events("rolled back")] == [10, 5]
-    assert "again, after 2 times of going back" in made.said
-    assert "optim.lr" in made.said
+    assert [event["step"] for event in made.events("rolled back")] == backs
+    assert said in made.said and "optim.lr" in made.said
     assert "Traceback" not in made.said
+    if not backs:
+        assert len(made.seen) == 10  # no later than the first look
     assert made.go() == 3  # the same command ends alike
-
-
-def test_it_ends_with_advice_where_there_is_no_checkpoint(digits: Path, tmp_path: Path) -> None:
-    made = prepare(
-        digits, tmp_path, range(89), run__save_every="0 steps", run__eval_every="0 steps"
-    )
-    assert made.go() == 3
-    assert "there is no checkpoint before" in made.said
-    assert "optim.lr" in made.said
-    assert len(made.seen) == 10  # no later than the first look
-    assert made.events("rolled back") == []
 
 
 def test_a_short_stretch_is_skipped_and_nothing_else(digits: Path, tmp_path: Path) -> None:
@@ -434,25 +422,21 @@ def train_on_poisoned(world: World, config: RunConfig, folder: Path) -> Any:
     """The ids that this rank updated with, and the sum of its last weights."""
     torch.set_num_threads(1)
     poison(STRETCH)  # element 3 of a batch: one rank's alone
-    update = TrainStep.__call__
-    seen: list[tuple[int, list[int]]] = []
+    seen: Seen = []
     weights: list[list[float]] = []
 
-    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+    def note(self: TrainStep, batch: Any, step: int) -> None:
         seen.append((step, batch.ids.tolist()))
-        stats = update(self, batch, step, rates)
         first = next(iter(self.model.parameters())).detach()
         weights.append(first.flatten()[:8].tolist())
-        return stats
 
-    TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
+    on_each_step(after=note)
     outcome = train_joined(config, folder, world)
     return seen, weights, outcome.step
 
 
 def test_two_ranks_go_back_together(digits: Path, tmp_path: Path) -> None:
-    data = {"data.train": str(digits / "train"), "data.val": str(digits / "val")}
-    config = load_recipe("debug", OPTIONS | data)
+    config = load_recipe("debug", OPTIONS | of_digits(digits))
     (seen_0, weights_0, step), (seen_1, weights_1, _) = spawn(
         train_on_poisoned, 2, config, tmp_path / "run"
     )
@@ -464,9 +448,8 @@ def test_two_ranks_go_back_together(digits: Path, tmp_path: Path) -> None:
         stream = interleaved([seen_0[start:stop], seen_1[start:stop]])
         for number, batch in EXPECTED[start:stop]:
             assert stream[number] == PLAN.batch(batch).tolist()
-    lines = read(tmp_path / "run" / "metrics.jsonl")
-    assert [line["step"] for line in lines if line.get("event") == "rolled back"] == [20]
-    assert sum(line.get("skipped", 0) for line in lines) == 10
+    assert [event["step"] for event in events(tmp_path / "run", "rolled back")] == [20]
+    assert sum(line.get("skipped", 0) for line in read(tmp_path / "run")) == 10
     assert newest(tmp_path / "run").name == f"step-{NUM_STEPS:08d}"
 
 

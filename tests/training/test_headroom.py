@@ -2,18 +2,15 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.command_line import newest
-from tests.spawn import spawn, train_joined
-from tests.training.test_equivalence import Case, flat, global_batch, make_step
-from tests.training.test_resume import assert_equal, curve, read
-from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.config import AverageConfig
+from tests.runs import assert_equal, contents, curve, events, of_digits, train
+from tests.spawn import spawn
+from tests.steps import Case, flat, global_batch, make_step, share_of
 from trainyard.config import RunConfig, load_recipe
 from trainyard.training.micro import MicroBatchSize
 from trainyard.training.step import MicroBatch, TrainStep
@@ -50,15 +47,13 @@ def stepper(world: World) -> tuple[Counted, TrainStep]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Counted()
-    step = make_step(model, AllReduce(AverageConfig(), world), world, case=CASE)
     # As a run has it: the first step of a phase is tried on all ranks.
     micro = MicroBatchSize(CASE.micro, world=world, phase=lambda step: step // 4, report=print)
-    return model, replace(step, micro=micro)
+    return model, make_step(model, None, world, case=CASE, micro=micro)
 
 
 def share(world: World, step: int) -> MicroBatch:
-    whole = global_batch(replace(CASE, batch=24 * world.size), step)
-    return MicroBatch(*(column[world.rank :: world.size] for column in whole))
+    return share_of(global_batch(replace(CASE, batch=24 * world.size), step), world)
 
 
 def trained(world: World, tries: bool) -> tuple[list[float], list[float], list[float]]:
@@ -119,8 +114,6 @@ EVENT = {"bound", "head_room", "real", "device", "data", "data_wait", "ranks"}
 
 def recipe(digits: Path, minutes: str, **options: str) -> RunConfig:
     common = {
-        "data.train": str(digits / "train"),
-        "data.val": str(digits / "val"),
         "data.threads": "1",
         "model.name": "test_resnet",
         "run.length": "12 steps",
@@ -129,28 +122,13 @@ def recipe(digits: Path, minutes: str, **options: str) -> RunConfig:
         "run.save_every": "6 steps",
         "watch.bounds_minutes": minutes,
     }
-    return load_recipe("debug", common | options)
-
-
-def train(world: World, config: RunConfig, folder: Path) -> None:
-    torch.set_num_threads(1)
-    assert train_joined(config, folder, world).stopped is None
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [line for line in read(folder / "metrics.jsonl") if line.get("event") == "bounds"]
+    return load_recipe("debug", of_digits(digits) | common | options)
 
 
 def assert_same(watched: Path, plain: Path) -> None:
     """All that is saved, and all that is said."""
-    folders = [newest(folder) for folder in (watched, plain)]
-    ours, theirs = (sorted(p.relative_to(f) for p in f.rglob("*.*")) for f in folders)
-    assert ours == theirs
-    for path in ours:
-        if path.suffix == ".safetensors":
-            assert (folders[0] / path).read_bytes() == (folders[1] / path).read_bytes()
-        elif path.suffix == ".pt":
-            assert_equal(*(torch.load(folder / path, weights_only=True) for folder in folders))
+    ours, theirs = contents(newest(watched)), contents(newest(plain))
+    assert_equal(ours, theirs)
     for kind, keys in (("train", ("loss", "top1", "grad_norm")), ("val", ("top1", "loss"))):
         assert curve(watched, kind, *keys) == curve(plain, kind, *keys)
 
@@ -161,8 +139,8 @@ def test_a_run_is_the_same_with_and_without(name: str, digits: Path, tmp_path: P
     for folder, minutes in ((watched, "1e-9"), (plain, "0")):
         train(World(), recipe(digits, minutes, **RUNS[name]), folder)
     assert_same(watched, plain)
-    assert events(plain) == []
-    found = events(watched)
+    assert events(plain, "bounds") == []
+    found = events(watched, "bounds")
     # At each step but the first, of the process or of a stage: those take longer than others.
     assert [event["step"] for event in found] == {
         "stages": [4, 5, 10, 11],
@@ -182,9 +160,9 @@ def test_ranks_come_to_the_same_with_and_without(name: str, digits: Path, tmp_pa
     assert_same(watched, plain)
     replicas = list((newest(watched) / "replicas").glob("*.pt"))
     assert len(replicas) == (0 if name == "all-reduce" else 2)
-    assert len(events(watched)) == 8
-    assert events(plain) == []
-    assert all(event["device"] > 0 and event["ranks"] == 2 for event in events(watched))
+    assert len(events(watched, "bounds")) == 8
+    assert events(plain, "bounds") == []
+    assert all(event["device"] > 0 and event["ranks"] == 2 for event in events(watched, "bounds"))
 
 
 def test_where_ranks_wait_for_each_other_in_the_model_no_step_is_tried(
@@ -192,7 +170,7 @@ def test_where_ranks_wait_for_each_other_in_the_model_no_step_is_tried(
 ) -> None:
     config = recipe(digits, "1e-9", **{"average.name": "sharded", "model.name": "test_vit"})
     spawn(train, 2, config, tmp_path / "run")
-    found = events(tmp_path / "run")
+    found = events(tmp_path / "run", "bounds")
     assert len(found) == 8
     assert {event["device"] for event in found} == {None}
     assert {event["bound"] for event in found} <= {"data", "device or ranks"}
@@ -201,4 +179,4 @@ def test_where_ranks_wait_for_each_other_in_the_model_no_step_is_tried(
 def test_a_short_run_says_nothing(digits: Path, tmp_path: Path) -> None:
     """The first line comes after a minute."""
     train(World(), recipe(digits, "10"), tmp_path / "run")
-    assert events(tmp_path / "run") == []
+    assert events(tmp_path / "run", "bounds") == []

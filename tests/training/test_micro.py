@@ -6,22 +6,18 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-import timm
 import torch
 from torch import Tensor, nn
 
 from tests.spawn import spawn
-from tests.training.test_equivalence import Case, flat, global_batch, make_step
-from trainyard.averaging.allreduce import AllReduce
-from trainyard.averaging.config import AverageConfig
+from tests.steps import Case, flat, global_batch, make_step, share_of, vit
 from trainyard.errors import RecipeError
 from trainyard.training.micro import MicroBatchSize, bytes_of_moments, is_out_of_memory
-from trainyard.training.step import MicroBatch
 from trainyard.world import World, total
 
 SAMPLES = 24
@@ -79,12 +75,11 @@ class Small(nn.Module):
 
 
 def tiny(batch_norm: bool = False) -> nn.Module:
-    torch.manual_seed(0)
     if batch_norm:
+        torch.manual_seed(0)
         norm = nn.BatchNorm2d(8)
         return nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), norm, nn.Flatten(), nn.Linear(512, 10))
-    model: nn.Module = timm.create_model("test_vit", num_classes=10, img_size=32)
-    return model
+    return vit()
 
 
 @dataclass
@@ -101,13 +96,12 @@ def train(world: World, shortage: Shortage, batch_norm: bool = False, steps: int
     model = Small(tiny(batch_norm), shortage, world.rank)
     said: list[str] = []
     micro = MicroBatchSize(shortage.micro, world=world, phase=lambda step: 0, report=said.append)
-    step = replace(make_step(model, AllReduce(AverageConfig(), world), world), micro=micro)
+    step = make_step(model, None, world, micro=micro)
     losses, sizes = [], []
     for number in range(steps):
         model.step, model.sizes = number, []
         whole = global_batch(Case(batch=SAMPLES * world.size), number)
-        share = MicroBatch(*(column[world.rank :: world.size] for column in whole))
-        stats = step(share, number, None)
+        stats = step(share_of(whole, world), number, None)
         loss, count = total(world, torch.stack([stats.loss_sum, stats.count])).tolist()
         losses.append(loss / count)
         sizes.append(model.sizes)
@@ -151,7 +145,7 @@ def test_a_batch_that_does_not_fit_is_taken_in_smaller_parts(
 def test_memory_that_ends_in_a_later_micro_batch_begins_the_batch_anew(alone: Found) -> None:
     """The gradient of those before is dropped."""
     model = Small(tiny(), Shortage(), 0)
-    step = make_step(model, AllReduce(AverageConfig(), World()), World(), case=Case(micro=6))
+    step = make_step(model, case=Case(micro=6))
     calls = 0
     forward = model.forward
 
@@ -174,7 +168,7 @@ def test_memory_that_ends_in_a_later_micro_batch_begins_the_batch_anew(alone: Fo
 
 def test_activations_are_released_before_the_batch_is_repeated() -> None:
     model = Small(tiny(), Shortage(7, in_backward=True), 0)
-    step = make_step(model, AllReduce(AverageConfig(), World()), World())
+    step = make_step(model)
     alive: list[int] = []
     halve = MicroBatchSize.halve
 
@@ -218,7 +212,7 @@ def test_a_phase_begins_with_the_size_that_was_asked_for() -> None:
 
 def test_a_sample_that_does_not_fit_is_an_error_that_says_what_to_do() -> None:
     model = Small(tiny(), Shortage(fits=0), 0)
-    step = make_step(model, AllReduce(AverageConfig(), World()), World())
+    step = make_step(model)
     with pytest.raises(RecipeError, match=r"a single sample .* model.grad_checkpointing"):
         step(global_batch(Case(batch=SAMPLES), 0), 0, None)
     assert model.sizes == [24, 12, 6, 3, 2, 1]
@@ -229,7 +223,7 @@ def test_other_errors_are_raised_as_they_are() -> None:
         def forward(self, input: Tensor) -> Tensor:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    step = make_step(Wrong(1, 1), AllReduce(AverageConfig(), World()), World())
+    step = make_step(Wrong(1, 1))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         step(global_batch(Case(batch=4), 0), 0, None)
 

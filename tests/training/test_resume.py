@@ -9,146 +9,81 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tarfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from tests.command_line import newest, run
 from tests.full_disk import full_disk
-from tests.spawn import _CONTEXT, end_by, spawn, train_joined
+from tests.runs import (
+    NUM_STEPS,
+    OPTIONS,
+    RESNET,
+    assert_same_end,
+    command,
+    curve,
+    events,
+    exit_code,
+    forked,
+    interleaved,
+    kill_at,
+    noted,
+    on_each_step,
+    progress,
+    read,
+    recipe,
+    train_on,
+    words,
+)
+from tests.spawn import spawn, train_joined
 from trainyard.config import RunConfig, load_recipe
-from trainyard.data.sampler.plan import ShuffledPlan
+from trainyard.data.index.merge import open_merged
+from trainyard.data.order import training_plan
+from trainyard.data.sampler.plan import EndlessPlan
 from trainyard.errors import CheckpointError, DataError, Requeued, Stopped
 from trainyard.files import RunDirectory, write_text
 from trainyard.run.resume import claim_directory
 from trainyard.run.train import train
 from trainyard.training import keeping
-from trainyard.training.step import Batch, StepStats, TrainStep
+from trainyard.training.step import TrainStep
 from trainyard.world import World
 
-NUM_STEPS = 24  # of 64 samples: an epoch of 1,433 ends in step 23
-OPTIONS = {
-    "run.length": f"{NUM_STEPS} steps",
-    "run.save_every": "5 steps",
-    "run.eval_every": "8 steps",
-    "run.log_every": "1 step",
-    "batch.size": "64",
-    "data.threads": "1",
-}
 MODELS = {
-    "batch norm": {"model.name": "test_resnet"},
+    "batch norm": RESNET,
     "stochastic depth": {"model.name": "test_vit", "model.drop_path": "0.3"},
 }
-
-Lines = list[dict[str, Any]]
-
-
-def words(digits: Path, folder: Path, *changes: dict[str, str]) -> list[str]:
-    """The command that trains in `folder`."""
-    options = dict(OPTIONS)
-    for change in changes:
-        options |= change
-    keys = [word for key, value in options.items() for word in (f"--{key}", value)]
-    return ["train", "debug", "--data", str(digits), "--run", str(folder), "--json", *keys]
-
-
-# --- starting a run in a process of its own, and cutting it off ---
-
-
-def command(arguments: list[str], stop_at: int | None = None, number: int = 0) -> None:
-    """What `python -m trainyard` does, and a signal to itself in the midst of step `stop_at`."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    update = TrainStep.__call__
-
-    def update_and_signal(self: TrainStep, batch: Batch, step: int, rates: Any) -> StepStats:
-        stats = update(self, batch, step, rates)
-        if step + 1 == stop_at:
-            end_by(number)
-        return stats
-
-    TrainStep.__call__ = update_and_signal  # type: ignore[method-assign]
-    sys.exit(run(*arguments))
-
-
-def exit_code(arguments: list[str], stop_at: int | None = None, number: int = 0) -> int:
-    """A process forked from one that has loaded torch already: seconds less than a fresh one."""
-    process = _CONTEXT.Process(target=command, args=(arguments, stop_at, number))
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
-
-
-def kill_at(step: int, metrics: Path, process: Any, is_alive: Callable[[], bool]) -> None:
-    """SIGKILL a little after the process reports a step, wherever it may be by then."""
-    known = metrics.stat().st_size if metrics.exists() else 0
-    while is_alive():
-        new = metrics.read_bytes()[known:] if metrics.exists() else b""
-        lines = [json.loads(line) for line in new.split(b"\n")[:-1]]  # the last one may grow yet
-        if any(line["kind"] == "train" and line["step"] >= step for line in lines):
-            break
-        time.sleep(0.001)
-    time.sleep(random.Random(step).uniform(0, 0.05))
-    process.kill()
-
-
-# --- what came of it ---
-
-
-def read(metrics: Path) -> Lines:
-    """Every line of metrics.jsonl, each of them whole."""
-    text = metrics.read_text()
-    assert text.endswith("\n")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def curve(folder: Path, kind: str, *keys: str) -> dict[int, list[float]]:
-    """The last word of metrics.jsonl on each step."""
-    lines = read(folder / "metrics.jsonl")
-    return {line["step"]: [line[k] for k in keys] for line in lines if line["kind"] == kind}
-
-
-def assert_same_end(folder: Path, uninterrupted: Path, num_steps: int = NUM_STEPS) -> None:
-    """Weights, optimizer and evaluations, bit for bit."""
-    ours, theirs = newest(folder), newest(uninterrupted)
-    assert ours.name == theirs.name == f"step-{num_steps:08d}"
-    weights = [(path / "model.safetensors").read_bytes() for path in (ours, theirs)]
-    assert weights[0] == weights[1]
-    states = [torch.load(path / "training.pt", weights_only=True) for path in (ours, theirs)]
-    for group in [group for state in states for group in state["optimizer"]["param_groups"]]:
-        del group["lr"]  # is set before each step, and after the last one means nothing
-    assert_equal(*states)
-    progress = [json.loads((path / "progress.json").read_text()) for path in (ours, theirs)]
-    for part in progress:
-        del part["clock"]
-    assert progress[0] == progress[1]
-    assert progress[0]["last"]["step"] == num_steps
-    assert curve(folder, "val", "top1", "top5", "loss") == curve(
-        uninterrupted, "val", "top1", "top5", "loss"
-    )
-    assert curve(folder, "train", "loss", "lr") == curve(uninterrupted, "train", "loss", "lr")
-
-
-def assert_equal(one: Any, other: Any) -> None:
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif isinstance(one, dict):
-        assert one.keys() == other.keys()
-        for key in one:
-            assert_equal(one[key], other[key])
-    elif isinstance(one, list):
-        assert len(one) == len(other)
-        for mine, yours in zip(one, other, strict=True):
-            assert_equal(mine, yours)
-    else:
-        assert one == other
+AUGMENTED = {
+    "model.name": "test_vit",
+    "augment.randaugment": "rand-m9-mstd0.5-inc1",
+    "augment.erasing": "0.5",
+    "augment.mixup": "0.8",
+    "augment.cutmix": "1.0",
+    "augment.mix_prob": "0.8",
+    "augment.label_smoothing": "0.1",
+}
+AUGMENTATIONS = {
+    "one draw per batch, from a teacher": {
+        "augment.mix_mode": "batch",
+        "loss.distillation": "hard",
+        "loss.teacher": "TEACHER",
+    },
+    "one per sample, bce": {
+        "augment.mix_mode": "elem",
+        "augment.erasing_mode": "rand",
+        "loss.name": "bce",
+        "loss.bce_threshold": "0.2",
+    },
+}
+IN_ORDER = {"data.train": "train", "data.val": "val"}
+ORDERS = {
+    "locality": IN_ORDER | {"data.locality": "300"},
+    "resample": IN_ORDER | {"data.train": "shards/digits-*.tar", "data.order": "resample"},
+    "weights": IN_ORDER | {"data.train": "['low','high']", "data.weights": "1.5,0.5"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -171,8 +106,7 @@ def test_killed_at_random_steps(
     arguments = words(digits, tmp_path / "run", MODELS[model])
     metrics = tmp_path / "run" / "metrics.jsonl"
     for step in sorted(random.Random(model).sample(range(1, NUM_STEPS - 3), 3)):
-        process = _CONTEXT.Process(target=command, args=(arguments,))
-        process.start()
+        process = forked(command, arguments)
         kill_at(step, metrics, process, process.is_alive)
         process.join()
         assert process.exitcode == -signal.SIGKILL
@@ -184,7 +118,7 @@ def test_killed_at_random_steps(
 def test_killed_as_a_command(uninterrupted: dict[str, Path], digits: Path, tmp_path: Path) -> None:
     """The real thing: `python -m trainyard train`, kill -9, the same command again."""
     python = [sys.executable, "-m", "trainyard"]
-    arguments = python + words(digits, tmp_path / "run", MODELS["batch norm"])
+    arguments = python + words(digits, tmp_path / "run", RESNET)
     with subprocess.Popen(arguments, stdout=subprocess.DEVNULL) as process:
         metrics = tmp_path / "run" / "metrics.jsonl"
         kill_at(13, metrics, process, lambda: process.poll() is None)
@@ -192,8 +126,69 @@ def test_killed_as_a_command(uninterrupted: dict[str, Path], digits: Path, tmp_p
     again = subprocess.run(arguments, stdout=subprocess.PIPE, check=True)
     assert json.loads(again.stdout)["step"] == NUM_STEPS
     assert_same_end(tmp_path / "run", uninterrupted["batch norm"])
-    (resumed,) = [line for line in read(metrics) if line.get("event") == "resumed"]
+    (resumed,) = events(tmp_path / "run", "resumed")
     assert resumed["step"] in (8, 10)  # saved at 10, or killed on the way
+
+
+@pytest.fixture(scope="module")
+def data(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the digits, in two halves as well, and as shards of 150."""
+    folder = tmp_path_factory.mktemp("orders")
+    for split in ("train", "val"):
+        (folder / split).symlink_to(digits / split)
+    for half, numbers in (("low", "0123456"), ("high", "56789")):
+        (folder / half).mkdir()
+        for number in numbers:
+            (folder / half / number).symlink_to(digits / "train" / number)
+    (folder / "shards").mkdir()
+    images = sorted((digits / "train").glob("*/*.png"), key=lambda path: path.name)
+    for start in range(0, len(images), 150):
+        with tarfile.open(folder / "shards" / f"digits-{start:04d}.tar", "w") as shard:
+            for image in images[start : start + 150]:
+                shard.add(image, f"{image.stem}.png")
+                label = folder / "label"
+                label.write_text(image.parent.name)
+                shard.add(label, f"{image.stem}.cls")
+    return folder
+
+
+def options_of(way: str, finished: Path) -> dict[str, str]:
+    if way in ORDERS:
+        return ORDERS[way]
+    options = IN_ORDER | AUGMENTED | AUGMENTATIONS[way]
+    return {key: str(finished) if key == "loss.teacher" else options[key] for key in options}
+
+
+@pytest.mark.parametrize("way", [*ORDERS, *AUGMENTATIONS])
+def test_killed_with_data_in_any_order_and_augmented(
+    way: str, data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(data)
+    options = options_of(way, finished)
+    assert exit_code(words(None, tmp_path / "whole", options)) == 0
+    arguments = words(None, tmp_path / "run", options)
+    assert exit_code(arguments, stop_at=13, number=signal.SIGKILL) == -signal.SIGKILL
+    assert exit_code(arguments) == 0
+    assert [event["step"] for event in events(tmp_path / "run", "resumed")] == [10]
+    assert_same_end(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("way", AUGMENTATIONS)
+def test_micro_batches_of_augmented_batches_change_nothing(
+    way: str, data: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without batch norm; and without stochastic depth, which draws for each micro-batch."""
+    monkeypatch.chdir(data)
+    common = options_of(way, finished) | {"run.length": "5 steps", "run.eval_every": "0 steps"}
+    curves = []
+    for micro in ("64", "6"):
+        assert exit_code(words(None, tmp_path / micro, common, {"batch.micro": micro})) == 0
+        curves.append(curve(tmp_path / micro, "train", "loss", "top1"))
+    whole, cut = curves
+    assert list(whole) == [1, 2, 3, 4, 5]
+    assert whole[1][0] != whole[5][0]
+    for step, values in whole.items():
+        assert cut[step] == pytest.approx(values, rel=1e-6)
 
 
 STOPS = {
@@ -210,7 +205,7 @@ def test_stopped_by_a_signal(
     when: str, uninterrupted: dict[str, Path], digits: Path, tmp_path: Path
 ) -> None:
     step, number = STOPS[when]
-    arguments = words(digits, tmp_path / "run", MODELS["batch norm"])
+    arguments = words(digits, tmp_path / "run", RESNET)
     reason = Requeued if number == signal.SIGUSR2 else Stopped
     assert exit_code(arguments, stop_at=step, number=number) == reason.exit_code
     assert newest(tmp_path / "run").name == f"step-{step:08d}"
@@ -227,11 +222,9 @@ def test_an_evaluation_that_a_stop_cut_off_is_saved_though_not_the_best(
     assert exit_code(arguments, stop_at=16, number=signal.SIGTERM) == Stopped.exit_code
     for _ in range(2):  # the second time there is nothing left to do
         assert exit_code(arguments) == 0
-    progress = json.loads((newest(tmp_path / "run") / "progress.json").read_text())
-    assert progress["best"]["step"] == 8
-    assert progress["last"]["step"] == 16
-    lines = read(tmp_path / "run" / "metrics.jsonl")
-    assert [line["step"] for line in lines if line["kind"] == "val"] == [8, 16]
+    found = progress(newest(tmp_path / "run"))
+    assert (found["best"]["step"], found["last"]["step"]) == (8, 16)
+    assert list(curve(tmp_path / "run", "val")) == [8, 16]
 
 
 def test_best_is_pointed_to_though_a_kill_came_before(
@@ -244,7 +237,7 @@ def test_best_is_pointed_to_though_a_kill_came_before(
     assert right.name != "step-00000008"
     best.unlink()
     best.symlink_to("step-00000008")
-    assert exit_code(words(digits, folder, MODELS["batch norm"])) == 0
+    assert exit_code(words(digits, folder, RESNET)) == 0
     assert best.readlink() == right
 
 
@@ -252,7 +245,7 @@ def test_best_is_pointed_to_though_a_kill_came_before(
 
 
 def test_never(uninterrupted: dict[str, Path], digits: Path, tmp_path: Path) -> None:
-    never = {**MODELS["batch norm"], "run.resume": "never"}
+    never = RESNET | {"run.resume": "never"}
     assert exit_code(words(digits, tmp_path / "run", never)) == 0
     assert_same_end(tmp_path / "run", uninterrupted["batch norm"])
     assert exit_code(words(digits, tmp_path / "run", never)) == 2  # it has checkpoints now
@@ -262,12 +255,11 @@ def test_from_a_checkpoint_of_another_run(
     uninterrupted: dict[str, Path], digits: Path, tmp_path: Path
 ) -> None:
     start = uninterrupted["batch norm"] / "checkpoints" / "step-00000016"
-    begin = {**MODELS["batch norm"], "run.resume": str(start)}
+    begin = RESNET | {"run.resume": str(start)}
     arguments = words(digits, tmp_path / "run", begin)
     assert exit_code(arguments, stop_at=21, number=signal.SIGTERM) == Stopped.exit_code
     assert exit_code(arguments) == 0  # goes on from its own checkpoint, not from the other's again
-    lines = [line for line in read(tmp_path / "run" / "metrics.jsonl") if line["kind"] == "train"]
-    assert [line["step"] for line in lines] == list(range(17, NUM_STEPS + 1))
+    assert list(curve(tmp_path / "run", "train")) == list(range(17, NUM_STEPS + 1))
     ours, theirs = newest(tmp_path / "run"), newest(uninterrupted["batch norm"])
     assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
 
@@ -315,8 +307,8 @@ def test_a_second_run_is_refused_from_the_moment_that_the_first_has_its_recipe(
 ) -> None:
     """The second starts when the first has written its recipe, and nothing else yet."""
     folder = RunDirectory(tmp_path / "run")
-    short = recipe(digits, **{"run.length": "2 steps"})
-    other = recipe(digits, **{"run.length": "2 steps", "optim.lr": "0.5"})
+    short = recipe(digits, {"run.length": "2 steps"})
+    other = recipe(digits, {"run.length": "2 steps", "optim.lr": "0.5"})
     console = Console(quiet=True)
 
     def write_and_be_followed(path: Path, text: str) -> None:
@@ -361,7 +353,7 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, begin = tmp_path / "run", keeping.begin
-    arguments = words(digits, folder, MODELS["batch norm"])
+    arguments = words(digits, folder, RESNET)
 
     def begin_with_little_room(final: Path) -> Path:
         if final.name == "step-00000010":
@@ -441,21 +433,16 @@ def test_a_run_goes_on_beside_what_is_no_checkpoint(
 ) -> None:
     """A remark names it, once; the run saves as if it were not there."""
     folder = tmp_path / "run"
-    arguments = words(digits, folder, MODELS["batch norm"])
+    arguments = words(digits, folder, RESNET)
     assert exit_code(arguments, stop_at=12, number=signal.SIGTERM) == Stopped.exit_code
     (folder / "checkpoints" / "step-00000099").write_text("")
     damaged = folder / "checkpoints" / "step-00000010" / "progress.json"
     damaged.write_text("[]")
     assert exit_code(arguments) == 0
-    events = [line for line in read(folder / "metrics.jsonl") if line.get("event")]
-    remarks = [line["message"] for line in events if line["event"] == "bad checkpoint"]
-    assert len(remarks) == 1
-    assert remarks[0].endswith("step-00000099: is no folder; taking the one before it")
+    (remark,) = events(folder, "bad checkpoint")
+    assert remark["message"].endswith("step-00000099: is no folder; taking the one before it")
     (folder / "checkpoints" / "step-00000099").unlink()
     assert_same_end(folder, uninterrupted["batch norm"])
-
-
-# --- metrics.jsonl ---
 
 
 def test_a_broken_last_line_is_dropped(
@@ -463,114 +450,88 @@ def test_a_broken_last_line_is_dropped(
 ) -> None:
     """What a power cut in the middle of a line leaves behind."""
     folder = Path(shutil.copytree(uninterrupted["batch norm"], tmp_path / "run", symlinks=True))
-    before = read(folder / "metrics.jsonl")
+    before = read(folder)
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"kind": "train", "st')
-    assert exit_code(words(digits, folder, MODELS["batch norm"])) == 0
-    assert read(folder / "metrics.jsonl")[: len(before)] == before
+    assert exit_code(words(digits, folder, RESNET)) == 0
+    assert read(folder)[: len(before)] == before
 
 
 # --- several ranks: the same stream, and the same losses but for the order of sums ---
 
 
-def train_on(
-    world: World, config: RunConfig, folder: Path, die_at: int | None
-) -> list[tuple[int, list[int]]]:
-    """The ids that this rank updated with, step by step; they are written down as they come."""
-    update = TrainStep.__call__
-    seen: list[tuple[int, list[int]]] = []
-    notes = folder.with_name(f"ids-{world.rank}.jsonl")
-
-    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
-        if step == die_at:
-            end_by(signal.SIGKILL)
-        seen.append((step, batch.ids.tolist()))
-        with open(notes, "a") as file:
-            file.write(json.dumps(seen[-1]) + "\n")
-        return update(self, batch, step, rates)
-
-    TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
-    train_joined(config, folder, world)
-    return seen
+def plan_of(config: RunConfig) -> EndlessPlan:
+    train = config.data.train
+    assert train is not None
+    index = open_merged([train] if isinstance(train, str) else train, None)
+    return training_plan(config.data, index, global_batch=config.batch.size, seed=config.run.seed)
 
 
-def recipe(digits: Path, **changes: str) -> RunConfig:
-    data = {"data.train": str(digits / "train"), "data.val": str(digits / "val")}
-    return load_recipe("debug", OPTIONS | data | changes)
+def expected_stream(config: RunConfig, start: int, end: int) -> dict[int, list[int]]:
+    """The global batches of the plan, whoever takes which share of them."""
+    plan = plan_of(config)
+    return {step: plan.batch(step).tolist() for step in range(start, end)}
 
 
-def interleaved(ranks: list[list[tuple[int, list[int]]]]) -> dict[int, list[int]]:
-    """Whole batches by step, from those of each rank."""
-    stream = {}
-    for parts in zip(*ranks, strict=True):
-        (step,) = {step for step, _ in parts}
-        ids = np.zeros(sum(len(ids) for _, ids in parts), int)
-        for rank, (_, share) in enumerate(parts):
-            ids[rank :: len(parts)] = share
-        stream[step] = ids.tolist()
-    return stream
-
-
-def noted(folder: Path) -> dict[int, list[int]]:
-    paths = sorted(folder.glob("ids-*.jsonl"))
-    ranks = [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
-    return interleaved(ranks)
+@pytest.fixture(scope="module")
+def two_killed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two ranks in each order, killed in step 14, after the checkpoint of step 10."""
+    folders = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(data)
+        for order in (*ORDERS, "plain"):
+            config = load_recipe("debug", OPTIONS | ORDERS.get(order, IN_ORDER))
+            folders[order] = tmp_path_factory.mktemp("two-killed")
+            with pytest.raises(AssertionError):
+                spawn(train_on, 2, config, folders[order] / "run", 13)
+            assert noted(folders[order]) == expected_stream(config, 0, 13)
+    return folders
 
 
 @pytest.fixture(scope="module")
 def two_ranks(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an uninterrupted run of two ranks and what they saw."""
-    folder = tmp_path_factory.mktemp("two-ranks")
-    spawn(train_on, 2, recipe(digits), folder / "run", None)
+    """An uninterrupted run of two ranks."""
+    folder = tmp_path_factory.mktemp("two-ranks") / "run"
+    spawn(train_on, 2, recipe(digits), folder, None)
     return folder
 
 
-@pytest.fixture(scope="module")
-def two_killed(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same, killed in step 14, after the checkpoint of step 10."""
-    folder = tmp_path_factory.mktemp("two-killed")
-    with pytest.raises(AssertionError):
-        spawn(train_on, 2, recipe(digits), folder / "run", 13)
-    return folder
-
-
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("size", "order"), [(1, "plain"), (2, "plain"), (3, "plain"), *((3, order) for order in ORDERS)]
+)
 def test_two_ranks_go_on_as_another_number(
-    size: int, two_ranks: Path, two_killed: Path, digits: Path, tmp_path: Path
+    size: int,
+    order: str,
+    two_killed: dict[str, Path],
+    two_ranks: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shutil.copytree(two_killed / "run", tmp_path / "run", symlinks=True)
-    resumed = interleaved(spawn(train_on, size, recipe(digits), tmp_path / "run", None))
-    before = noted(two_killed)
-    assert list(before) == list(range(13))
-    assert list(resumed) == list(range(10, NUM_STEPS))
-    whole = noted(two_ranks)
-    assert before | resumed == whole
-    assert all(resumed[step] == before[step] for step in range(10, 13))
-    losses, expected = (curve(f / "run", "train", "loss") for f in (tmp_path, two_ranks))
-    differences = [abs(losses[step][0] / loss - 1) for step, (loss,) in expected.items()]
-    print(f"on {size}: largest relative difference of a loss {max(differences):.2g}")
-    assert max(differences) < 1e-5
+    monkeypatch.chdir(data)
+    config = load_recipe("debug", OPTIONS | ORDERS.get(order, IN_ORDER))
+    folder = Path(shutil.copytree(two_killed[order] / "run", tmp_path / "run", symlinks=True))
+    resumed = interleaved(spawn(train_on, size, config, folder, None))
+    assert resumed == expected_stream(config, 10, NUM_STEPS)
+    if order == "plain":
+        losses, expected = (curve(each, "train", "loss") for each in (folder, two_ranks))
+        assert losses.keys() == expected.keys()
+        for step, loss in expected.items():
+            assert losses[step] == pytest.approx(loss, rel=1e-5)
 
 
-def test_the_stream_is_the_plans(two_ranks: Path) -> None:
-    plan = ShuffledPlan(1433, 64, seed=0)
-    assert noted(two_ranks) == {step: plan.batch(step).tolist() for step in range(NUM_STEPS)}
-
-
-def train_without_loader(world: World, digits: Path, folder: Path) -> None:
+def train_without_loader(world: World, config: RunConfig, folder: Path) -> None:
     """The last rank's loader process is killed in the midst of step 5."""
-    update = TrainStep.__call__
 
-    def kill_and_update(self: TrainStep, batch: Batch, step: int, rates: Any) -> StepStats:
+    def kill_loader(_: TrainStep, batch: Any, step: int) -> None:
         if step == 4 and world.rank == world.size - 1:
             (loader,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
             os.kill(int(loader), signal.SIGKILL)
-        return update(self, batch, step, rates)
 
-    TrainStep.__call__ = kill_and_update  # type: ignore[method-assign]
-    train_joined(recipe(digits), folder, world)
+    on_each_step(before=kill_loader)
+    train_joined(config, folder, world)
 
 
 def test_a_loader_that_dies_on_one_rank_ends_all(digits: Path, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"loader process died|another rank is gone"):
-        spawn(train_without_loader, 2, digits, tmp_path / "run")
+        spawn(train_without_loader, 2, recipe(digits), tmp_path / "run")

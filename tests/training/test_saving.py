@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from tests.command_line import newest
-from tests.spawn import _CONTEXT, spawn
+from tests.runs import assert_same_end, command, ended, events, exit_code, words
+from tests.spawn import spawn
 from tests.training.test_checkpoint import backward, state_at
-from tests.training.test_resume import assert_same_end, command, exit_code, read, words
 from trainyard.config import load_recipe
 from trainyard.errors import DiskError, PeerError, RecipeError
 from trainyard.files import sha256
@@ -291,7 +291,7 @@ def test_the_newest_end_of_a_pass_is_kept(tmp_path: Path) -> None:
 def test_training_goes_on_while_a_checkpoint_is_written(digits: Path, tmp_path: Path) -> None:
     """The first one is not written before step 7 is made, and is of step 5."""
     folder = tmp_path / "run"
-    assert run_with(_wait_for_step_7, words(digits, folder)) == 0
+    assert ended(_wait_for_step_7, words(digits, folder)) == 0
     notes = json.loads((folder / "notes.json").read_text())
     assert notes == {"written": 5, "during": True}
     assert find_problem(folder / "checkpoints" / "step-00000024") is None
@@ -317,14 +317,6 @@ def has_step_7(folder: Path) -> bool:
     return '"step": 7,' in (folder / "metrics.jsonl").read_text()
 
 
-def run_with(target: Callable[[list[str]], None], arguments: list[str]) -> int:
-    process = _CONTEXT.Process(target=target, args=(arguments,))
-    process.start()
-    process.join(120)
-    assert process.exitcode is not None
-    return int(process.exitcode)
-
-
 def _write_slowly_and_stop(arguments: list[str]) -> None:
     write = checkpoint.write_common
 
@@ -338,7 +330,7 @@ def _write_slowly_and_stop(arguments: list[str]) -> None:
 
 def test_a_stop_waits_for_the_checkpoint(digits: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    assert run_with(_write_slowly_and_stop, words(digits, folder)) == 130
+    assert ended(_write_slowly_and_stop, words(digits, folder)) == 130
     assert newest(folder).name == "step-00000007"
     assert find_problem(newest(folder)) is None
     assert list((folder / "checkpoints").glob(".*")) == []
@@ -351,7 +343,7 @@ def test_a_run_that_saves_by_the_time_ends_as_one_by_steps(digits: Path, tmp_pat
     arguments = words(digits, folder, by_time)
     assert exit_code(arguments, stop_at=17, number=signal.SIGKILL) == -signal.SIGKILL
     assert exit_code(arguments) == 0
-    (resumed,) = [line for line in read(folder / "metrics.jsonl") if line.get("event") == "resumed"]
+    (resumed,) = events(folder, "resumed")
     assert 0 < resumed["step"] < 17
     assert_same_end(folder, tmp_path / "steps")
 

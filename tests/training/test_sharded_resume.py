@@ -1,10 +1,8 @@
 """Checkpoints of which each rank writes its part: exact, and good for any number of ranks."""
 
-import json
 import os
 import pickle
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,94 +11,32 @@ import timm
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
 
-from tests.command_line import newest, run
 from tests.full_disk import full_disk
-from tests.spawn import spawn, train_joined
+from tests.runs import read_shards_whole
+from tests.spawn import spawn
+from tests.steps import CPU, build_state
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.sharded import Sharded
-from trainyard.config import RunConfig, load_recipe
 from trainyard.errors import CheckpointError, TrainyardError
 from trainyard.model.ema import Ema
-from trainyard.monitor.clock import Clock
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.checkpoint import TrainState, find_problem, load_checkpoint
-from trainyard.training.guard import Guard
 from trainyard.training.keeping import save_checkpoint
 from trainyard.training.optimizer_state import save_optimizer
 from trainyard.training.shards import read_shards
-from trainyard.training.update import LossScale
 from trainyard.world import World
-
-NUM_STEPS = 8
-OPTIONS = {
-    "average.name": "sharded",
-    "run.length": f"{NUM_STEPS} steps",
-    "run.save_every": "4 steps",
-    "run.eval_every": "4 steps",
-    "run.log_every": "1 step",
-    "run.keep": "9",
-    "batch.size": "64",
-    "batch.micro": "8",
-    "model.ema_decay": "0.9",
-    "optim.name": "adamw",
-    "optim.lr": "0.001",
-    "optim.clip_norm": "0.5",
-    "data.threads": "1",
-}
-
-
-# --- runs ---
-
-
-def train(world: World, config: RunConfig, folder: Path) -> None:
-    train_joined(config, folder, world)
-
-
-def recipe(digits: Path) -> RunConfig:
-    data = {"data.train": str(digits / "train"), "data.val": str(digits / "val")}
-    return load_recipe("debug", OPTIONS | data)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of four ranks that nothing happened to."""
-    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
-    spawn(train, 4, recipe(digits), folder)
-    return folder
-
-
-@pytest.fixture
-def cut_off(uninterrupted: Path, tmp_path: Path) -> Path:
-    """The same as of its checkpoint in the middle."""
-    folder = Path(shutil.copytree(uninterrupted, tmp_path / "run", symlinks=True))
-    shutil.rmtree(newest(folder))
-    for link in ("latest", "best"):
-        (folder / "checkpoints" / link).unlink()
-        (folder / "checkpoints" / link).symlink_to("step-00000004")
-    return folder
 
 
 def saved(path: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint, shards made whole."""
-    found = {
-        f"file.{name}": tensor for name, tensor in load_file(path / "model.safetensors").items()
-    }
+    weights = load_file(path / "model.safetensors")
+    found = {f"file.{name}": tensor for name, tensor in weights.items()}
     if (path / "ema.safetensors").exists():
         found |= load_file(path / "ema.safetensors")
-    sizes: dict[str, Any] = (
-        dcp.FileSystemReader(path / "sharded").read_metadata().state_dict_metadata
-    )
-    shards = {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in sizes.items()
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is alone
-        dcp.load(shards, checkpoint_id=path / "sharded", no_dist=True)
-    return found | shards
+    return found | read_shards_whole(path / "sharded")
 
 
 def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
@@ -112,66 +48,18 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
             assert torch.equal(tensor, theirs[name]), name
 
 
-def losses(folder: Path) -> list[float]:
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    by_step = {line["step"]: line["loss"] for line in lines if line["kind"] == "train"}
-    return list(by_step.values())
-
-
-def test_goes_on_bit_for_bit(uninterrupted: Path, cut_off: Path, digits: Path) -> None:
-    spawn(train, 4, recipe(digits), cut_off)
-    ours, theirs = saved(newest(cut_off)), saved(newest(uninterrupted))
-    assert_same(ours, theirs)
-    assert {name.partition(".")[0] for name in ours} >= {"file", "model", "ema", "optimizer"}
-    assert losses(cut_off) == losses(uninterrupted)
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_goes_on_as_another_number(
-    size: int, uninterrupted: Path, cut_off: Path, digits: Path
-) -> None:
-    """One rank takes all-reduce, whatever the recipe says."""
-    spawn(train, size, recipe(digits), cut_off)
-    assert losses(cut_off) == pytest.approx(losses(uninterrupted), rel=1e-4)
-    assert (newest(cut_off) / "sharded").exists() == (size > 1)
-
-
-def test_anyone_can_use_it(
-    uninterrupted: Path, digits: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run("evaluate", uninterrupted, "--json", "--data", digits) == 0
-    found = json.loads(capsys.readouterr().out)
-    lines = map(json.loads, (uninterrupted / "metrics.jsonl").read_text().splitlines())
-    best = max((line for line in lines if line["kind"] == "val"), key=lambda line: line["top1"])
-    assert found["samples"] == best["evaluated"]
-    assert found["top1"] == pytest.approx(best["top1"], abs=0.01)
-
-
-# --- states ---
-
-
 def state_of(world: World, optimizer: str) -> TrainState:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=3)
-    averager = (
-        Sharded(AverageConfig(), world, torch.device("cpu"))
-        if world.size > 1
-        else AllReduce(AverageConfig(), world)
-    )
+    kind: Any = AllReduce if world.size == 1 else Sharded
+    averager = kind(AverageConfig(), world, *([CPU] if kind is Sharded else []))
     ema = Ema(model, 0.5, warmup=False, cpu=False)
     averager.wrap(model)
     averager.register_ema(ema.module)
-    device = torch.device("cpu")
-    return TrainState(
-        model=model,
-        optimizer=build_optimizer(model, OptimConfig(name=optimizer, lr=0.01)),  # type: ignore[arg-type]
-        averager=averager,
-        ema=ema.module,
-        scale=LossScale(device),
-        guard=Guard(device, 3),
-        clock=Clock(),
-        classes=["a", "b", "c"],
+    config = OptimConfig(name=optimizer, lr=0.01)  # type: ignore[arg-type]
+    return build_state(
+        model, build_optimizer(model, config), averager, ema=ema.module, classes=["a", "b", "c"]
     )
 
 
@@ -259,8 +147,16 @@ def test_a_full_disk(rank: int, tmp_path: Path) -> None:
 # --- damage ---
 
 
-def test_a_damaged_shard_is_found(uninterrupted: Path, tmp_path: Path) -> None:
-    path = Path(shutil.copytree(newest(uninterrupted), tmp_path / "step-00000008"))
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of four ranks."""
+    folder = tmp_path_factory.mktemp("four")
+    spawn(begin, 4, folder, "adamw")
+    return folder / "step-00000002"
+
+
+def test_a_damaged_shard_is_found(checkpoint: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(checkpoint, tmp_path / "step-00000002"))
     assert find_problem(path) is None
     shards = sorted(name for name in os.listdir(path / "sharded"))
     assert shards == [".metadata", *(f"__{rank}_0.distcp" for rank in range(4))]
@@ -280,10 +176,10 @@ class Evil:
 
 
 def test_nothing_but_tensors_is_unpickled(
-    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = Path(shutil.copytree(newest(uninterrupted), tmp_path / "step-00000008"))
+    path = Path(shutil.copytree(checkpoint, tmp_path / "step-00000002"))
     (path / "sharded" / ".metadata").write_bytes(pickle.dumps(Evil()))
     state = state_of(World(), "adamw")
     with pytest.raises(CheckpointError, match=r"cannot be read: .metadata names posix.mkdir"):
@@ -291,7 +187,8 @@ def test_nothing_but_tensors_is_unpickled(
     assert not Path("evil-was-here").exists()
 
 
-def test_another_model_is_refused(uninterrupted: Path) -> None:
+def test_another_model_is_refused(checkpoint: Path) -> None:
     state = state_of(World(), "adamw")
-    with pytest.raises(CheckpointError, match=r"do not fit the model: .* is not in the model"):
-        read_shards(newest(uninterrupted), state.model, state.ema, state.optimizer)
+    state.model = torch.nn.Linear(3, 3)
+    with pytest.raises(CheckpointError, match=r"do not fit the model: model.bias is only in"):
+        read_shards(checkpoint, state.model, state.ema, state.optimizer)

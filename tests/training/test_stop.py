@@ -23,17 +23,15 @@ def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-def test_nothing_is_asked_for() -> None:
-    with StopSignal(World()) as stop:
-        assert stop.poll() is None
-
-
 @pytest.mark.parametrize(("number", "reason"), ENDINGS)
 def test_a_signal_is_noted(number: signal.Signals, reason: type[Stopped]) -> None:
+    before = signal.getsignal(number)
     with StopSignal(World()) as stop:
+        assert stop.poll() is None
         send(number)
         assert stop.poll() is reason
         assert stop.poll() is reason
+    assert signal.getsignal(number) == before
 
 
 @pytest.mark.parametrize("numbers", [ENDINGS[1:3], ENDINGS[2:0:-1]], ids=["last", "first"])
@@ -59,13 +57,6 @@ def test_one_ctrl_c_that_comes_twice_is_one() -> None:
         send(signal.SIGINT)
         send(signal.SIGINT)
         assert stop.poll() is Stopped
-
-
-def test_handlers_are_given_back() -> None:
-    before = [signal.getsignal(number) for number, _ in ENDINGS]
-    with StopSignal(World()):
-        assert [signal.getsignal(number) for number, _ in ENDINGS] != before
-    assert [signal.getsignal(number) for number, _ in ENDINGS] == before
 
 
 def _poll(world: World, number: int, rank: int) -> list[str]:

@@ -5,12 +5,11 @@ import shutil
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.command_line import Capture, newest, run
-from tests.training.test_resume import assert_same_end, exit_code, read, words
+from tests.runs import assert_same_end, events, exit_code, words
 from tests.trials.counts import SEED, count_of
 
 STOP_AT = 17  # so that checkpoints of steps 10, 15, 16 and 17 are there
@@ -34,10 +33,6 @@ def flip(path: Path, rng: random.Random) -> None:
     path.write_bytes(content)
 
 
-def is_resumed(line: dict[str, Any]) -> bool:
-    return line.get("event") == "resumed"
-
-
 @pytest.mark.timeout(0)
 def test_a_bit_of_a_checkpoint_flips(
     runs: tuple[Path, Path], digits: Path, tmp_path: Path, capsys: Capture
@@ -56,7 +51,7 @@ def test_a_bit_of_a_checkpoint_flips(
         said = "".join(capsys.readouterr())
         assert code == 0, f"{path}: {said}"
         assert_same_end(folder, whole)
-        (resumed,) = [line for line in read(folder / "metrics.jsonl") if is_resumed(line)]
+        (resumed,) = events(folder, "resumed")
         assert (path in of_newest) == (resumed["step"] < STOP_AT), path
         came_of_it[f"{path.parent.name} {path.name}: resumed at {resumed['step']}"] += 1
         shutil.rmtree(folder.parent)

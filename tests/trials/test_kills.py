@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.command_line import run
+from tests.runs import NUM_STEPS, OPTIONS, assert_same_end, events, on_each_step, words
 from tests.spawn import _launched, _ranks
-from tests.training.test_resume import NUM_STEPS, OPTIONS, assert_same_end, read, words
 from tests.trials.counts import SEED, count_of
 from trainyard.data.sampler.plan import ShuffledPlan
-from trainyard.training.step import StepStats, TrainStep
+from trainyard.training.step import TrainStep
 from trainyard.world import World
 
 SAVE_EVERY = int(OPTIONS["run.save_every"].split()[0])
@@ -27,14 +27,12 @@ def train(world: World, arguments: list[str], notes: Path) -> None:
     """`trainyard train`, which notes the samples of each step as it is made."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(os.open(notes / f"said-{world.rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    update = TrainStep.__call__
 
-    def note_and_update(self: TrainStep, batch: Any, step: int, rates: Any) -> StepStats:
+    def note(_: TrainStep, batch: Any, step: int) -> None:
         with open(notes / f"ids-{world.rank}.jsonl", "a") as file:
             file.write(json.dumps([step, batch.ids.tolist()]) + "\n")
-        return update(self, batch, step, rates)
 
-    TrainStep.__call__ = note_and_update  # type: ignore[method-assign]
+    on_each_step(before=note)
     raise SystemExit(run(*arguments))
 
 
@@ -112,8 +110,7 @@ def test_killed_at_any_moment(size: int, undisturbed: Path, digits: Path, tmp_pa
         assert ends(arguments, folder, size) == [0] * size, f"see {folder}"
         assert_same_end(folder / "run", undisturbed)
         assert_every_sample_once(folder, size)
-        lines = read(folder / "run" / "metrics.jsonl")
-        steps = [line["step"] for line in lines if line.get("event") == "resumed"]
+        steps = [event["step"] for event in events(folder / "run", "resumed")]
         came_of_it[f"resumed at {steps[0]}" if steps else "from the beginning"] += 1
         lost[reached - (steps[0] if steps else 0)] += 1
         # The save before the last one was complete when the last one began.

@@ -154,38 +154,31 @@ def test_a_memory_that_is_none_of_ours(digits: Path, tmp_path: Path, capsys: Cap
 # --- steps that are made again, for TensorBoard ---
 
 
-def told(folder: Path, *reports: tuple[str, int]) -> None:
-    tracker = TensorboardTracker(folder)
-    for kind, step in reports:
-        if kind == "train":
-            tracker.write({"kind": kind, "step": step, "loss": float(step)})
-        else:
-            tracker.write({"kind": "event", "step": step, "event": kind, "message": kind})
-    tracker.close()
-
-
 def steps(folder: Path) -> list[int]:
     board = EventAccumulator(str(folder))
     board.Reload()
     return [event.step for event in board.Scalars("train/loss")]
 
 
-def train(*numbers: int) -> list[tuple[str, int]]:
-    return [("train", number) for number in numbers]
-
-
-def test_after_a_roll_back(tmp_path: Path) -> None:
-    told(tmp_path, *train(1, 2, 3, 4), ("rolled back", 2), *train(3, 4, 5))
-    assert steps(tmp_path) == [1, 2, 3, 4, 5]
-
-
-def test_a_run_that_was_killed_before_it_saved_anything(tmp_path: Path) -> None:
-    told(tmp_path, *train(1, 2, 3, 4))
-    told(tmp_path, ("initial weights", 0), *train(1, 2))
-    assert steps(tmp_path) == [1, 2]
-
-
-def test_a_run_that_goes_on(tmp_path: Path) -> None:
-    told(tmp_path, *train(1, 2, 3, 4))
-    told(tmp_path, ("bad checkpoint", 0), ("resumed", 3), *train(4, 5))
-    assert steps(tmp_path) == [1, 2, 3, 4, 5]
+@pytest.mark.parametrize(
+    ("processes", "expected"),
+    [
+        ([[1, 2, 3, 4, ("rolled back", 2), 3, 4, 5]], [1, 2, 3, 4, 5]),
+        ([[1, 2, 3, 4], [("initial weights", 0), 1, 2]], [1, 2]),  # killed before its first save
+        ([[1, 2, 3, 4], [("bad checkpoint", 0), ("resumed", 3), 4, 5]], [1, 2, 3, 4, 5]),
+    ],
+    ids=["rolled back", "killed at first", "resumed"],
+)
+def test_steps_that_are_made_again(
+    processes: list[list[int | tuple[str, int]]], expected: list[int], tmp_path: Path
+) -> None:
+    for reports in processes:
+        tracker = TensorboardTracker(tmp_path)
+        for report in reports:
+            if isinstance(report, int):
+                tracker.write({"kind": "train", "step": report, "loss": float(report)})
+            else:
+                kind, step = report
+                tracker.write({"kind": "event", "step": step, "event": kind, "message": kind})
+        tracker.close()
+    assert steps(tmp_path) == expected
