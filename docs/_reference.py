@@ -1,4 +1,4 @@
-"""The reference pages, made from the code whenever the site is built: an mkdocs hook."""
+"""An mkdocs hook that generates the reference pages from the code at every build."""
 
 import argparse
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-# Texts with a form of their own, by the function that checks them.
+# Descriptions of texts with a syntax, by the function that checks them.
 _FORMS = {
     get_args(form)[-1].func: text
     for form, text in (
@@ -40,7 +40,7 @@ _WORDS = {bool: "true or false", int: "integer", float: "number", str: "text"}
 
 
 def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
-    """Called by mkdocs once it knows the pages that are written by hand."""
+    """Adds the generated pages; mkdocs calls it after it has listed the others."""
     from mkdocs.structure.files import File
 
     for path, text in pages().items():
@@ -49,7 +49,7 @@ def on_files(files: "Files", config: "MkDocsConfig") -> "Files":
 
 
 def on_post_build(config: "MkDocsConfig") -> None:
-    """The search's index as a script too: pages that are opened from a folder may load that."""
+    """Writes the search index as a script too, for pages opened from a folder."""
     index = Path(config.site_dir) / "search" / "search_index.json"
     index.with_suffix(".js").write_text(f"var __index = {index.read_text()}")
 
@@ -69,8 +69,8 @@ def pages() -> dict[str, str]:
 
 
 def commands_page() -> str:
-    os.environ["COLUMNS"] = "80"  # argparse wraps to the terminal of whoever builds this
-    parts = ["# Commands", "`trainyard COMMAND --help` says the same."]
+    os.environ["COLUMNS"] = "80"  # argparse wraps to the terminal of the build otherwise
+    parts = ["# Commands", "`trainyard COMMAND --help` prints the same."]
     for parser, about in commands():
         words = parser.prog.split()[1:]
         parts += [f"{'#' * (len(words) + 1)} {' '.join(words)}", plain(sentence(about))]
@@ -82,7 +82,7 @@ def commands_page() -> str:
 
 
 def commands() -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """Every command, those that have subcommands too, and what it is for."""
+    """Every command, also those with subcommands, and its purpose."""
     queue = subcommands(_parser())
     while queue:
         parser, about = queue.pop(0)
@@ -131,8 +131,8 @@ def keys_page() -> str:
         "---\nsearch: {boost: 3}\n---",
         "# Recipe keys",
         "In a recipe a key stands in its section; on the command line it is `--SECTION.KEY VALUE`. "
-        "`trainyard recipes --keys` lists the same. [Write a recipe](../recipe.md) says how the "
-        "keys of a recipe come together.",
+        "`trainyard recipes --keys` lists the same. [Write a recipe](../recipe.md) explains how "
+        "files, defaults and options combine.",
     ]
     for name, part in RunConfig.model_fields.items():
         section: Any = part.annotation
@@ -151,7 +151,7 @@ def keys_page() -> str:
 
 
 def kind_of(annotation: Any, metadata: Any = ()) -> str:
-    """A type as a reader of recipes knows it, in Markdown."""
+    """A type in words for authors of recipes, in Markdown."""
     for check in metadata:
         if getattr(check, "func", None) in _FORMS:
             return plain(_FORMS[check.func])
@@ -179,8 +179,8 @@ def kind_of(annotation: Any, metadata: Any = ()) -> str:
 def recipes_page() -> str:
     parts = [
         "# Recipes",
-        "These come along. `trainyard recipes NAME` prints one with every key written out, "
-        "`--plot FILE.png` draws it. [Training](../training.md) has them in one table.",
+        "These recipes come with Trainyard. `trainyard recipes NAME` prints one with every key, "
+        "`--plot FILE.png` draws it. [Training](../training.md) has a table of all.",
     ]
     for name, path in builtin_recipes().items():
         head, _, rest = path.read_text().partition("\n\n")
@@ -191,7 +191,7 @@ def recipes_page() -> str:
 
 
 def _recipe_head(comment: str) -> Iterator[str]:
-    """What it is, a command, facts in two columns, and what else there is to say."""
+    """A sentence, a command, facts in two columns, and further remarks."""
     text = re.sub(r"^# ?", "", comment, flags=re.MULTILINE)
     about, command, facts, *more = re.split(r"\n\s*\n", text)
     yield plain(about)
@@ -205,20 +205,19 @@ def _recipe_head(comment: str) -> Iterator[str]:
 
 
 def exit_codes_page() -> str:
-    """From the tree of errors: its docstring, and the classes themselves."""
+    """Built from the docstring of the tree of errors, and from its classes."""
     meanings = re.findall(r"^\W*(\w+)(?: +\d+)?  +([a-z].*)$", errors.__doc__ or "", re.MULTILINE)
     rows = ["| 0 | | done |"]
     for name, meaning in (("TrainyardError", "any other failure"), *meanings):
         code = getattr(errors, name).exit_code
         rows.append(f"| {code} | `{name}` | {plain(meaning)} |")
     table = "\n".join(["| code | error | means |", "|---|---|---|", *rows])
-    return (
-        "# Exit codes\n\nOf every command; the error is what Python code meets.\n\n" + table + "\n"
-    )
+    about = "Every command has these exit codes. Python code gets the error."
+    return f"# Exit codes\n\n{about}\n\n{table}\n"
 
 
 def python_page() -> str:
-    parts = ["# Python", "What `import trainyard` gives. Everything else may change."]
+    parts = ["# Python", "`import trainyard` gives these names. Everything else may change."]
     parts += [f"::: trainyard.{name}" for name in trainyard.__all__]
     return "\n\n".join(parts) + "\n"
 

@@ -1,4 +1,4 @@
-"""What the documentation says: code blocks, commands, tables."""
+"""Parsers of the documentation: code blocks, commands, tables."""
 
 import argparse
 import re
@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", *sorted(p for p in DOCS.rglob("*.md") if p.name != 
 
 _FENCE = re.compile(r"^```(\s*\{[^}\n]*\}|\w+)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^ {4}\S.*$", re.MULTILINE)
-# A command of ours, or one that starts ours; what follows two spaces is a remark.
+# A trainyard command, or one that starts it; a remark follows two spaces.
 _COMMAND = re.compile(r"^(?:\S.* )?(trainyard [a-z].*?)(?:  .*)?$")
 _INLINE = re.compile(r"`(trainyard [a-z][^`]*)`")
 
@@ -33,17 +33,17 @@ def name_of(page: Path) -> str:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page; one of `{.LANGUAGE .no-run}` is not to be run."""
+    """The fenced blocks of a page; a block with `{.LANGUAGE .no-run}` is not run."""
     found = _FENCE.findall(page.read_text())
     return [
-        # A line of shell that ends with a backslash goes on.
+        # A line of shell that ends with a backslash continues on the next.
         Block(re.findall(r"\w+", kind)[0], re.sub(r" \\\n +", " ", text), ".no-run" not in kind)
         for kind, text in found
     ]
 
 
 def commands(page: Path) -> list[str]:
-    """The lines of fenced and indented blocks that are commands of ours, in full."""
+    """The complete trainyard commands in fenced and indented blocks."""
     shown = [block.text for block in blocks(page) if block.language not in ("python", "toml")]
     lines = [line for text in shown for line in text.splitlines()]
     lines += [line[4:] for line in _INDENTED.findall(_FENCE.sub("", page.read_text()))]
@@ -52,12 +52,12 @@ def commands(page: Path) -> list[str]:
 
 
 def mentions(page: Path) -> list[str]:
-    """Commands in a sentence or a table, which may leave out what they need."""
+    """Commands in a sentence or a table, which may lack required arguments."""
     return _INLINE.findall(page.read_text())
 
 
 def check_command(command: str) -> None:
-    """The parser takes it, and its recipe its keys; raises, or fails an assertion, if not."""
+    """Raises, or fails an assertion, unless the parser and the recipe accept the command."""
     words, overrides = split_overrides(shlex.split(command)[1:])
     options, unknown = _parser().parse_known_args(words)
     assert unknown == []
@@ -69,7 +69,7 @@ def check_command(command: str) -> None:
 
 
 def check_mention(command: str) -> None:
-    """Its words are commands as far as they can be, its options are options of that command."""
+    """Fails an assertion unless the command and all its options exist."""
     words = [word for word in command.split()[1:] if word != "…"]
     parser = _parser()
     while words and (choices := subparsers(parser)):
@@ -94,7 +94,7 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 
 @cache
 def options_of_training() -> frozenset[str]:
-    """Those of `train` and of every launcher."""
+    """The options of `train` and of every launcher."""
     parsers = subparsers(_parser())
     launchers = subparsers(parsers["launch"]).values()
     return frozenset().union(*map(options_of, (parsers["train"], *launchers)))

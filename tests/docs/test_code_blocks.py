@@ -1,4 +1,4 @@
-"""What the documentation tells to type can be typed; its programs run; its recipes are recipes."""
+"""Commands in the documentation are valid, its programs run, its recipes load."""
 
 import os
 import shlex

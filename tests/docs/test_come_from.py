@@ -1,4 +1,4 @@
-"""Tables of others' flags beside ours: all of ours exist, and take the values that are given."""
+"""Tables of others' flags beside ours: ours exist and accept the given values."""
 
 import re
 import tomllib
