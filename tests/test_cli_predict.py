@@ -139,8 +139,8 @@ def test_images_come_from_web_servers(
     [
         ("/gone.png", "the server answers 404 Not Found"),
         ("/text.png", "not an image"),
-        ("/huge", "over 100 MiB, which no image has"),
-        ("/endless", "over 1 MiB, which no image has"),
+        ("/huge", "over 100 MiB, too large for an image"),
+        ("/endless", "over 1 MiB, too large for an image"),
         ("/local", "not a valid URL"),
     ],
 )
@@ -220,7 +220,7 @@ def test_classes_may_be_called_anything(
         (("nothing.png",), "nothing.png: no such file or folder"),
         (("*.gif",), "*.gif: no file matches"),
         (("",), "an empty name"),
-        (("{image}", "--top", "0"), "'0' is no whole number above 0"),
+        (("{image}", "--top", "0"), "'0' is not a whole number above 0"),
         (("{image}", "--csv", "out.txt"), "--csv out.txt: name a file that ends in .csv"),
         (("{image}", "--optim.lr", "1"), "optim.lr changes nothing about a prediction"),
         (("{image}", "--ema"), "no moving average"),

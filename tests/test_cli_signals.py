@@ -69,7 +69,7 @@ def test_train_stops_after_a_checkpoint(
     assert run("train", "debug", "--data", digits, "--run", folder, *LONG) == code
     said = capsys.readouterr()
     assert said.err == ""
-    assert "the same command goes on from there" in said.out
+    assert "the same command resumes" in said.out
     assert signal.getsignal(number) == before
     check_stopped_run(folder)
 
@@ -155,7 +155,7 @@ def test_nothing_is_left_of_train(digits: Path, tmp_path: Path) -> None:
     with started(tmp_path, "train", "debug", "--data", digits, "--run", folder, *LONG) as command:
         code, out, err = check_ending(command, signal.SIGTERM, folder, num_processes=2)
     assert (code, err) == (130, "")
-    assert "the same command goes on from there" in out
+    assert "the same command resumes" in out
     check_stopped_run(folder)
 
 
@@ -168,7 +168,7 @@ def test_launch_stops_after_a_checkpoint(
     with started(tmp_path, "launch", "local", "debug", *where, *LONG) as command:
         ended, out, err = check_ending(command, number, folder, num_processes=5)
     assert (ended, err) == (code, "")
-    assert out.count("the same command goes on from there") == 1
+    assert out.count("the same command resumes") == 1
     check_stopped_run(folder)
 
 

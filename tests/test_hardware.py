@@ -68,7 +68,7 @@ def test_prices_of_ones_own(tmp_path: Path) -> None:
         't4 = "cheap"': "t4 = 'cheap' is no price",
         "t4 = -1": "t4 = -1 is no price",
         "t4 = true": "t4 = True is no price",
-        "t4": "no prices can be read from it",
+        "t4": "prices cannot be read",
     }.items():
         file.write_text(text)
         with pytest.raises(InputError, match=complaint) as error:

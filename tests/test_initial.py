@@ -86,7 +86,7 @@ def test_a_run_with_other_classes_trains(
     assert began_with(tmp_path / "run", weights, but=("head.",))
     assert weights_of(tmp_path / "run")["head.weight"].shape[0] == 3
     assert events(tmp_path / "run")[1] == (
-        "the classifier begins anew: it is for 10 classes, not 3"
+        "the classifier is reinitialised: it is for 10 classes, not 3"
     )
 
 
@@ -151,7 +151,7 @@ def test_timms_pretrained_weights(
     body = {n for n in ours if not n.startswith("fc.") and not n.endswith(statistics)}
     assert all(torch.allclose(ours[n], there[n], rtol=0, atol=1e-20) for n in body)
     assert events(tmp_path / "run")[1:] == [
-        "the classifier begins anew: it is for 1,000 classes, not 10"
+        "the classifier is reinitialised: it is for 1,000 classes, not 10"
     ]
 
 

@@ -235,7 +235,7 @@ def test_another_number_of_ranks_goes_on_between_passes(
 ) -> None:
     folder = Path(shutil.copytree(killed, tmp_path / "run", symlinks=True))
     said = spawn(train_on_and_report, size, saving(shards), folder)
-    assert "lies in the midst of a pass, and 2 ranks read it" in said[0][1]
+    assert "lies inside a pass, and 2 ranks read it" in said[0][1]
     assert all("CheckpointError" in message for _, message in said)
     for step in (9, 12):
         shutil.rmtree(folder / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
@@ -423,7 +423,7 @@ def test_a_pipe_without_join(shards: Path, tmp_path: Path, capsys: Capture) -> N
     keys = words(shards, data__order="exact")
     place = keys.index("--data.samples")
     said = complaint(capsys, *keys[:place], *keys[place + 2 :], "--run", tmp_path)
-    assert "only training data with data.order = 'join' can come out of a pipe" in said
+    assert "only training data with data.order = 'join' can be a pipe" in said
 
 
 def test_an_error_on_one_rank_ends_all(shards: Path, tmp_path: Path) -> None:

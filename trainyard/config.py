@@ -133,7 +133,7 @@ def find_recipe(recipe: str) -> Path:
     if path.suffix == ".toml" or path.parent != Path("."):
         raise RecipeError(f"{recipe}: no such recipe file{hint}")
     hint = hint or f"; there are {', '.join(builtin)}"
-    raise RecipeError(f"{recipe!r} is no built-in recipe and no file{hint}")
+    raise RecipeError(f"{recipe!r} is neither a built-in recipe nor a file{hint}")
 
 
 def check(tree: dict[str, Any]) -> RunConfig:
@@ -181,13 +181,13 @@ def _check_average(config: RunConfig) -> None:
     if has_own_weights and config.optim.name.startswith("schedule_free"):
         raise RecipeError(
             f"average.name = {config.average.name!r} cannot go with optim.name = "
-            f"{config.optim.name!r}, which evaluates other weights than those that the replicas "
-            "average: take another optimizer, or average.name = 'allreduce'"
+            f"{config.optim.name!r}, which evaluates other weights than the ones that replicas "
+            "average: use another optimizer, or average.name = 'allreduce'"
         )
     if config.average.compress == "powersgd" and config.batch.precision == "fp16":
         raise RecipeError(
-            "average.compress = 'powersgd' keeps what it leaves out of gradients, whose scale "
-            "changes with batch.precision = 'fp16': take batch.precision = 'bf16', or "
+            "average.compress = 'powersgd' carries over gradient residuals, whose scale "
+            "changes with batch.precision = 'fp16': use batch.precision = 'bf16', or "
             "average.compress = 'fp16'"
         )
 

@@ -56,7 +56,7 @@ def seconds_of(interval: str) -> float | None:
 
 def _checked_length(text: str) -> str:
     if text.strip().endswith("%"):
-        raise ValueError('the length of a run is no percentage: "90 epochs", "100000 steps"')
+        raise ValueError('the length of a run cannot be a percentage: "90 epochs", "100000 steps"')
     if not float(_DURATION.fullmatch(text.strip())[1]):  # type: ignore[index]
         raise ValueError("a run has at least one step")
     return text
@@ -68,7 +68,9 @@ Length = Annotated[Duration, AfterValidator(_checked_length)]
 
 def _checked_stage(text: str) -> str:
     if not _STAGE.fullmatch(text.strip()):
-        raise ValueError('write when it begins and a whole number: "5 epochs: 160", "40%: 2048"')
+        raise ValueError(
+            'write the beginning of the stage and a whole number: "5 epochs: 160", "40%: 2048"'
+        )
     return text
 
 
@@ -195,7 +197,7 @@ def _changes(
         # Compared exactly, not in whole steps: in a short run stages may start with the same step.
         if begin <= before:
             raise RecipeError(
-                f"{key}: {stage!r} begins no later than the stage before it: write them in order"
+                f"{key}: {stage!r} does not begin after the previous stage: write them in order"
             )
         yield math.ceil(begin), int(value)
         before = begin

@@ -48,7 +48,7 @@ def read_prices(path: Path) -> dict[str, float]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{path}: no prices can be read from it: {error}") from None
+        raise InputError(f"{path}: prices cannot be read: {error}") from None
     for key, price in table.items():
         if key not in _rows():
             raise InputError(f"{path}: {explain_unknown(key)}")

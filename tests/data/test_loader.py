@@ -243,7 +243,7 @@ def test_a_shard_that_is_cut_short_while_it_is_mapped(tmp_path: Path) -> None:
             assert all(step < 20 or weight for weight in batch.weights[index.file[batch.ids] == 0])
             bad |= {row.id: row.reason for row in batch.bad}
     assert sorted(bad) == cut[1:].tolist()  # the first one is whole
-    assert all("is cut short or has changed since it was indexed" in why for why in bad.values())
+    assert all("is truncated or has changed since it was indexed" in why for why in bad.values())
 
 
 def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -112,7 +112,7 @@ DAMAGED = {
     "a split without files": ({"splits": {"train": {"shards": []}}}, "splits.train.files: "),
     "a name for classes": ({"classes": "abc"}, "classes: input should be a valid array"),
     "numbers for classes": ({"classes": [1, 2]}, "classes.0: input should be a valid string"),
-    "a class twice": ({"classes": ["cat", "cat"]}, "classes: one is named twice"),
+    "a class twice": ({"classes": ["cat", "cat"]}, "classes: a name appears twice"),
     "fewer than none": (
         {"splits": {"val": {"files": "x", "shards": [SHARD | {"samples": -1}]}}},
         "splits.val.shards.0.samples: input should be greater",
@@ -138,5 +138,7 @@ def test_one_of_ours_that_is_cut_short_is_named(tmp_path: Path, text: str) -> No
 
 
 def test_one_of_a_later_version_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="of version 2, and this Trainyard reads 1: install the"):
+    with pytest.raises(
+        DataError, match="of version 2, and this version of Trainyard reads 1: install the"
+    ):
         find_splits(written(tmp_path, version=2))

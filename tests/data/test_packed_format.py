@@ -101,7 +101,9 @@ def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     for content in (b"", b"\xff\xd8\xff", bytes(5000)):
         assert_refused(content, "no packed shard")
     assert_refused(whole[:64] + whole[128:], "does not fit its length")
-    assert_refused(whole[:-56] + b"\x02" + whole[-55:], "version 2, and this Trainyard reads 1")
+    assert_refused(
+        whole[:-56] + b"\x02" + whole[-55:], "version 2, and this version of Trainyard reads 1"
+    )
     for position in range(table + 64, len(whole)):
         changed = bytearray(whole)
         changed[position] ^= 0x10

@@ -192,7 +192,7 @@ def check_hang(folder: Path, where: str, size: int = SIZE) -> str:
     return found[2]
 
 
-STACKS = "the others wait for it; stacks in {}; the same command goes on from step-{:08d}"
+STACKS = "the others wait for it; stacks in {}; the same command resumes from step-{:08d}"
 SAVED = 3
 
 
@@ -277,7 +277,7 @@ def test_a_run_goes_on_after_a_rank_was_stopped(digits: Path, tmp_path: Path) ->
         assert command.members() == []
     assert command.process.returncode == 0
     assert "and does not answer: it is stopped" in err
-    assert len(re.findall(r"the same command goes on from step-\d+", err)) == 1
+    assert len(re.findall(r"the same command resumes from step-\d+", err)) == 1
     assert err.count("starting again (1 of 1)") == 1
     check_reports(folder, num_steps=60)
     assert newest(folder).name == "step-00000060"

@@ -163,7 +163,7 @@ def test_the_world_that_a_starter_describes(env: Env, expected: World) -> None:
         ({"RANK": "0"}, "WORLD_SIZE is not set although RANK is"),
         ({"WORLD_SIZE": "2", "LOCAL_RANK": "0"}, "RANK is not set although WORLD_SIZE, LOCAL_RANK"),
         (BATCH_SHELL | {"WORLD_SIZE": "2"}, "RANK is not set although WORLD_SIZE is"),
-        ({"RANK": "zero", "WORLD_SIZE": "2"}, "RANK is 'zero', which is no whole number"),
+        ({"RANK": "zero", "WORLD_SIZE": "2"}, "RANK is 'zero', which is not a whole number"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK 2 lies outside a WORLD_SIZE of 2"),
         (
             {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
@@ -233,7 +233,7 @@ def test_where_nothing_tells_it_says_what_to_do() -> None:
             meet(env)
     assert meet(MPIRUN | spread | JOB).host == "n1"
     assert meet(HYDRA | {"TRAINYARD_HOSTS": "a,b"}).host == "a"
-    with pytest.raises(InputError, match="MASTER_PORT is 70000, which is no port"):
+    with pytest.raises(InputError, match="MASTER_PORT is 70000, which is not a port"):
         meet(TORCHRUN | {"MASTER_PORT": "70000"})
 
 

@@ -1,4 +1,4 @@
-"""A rank dies: the others notice and name it, and the same command goes on from a checkpoint."""
+"""A rank dies: the others notice and name it, and the same command resumes from a checkpoint."""
 
 import json
 import os
@@ -35,7 +35,7 @@ from trainyard.world import World, is_lost_peer, opening
 SIZE, NUM_STEPS = 4, 8
 AT = 4  # the step, counted from 0, in which a rank is lost
 MESSAGE = 2**24  # float32: no socket takes as much at once
-GOES_ON = "its own output says why; the same command goes on from step-00000003"
+GOES_ON = "see its output; the same command resumes from step-00000003"
 OPTIONS = {
     "run.length": f"{NUM_STEPS} steps",
     "run.save_every": "3 steps",

@@ -102,7 +102,7 @@ def test_a_signal_ends_one_who_waits_and_the_first_one_misses_it(tmp_path: Path)
         assert second.wait() == -signal.SIGTERM
         assert first.wait(20) == 1
         assert one_line(first.said) == (
-            f"rank 1 {second.name} ended while others were still to come; its own output says why"
+            f"rank 1 {second.name} ended while others were still to come; see its output"
         )
 
 
@@ -124,7 +124,7 @@ def test_a_first_rank_that_dies_is_missed_at_once(tmp_path: Path) -> None:
         (second,) = started.start(1)
         assert first.wait() == -signal.SIGKILL
         assert second.wait(20) == 1
-        assert one_line(second.said) == (f"rank 0 {first.name} is gone; its own output says why")
+        assert one_line(second.said) == (f"rank 0 {first.name} is gone; see its output")
 
 
 # --- those who differ ---
@@ -188,7 +188,7 @@ def test_one_that_dies_in_its_first_collective_is_named_once(tmp_path: Path) -> 
     with ranks(tmp_path, 3) as started:
         first, second, third = started.start(0, 1, 2, work=_die_in_the_first_collective)
         assert codes(started) == [1, 1, -signal.SIGKILL]
-        assert one_line(first.said) == f"rank 2 {third.name} is gone; its own output says why"
+        assert one_line(first.said) == f"rank 2 {third.name} is gone; see its output"
         assert second.said == ""
 
 

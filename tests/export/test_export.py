@@ -254,4 +254,4 @@ def test_the_classes_of_an_export_are_known(
     weights = ("--model.checkpoint", exports / "model.safetensors")
     assert run("train", trained / "recipe.toml", *where, *weights, "--json") == 0
     told = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert "the classifier begins anew: it is for other classes" in told
+    assert "the classifier is reinitialised: it is for other classes" in told

@@ -334,7 +334,9 @@ def test_the_place_of_a_pod_is_that_of_its_environment(tmp_path: Path) -> None:
     share = pod_share(job, env)
     assert (share.node, share.num_nodes, share.count) == (1, 2, 8)
     assert (share.address, share.port) == ("run-master-0", 23456)
-    with pytest.raises(InputError, match="PET_NPROC_PER_NODE is 'auto', which is no whole number"):
+    with pytest.raises(
+        InputError, match="PET_NPROC_PER_NODE is 'auto', which is not a whole number"
+    ):
         pod_share(job, env | {"PET_NPROC_PER_NODE": "auto"})
     del env["MASTER_ADDR"]
     with pytest.raises(InputError, match="PET_MASTER_ADDR is not set: `launch pod` is what"):

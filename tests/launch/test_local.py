@@ -49,7 +49,7 @@ def test_a_run_goes_on_after_a_rank_was_killed(digits: Path, tmp_path: Path) -> 
         out, err = command.process.communicate(timeout=100)
         assert command.members() == []
     assert command.process.returncode == 0
-    (saved,) = map(int, re.findall(r"the same command goes on from step-(\d+)", err))
+    (saved,) = map(int, re.findall(r"the same command resumes from step-(\d+)", err))
     assert err.count("rank 0 (") == err.count("starting again (1 of 1)") == 1
     assert err.count("\n") == 2
     assert f"at step {saved} with 4 replicas" in out.replace("\n", " ")

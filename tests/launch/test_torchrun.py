@@ -135,7 +135,7 @@ def test_all_ranks_come_back_after_one_was_killed(
     with torchrun(tmp_path, digits, *options, DIE_AT=KILLED, DIE_RANK=1) as command:
         out = output(command)
         assert command.members() == []
-    assert "rank 1 (" in out and f"the same command goes on from step-{BACK:08d}" in out
+    assert "rank 1 (" in out and f"the same command resumes from step-{BACK:08d}" in out
     assert check_stream(tmp_path, [2, 2]) == [0, BACK]
     check_end(tmp_path, undisturbed)
 
@@ -179,7 +179,7 @@ def test_ranks_save_when_torchrun_is_told_to_end(
         command.process.send_signal(number)
         out = output(command, code=1)  # torchrun has no other
         assert command.members() == []
-    assert out.count("the same command goes on from there") == 1
+    assert out.count("the same command resumes") == 1
     check_stopped_run(tmp_path / "run")
 
 

@@ -160,14 +160,14 @@ def test_another_number_of_classes_leaves_the_classifier_out(
     assert same(here, there, but=classifiers)
     own = here.state_dict()
     assert all(torch.equal(own[n], before[n]) for n in own if n.startswith(classifiers))
-    assert done[1:] == ["the classifier begins anew: it is for 7 classes, not 5"]
+    assert done[1:] == ["the classifier is reinitialised: it is for 7 classes, not 5"]
 
 
 def test_a_source_without_a_classifier() -> None:
     there, here = model("test_resnet", 1).state_dict(), model("test_resnet", 2)
     done = adapt(here, {n: t for n, t in there.items() if not n.startswith("fc.")})
     assert same(here, there, but=("fc.",))
-    assert done[1:] == ["the classifier begins anew: there is none in it"]
+    assert done[1:] == ["the classifier is reinitialised: there is none in it"]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_source_without_a_classifier() -> None:
         (CLASSES, []),
         (
             ["ant", "bee", "cat", "dog", "elk"],
-            ["the classifier begins anew: it is for other classes"],
+            ["the classifier is reinitialised: it is for other classes"],
         ),
     ],
 )
@@ -332,7 +332,7 @@ def test_original_names_become_timms(
     done = adapt(target, renamed, name=name)
     assert same(target, there, but=() if num_classes == 5 else (head,))
     assert re.fullmatch(r"gave \d+ tensors timm's names", done[1])
-    assert (done[-1] == "the classifier begins anew: it is for 7 classes, not 5") == (
+    assert (done[-1] == "the classifier is reinitialised: it is for 7 classes, not 5") == (
         num_classes == 7
     )
 
@@ -344,7 +344,7 @@ def test_a_masked_autoencoders_encoder_without_head() -> None:
     target = model("vit_tiny_patch16_224", 2, **options)
     done = adapt(target, there, name="vit_tiny_patch16_224")
     assert same(target, there, but=("head.", "pos_embed"))
-    assert "the classifier begins anew: there is none in it" in done
+    assert "the classifier is reinitialised: there is none in it" in done
 
 
 # --- wrapped, as in the checkpoints of the four systems ---

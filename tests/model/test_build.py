@@ -52,11 +52,14 @@ def test_a_model_without_options_is_timms_own_bit_for_bit() -> None:
     ("options", "words"),
     [
         ({"foo": 1}, "model.options: test_resnet does not take 'foo'"),
-        ({"num_classes": 7}, "model.options: num_classes has no place there: the data says it"),
+        ({"num_classes": 7}, "model.options: num_classes does not belong there: the data says it"),
         ({"in_chans": 1}, "model.options: in_chans"),
         ({"pretrained": True}, 'say model.checkpoint = "timm"'),
         ({"global_pool": ""}, "choose other model.options"),
-        ({"features_only": True}, "test_resnet gives no score per class with them"),
+        (
+            {"features_only": True},
+            "test_resnet does not give one score per class with these options",
+        ),
         ({"global_pool": "nonsense"}, "test_resnet cannot be built with model.options"),
     ],
 )
@@ -121,7 +124,7 @@ def test_a_size_that_does_not_fit_is_one_line(name: str, sizes: tuple[int, ...],
     with pytest.raises(RecipeError) as refused:
         build(name, *sizes)
     said = str(refused.value)
-    assert f"{name} takes no images of {size} pixels" in said
+    assert f"{name} does not accept images of {size} pixels" in said
     assert "data.eval_size, schedule.image_size" in said
     assert "\n" not in said
 

@@ -76,7 +76,7 @@ def test_a_night_with_mpi(digits: Path, tmp_path: Path, monkeypatch: pytest.Monk
         _, err = command.process.communicate(timeout=PATIENCE_S)
         assert (command.process.returncode, command.members()) == (130, [])
     assert "mpirun has ended with code 137: starting again (1 of 1)" in err
-    saved = re.findall(r"rank 1 .*the same command goes on from step-(\d+)", err)
+    saved = re.findall(r"rank 1 .*the same command resumes from step-(\d+)", err)
     resumed = [line["step"] for line in reports(folder) if line.get("event") == "resumed"]
     assert int(saved[0]) == resumed[1] > resumed[0]
     check_stopped_run(folder)

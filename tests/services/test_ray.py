@@ -77,7 +77,7 @@ def test_the_run_goes_on_without_a_node_that_dies(
         assert (command.process.returncode, command.members()) == (130, [])
     check_stopped_run(folder)
     assert f"trainyard: host {second} is gone: " in err and "going on with " in err
-    assert len(re.findall(r"is gone; .*the same command goes on from step-", err)) == 1
+    assert len(re.findall(r"is gone; .*the same command resumes from step-", err)) == 1
     wait_for(lambda: not cluster.ours(), "the actors to end", PATIENCE_S)
 
 

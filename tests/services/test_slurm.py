@@ -175,7 +175,7 @@ def test_a_job_that_slurm_refuses(
     assert run("launch", "slurm", "debug", *words) == 1
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("trainyard: sbatch refuses the job: ")
+    assert said.err.startswith("trainyard: sbatch refused the job: ")
     assert "invalid partition specified: nowhere" in said.err
     assert said.err.count("\n") == 1
 

@@ -105,7 +105,7 @@ def test_a_host_that_is_killed_is_waited_for(hosts: SshHosts, digits: Path, tmp_
         hosts.start("b")
         assert run.end() == 0, run.said()
     check_whole(tmp_path / "run", 60)
-    assert "the same command goes on from step-" in run.said()
+    assert "the same command resumes from step-" in run.said()
 
 
 def test_a_run_goes_on_without_a_host_whose_cable_is_cut(

@@ -441,7 +441,7 @@ def other_groups(path: Path, state: TrainState) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (another_version, r"has version 99, this Trainyard reads \d+; use"),
+        (another_version, r"has version 99, this version of Trainyard reads \d+; use"),
         (another_model, "its weights do not fit the model"),
         (another_optimizer, "is of SGD, the recipe says AdamW"),
         (other_groups, "has 1 groups of parameters, the recipe makes 6"),

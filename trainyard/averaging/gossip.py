@@ -213,5 +213,5 @@ def _check_same(topology: str, found: list[Round], world: World) -> None:
             if digest != digests[0]:
                 raise RecipeError(
                     f"average.topology = {topology!r} gives rank {rank} other rounds than rank 0: "
-                    "it must follow from its arguments alone, on nodes with equally many ranks"
+                    "it must depend on its arguments only, on nodes with the same number of ranks"
                 )

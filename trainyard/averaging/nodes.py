@@ -18,8 +18,8 @@ def node_group(world: World) -> dist.ProcessGroup:
         wanted = [(node, rank) for node in range(len(sizes)) for rank in range(sizes[0])]
         if places != wanted:
             raise RecipeError(
-                "average.hierarchical = true needs nodes with equally many ranks, numbered "
-                f"node by node; here the nodes have {', '.join(map(str, sizes.values()))} ranks"
+                "average.hierarchical = true needs nodes with the same number of ranks, numbered "
+                f"node by node; the nodes here have {', '.join(map(str, sizes.values()))} ranks"
             )
     return new_group(range(world.node * sizes[0], (world.node + 1) * sizes[0]))
 

@@ -19,8 +19,8 @@ def convert_to_sync(model: nn.Module) -> None:
 
     if next(model.parameters()).device.type == "cpu":
         raise RecipeError(
-            "average.batch_norm = 'sync' needs GPUs: leave it out, and each replica normalises "
-            "by its own samples"
+            "average.batch_norm = 'sync' needs GPUs: remove it, and each replica normalises by "
+            "its own samples"
         )
     for module in list(model.modules()):
         for name, layer in list(module.named_children()):

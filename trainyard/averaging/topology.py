@@ -72,7 +72,7 @@ def _check(groups: Round, size: int, where: str) -> None:
         if counts[replica] != wanted:
             raise RecipeError(
                 f"{where}: has rank {replica} {counts[replica]} times; each of the ranks 0 to "
-                f"{size - 1} must be in it once, and no other"
+                f"{size - 1} must appear exactly once, and no other"
             )
 
 

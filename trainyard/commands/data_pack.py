@@ -39,6 +39,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         help=f"default {_SAMPLES:,}; HDF5: all in one file",
     )
     parser.add_argument("--shard-size", type=_bytes, metavar="SIZE", help="such as 1GB")
+    _add_recoding(parser)
+    parser.add_argument(
+        "--classes",
+        metavar="N|FILE|A,B,…",
+        help="N random classes, the lines of a file, or a list of names",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order and of --classes N")
+    parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order of train")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
+    parser.add_argument("--json", action="store_true", help="print as JSON")
+    parser.set_defaults(run_command=data_pack)
+
+
+def _add_recoding(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         *("--short", "--short-side"),
         dest="short_side",
@@ -55,16 +69,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pixels", action="store_true", help="packed: store raw pixels instead of coefficients"
     )
-    parser.add_argument(
-        "--classes",
-        metavar="N|FILE|A,B,…",
-        help="N random classes, the lines of a file, or a list of names",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the order and of --classes N")
-    parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order of train")
-    parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
-    parser.add_argument("--json", action="store_true", help="print as JSON")
-    parser.set_defaults(run_command=data_pack)
 
 
 def data_pack(options: argparse.Namespace) -> int:
@@ -127,10 +131,10 @@ def _recode(options: argparse.Namespace) -> "Recode | None":
 
     if options.short_side is None:
         if options.quality is not None:
-            raise InputError("--quality is of scaled images: give --short too, or leave it")
+            raise InputError("--quality applies to resized images: add --short, or drop --quality")
         return None
     if options.pixels and options.quality is not None:
-        raise InputError("--quality is of JPEGs, and --pixels keeps none: leave one of them")
+        raise InputError("--quality applies to JPEGs, and --pixels stores none: drop one of them")
     return ShortSide(options.short_side, 95 if options.quality is None else options.quality)
 
 
@@ -149,11 +153,11 @@ def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[st
     if name is None:
         return {{"data": "train"}.get(split, split): index for split, index in indices.items()}
     if not re.fullmatch(r"\w+", name):
-        raise InputError(f"--split {name!r}: a name of letters and digits is wanted")
+        raise InputError(f"--split {name!r}: use letters and digits")
     if len(indices) > 1:
         raise InputError(
             f"--split {name}: {options.location} holds {' and '.join(indices)}; name one of them "
-            "as LOCATION, or leave --split away"
+            "as LOCATION, or drop --split"
         )
     return dict.fromkeys([name], next(iter(indices.values())))
 
@@ -171,5 +175,5 @@ def _same_classes(indices: "dict[str, Index]") -> "tuple[str, ...] | None":
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)B?", text.strip(), re.IGNORECASE)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 1GB or 300MB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 1GB or 300MB")
     return round(float(match[1]) * _UNITS[match[2].upper()])

@@ -52,7 +52,7 @@ def data_serve(options: argparse.Namespace) -> int:
         return 0
     finally:
         signal.signal(signal.SIGTERM, before)
-    raise TrainyardError(f"nginx has ended by itself (exit code {code})")
+    raise TrainyardError(f"nginx ended unexpectedly (exit code {code})")
 
 
 def _server_options(options: argparse.Namespace) -> "ServerOptions":

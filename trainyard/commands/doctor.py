@@ -69,7 +69,7 @@ def _config(options: argparse.Namespace) -> "RunConfig":
     if options.recipe is not None:
         return config_of(options)
     if options.overrides:
-        raise InputError(f"--{next(iter(options.overrides))} is a recipe's: name a RECIPE")
+        raise InputError(f"--{next(iter(options.overrides))} is a recipe key: name a RECIPE")
     from trainyard.config import RunConfig
     from trainyard.data.index.merge import merged_splits
 

@@ -215,5 +215,5 @@ def _counts(text: str) -> list[int]:
 def _factor(text: str) -> float:
     factor = number(text)
     if factor < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no factor from 1 up")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
     return factor

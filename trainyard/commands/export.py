@@ -73,10 +73,7 @@ def export(options: argparse.Namespace) -> int:
 def _kind_of(file: str) -> str:
     kind = Path(file).suffix.removeprefix(".")
     if kind not in _KINDS:
-        raise InputError(
-            f"{file}: the name does not end in .{', .'.join(_KINDS)}; add --format to say what it "
-            "is to be"
-        )
+        raise InputError(f"{file}: the name does not end in .{', .'.join(_KINDS)}; add --format")
     return kind
 
 

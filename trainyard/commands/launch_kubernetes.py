@@ -86,8 +86,7 @@ def _apply(text: str) -> int:
         return subprocess.run(["kubectl", "apply", "-f", "-"], input=text, text=True).returncode
     except FileNotFoundError:
         raise InputError(
-            "kubectl is not there to apply this: install it, or leave --apply out and give the "
-            "text to your cluster"
+            "kubectl is not installed: install it, or drop --apply and apply the manifest yourself"
         ) from None
 
 
@@ -97,12 +96,12 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
 
     volumes = dict(options.volume)
     if len(volumes) < len(options.volume):
-        raise InputError("--volume: a claim is given twice; one mount of it is enough")
+        raise InputError("--volume: a claim appears twice; mount it once")
     run = run_folder(options)
     if not any(PurePosixPath(run).is_relative_to(path) for path in volumes.values()):
         raise InputError(
-            f"the run directory {run} is on no volume, and a pod that comes back would not find "
-            "it: --volume CLAIM:/PATH --run /PATH/runs/NAME"
+            f"the run directory {run} is not on a volume, so a restarted pod would not find it: "
+            "--volume CLAIM:/PATH --run /PATH/runs/NAME"
         )
     name = options.name or _named_by(run)
     is_own = options.recipe not in builtin_recipes()

@@ -63,7 +63,7 @@ def _options(options: argparse.Namespace) -> "MpiOptions":
     ranks = options.ranks or options.gpus
     if ranks is None and None in given.values():
         if options.hosts:  # other hosts may have other GPUs than this machine
-            raise InputError("say how many ranks each host is to have: --gpus N, or a:8")
+            raise InputError("set the number of ranks per host: --gpus N, or a:8")
         ranks = num_devices()
     return MpiOptions(
         hosts={host: slots or ranks for host, slots in given.items()},

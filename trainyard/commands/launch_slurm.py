@@ -79,7 +79,7 @@ def launch(options: argparse.Namespace) -> int:
     allocation, job = _allocation(options), job_of(options, is_here=False)
     check_writable(job, "the batch script")
     if options.seeds and "run.seed" in options.overrides:
-        raise InputError("--seeds and --run.seed exclude each other")
+        raise InputError("--seeds and --run.seed exclude each other: drop one")
     setup, folder = [_sourced(line) for line in options.setup], Path.cwd()
     if options.submitit:
         return _launch_submitit(job, allocation, setup, options)
@@ -103,7 +103,7 @@ def launch(options: argparse.Namespace) -> int:
     done = subprocess.run(["sbatch", "--parsable"], input=text, text=True, capture_output=True)
     if done.returncode:
         said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
-        raise TrainyardError(f"sbatch refuses the job: {said}")
+        raise TrainyardError(f"sbatch refused the job: {said}")
     _tell(done.stdout.strip().partition(";")[0], runs, "slurm-*.out")
     return 0
 
@@ -114,9 +114,11 @@ def _launch_submitit(
     from trainyard.launch.submitit import submit
 
     if options.dry_run:
-        raise InputError("--dry-run shows nothing of --submitit, which writes its text itself")
+        raise InputError(
+            "--dry-run cannot show the script of --submitit, which submitit writes: drop one"
+        )
     if options.time is None:
-        raise InputError("--submitit needs --time: without, it takes 5 minutes for the limit")
+        raise InputError("--submitit needs --time: its default limit is 5 minutes")
     _check_has("sbatch")
     job_id = submit(job, allocation, setup=setup, seeds=options.seeds)
     _tell(job_id, runs_of(job.run, options.seeds), "submitit/*.out")
@@ -164,13 +166,13 @@ def _sourced(line: str) -> str:
 
 def _nodes(text: str) -> str:
     if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", text):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of nodes nor as 1-4")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes such as 4 or 1-4")
     return text
 
 
 def _seeds(text: str) -> tuple[int, ...]:
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise argparse.ArgumentTypeError(f"{text!r} are no seeds such as 0,1,2")
+        raise argparse.ArgumentTypeError(f"{text!r} are not seeds: write 0,1,2")
     return tuple(map(int, text.split(",")))
 
 
@@ -187,4 +189,4 @@ def _time(text: str) -> str:
         return f"{minutes // 60}:{minutes % 60:02d}:00"
     if re.fullmatch(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}", text):
         return text
-    raise argparse.ArgumentTypeError(f"{text!r} is neither hours nor as 72:00:00 or 3-00:00:00")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a time: write hours, 72:00:00 or 3-00:00:00")

@@ -73,7 +73,7 @@ def job_of(
     from trainyard.config import load_recipe
 
     if getattr(options, "gpus", None) and getattr(options, "ranks", None):
-        raise InputError("--gpus and --ranks both say how many ranks: give one of them")
+        raise InputError("--gpus and --ranks both set the number of ranks: drop one")
     if is_here:
         config_of(options)
     else:

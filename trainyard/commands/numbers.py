@@ -7,7 +7,7 @@ import math
 def positive(text: str) -> int:
     """A whole number from 1 up."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 
@@ -25,5 +25,5 @@ def number(text: str) -> float:
     except ValueError:
         found = math.nan
     if not 0 <= found < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 up")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
     return found

@@ -120,7 +120,7 @@ def open_split(
     if any(location.startswith(PIPE) for location in _listed(locations)):
         raise RecipeError(
             f"{key} = {description(locations)!r}: only training data with data.order = 'join' can "
-            "come out of a pipe"
+            "be a pipe"
         )
     with together(world):
         first = open_merged(_listed(locations), known, progress) if world.is_first else None

@@ -214,7 +214,7 @@ def _user_line(login: str) -> str:
 def _find_nginx() -> list[str]:
     path = shutil.which("nginx", path=_SEARCH)
     if path is None:
-        raise DataError("nginx is not installed: apt-get install nginx-light, or its like")
+        raise DataError("nginx is not installed: apt-get install nginx-light, or the like")
     said = subprocess.run([path, "-v"], capture_output=True, text=True).stderr
     version = tuple(map(int, re.findall(r"\d+", said)[:3]))
     # Older versions only warn that they cannot write to the system's log.
@@ -254,7 +254,7 @@ def _wait_until_it_answers(server: "subprocess.Popen[bytes]", options: ServerOpt
             return
         except OSError:
             time.sleep(0.01)
-    raise TrainyardError("nginx did not start to answer; what it said stands above")
+    raise TrainyardError("nginx did not answer; its output is above")
 
 
 def _die_with_parent() -> None:

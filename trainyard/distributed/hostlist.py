@@ -63,4 +63,4 @@ def number_at(position: int, text: str) -> int:
         if position < times:
             return number
         position -= times
-    raise InputError(f"{text!r} tells of fewer nodes than there are")
+    raise InputError(f"{text!r} names fewer nodes than there are")

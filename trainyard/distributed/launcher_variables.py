@@ -148,13 +148,13 @@ def meeting_point(world: World, env: Mapping[str, str] = os.environ) -> MeetingP
     host = env.get("MASTER_ADDR", "").strip("[]") or _first_host(world, env, starter)
     if host is None:
         raise InputError(
-            "MASTER_ADDR is not set, and nothing else tells on which host rank 0 is: give it to "
+            "MASTER_ADDR is not set, and the host of rank 0 is not known otherwise: set it for "
             "all ranks (`mpirun -x MASTER_ADDR=HOST ...`), or start them by `trainyard launch`"
         )
     derived = _PORTS[crc32(job.encode()) % len(_PORTS)] if job else _DEFAULT_PORT
     port = whole("MASTER_PORT", env.get("MASTER_PORT") or str(derived))
     if not 0 < port < 1 << 16:
-        raise InputError(f"MASTER_PORT is {port}, which is no port")
+        raise InputError(f"MASTER_PORT is {port}, which is not a port")
     hosted = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and starter is BY_HAND
     return MeetingPoint(host, port, is_hosted=hosted, job=job)
 
@@ -174,7 +174,7 @@ def _hosts(env: Mapping[str, str], starter: Starter) -> Iterator[str]:
 def _file(url: str) -> Path:
     parts = urlsplit(url)
     if parts.scheme != "file" or parts.netloc or not parts.path.startswith("/"):
-        raise InputError(f"TRAINYARD_RENDEZVOUS = {url!r}: give file:///PATH of a file to make")
+        raise InputError(f"TRAINYARD_RENDEZVOUS = {url!r}: write file:///PATH of a file to create")
     return Path(unquote(parts.path))
 
 

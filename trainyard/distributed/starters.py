@@ -125,5 +125,5 @@ def half_set(told: StarterValues, *wanted: str) -> InputError:
 
 def whole(name: str, text: str) -> int:
     if not text.strip().isdigit():
-        raise InputError(f"{name} is {text!r}, which is no whole number")
+        raise InputError(f"{name} is {text!r}, which is not a whole number")
     return int(text)

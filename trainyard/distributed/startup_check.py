@@ -102,7 +102,7 @@ def _attend(check: _Check) -> tuple[Start, Answer]:
         processes = [] if answer["problem"] else _load(check.store, f"{number}/processes")
     except RuntimeError as error:
         name = "rank 0" if first is None else rank_name(0, first)
-        raise PeerError(f"{name} is gone; its own output says why") from error
+        raise PeerError(f"{name} is gone; see its output") from error
     return Start(number, answer["address"], [ProcessInfo(*each) for each in processes]), answer
 
 
@@ -120,7 +120,7 @@ def _announced(check: _Check, deadline: float) -> tuple[str, ProcessInfo]:
         time.sleep(_POLL_S)
     raise PeerError(
         f"rank 0 did not come within {check.limit_s:.0f} s (says rank {check.world.rank} on "
-        f"{check.me}): its own output, or its launcher's, says why"
+        f"{check.me}): see its output, or its launcher's"
     )
 
 
@@ -130,8 +130,8 @@ def _arrive(check: _Check, number: str, first: ProcessInfo) -> str:
     if store.add(f"{number}/arrivals/{rank}", 1) > 1:
         other = ProcessInfo(*_load(store, f"{number}/arrival/{rank}")[0])
         raise InputError(
-            f"{rank_name(rank, other)} is there already, so {me} cannot be rank {rank}: do two "
-            "runs meet at one MASTER_PORT?"
+            f"{rank_name(rank, other)} has joined already, so {me} cannot be rank {rank}: do two "
+            "runs share a MASTER_PORT?"
         )
     address = _own_address(check.point.host or first.host)
     differs = _differences(_load(store, f"{number}/facts"), check.facts)
@@ -156,7 +156,7 @@ def _answer(check: _Check, number: str, first: ProcessInfo, key: str) -> Answer 
         if _load(check.store, "start")[0] != number:
             return None
         if is_visible and first.has_ended():
-            raise PeerError(f"{rank_name(0, first)} is gone; its own output says why")
+            raise PeerError(f"{rank_name(0, first)} is gone; see its output")
         if time.monotonic() > deadline:
             raise PeerError(f"{rank_name(0, first)} does not answer")
         time.sleep(_POLL_S)
@@ -216,7 +216,7 @@ class _FirstRank:
             self._look()
             if ended := [rank for rank in self._arrivals if self._has_ended(rank)]:
                 names = _listed(self._name(rank) for rank in ended)
-                problem = f"{names} ended while others were still to come; its own output says why"
+                problem = f"{names} ended while others were still to come; see its output"
                 return problem, PeerError.exit_code
             if self._differing():
                 deadline = min(deadline, now + _OTHERS_S)

@@ -34,7 +34,7 @@ def start_limit() -> float:
     try:
         return float(text) if text else START_S
     except ValueError:
-        raise InputError(f"TRAINYARD_START_S = {text!r} is no number of seconds") from None
+        raise InputError(f"TRAINYARD_START_S = {text!r} is not a number of seconds") from None
 
 
 def open_stores(point: MeetingPoint, world: World, limit_s: float) -> tuple["Store", "Store"]:
@@ -65,7 +65,7 @@ def _file_store(path: Path, world: World) -> "Store":
     from torch.distributed import FileStore
 
     if not path.parent.is_dir():
-        raise InputError(f"TRAINYARD_RENDEZVOUS: there is no folder {path.parent}")
+        raise InputError(f"TRAINYARD_RENDEZVOUS: no such folder: {path.parent}")
     kind = file_system_of(path.parent, Path("/proc/self/mountinfo").read_text())
     if world.is_first and kind.startswith(_SHARED):
         sys.stderr.write(
@@ -92,9 +92,9 @@ def _own_store(point: MeetingPoint, world: World) -> "Store":
         listening = server(point.host, point.port, for_others=world.num_nodes > 1)
     except OSError as error:
         raise InputError(
-            f"{_me(world)} cannot listen at {point} ({error.strerror}): is another run there, or "
-            "what is left of one? Set MASTER_PORT to a free port, and MASTER_ADDR to an address of "
-            "the host of rank 0"
+            f"{_me(world)} cannot listen at {point} ({error.strerror}): is another run using it, "
+            "or a leftover process? Set MASTER_PORT to a free port, and MASTER_ADDR to an address "
+            "of the host of rank 0"
         ) from None
     host = str(listening.getsockname()[0])
     return TCPStore(
@@ -123,8 +123,8 @@ def _store_of_first(point: MeetingPoint, world: World, limit_s: float) -> "Store
     attempt.join(max(deadline - time.monotonic(), _CONNECT_S))
     if not opened:
         raise PeerError(
-            f"the server that answers {_me(world)} at {point} is not rank 0: another service has "
-            "that port, or rank 0 has just ended; set MASTER_PORT to a free one"
+            f"the server that answers {_me(world)} at {point} is not rank 0: another service uses "
+            "that port, or rank 0 has just ended; set MASTER_PORT to a free port"
         )
     return opened[0]
 

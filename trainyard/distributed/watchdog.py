@@ -92,7 +92,7 @@ class Watchdog:
     def reason(self) -> str:
         """Why there is an alarm, in one line."""
         names = ", ".join(map(self._name, self.alarm.ranks[:NAMED])) or "another rank"
-        return self.alarm.verdict or f"{names} is gone; its own output says why"
+        return self.alarm.verdict or f"{names} is gone; see its output"
 
     @property
     def speaker(self) -> int:

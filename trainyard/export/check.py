@@ -80,7 +80,7 @@ def compare(model: nn.Module, exported: Exported, batches: Sequence[Tensor]) -> 
         with torch.no_grad():
             ours, theirs = model(images_BCHW), exported(images_BCHW)
         if ours.shape != theirs.shape or not theirs.isfinite().all():
-            raise DiffersError("it gives no logits, or others that are not finite")
+            raise DiffersError("its logits are missing or not finite")
         off = (ours - theirs).abs().max().item()
         largest = max(largest, off)
         relative = max(relative, off / max(ours.abs().max().item(), 1e-12))

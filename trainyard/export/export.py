@@ -112,7 +112,7 @@ def check_file(path: Path, kind: str) -> None:
     beside = card_of(path)
     if beside.exists() and MADE_BY not in beside.read_text(errors="replace"):
         raise InputError(
-            f"{beside}: is in the way of the model's card: move it, or export elsewhere"
+            f"{beside}: exists, where the model card would be written: move it, or export elsewhere"
         )
 
 

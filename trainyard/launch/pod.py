@@ -47,7 +47,7 @@ def pod_share(job: Job, env: Mapping[str, str]) -> Share:
                 "on one machine use `launch local`"
             )
         if name in _NUMBERS and not text.isdigit():
-            raise InputError(f"{name} is {text!r}, which is no whole number")
+            raise InputError(f"{name} is {text!r}, which is not a whole number")
         texts[name] = text
     node, num_nodes, count, port = (int(texts[name]) for name in _NUMBERS)
     return Share(

@@ -84,7 +84,7 @@ def submit(
             jobs = [executor.submit(Training(one.command)) for one in _jobs(job, runs, seeds)]
     except submitit.core.utils.FailedJobError as error:
         said = str(error).strip().splitlines()[-1]
-        raise TrainyardError(f"sbatch refuses the job: {said}") from None
+        raise TrainyardError(f"sbatch refused the job: {said}") from None
     return str(jobs[0].job_id).partition("_")[0]
 
 

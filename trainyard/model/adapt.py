@@ -182,7 +182,7 @@ def _fit_classifier(
         reason = "it is for other classes"
     for key in held:
         del weights[key]
-    done.append(f"the classifier begins anew: {reason}")
+    done.append(f"the classifier is reinitialised: {reason}")
 
 
 # --- messages about misfits ---

@@ -99,13 +99,16 @@ def _check_images(model: nn.Module, config: ModelConfig, size: int, num_classes:
     except Exception as error:
         other = "other model.options" if config.options else "another model"
         raise RecipeError(
-            f"model.name: {config.name} takes no images of {size} pixels ({_first_line(error)}): "
+            f"model.name: {config.name} does not accept images of {size} pixels "
+            f"({_first_line(error)}): "
             f"choose {other}, or other data.image_size, data.eval_size, schedule.image_size"
         ) from error
     finally:
         model.train(was_training)
     if getattr(scores, "shape", None) != (1, num_classes):
-        raise RecipeError(f"model.options: {config.name} gives no score per class with them")
+        raise RecipeError(
+            f"model.options: {config.name} does not give one score per class with these options"
+        )
 
 
 @contextmanager
@@ -176,7 +179,9 @@ def _check_name(name: str) -> None:
 def _check_options(options: dict[str, bool | int | float | str]) -> None:
     for option in options:
         if option in _ELSEWHERE:
-            raise RecipeError(f"model.options: {option} has no place there: {_ELSEWHERE[option]}")
+            raise RecipeError(
+                f"model.options: {option} does not belong there: {_ELSEWHERE[option]}"
+            )
 
 
 def _unknown_option(error: Exception) -> str | None:

@@ -15,7 +15,8 @@ def recompute_activations(model: nn.Module, name: str) -> None:
         model.set_grad_checkpointing(True)  # type: ignore[operator]
     except (AttributeError, AssertionError):
         raise RecipeError(
-            f"model.grad_checkpointing = true: {name} cannot do that; set a smaller batch.micro"
+            f"model.grad_checkpointing = true: {name} does not support it; set a smaller "
+            "batch.micro"
         ) from None
 
 

@@ -27,7 +27,7 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
         for name in matched:
             parameters[name].requires_grad_(False)
     if patterns and not any(p.requires_grad for p in parameters.values()):
-        raise RecipeError("model.freeze: nothing is left to train: take fewer patterns")
+        raise RecipeError("model.freeze: nothing is left to train: use fewer patterns")
     for module in model.modules():
         if isinstance(module, _BatchNorm) and _is_frozen(module):
             module.train = MethodType(_stay, module)  # type: ignore[method-assign]

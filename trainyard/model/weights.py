@@ -53,8 +53,7 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
         if isinstance(content, Mapping) and _are_weights(content.get(name)):
             return LoadedWeights(_tensors(content[name]), f"{path}, entry {name!r}")
     raise CheckpointError(
-        f"{path}: no weights in the usual places; say with model.checkpoint_key where they are"
-        f"{_entries(content)}"
+        f"{path}: no weights found; name their entry with model.checkpoint_key{_entries(content)}"
     )
 
 
@@ -142,9 +141,9 @@ def _read_torch(path: Path) -> Any:
         unsafe = re.findall(r"GLOBAL (\S+)", str(error))
         if unsafe:
             raise CheckpointError(
-                f"{path}: holds more than weights ({unsafe[0]}), and what a file brings along is "
-                "never run here: if you trust it, load it with torch.load(..., "
-                "weights_only=False) and save its weights as .safetensors"
+                f"{path}: holds more than weights ({unsafe[0]}), and Trainyard never runs code "
+                "from a file: if you trust it, load it with torch.load(..., weights_only=False) "
+                "and save its weights as .safetensors"
             ) from None
         raise CheckpointError(f"{path}: cannot be read: {_reason(error)}") from None
 

@@ -48,7 +48,7 @@ def _parsed(line: str, where: str) -> Report:
             return dict(report)
     except (ValueError, KeyError, TypeError):
         pass
-    raise InputError(f"{where}: is no report of a run")
+    raise InputError(f"{where}: is not a report of a run")
 
 
 def _add(history: History, report: Report) -> None:

@@ -24,9 +24,7 @@ class Outcome:
     def sentence(self) -> str:
         time = timedelta(seconds=round(self.seconds))
         if self.stopped:
-            return (
-                f"stopped at step {self.step:,} after {time}; the same command goes on from there"
-            )
+            return f"stopped at step {self.step:,} after {time}; the same command resumes"
         return (
             f"top-1 {self.last['top1']:.2%} (best {self.best['top1']:.2%} at step "
             f"{self.best['step']:,}) in {time}; the run is in {self.run}"

@@ -38,7 +38,8 @@ class Quarantine:
                 self._seen[known["split"]].add(known["id"])
             except (ValueError, KeyError, TypeError):
                 raise InputError(
-                    f"{path}, line {number}: names no bad sample of this run: remove the line"
+                    f"{path}, line {number}: does not name a bad sample of this run: remove the "
+                    "line"
                 ) from None
 
     def note(self, split: str, bad: Iterable[tuple[int, str, int, str]]) -> None:

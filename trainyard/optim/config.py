@@ -95,7 +95,7 @@ class OptimConfig(Section):
     @classmethod
     def _clips_once(cls, clip_agc: float | None, others: ValidationInfo) -> float | None:
         if clip_agc is not None and others.data.get("clip_norm") is not None:
-            raise ValueError("there is optim.clip_norm already: clip in one way")
+            raise ValueError("optim.clip_norm is set too: use only one of them")
         return clip_agc
 
     @field_validator("compile")

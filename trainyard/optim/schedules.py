@@ -109,8 +109,8 @@ def _drop_path(
 def _check(config: ScheduleConfig, lr: float, milestones: list[Fraction]) -> None:
     if config.name in ("cosine", "linear") and config.min_lr > lr:
         raise RecipeError(
-            f"schedule.min_lr = {config.min_lr:g} is above optim.lr = {lr:g}, from which the "
-            "learning rate is to fall to it: lower one or raise the other"
+            f"schedule.min_lr = {config.min_lr:g} is above optim.lr = {lr:g}, the start of the "
+            "decay: lower min_lr or raise lr"
         )
     for (one, other), (begin, end) in zip(
         pairwise(config.milestones), pairwise(milestones), strict=True

@@ -205,13 +205,13 @@ def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
     """The schedule of a run. RecipeError if it cannot be compiled with the rest."""
     if config.schedule.weight_decay_end is not None and config.optim.compile:
         raise RecipeError(
-            "schedule.weight_decay_end changes the update in every step, which would then be "
-            "compiled anew: set optim.compile = false"
+            "schedule.weight_decay_end changes the update in every step, which would recompile it "
+            "every time: set optim.compile = false"
         )
     if config.schedule.drop_path_start is not None and config.model.compile != "off":
         raise RecipeError(
-            "schedule.drop_path_start changes the model in every epoch, which would then be "
-            "compiled anew: set model.compile = 'off'"
+            "schedule.drop_path_start changes the model in every epoch, which would recompile it "
+            "every time: set model.compile = 'off'"
         )
     return build_schedule(
         config.schedule,

@@ -52,7 +52,7 @@ def build_teacher(
             teacher(torch.zeros(1, 3, size, size, device=device))
         except (AssertionError, RuntimeError) as error:
             raise RecipeError(
-                f"loss.teacher: {recipe.model.name} in {path} does not take the student's images "
+                f"loss.teacher: {recipe.model.name} in {path} does not accept the student's images "
                 f"of {size} x {size} pixels ({error})"
             ) from None
     return teacher
@@ -71,6 +71,6 @@ def _check_teacher(
         theirs, ours = getattr(recipe.data, key), getattr(config.data, key)
         if theirs != ours:
             raise RecipeError(
-                f"{config.loss.teacher}: was trained with data.{key} = {list(theirs)}: set that "
-                f"here too, in place of {list(ours)}"
+                f"{config.loss.teacher}: was trained with data.{key} = {list(theirs)}: set the "
+                f"same here instead of {list(ours)}"
             )

@@ -36,7 +36,7 @@ def _source(asked: str, config: ModelConfig) -> LoadedWeights:
     if not path.is_dir():
         raise CheckpointError(f"model.checkpoint = {asked!r}: no such run, checkpoint or file")
     if config.checkpoint_key is not None:
-        raise CheckpointError(f"model.checkpoint_key: {asked} is a folder, and has no entries")
+        raise CheckpointError(f"model.checkpoint_key: {asked} is a folder, which has no entries")
     return _source_in(path)
 
 

@@ -154,7 +154,7 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     if changed:
         raise CheckpointError(
             f"{folder.path} holds a run of another recipe ({'; '.join(changed)}): choose another "
-            "directory with --run, or give the same recipe to go on with it"
+            "directory with --run, or use the same recipe to resume it"
         )
 
 
@@ -163,14 +163,14 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
         before = dict(json.loads(folder.environment.read_text())["fingerprints"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{folder.environment} cannot be read ({error!r}), and it alone says which data the "
-            "run began with: restore it, or begin another run with --run"
+            f"{folder.environment} cannot be read ({error!r}), which records the data of the run: "
+            "restore it, or start another run with --run"
         ) from None
     for split, fingerprint in fingerprints.items():
         if before.get(split) != fingerprint:
             raise DataError(
-                f"the {split} data is not what the run in {folder.path} began with (other files, "
-                "sizes or classes): restore it, or begin another run with --run"
+                f"the {split} data differs from the data that the run in {folder.path} started "
+                "with (files, sizes or classes): restore it, or start another run with --run"
             )
 
 
@@ -236,10 +236,10 @@ def roll_back(
     position = course.samples(step) + state.skipped
     with together(world):
         if roll_backs > most:
-            raise DivergedError(f"{_NOT_FINITE} again, after {most} times of going back; {_ADVICE}")
+            raise DivergedError(f"{_NOT_FINITE} again, after {most} rollbacks; {_ADVICE}")
         found = _find_earlier(folder, state) if world.is_first else None
         if world.is_first and found is None:
-            raise DivergedError(f"{_NOT_FINITE}, and there is no checkpoint before; {_ADVICE}")
+            raise DivergedError(f"{_NOT_FINITE}, and there is no earlier checkpoint; {_ADVICE}")
     path = gather(world, found)[0]
     assert path is not None
     with together(world):
@@ -270,13 +270,13 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     newest = keeping.newest_good(folder.checkpoints, passed_over.append)
     if newest is None and passed_over:
         raise CheckpointError(
-            f"no checkpoint of the run can be read: {'; '.join(passed_over)}. To begin anew, "
+            f"no checkpoint of the run can be read: {'; '.join(passed_over)}. To start again, "
             "choose another directory with --run"
         )
     if newest is not None and asked == "never":
         raise CheckpointError(
             f"{folder.path} already has checkpoints, and with run.resume = 'never' the run would "
-            "not go on from them: choose another directory with --run"
+            "not resume from them: choose another directory with --run"
         )
     if newest is not None or asked in ("auto", "never"):
         return newest, passed_over

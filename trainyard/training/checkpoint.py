@@ -98,7 +98,7 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
     """Load a verified checkpoint into `state`. Returns a note on what differs from the save."""
     progress = read_progress(path)
     if state.ema is not None and not has_ema(path):
-        raise CheckpointError(f"{path}: has no {_EMA}, its run had no model.ema_decay")
+        raise CheckpointError(f"{path}: has no {_EMA}, because its run had no model.ema_decay")
     training = _load(path / _TRAINING)
     if has_shards(path):
         from trainyard.training.shards import read_shards
@@ -174,10 +174,11 @@ def read_progress(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
     if not isinstance(progress, dict):
-        raise CheckpointError(f"{path}: {_PROGRESS} is no JSON object")
+        raise CheckpointError(f"{path}: {_PROGRESS} is not a JSON object")
     if progress.get("version") != VERSION:
         raise CheckpointError(
-            f"{path}: has version {progress.get('version')}, this Trainyard reads {VERSION}; "
+            f"{path}: has version {progress.get('version')}, this version of Trainyard reads "
+            f"{VERSION}; "
             "use the Trainyard that wrote it"
         )
     for name, kind in _KINDS.items():

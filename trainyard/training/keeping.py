@@ -189,7 +189,9 @@ def _ends_pass(path: Path) -> bool:
 def check_folder(folder: Path) -> None:
     """CheckpointError if an obstacle prevents saving the checkpoints of a run there."""
     if os.path.lexists(folder) and not folder.is_dir():
-        raise CheckpointError(f"{folder}: is no folder: move it away, or choose another with --run")
+        raise CheckpointError(
+            f"{folder}: is not a folder: move it away, or choose another with --run"
+        )
     for link in (folder / "latest", folder / "best"):
         if link.is_dir() and not link.is_symlink():
             raise CheckpointError(

@@ -67,13 +67,13 @@ class MicroBatchSize:
         now = min(self.size or share, share)
         if not self._is_tried and now > 1:
             raise RecipeError(
-                f"out of memory with {now} samples at a time, and ranks that wait for each other "
-                f"inside the model cannot try fewer: set a smaller batch.micro ({reason})"
+                f"out of memory with {now} samples at a time, and ranks that communicate inside "
+                f"the model cannot try fewer: set a smaller batch.micro ({reason})"
             )
         if now <= 1:
             raise RecipeError(
-                "a single sample does not fit into the memory of the device: take a smaller "
-                f"model or data.image_size, or set model.grad_checkpointing = true ({reason})"
+                "a single sample does not fit into the memory of the device: use a smaller model "
+                f"or data.image_size, or set model.grad_checkpointing = true ({reason})"
             )
         self.size = -(-now // 2)
         if torch.cuda.is_available():

@@ -177,12 +177,12 @@ class _Reader(dcp.FileSystemReader):
             isinstance(entry, TensorStorageMetadata) for entry in entries.values()
         )
         if not isinstance(metadata, Metadata) or not is_plain:
-            raise pickle.UnpicklingError(".metadata is not about tensors")
+            raise pickle.UnpicklingError(".metadata describes no tensors")
         return metadata
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name not in _KNOWN.get(module, ()):
-            raise pickle.UnpicklingError(f".metadata names {module}.{name}, which it need not")
+            raise pickle.UnpicklingError(f".metadata names {module}.{name}, which is not needed")
         return super().find_class(module, name)

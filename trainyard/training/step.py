@@ -220,9 +220,9 @@ class TrainStep:
                 raise
             # The other ranks wait for the rest of this gradient; the end of this rank ends them.
             raise RecipeError(
-                f"out of memory with {num_samples} samples at a time, which had fitted before, "
-                "while the ranks were averaging gradients, which one of them cannot repeat: start "
-                "again with a smaller batch.micro"
+                f"out of memory with {num_samples} samples at a time, which fitted before, during "
+                "gradient averaging, which one rank cannot repeat: restart with a smaller "
+                "batch.micro"
             ) from None
 
 

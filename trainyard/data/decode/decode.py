@@ -186,7 +186,7 @@ def whole_image(content: bytes) -> Image.Image:
     """Like `reference_image`, for display; BadImageError also for more than `MAX_PIXELS`."""
     image = reference_image(content)
     if image.width * image.height > MAX_PIXELS:
-        raise BadImageError(f"{image.width} x {image.height} pixels are not believable")
+        raise BadImageError(f"{image.width} x {image.height} pixels are implausible")
     return image
 
 
@@ -266,7 +266,7 @@ def _size(content: bytes) -> tuple[int, int]:
     except Exception as error:
         raise BadImageError(_reason(content, error)) from None
     if not 0 < width * height <= MAX_PIXELS:
-        raise BadImageError(f"{width} x {height} pixels are not believable")
+        raise BadImageError(f"{width} x {height} pixels are implausible")
     return width, height
 
 

@@ -118,7 +118,8 @@ def _read_header(record: bytes, kind: int) -> _Header:
     header = _Header(*_HEADER.unpack_from(record))
     if header.version != _VERSION:
         raise ValueError(
-            f"a packed record of version {header.version}; this Trainyard reads {_VERSION}"
+            f"a packed record of version {header.version}; this version of Trainyard reads "
+            f"{_VERSION}"
         )
     if header.kind != kind:
         raise ValueError(f"a packed record of kind {header.kind} where {kind} was expected")

@@ -109,14 +109,14 @@ class JoinFeed:
         """The ends of passes up to a step. CheckpointError if the run cannot resume there."""
         if step and "ends" not in self._place:
             raise CheckpointError(
-                "data.order = 'join' goes on from its own checkpoints only: begin with the weights "
-                "of this one, by model.checkpoint"
+                "data.order = 'join' resumes only from its own checkpoints: use the weights of "
+                "this one with model.checkpoint"
             )
         ends: list[int] = self._place.get("ends", [])
         ranks, begin = self._place.get("ranks"), max(ends, default=0)
         if step > begin and ranks != self._world.size:
             raise CheckpointError(
-                f"the checkpoint of step {step:,} lies in the midst of a pass, and {ranks} ranks "
+                f"the checkpoint of step {step:,} lies inside a pass, and {ranks} ranks "
                 f"read it, each its own shards: go on with {ranks}, or remove the checkpoints "
                 f"after the end of a pass (step {begin:,})"
             )

@@ -148,7 +148,7 @@ class _Labels:
             known, first = self._layout
         if known != layout:
             raise DataError(
-                f"{path}: {name!r} lies {layout}, but {first!r} {known}: which says the class?"
+                f"{path}: {name!r} lies {layout}, but {first!r} {known}: which one is the class?"
             )
 
     def _split(self, path: str, name: str, folders: tuple[str, ...]) -> str | None:

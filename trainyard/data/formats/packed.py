@@ -164,12 +164,13 @@ def _read_footer(source: Source, end: bytes) -> tuple[int, int, int, int]:
     if not is_whole:
         if source.read(0, min(8, source.size)) == _MAGIC:
             raise _damaged(source, "it is cut short")
-        raise DataError(f"{source.name}: no packed shard; `trainyard data pack` writes them")
+        raise DataError(f"{source.name}: not a packed shard; `trainyard data pack` writes them")
     _, version, checksum, count, names, table, own = _FOOTER.unpack(footer)
     if version != _VERSION:
         raise DataError(
-            f"{source.name}: a packed shard of version {version}, and this Trainyard reads "
-            f"{_VERSION}; install the one that wrote it, or pack anew"
+            f"{source.name}: a packed shard of version {version}, and this version of Trainyard "
+            "reads "
+            f"{_VERSION}; install the version that wrote it, or pack again"
         )
     if crc32c(footer[:-4]) != own:
         raise _damaged(source, "the checksum of its footer does not match")
@@ -194,7 +195,7 @@ def _check(source: Source, table: Table, end: int) -> None:
     if not is_inside.all():
         raise _damaged(source, f"sample {np.argmin(is_inside)} lies outside of it")
     if ((table.label < 0) | (table.label >= limit)).any():
-        raise _damaged(source, "it has a label that is no class number")
+        raise _damaged(source, "it has a label that is not a class number")
 
 
 def _damaged(source: Source, why: str) -> DataError:

@@ -97,7 +97,7 @@ class SequentialReader:
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes further on. DataError if the stream ends before."""
         if size > _MAX_READ:
-            raise DataError(f"{self.name}, byte {offset}: {size:,} bytes are not believable")
+            raise DataError(f"{self.name}, byte {offset}: {size:,} bytes are implausible")
         while self._position < offset:
             self._take(min(offset - self._position, _AHEAD))
         return self._take(size)
@@ -238,7 +238,9 @@ def _parse(block: bytes, override: dict[str, str]) -> tuple[str, bytes, int]:
             raw = prefix.partition(b"\0")[0] + b"/" + raw
         name = raw.decode("utf-8", "surrogateescape")
     if name.startswith("/") or (".." in name and ".." in name.split("/")):
-        raise _Broken(f"the member {name[:200]!r} points out of the archive; do not use this file")
+        raise _Broken(
+            f"the member {name[:200]!r} points out of the archive; do not trust this file"
+        )
     return name, kind, size
 
 
@@ -254,7 +256,7 @@ def _size(field: bytes) -> int:
         return int.from_bytes(field[1:], "big")
     size = _octal(field)
     if size is None:
-        raise _Broken(f"the member's size {field!r} is no octal number")
+        raise _Broken(f"the member's size {field!r} is not an octal number")
     return size
 
 

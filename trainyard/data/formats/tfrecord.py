@@ -224,7 +224,7 @@ def _sample(data: BufferedReader, span: Span) -> tuple[Span, int, str | None]:
             "store labels that count from 0 as the features image and label"
         )
     if not 0 <= stored <= MAX_LABEL:
-        raise ValueError(f"{label_name.decode()} is {stored}, which is no class number")
+        raise ValueError(f"{label_name.decode()} is {stored}, which is not a class number")
     where = _read(one_bytes, data, found, image)
     if label_name == _TFDS_LABEL:
         return where, stored, None

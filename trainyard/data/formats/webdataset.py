@@ -248,7 +248,7 @@ def _sample(parts: list[_Part], where: str) -> tuple[_Part, int]:
     label = read_label(labels[0].content)
     if not 0 <= label <= MAX_LABEL:
         shown = labels[0].content[:60]
-        raise DataError(f"{where}: {shown!r} in {labels[0].field} is no class number")
+        raise DataError(f"{where}: {shown!r} in {labels[0].field} is not a class number")
     return images[0], label
 
 

@@ -43,8 +43,8 @@ def merged_splits(locations: Sequence[str]) -> dict[str, str | list[str]]:
     val = [splits["val"] for splits in found if "val" in splits]
     if not val:
         raise DataError(
-            f"none of {', '.join(locations)} has val data: add a data set that has, or name it by "
-            "--data.val"
+            f"none of {', '.join(locations)} has val data: add a data set that has it, or name "
+            "one with --data.val"
         )
     return {"train": [splits["train"] for splits in found], "val": val}
 
@@ -93,9 +93,8 @@ def _unite(
     fits_known = known is None or names <= set(known)
     if bare and (len(bare) < len(parts) or not fits_known):
         raise DataError(
-            f"{bare[0]}: numbers its classes without naming them, so they cannot be matched with "
-            "the names of the other data; a dataset.json beside it can name them (`trainyard data "
-            "pack` writes one)"
+            f"{bare[0]}: numbers its classes without names, so they cannot be matched with the "
+            "other data; a dataset.json beside it can name them (`trainyard data pack` writes one)"
         )
     if known is not None and fits_known:
         return list(known)

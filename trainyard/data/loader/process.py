@@ -68,7 +68,7 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
     path, fingerprint = spec["index"]
     index = load_index(Path(path))
     if index is None or index.fingerprint != fingerprint:
-        raise FileNotFoundError(f"the index {path} is gone, or another has taken its place")
+        raise FileNotFoundError(f"the index {path} was removed or replaced")
     ring = Ring(memory_fd, **spec["ring"])
     stager = Stager(index, config.stage, config.stage_gb) if config.stage else None
     if is_built():

@@ -62,8 +62,8 @@ class Copies:
         if self.path.parent.stat().st_uid not in (0, os.getuid()):
             self.close()
             raise DataError(
-                f"{self.path.parent} on {socket.gethostname()} belongs to another user, who might "
-                "put anything there: stage to a folder of your own"
+                f"{self.path.parent} on {socket.gethostname()} belongs to another user, who could "
+                "change the data: use a folder of your own"
             )
         with suppress(PermissionError):  # made by root, say in a prologue of the job
             os.utime(self.path)  # the most recently used

@@ -109,8 +109,8 @@ def keep(name: str, given: str) -> None:
         before = _known.queries.get(name, parts.query)
         if _meaning(before) != _meaning(parts.query):
             raise DataError(
-                f"{name}: two URLs differ in nothing but their queries, which are taken for "
-                "signatures and written nowhere: each file needs a path of its own"
+                f"{name}: two URLs differ only in their queries, which are treated as secrets and "
+                "not stored: each file needs its own path"
             )
         _known.queries[name] = parts.query
 
@@ -144,7 +144,7 @@ def token_of(url: SplitResult) -> str | None:
         if server.lower() in (url.netloc.lower(), f"{url.scheme}://{url.netloc}".lower()):
             found = token
     if found and not (found.isascii() and found.isprintable() and " " not in found):
-        raise DataError(f"the token for {url.netloc} has a character that no token has")
+        raise DataError(f"the token for {url.netloc} has a character that tokens cannot have")
     return found or None
 
 

@@ -68,7 +68,7 @@ def take_secrets(location: str) -> str:
         clean, given = (text if is_command else split_of(text)[0] for text in (name, location))
         clean_ones, given_ones = expand_braces(clean), expand_braces(given)
         if len(clean_ones) != len(given_ones):
-            raise DataError(f"{name}: a brace list belongs into the path of a URL")
+            raise DataError(f"{name}: write the brace list in the path of the URL")
         for one in zip(clean_ones, given_ones, strict=True):
             keep(*one)
     return name
@@ -167,7 +167,7 @@ def _common_url(urls: list[str]) -> str:
     root = root if root.endswith("//") else root.removesuffix("/")
     if not root or root.endswith("://") or any(url.startswith(f"{root}//") for url in urls):
         raise DataError(
-            f"{urls[0]} and {urls[-1]}: have no folder in common: give them as several locations"
+            f"{urls[0]} and {urls[-1]}: have no common folder: write them as several locations"
         )
     return root
 

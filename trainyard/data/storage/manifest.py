@@ -137,7 +137,8 @@ def _parse(name: str, text: bytes) -> Manifest:
         raise _damaged(name, f"{where}: {first['msg'].lower()}") from None
     if file.version != _VERSION:
         raise DataError(
-            f"{name}: of version {file.version}, and this Trainyard reads {_VERSION}: install the "
+            f"{name}: of version {file.version}, and this version of Trainyard reads {_VERSION}: "
+            "install the "
             "one that wrote it"
         )
     for split in file.splits.values():
@@ -145,7 +146,7 @@ def _parse(name: str, text: bytes) -> Manifest:
             if not is_inside(path):
                 raise _damaged(name, f"{path!r} does not lie inside its folder")
     if file.classes is not None and len({*file.classes}) < len(file.classes):
-        raise _damaged(name, "classes: one is named twice")
+        raise _damaged(name, "classes: a name appears twice")
     return Manifest(file.format, file.classes, file.splits, file.about)
 
 

@@ -32,7 +32,7 @@ def open_indexed(name: str, stamp: Stamp | None) -> Source:
     try:
         source = open_source(name)
     except OSError as error:
-        raise DataError(f"{error}; it was there when it was indexed") from None
+        raise DataError(f"{error}; it existed when it was indexed") from None
     if stamp is not None and source.stamp != stamp:
         raise DataError(
             f"{source.name} has changed on the server since it was indexed; run `trainyard data "

@@ -12,7 +12,7 @@ Stamp = list[int | str]
 
 READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 """Flags to open data files with: opening a pipe does not block."""
-CUT_SHORT = "is cut short or has changed since it was indexed"
+CUT_SHORT = "is truncated or has changed since it was indexed"
 
 
 class Source(Protocol):

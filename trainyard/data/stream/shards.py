@@ -48,8 +48,8 @@ def _check(config: DataConfig) -> None:
         )
     if config.samples is None:
         raise RecipeError(
-            "data.samples is not set: with data.order = 'join' nobody knows beforehand how many "
-            "samples a pass has; schedules go by what it says, so a good guess will do"
+            "data.samples is not set: with data.order = 'join' the number of samples per pass is "
+            "not known; set it, a good estimate suffices for schedules"
         )
     usual = DataConfig()
     for key in ("locality", "weights", "repeats", "stage", "stage_gb"):

@@ -33,7 +33,7 @@ def choose_classes(
 
 def _at_random(wanted: int, count: int, seed: int) -> NDArray[np.int64]:
     if not 0 < wanted <= count:
-        raise DataError(f"{wanted} classes are wanted, and the data has {count:,}")
+        raise DataError(f"{wanted} classes were asked for, but the data has {count:,}")
     places = np.arange(count)
     return np.sort(permute(places, fold_in(seed, np.ones_like(places)), count)[:wanted])
 

@@ -71,7 +71,8 @@ def locked(destination: Path) -> Iterator[None]:
         except BlockingIOError:
             os.close(lock)
             raise DataError(
-                f"{destination}: another process packs into it: wait for it, or choose another"
+                f"{destination}: another process is packing into it: wait for it, or choose "
+                "another folder"
             ) from None
         except OSError:  # a file system without locks
             break
@@ -97,8 +98,8 @@ def finished(destination: Path, identity: Identity) -> Manifest | None:
         for shard in split.shards:
             if not _is_whole(destination, shard):
                 raise DataError(
-                    f"{destination / shard.name}: is missing or cut short; remove "
-                    f"{destination / FILE_NAME} and pack anew"
+                    f"{destination / shard.name}: is missing or truncated; remove "
+                    f"{destination / FILE_NAME} and pack again"
                 )
     return manifest
 

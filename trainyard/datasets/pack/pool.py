@@ -54,8 +54,8 @@ def write_shards(
         pool.shutdown()
         remove_stale(work.destination)
         raise TrainyardError(
-            f"{work.destination}: a packing process died, for lack of memory or of disk space "
-            "perhaps; the same command goes on from what is complete"
+            f"{work.destination}: a packing process died, perhaps out of memory or disk space; "
+            "the same command resumes from what is complete"
         ) from None
     finally:
         signals.stop.value = 1

@@ -136,7 +136,7 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
         remove(outputs)
         raise DataError(
             f"{final}: cannot be written ({reason}); what is complete stays, and the same command "
-            "goes on from there"
+            "resumes"
         ) from None
     except BaseException:
         remove(outputs)
@@ -194,8 +194,8 @@ def _read(index: Index, reader: Reader, sample: int) -> bytes:
     except OSError as error:
         name, offset, _ = index.locate(sample)
         raise DataError(
-            f"{name}, byte {offset}: sample {sample} cannot be read ({error}); nothing is left out "
-            "of a pack: mend it or remove it from the source"
+            f"{name}, byte {offset}: sample {sample} cannot be read ({error}); a pack leaves "
+            "nothing out: repair the sample or remove it from the source"
         ) from None
 
 

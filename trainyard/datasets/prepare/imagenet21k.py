@@ -46,7 +46,7 @@ def prepare_imagenet_21k_p(
     about = {"source": tar.name, "seed": preparation.order}
     if is_processed(tar):
         if resize:
-            raise DataError(f"{tar}: its images are resized already: leave --resize away")
+            raise DataError(f"{tar}: its images are already resized: drop --resize")
         return preparation.pack(_processed(tar, preparation), "imagenet21k", about=about)
     place = find_place(str(tar))
     index = preparation.index(
@@ -72,9 +72,7 @@ def is_processed(source: Path) -> bool:
 def _only_tar(source: Path) -> Path:
     """The tar that `source` is, or its only tar; else `source`, a folder of per-class tars."""
     if source.name.endswith((".gz", ".tgz")):
-        raise DataError(
-            f"{source}: images inside a compressed tar cannot be found: gunzip it first"
-        )
+        raise DataError(f"{source}: a compressed tar cannot be read by offset: gunzip it first")
     tars = sorted(source.glob("*.tar")) if source.is_dir() else [source]
     if not tars or not tars[0].is_file():
         raise DataError(

@@ -20,7 +20,8 @@ def read_members(path: Path, wanted: Collection[str], max_bytes: int) -> dict[st
             unpacked = packed.read(max_bytes + 1)
         if len(unpacked) > max_bytes:
             raise DataError(
-                f"{path}: unpacks to more than the {max_bytes:,} bytes that its like ever has"
+                f"{path}: unpacks to more than the {max_bytes:,} bytes that such an archive ever "
+                "has"
             )
         with tarfile.open(fileobj=io.BytesIO(unpacked), mode="r:") as tar:
             found = {

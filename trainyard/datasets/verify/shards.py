@@ -49,7 +49,7 @@ def find_files(split: str, location: str, whole: str) -> Files:
         return Files(split, find_place(location), listed, [], has_manifest=True)
     names = tuple(shard.name for path, shard in listed.items() if path not in missing)
     if not names:
-        raise DataError(f"{missing[0]}: no such file, nor any other that dataset.json lists")
+        raise DataError(f"{missing[0]}: no such file, and no other file that dataset.json lists")
     place = ResolvedLocation(location, None, whole, names, is_folder=False, can_gain=False)
     return Files(split, place, listed, missing, has_manifest=True)
 

@@ -45,8 +45,7 @@ class TrackerIds:
             return None
         except (OSError, ValueError, AttributeError) as error:
             raise RecipeError(
-                f"{self._path} cannot be read ({error}): remove it, and trackers take the run for "
-                "another one"
+                f"{self._path} cannot be read ({error}): remove it; trackers then start a new run"
             ) from None
         return None if known is None else str(known)
 

@@ -51,7 +51,7 @@ def _fetched(resource: Resource) -> bytes:
                 break
             content += piece
         else:
-            raise DataError(f"{resource.name}: over {MAX_BYTES >> 20} MiB, which no image has")
+            raise DataError(f"{resource.name}: over {MAX_BYTES >> 20} MiB, too large for an image")
     if told is not None and len(content) < told:
-        raise DataError(f"{resource.name}: the transfer broke off")
+        raise DataError(f"{resource.name}: the transfer was interrupted")
     return bytes(content)

@@ -40,7 +40,7 @@ class HttpFile:
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise OSError(f"{self.name} is cut short or has changed since it was indexed")
+            raise OSError(f"{self.name} is truncated or has changed since it was indexed")
         if size <= _SMALL or not self._has_ranges:
             return self._read_ahead(offset, size)
         return self._fetch(offset, size)
@@ -80,7 +80,7 @@ class HttpFile:
                     size = found[3] if found else None
                     _finish(response, 2)
             if size is None:
-                raise DataError(f"{self.name}: the server does not tell its size")
+                raise DataError(f"{self.name}: the server does not send its size")
             return int(size), validator(response), has_ranges
 
     def _fetch(self, offset: int, size: int) -> bytes:
@@ -94,7 +94,7 @@ class HttpFile:
                     offset, size = offset + len(part), size - len(part)
                     patience.reset()
             except (FileNotFoundError, PermissionError) as error:
-                raise DataError(f"{error}; it could be read a while ago") from None
+                raise DataError(f"{error}; it was readable before") from None
             except Transient as failure:
                 patience.wait(failure)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -110,7 +110,7 @@ class HttpFile:
                 except (HTTPError, OSError) as error:
                     raise Transient(reason_of(error)) from None
                 if not part:
-                    raise Transient("the transfer broke off")
+                    raise Transient("the transfer was interrupted")
                 if skip:
                     skip -= len(part)
                 else:
@@ -131,7 +131,7 @@ class HttpFile:
         else:
             found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
             if found is None or (found[1], found[2]) != (str(offset), str(offset + size - 1)):
-                raise DataError(f"{self.name}: the server sends another part than was asked for")
+                raise DataError(f"{self.name}: the server sent another part than the one requested")
             total = found[3]
         if [validator(response), int(total or -1)] != self.stamp:
             raise DataError(changed(self.name))

@@ -61,7 +61,7 @@ class HttpStream(io.RawIOBase):
         response = self._response or self._open()
         content = _take(response, size)
         if not content and self._size is not None and self._position < self._size:
-            raise Transient("the transfer broke off")
+            raise Transient("the transfer was interrupted")
         if content:
             self._patience.reset()
         return content
@@ -82,7 +82,7 @@ class HttpStream(io.RawIOBase):
         while skip:
             part = _take(response, min(skip, io.DEFAULT_BUFFER_SIZE))
             if not part:
-                raise Transient("the transfer broke off")
+                raise Transient("the transfer was interrupted")
             skip -= len(part)
         return response
 

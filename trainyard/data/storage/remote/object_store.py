@@ -46,13 +46,13 @@ class ObjectFile:
 
     def read(self, offset: int, size: int) -> bytes:
         if offset < 0 or size < 0 or offset + size > self.size:
-            raise OSError(f"{self.name} is cut short or has changed since it was indexed")
+            raise OSError(f"{self.name} is truncated or has changed since it was indexed")
         if not size:
             return b""
         try:
             return self._patiently(lambda: self._whole(offset, size))
         except (FileNotFoundError, PermissionError) as error:
-            raise DataError(f"{self.name}: {error}; it could be read a while ago") from None
+            raise DataError(f"{self.name}: {error}; it was readable before") from None
 
     def close(self) -> None:
         """Does nothing: connections belong to the process."""
@@ -67,7 +67,7 @@ class ObjectFile:
     def _whole(self, offset: int, size: int) -> bytes:
         content = self._fetch(offset, offset + size)
         if len(content) != size:
-            raise Transient("the transfer broke off")
+            raise Transient("the transfer was interrupted")
         return content
 
     def _patiently(self, attempt: Callable[[], Result]) -> Result:

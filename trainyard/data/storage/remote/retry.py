@@ -71,7 +71,7 @@ def _limit_s() -> float:
     try:
         return max(0.0, float(text)) if text else RETRY_S
     except ValueError:
-        raise DataError(f"TRAINYARD_RETRY_S = {text!r} is no number of seconds") from None
+        raise DataError(f"TRAINYARD_RETRY_S = {text!r} is not a number of seconds") from None
 
 
 def _duration(seconds: float) -> str:
