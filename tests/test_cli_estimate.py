@@ -136,7 +136,7 @@ def test_what_is_missing_or_wrong_is_said(capsys: Capture, tmp_path: Path) -> No
     assert "no run directory" in complaint(capsys, "estimate", "digits", "--run", tmp_path)
     assert "'eight'" in complaint(capsys, "estimate", "digits", "--gpus", "8,eight")
     assert "'-1'" in complaint(capsys, *DIGITS, "--jitter=-1")
-    assert "'0.5' is no factor" in complaint(capsys, *DIGITS, "--pue", "0.5")
+    assert "'0.5' is not a number" in complaint(capsys, *DIGITS, "--pue", "0.5")
     assert "known are jpeg," in complaint(capsys, *DIGITS, "--form", "gif")
     assert "did you mean 't4'?" in complaint(capsys, *DIGITS, "--device", "T4s")
     assert "no whole number of nodes" in complaint(capsys, *DIGITS, "--gpus", "12")

@@ -44,7 +44,7 @@ def test_what_was_exported_before_is_replaced(
         (("--hub", "{here}"), "holds other files; name a new folder"),
         (("--hub", "{here}/notes.pt2.md"), "is a file; name a folder"),
         (("--hub", "{here}/none/hub"), "there is no folder"),
-        (("{here}/notes.pt2",), "notes.pt2.md: is in the way of the model's card"),
+        (("{here}/notes.pt2",), "notes.pt2.md: exists, where the model card would be written"),
         (("{here}/m.pt2", "--ema"), "no moving average"),
         (("{here}/m.pt2", "--optim.lr", "1"), "optim.lr changes nothing about an export"),
     ],

@@ -48,7 +48,7 @@ from tests.command_line import SHORT, Capture, complaint, newest
         ("train debug --batch.precision fp8", ['"fp8"', "'bf16' or 'fp16'"]),
         ("train debug --run.length '5 years'", ['"5 years"', "5 epochs"]),
         ("train debug --run.length '0 steps'", ['"0 steps"', "at least one step"]),
-        ("train debug --run.length 50%", ['"50%"', "no percentage"]),
+        ("train debug --run.length 50%", ['"50%"', "cannot be a percentage"]),
         ("train debug --augment.scale 1,0.5", ["augment.scale = [1, 0.5]", "smaller number first"]),
         ("train debug --augment.scale 0.5", ["augment.scale = 0.5: expected a list of 2 values"]),
         ("train debug --augment.scale [1,2,3]", ["a list of 2 values, [0.08, 1.0] say"]),
@@ -405,7 +405,7 @@ def test_a_run_directory_of_other_data(
     data = copy_of(digits, tmp_path)
     next((data / "val" / "5").iterdir()).unlink()
     said = complaint(capsys, "train", "debug", "--data", data, "--run", finished, *SHORT)
-    assert f"the val data is not what the run in {finished} began with" in said
+    assert f"the val data differs from the data that the run in {finished} started with" in said
 
 
 def test_a_run_directory_without_its_data_s_fingerprint(

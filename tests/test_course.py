@@ -121,7 +121,9 @@ def test_what_is_no_duration_is_refused_by_name(key: str, text: str) -> None:
 )
 @pytest.mark.parametrize("key", ["image_size", "batch_size"])
 def test_what_is_no_stage_is_refused_by_name(key: str, text: str) -> None:
-    with pytest.raises(RecipeError, match=rf"^schedule\.{key} = .*write when it begins"):
+    with pytest.raises(
+        RecipeError, match=rf"^schedule\.{key} = .*write the beginning of the stage"
+    ):
         check({"schedule": {key: [text]}})
 
 
@@ -198,7 +200,7 @@ def test_stages_that_are_not_in_order_are_refused(
     batches: tuple[str, ...], sizes: tuple[str, ...], key: str
 ) -> None:
     second = (batches + sizes)[1]
-    with pytest.raises(RecipeError, match=rf"^schedule\.{key}: '{second}' begins no later"):
+    with pytest.raises(RecipeError, match=rf"^schedule\.{key}: '{second}' does not begin after"):
         course(batches=batches, sizes=sizes)
 
 

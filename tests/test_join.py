@@ -254,7 +254,7 @@ def test_a_checkpoint_of_another_order_is_no_place_in_a_stream(
     shown(capsys, *keys[:place], *keys[place + 2 :], "--run", tmp_path / "exact")
     begin = ["--run.resume", newest(tmp_path / "exact"), "--run", tmp_path / "join"]
     said = complaint(capsys, *words(shards), *begin)
-    assert "'join' goes on from its own checkpoints only" in said
+    assert "'join' resumes only from its own checkpoints" in said
 
 
 def train_on_poisoned(world: World, config: RunConfig, folder: Path) -> list[Seen]:

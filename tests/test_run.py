@@ -51,7 +51,7 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(
 
     state_of = trainyard_run._state
     monkeypatch.setattr(trainyard_run, "_state", note)
-    monkeypatch.setattr(trainyard_run, "feeds_of", feeds)
+    monkeypatch.setattr(trainyard_run, "build_feeds", feeds)
     data = SimpleNamespace(train=Samples(), val=Samples())
     run = trainyard_run._Run(
         config=config,

@@ -524,7 +524,7 @@ def complaints(world: World) -> list[str]:
 
 def test_what_cannot_be_is_told_by_all_ranks() -> None:
     for uneven, differing, failing in spawn(complaints, 3):
-        assert "needs nodes with equally many ranks" in uneven
-        assert "here the nodes have 2, 1 ranks" in uneven
+        assert "needs nodes with the same number of ranks" in uneven
+        assert "the nodes here have 2, 1 ranks" in uneven
         assert f"'{__name__}:differs' gives rank 2 other rounds than rank 0" in differing
         assert "failed: OSError('no such file')" in failing

@@ -273,7 +273,7 @@ def test_names_without_a_number_are_classes(tmp_path: Path, folders: bool) -> No
         ({"train.tar": ["1.jpg"], "val.tar": ["1.jpg"]}, "no labels: .* directly in train and val"),
         ({"0.tar": ["0001.jpg"], "1.tar": ["1001.jpg"]}, "'0' does not look like a class"),
         ({"cat.tar": ["1.jpg"]}, "no labels"),
-        ({"cat.tar": ["1.jpg"], "dog.tar": ["dog/1.jpg"]}, "which says the class"),
+        ({"cat.tar": ["1.jpg"], "dog.tar": ["dog/1.jpg"]}, "which one is the class"),
     ],
 )
 def test_tars_that_may_be_no_classes_are_an_error(

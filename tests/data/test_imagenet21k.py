@@ -174,7 +174,7 @@ def test_the_processed_tar_is_packed_as_it_is(
     said = complaint(
         capsys, "data", "prepare", "imagenet-21k-p", path, tmp_path / "again", "--resize", "256"
     )
-    assert "leave --resize away" in said
+    assert "drop --resize" in said
 
 
 def test_no_class_with_enough_images(tmp_path: Path, capsys: Capture) -> None:

@@ -274,7 +274,7 @@ def test_a_shard_that_is_gone_or_empty_costs_its_own_samples(tmp_path: Path) -> 
     (batch,) = all_batches(index, config)
     assert [row.id for row in batch.bad] == list(range(6))
     assert all("No such file or directory" in row.reason for row in batch.bad[:3])
-    assert all("is cut short" in row.reason for row in batch.bad[3:])
+    assert all("is truncated" in row.reason for row in batch.bad[3:])
     assert batch.weights.tolist() == [0] * 6 + [1] * 3
 
 

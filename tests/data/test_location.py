@@ -191,5 +191,7 @@ def test_urls_stay_as_they_are_written(location: str, root: str, names: list[str
 
 
 def test_urls_without_a_folder_in_common() -> None:
-    with pytest.raises(DataError, match=r"^http://h1/a\.tar and http://h2/a\.tar: have no folder"):
+    with pytest.raises(
+        DataError, match=r"^http://h1/a\.tar and http://h2/a\.tar: have no common folder"
+    ):
         find_place("http://h{1..2}/a.tar")

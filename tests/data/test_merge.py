@@ -160,9 +160,9 @@ def test_a_touched_part_is_the_same_data_with_new_stamps(pets: str, tmp_path: Pa
 def test_bare_numbers_are_not_matched_with_names(pets: str, tmp_path: Path) -> None:
     bare = write_shards(tmp_path / "bare", [3])
     for places in ([pets, bare], [bare, pets]):
-        with pytest.raises(DataError, match="bare: numbers its classes without naming them"):
+        with pytest.raises(DataError, match="bare: numbers its classes without names"):
             open_merged(places, None)
-    with pytest.raises(DataError, match="bare: numbers its classes without naming them"):
+    with pytest.raises(DataError, match="bare: numbers its classes without names"):
         open_merged([bare], ("cat", "dog"))
 
 
@@ -256,7 +256,7 @@ def test_train_go_on_and_evaluate(halves: list[Path], tmp_path: Path, capsys: Ca
         assert f"{other[0][2:]}: " in said
         assert "holds a run of another recipe" in said
     said = complaint(capsys, *train[:2], *of(halves[::-1]), *train[6:], *once)
-    assert "the train data is not what the run" in said
+    assert "the train data differs from the data that the run" in said
     recipe = tmp_path / "run" / "recipe.toml"
     shown(capsys, "train", recipe, "--run", tmp_path / "run")  # as it stands
 

@@ -17,7 +17,6 @@ from PIL import Image
 from tests.data.tars import Patch, open_splits, read_rows
 from trainyard.data import formats
 from trainyard.data._native import own_decoder
-from trainyard.data.decode import decode
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import decode_batch, reference_image
 from trainyard.data.decode.packed_record import has_pixels, is_record, pixels_of
@@ -99,7 +98,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     for length in (8, 64, 100, len(whole) // 2, len(whole) - 64, len(whole) - 1):
         assert_refused(whole[:length], "cut short")
     for content in (b"", b"\xff\xd8\xff", bytes(5000)):
-        assert_refused(content, "no packed shard")
+        assert_refused(content, "not a packed shard")
     assert_refused(whole[:64] + whole[128:], "does not fit its length")
     assert_refused(
         whole[:-56] + b"\x02" + whole[-55:], "version 2, and this version of Trainyard reads 1"
@@ -113,8 +112,8 @@ def test_damage_is_an_error_that_names_the_file(tmp_path: Path) -> None:
 def test_tables_that_point_elsewhere(tmp_path: Path) -> None:
     path = tmp_path / "a.packed"
     for sample, classes, word in [
-        (EncodedSample(b"1", "", 3, ""), CLASSES, "no class number"),
-        (EncodedSample(b"1", "", -1, ""), None, "no class number"),
+        (EncodedSample(b"1", "", 3, ""), CLASSES, "not a class number"),
+        (EncodedSample(b"1", "", -1, ""), None, "not a class number"),
         (EncodedSample(b"1", "", 0, ""), ("cat", "cat"), "different names"),
     ]:
         packed.write(path, [sample], classes)
@@ -244,7 +243,7 @@ def test_without_the_extension_records_are_read_but_not_made(
 ) -> None:
     packed_into(photos, tmp_path / "packed")
     monkeypatch.setattr("trainyard.datasets.pack.stored.is_built", lambda: False)
-    monkeypatch.setattr(decode, "own_decoder", lambda: None)
+    monkeypatch.setattr("trainyard.data.decode.packed_record.own_decoder", lambda: None)
     with pytest.raises(DataError, match="needs the extension in C: install a C compiler"):
         packed_into(photos, tmp_path / "again")
     assert not (tmp_path / "again").exists()

@@ -193,7 +193,7 @@ def test_a_size_that_cannot_be_is_not_waited_for(tmp_path: Path) -> None:
     [
         ([("7.png", png(1))], r"sample '7': expected one image and one label"),
         ([("7.cls", b"1")], r"sample '7': expected one image and one label"),
-        ([("7.png", png(1)), ("7.cls", b"many")], r"sample '7': b'many' in \.cls is no class"),
+        ([("7.png", png(1)), ("7.cls", b"many")], r"sample '7': b'many' in \.cls is not a class"),
         ([("7.png", png(1)), ("7.cls", b"10")], r"'7' has label 10, .* has 10 classes"),
     ],
 )

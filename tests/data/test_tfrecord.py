@@ -273,7 +273,7 @@ BAD = {
         "image/class/label is 0, which that layout leaves unused, since it counts from 1",
     ),
     "label -1": (example(IMAGE, int_feature(b"image/class/label", 2**64 - 1)), "is -1, which is"),
-    "label 2**40": (example(IMAGE, int_feature(b"image/class/label", 2**40)), "no class number"),
+    "label 2**40": (example(IMAGE, int_feature(b"image/class/label", 2**40)), "not a class number"),
     "no value": (
         example(IMAGE, int_feature(b"image/class/label")),
         "image/class/label has no value instead of one",

@@ -185,7 +185,7 @@ def test_missing_and_other_files(originals: Path, tmp_path: Path) -> None:
     assert found["train, val", "other files"].found[0].file == str(other)
     assert found["train", "structure"].about == "1 file"
     (folder / "pets-train-000001.tar").unlink()
-    with pytest.raises(DataError, match=r"pets-train-000000\.tar: no such file, nor any other"):
+    with pytest.raises(DataError, match=r"pets-train-000000\.tar: no such file, and no other file"):
         look(folder)
 
 

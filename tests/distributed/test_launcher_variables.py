@@ -241,7 +241,7 @@ def test_by_a_file_only_if_asked(tmp_path: Path) -> None:
     place = (tmp_path / "a meeting").as_uri()
     assert meet(TASK | {"TRAINYARD_RENDEZVOUS": place}).file == tmp_path / "a meeting"
     for wrong in ("file://host/x", "tcp://a:1", "/tmp/x", "file:x"):
-        with pytest.raises(InputError, match="give file:///PATH of a file"):
+        with pytest.raises(InputError, match="write file:///PATH of a file"):
             meet(TASK | {"TRAINYARD_RENDEZVOUS": wrong})
 
 

@@ -73,7 +73,7 @@ def test_another_service_at_the_port(tmp_path: Path) -> None:
     with ranks(tmp_path, 2, limit_s=2) as started, silent(started.port):
         (rank,) = started.start(1)
         assert rank.wait() == 1
-        assert "is not rank 0: another service has that port" in one_line(rank.said)
+        assert "is not rank 0: another service uses that port" in one_line(rank.said)
         (first,) = started.start(0)
         assert first.wait() == 2
         assert f"cannot listen at 127.0.0.1:{started.port} (Address already" in one_line(first.said)
@@ -160,7 +160,7 @@ def test_two_with_one_number(tmp_path: Path) -> None:
         wait_for(lambda: any(rank.process.exitcode is not None for rank in pair))
         refused, accepted = sorted(pair, key=lambda rank: rank.process.exitcode is None)
         assert refused.wait() == 2
-        assert one_line(refused.said).startswith(f"rank 1 {accepted.name} is there already")
+        assert one_line(refused.said).startswith(f"rank 1 {accepted.name} has joined already")
         (last,) = started.start(2)
         assert [first.wait(), accepted.wait(), last.wait()] == [0, 0, 0]
 

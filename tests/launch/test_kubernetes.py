@@ -145,9 +145,9 @@ def test_a_recipe_of_ones_own_goes_along(tmp_path: Path, capsys: Capture) -> Non
         (["--name", "1st"], "'1st' is not of small letters"),
         (["--name", "n" * 46], "at most 45"),
         (["--run", "/runs/2026"], "the run directory's name is none for a job"),
-        (["--run", "runs/first"], "the run directory runs/first is on no volume"),
-        (["--run", "/runs-of-others/first"], "is on no volume"),
-        (["--volume", "runs:/other"], "a claim is given twice"),
+        (["--run", "runs/first"], "the run directory runs/first is not on a volume"),
+        (["--run", "/runs-of-others/first"], "is not on a volume"),
+        (["--volume", "runs:/other"], "a claim appears twice"),
         (["--volume", "runs"], "'runs' is not CLAIM:/PATH"),
         (["--volume", "Runs:/other"], "'Runs' is not of small letters"),
         (["--memory", "64GB"], "'64GB' is no quantity"),
@@ -155,7 +155,7 @@ def test_a_recipe_of_ones_own_goes_along(tmp_path: Path, capsys: Capture) -> Non
         (["--namespace", "my_own"], "'my_own' is not of small letters"),
         (["--node-selector", "gpu"], "'gpu' is not KEY=VALUE"),
         (["--kind", "mpijob"], "--kind"),
-        (["--gpus", "8", "--ranks", "4"], "--gpus and --ranks both say how many"),
+        (["--gpus", "8", "--ranks", "4"], "--gpus and --ranks both set the number"),
         (["--optim.rate", "1"], "optim.rate"),
     ],
 )
@@ -167,7 +167,7 @@ def test_kubectl_is_given_the_text(
     tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "kubectl is not there" in complaint(capsys, *ON_VOLUME, "--apply")
+    assert "kubectl is not installed" in complaint(capsys, *ON_VOLUME, "--apply")
     kubectl = tmp_path / "kubectl"
     kubectl.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\n/bin/cat >{tmp_path}/text\nexit 7')
     kubectl.chmod(0o755)

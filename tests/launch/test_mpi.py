@@ -59,7 +59,7 @@ def test_dry_run(tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 def test_hosts(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     words = ("launch", "mpi", "debug", "--data", "/only/there", "--dry-run", "--hosts")
-    assert "say how many ranks each host is to have" in complaint(capsys, *words, "a:8,b")
+    assert "set the number of ranks per host" in complaint(capsys, *words, "a:8,b")
     assert "me@a: mpirun takes no user" in complaint(capsys, *words, "me@a:8")
     assert "-x NCCL_DEBUG" in shown(capsys, *words, "a:8")
 

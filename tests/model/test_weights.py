@@ -82,7 +82,7 @@ def test_averaged_weights_go_first_and_an_empty_entry_is_passed_over(tmp_path: P
 def test_any_other_entry_by_its_key(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pth", {"teacher": small(), "student": {}})
     assert same(read_weights(path, "teacher").weights, small())
-    with pytest.raises(CheckpointError, match="checkpoint_key where they are; it has teacher, stu"):
+    with pytest.raises(CheckpointError, match="checkpoint_key; it has teacher, stu"):
         read_weights(path)
     with pytest.raises(CheckpointError, match="has no 'model'; it has teacher, student"):
         read_weights(path, "model")
@@ -141,7 +141,7 @@ def test_damaged_files_are_one_line(name: str, content: bytes, tmp_path: Path) -
 
 @pytest.mark.parametrize("content", [[1, 2], {}, {"a": 1}, small()["bias"]])
 def test_a_file_without_weights(content: object, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="no weights in the usual places"):
+    with pytest.raises(CheckpointError, match="no weights found"):
         read_weights(saved(tmp_path / "a.pth", content))
 
 

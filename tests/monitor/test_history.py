@@ -54,5 +54,5 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_a_line_that_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b"\xff\xfe\n")
-    with pytest.raises(InputError, match=r"metrics.jsonl, line 1: is no report"):
+    with pytest.raises(InputError, match=r"metrics.jsonl, line 1: is not a report"):
         read_history(tmp_path / "metrics.jsonl")

@@ -78,7 +78,7 @@ def test_a_restart_knows_those_of_before(cut: int, tmp_path: Path) -> None:
 def test_a_line_that_is_none_of_ours_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "quarantine.jsonl"
     path.write_text('{"split": "train", "id": 1}\n' + line + "\n")
-    with pytest.raises(InputError, match=r"quarantine\.jsonl, line 2: names no bad sample"):
+    with pytest.raises(InputError, match=r"quarantine\.jsonl, line 2: does not name a bad sample"):
         quarantine(path)
 
 

@@ -150,7 +150,7 @@ def test_layer_decay_is_timm_s(name: str) -> None:
 
 
 def test_layer_decay_needs_layers() -> None:
-    with pytest.raises(RecipeError, match=r"optim\.layer_decay: timm knows no layers"):
+    with pytest.raises(RecipeError, match=r"optim\.layer_decay: timm does not define layers"):
         groups_of(nn.Linear(2, 2), layer_decay=0.5)
 
 

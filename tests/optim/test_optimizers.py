@@ -269,7 +269,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ("keys", "message"),
     [
         ({"momentum": 0.0, "nesterov": True}, "optim.nesterov = true: needs optim.momentum above"),
-        ({"clip_norm": 1.0, "clip_agc": 0.01}, "optim.clip_agc = 0.01: there is optim.clip_norm"),
+        ({"clip_norm": 1.0, "clip_agc": 0.01}, "optim.clip_agc = 0.01: optim.clip_norm is set too"),
         ({"name": "schedule_free_sgd", "betas": [0.0, 0.9]}, "the first must be above 0"),
         ({"name": "accum_adam", "compile": True}, "optim.compile = true: an update of accum_adam"),
         ({"lr_scale": ["head.*"]}, "write a pattern of parameter names and a factor"),

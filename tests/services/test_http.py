@@ -49,7 +49,7 @@ def test_a_file_has_its_size_and_its_bytes(faulty: FaultyServer, file: HttpFile)
     assert file.stamp[1] == len(CONTENT)
     for offset, size in ((0, len(CONTENT)), (10, 100_000), (len(CONTENT) - 1, 1), (7, 3), (5, 0)):
         assert file.read(offset, size) == CONTENT[offset : offset + size]
-    with pytest.raises(OSError, match=r"file\.bin is cut short or has changed"):
+    with pytest.raises(OSError, match=r"file\.bin is truncated or has changed"):
         file.read(len(CONTENT) - 1, 2)
 
 

@@ -258,7 +258,7 @@ def test_what_has_the_name_of_a_checkpoint_and_is_none(
         assert names(tmp_path / "elsewhere") == ["kept"]
         assert said == []
     else:
-        assert said == [f"{folder / 'step-00000009'}: is no folder"] * (step == 9)
+        assert said == [f"{folder / 'step-00000009'}: is not a folder"] * (step == 9)
 
 
 def test_a_link_to_a_checkpoint_is_one(tmp_path: Path) -> None:
@@ -274,8 +274,8 @@ def test_a_link_to_a_checkpoint_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda progress: [progress], "is no JSON object"),
-        (lambda progress: None, "is no JSON object"),
+        (lambda progress: [progress], "is not a JSON object"),
+        (lambda progress: None, "is not a JSON object"),
         (lambda progress: {"step": 1}, "has version None"),
         *(
             (lambda progress, key=key: {**progress, key: None}, f"has no {key!r}")
@@ -306,7 +306,7 @@ def test_what_is_in_the_way_of_checkpoints(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="copied/latest: is a folder and no link"):
         keeping.check_folder(copied)
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="file: is no folder"):
+    with pytest.raises(CheckpointError, match="file: is not a folder"):
         keeping.check_folder(tmp_path / "file")
 
 
@@ -369,7 +369,9 @@ def test_the_moving_average_is_checked_where_there_is_one(tmp_path: Path) -> Non
     assert checkpoint.find_problem(path) == "manifest.json lacks 'ema.safetensors'"
     (path / "ema.safetensors").unlink()
     assert checkpoint.find_problem(path) is None  # as saved without one
-    with pytest.raises(CheckpointError, match=r"has no ema\.safetensors, its run had no model"):
+    with pytest.raises(
+        CheckpointError, match=r"has no ema\.safetensors, because its run had no model"
+    ):
         load_checkpoint(state_at(0, ema=True), path)
     load_checkpoint(state_at(0), path)
 

@@ -385,10 +385,10 @@ def test_a_checkpoint_that_did_not_help_is_left_for_the_one_before(
 @pytest.mark.parametrize(
     ("start", "changes", "backs", "said"),
     [
-        (12, {"run__max_roll_backs": "2"}, [10, 5], "again, after 2 times of going back"),
+        (12, {"run__max_roll_backs": "2"}, [10, 5], "again, after 2 rollbacks"),
         (
             *(0, {"run__save_every": "0 steps", "run__eval_every": "0 steps"}),
-            *([], "there is no checkpoint before"),
+            *([], "there is no earlier checkpoint"),
         ),
     ],
     ids=["too often", "without a checkpoint"],

@@ -297,7 +297,7 @@ def test_a_run_that_has_something_to_show_insists(what: str, digits: Path, tmp_p
     other = load_recipe(str(folder.recipe), {"optim.lr": "0.5"})
     with pytest.raises(CheckpointError, match=r"another recipe \(optim.lr"):
         claim(folder, other, "a")
-    with pytest.raises(DataError, match="the train data is not what"):
+    with pytest.raises(DataError, match="the train data differs from the data"):
         claim(folder, config, "c")
     claim(folder, config, "a")
 

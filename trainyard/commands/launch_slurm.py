@@ -76,7 +76,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    allocation, job = _allocation(options), job_of(options, is_here=False)
+    job, allocation = job_of(options, is_here=False), _allocation(options)
     check_writable(job, "the batch script")
     if options.seeds and "run.seed" in options.overrides:
         raise InputError("--seeds and --run.seed exclude each other: drop one")
