@@ -6,8 +6,8 @@
  * difference aborts; the sanitizers see the rest. */
 #include <stdio.h>
 
-#include "packed.h"
-#include "path.h"
+#include "packed/packed.h"
+#include "simd/path.h"
 
 #define OPTIONS 16
 #define MAX_PIXELS (1 << 12) /* of a crop: larger ones take long and show no more */

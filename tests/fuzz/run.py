@@ -41,7 +41,7 @@ def find_clang() -> str | None:
 
 def core_sources() -> list[str]:
     """What knows nothing of Python."""
-    return [str(path) for path in NATIVE.glob("*.c") if path.name not in NEEDS_PYTHON]
+    return [str(path) for path in NATIVE.rglob("*.c") if path.name not in NEEDS_PYTHON]
 
 
 def include() -> str:

@@ -145,7 +145,7 @@ def test_a_teacher_of_another_size_is_refused(digits: Path, tmp_path: Path) -> N
     config = recipe(folder)
     size = config.data.image_size
     assert teacher(config)(images_of(config)).shape == (4, 10)
-    message = rf"loss.teacher: test_vit3 .* does not take .* of {2 * size} x {2 * size} pixels"
+    message = rf"loss.teacher: test_vit3 .* does not accept .* of {2 * size} x {2 * size} pixels"
     with pytest.raises(RecipeError, match=message):
         teacher(recipe(folder, data__image_size=str(2 * size)))
     with pytest.raises(RecipeError, match=message):

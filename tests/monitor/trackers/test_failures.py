@@ -66,8 +66,8 @@ from pathlib import Path
 from rich.console import Console
 from trainyard.config import load_recipe
 from trainyard.files import RunDirectory
-from trainyard.run.build import course_of
-from trainyard.run.loggers import watched
+from trainyard.run.build import build_run_course
+from trainyard.run.loggers import open_loggers
 from trainyard.world import World
 
 folder = RunDirectory(Path(sys.argv[1]))
@@ -87,8 +87,8 @@ def rows(database):
         is_new = ("metrics",) not in tables
         return 0 if is_new else connection.execute("select count(*) from metrics").fetchone()[0]
 
-course = course_of(config, 1433)
-with watched(config, folder, course, world=World(), console=Console()) as sinks:
+course = build_run_course(config, 1433)
+with open_loggers(config, folder, course, world=World(), console=Console()) as sinks:
     for step in range(1, 9):
         if step == 3:
             (service,) = children()
