@@ -440,7 +440,7 @@ def test_a_run_goes_on_beside_what_is_no_checkpoint(
     damaged.write_text("[]")
     assert exit_code(arguments) == 0
     (remark,) = events(folder, "bad checkpoint")
-    assert remark["message"].endswith("step-00000099: is no folder; taking the one before it")
+    assert remark["message"].endswith("step-00000099: is not a folder; taking the one before it")
     (folder / "checkpoints" / "step-00000099").unlink()
     assert_same_end(folder, uninterrupted["batch norm"])
 

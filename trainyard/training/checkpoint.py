@@ -201,7 +201,7 @@ def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) 
 def find_problem(path: Path) -> str | None:
     """A checkpoint's problem, or None if every file is there, unaltered."""
     if not path.is_dir():
-        return "is no folder" if os.path.lexists(path) else "no such checkpoint"
+        return "is not a folder" if os.path.lexists(path) else "no such checkpoint"
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
         there = {_MODEL, _TRAINING, _PROGRESS} | ({_EMA} if has_ema(path) else set())
