@@ -122,7 +122,9 @@ def test_each_rank_has_a_gpu_of_its_own_or_none_has_one(
 def everyone() -> Iterator[dist.ProcessGroup]:
     """A group of all ranks, of which there is one, with the limit that ranks of a run have."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    dist.set_timeout(LIMIT)
+    # torch 2.11 has only the private name.
+    set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    set_timeout(LIMIT, dist.group.WORLD)
     assert dist.group.WORLD is not None
     yield dist.group.WORLD
     dist.group.WORLD.bound_device_id = None

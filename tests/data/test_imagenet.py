@@ -73,6 +73,7 @@ def prepare(source: Path, destination: Path, *options: object) -> int:
     return run(*words(source, destination, "--no-checksum", "--workers", 1, *options))
 
 
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")  # of torchvision
 def test_labels_are_those_of_torchvision(
     mini: MiniImageNet, tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -110,7 +110,8 @@ class _Recorder:
         if has_gpu:
             torch.cuda.synchronize()  # otherwise earlier steps would end in the trace
             activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
+        # torch 2.11 warns that it clears events, without acc_events.
+        self._profile = profile(activities=activities, acc_events=True)
         self._profile.start()
         self._begin = self._next = number
 
