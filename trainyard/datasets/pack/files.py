@@ -40,7 +40,7 @@ def publish(outputs: Outputs) -> None:
 
 
 def remove(outputs: Outputs) -> None:
-    """Remove a file if it exists."""
+    """Removes the temporary files of outputs that are not published."""
     for part, _ in outputs:
         part.unlink(missing_ok=True)
 
