@@ -19,7 +19,7 @@ from trainyard.config import RunConfig
 from trainyard.distributed import Watchdog, init_distributed
 from trainyard.files import WRITER, RunDirectory
 from trainyard.monitor.outcome import Outcome
-from trainyard.run import train as trainyard_run
+from trainyard.run import train
 from trainyard.world import World
 
 # The heavy imports are done once, in the fork server, not once per rank.
@@ -115,8 +115,6 @@ def train_joined(config: RunConfig, folder: Path, world: World) -> Outcome:
     """Train as one of ranks that have joined already."""
     console, watchdog = Console(quiet=True), Watchdog(world=world)
     try:
-        return trainyard_run._train(
-            config, RunDirectory(folder), world, console=console, watchdog=watchdog
-        )
+        return train._train(config, RunDirectory(folder), world, console=console, watchdog=watchdog)
     finally:
         watchdog.close(in_peace=True)

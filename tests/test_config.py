@@ -157,6 +157,20 @@ def test_extends_a_builtin_recipe_key_by_key(recipe: RecipeWriter) -> None:
     assert differences(load_recipe("debug"), config) == ["optim.lr: 0.004 -> 0.5"]
 
 
+def test_an_old_key_is_read_by_its_new_name(recipe: RecipeWriter) -> None:
+    """Recipes of older versions hold it; a file that extends one, or an option, must still win."""
+    path = recipe("old.toml", "[run]\nmax_silence = 60\n")
+    assert load_recipe(path).run.hang_timeout == 60
+    assert load_recipe(path, {"run.max_silence": "70"}).run.hang_timeout == 70
+    child = recipe("new.toml", 'extends = "old.toml"\n[run]\nhang_timeout = 80\n')
+    assert load_recipe(child).run.hang_timeout == 80
+    both = recipe("both.toml", "[run]\nmax_silence = 60\nhang_timeout = 90\n")
+    with pytest.raises(
+        RecipeError, match=r"both\.toml: run\.max_silence is the old name of run\.h"
+    ):
+        load_recipe(both)
+
+
 def test_extends_a_file_beside_it(recipe: RecipeWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe("base.toml", 'extends = "digits"\n[optim]\nlr = 0.5\nmomentum = 0.5\n')
     child = recipe("child.toml", 'extends = "base.toml"\n[optim]\nlr = 0.25\n')
@@ -282,7 +296,7 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     data = {"data.train", "data.val", "data.max_bad", "data.threads", "batch.micro"}
     stage = {"data.stage", "data.stage_gb"}
     run = {"run.keep", "run.log_every", "run.save_every", "run.resume"}
-    run |= {"run.max_silence", "run.max_save"}
+    run |= {"run.hang_timeout", "run.max_save"}
     how = {"model.compile", "model.grad_checkpointing", "optim.compile"}
     watch = {key for key in all_keys() if key.startswith("watch.")}
     assert data | stage | run | how | watch == PRACTICAL

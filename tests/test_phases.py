@@ -32,8 +32,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.order import training_plan
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import RecipeError
-from trainyard.run import build as parts
-from trainyard.run.build import build_feeds, build_run_course
+from trainyard.run.build import build_feeds, build_run_course, check_batches
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
@@ -283,9 +282,9 @@ def test_a_later_batch_that_is_smaller_than_the_number_of_replicas(digits: Path)
         digits, **{"schedule.batch_size": "['5 steps: 2']", "schedule.image_size": "[]"}
     )
     course = build_run_course(config, EPOCH)
-    parts.check_batches(config, course, World(0, 2, 0, 2))
+    check_batches(config, course, World(0, 2, 0, 2))
     with pytest.raises(RecipeError, match=r"^schedule\.batch_size = 2 is smaller than .* \(3\)"):
-        parts.check_batches(config, course, World(0, 3, 0, 3))
+        check_batches(config, course, World(0, 3, 0, 3))
 
 
 REFUSED = {

@@ -14,7 +14,7 @@ from trainyard.course import build_course
 from trainyard.distributed import Watchdog
 from trainyard.files import RunDirectory
 from trainyard.monitor.sinks import Sinks
-from trainyard.run import train as trainyard_run
+from trainyard.run import train
 from trainyard.world import World
 
 META = torch.device("meta")
@@ -49,11 +49,11 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(
     def feeds(config: Any, world: Any, device: torch.device) -> None:
         raise Feeds(device)
 
-    state_of = trainyard_run._state
-    monkeypatch.setattr(trainyard_run, "_state", note)
-    monkeypatch.setattr(trainyard_run, "build_feeds", feeds)
+    state_of = train._state
+    monkeypatch.setattr(train, "_state", note)
+    monkeypatch.setattr(train, "build_feeds", feeds)
     data = SimpleNamespace(train=Samples(), val=Samples())
-    run = trainyard_run._Run(
+    run = train._Run(
         config=config,
         folder=RunDirectory(tmp_path),
         world=World(),
@@ -68,7 +68,7 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(
     )
     watch = Watchdog()
     with pytest.raises(Feeds) as asked:
-        trainyard_run._train_in(run, Sinks(()), watch)
+        train._train_in(run, Sinks(()), watch)
     watch.close(in_peace=True)
     assert asked.value.args == (META,)
     assert seen[0].scale.value.device == META

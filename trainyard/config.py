@@ -27,6 +27,7 @@ from trainyard.optim.config import OptimConfig, ScheduleConfig
 from trainyard.section import Section
 from trainyard.training.config import LossConfig
 
+_RENAMED = {"run.max_silence": "run.hang_timeout"}  # old names of keys, which are still read
 _SHAPES = ("tuple_type", "missing", "too_long")  # pydantic's errors about the length of a list
 
 
@@ -66,7 +67,7 @@ class LengthConfig(Section):
     """Largest number of rollbacks before the run ends."""
     resume: str = "auto"
     """auto: resume if the run directory has a checkpoint; never; or a checkpoint to start from."""
-    max_silence: int = Field(900, ge=0)
+    hang_timeout: int = Field(900, ge=0)
     """Seconds without progress after which a rank counts as hung and the run ends; four times as
     long before the first step. 0: no limit."""
     max_save: int = Field(3600, ge=0)
@@ -110,12 +111,12 @@ def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
 
 def _overridden(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
     for key, value in overrides.items():
-        section, _, name = key.partition(".")
+        section, _, name = _RENAMED.get(key, key).partition(".")
         if not name:
             raise RecipeError(_explain_unknown(key, value))
         values = tree.setdefault(section, {})
         if isinstance(values, dict):  # otherwise the check below raises
-            values[name] = _value(key, value) if isinstance(value, str) else value
+            values[name] = _value(f"{section}.{name}", value) if isinstance(value, str) else value
     return check(tree)
 
 
@@ -244,6 +245,7 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path}: not TOML: {error}") from None
+    _rename(tree, path)
     parent = tree.pop("extends", None)
     if parent is None:
         return tree
@@ -259,6 +261,18 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         else:
             base[section] = values
     return base
+
+
+def _rename(tree: dict[str, Any], path: Path) -> None:
+    """Moves the values of old keys to their new names. RecipeError if a file has both names."""
+    for old, new in _RENAMED.items():
+        section, _, name = old.partition(".")
+        values, new_name = tree.get(section), new.partition(".")[2]
+        if not isinstance(values, dict) or name not in values:
+            continue
+        if new_name in values:
+            raise RecipeError(f"{path}: {old} is the old name of {new}: remove {old}")
+        values[new_name] = values.pop(name)
 
 
 def _value(key: str, text: str) -> Any:

@@ -43,7 +43,7 @@ def atomic_write(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    fsync_folder(path.parent)
+    fsync(path.parent)
 
 
 @contextmanager
@@ -144,8 +144,8 @@ def write_text(path: Path, text: str, errors: str = "strict") -> None:
         file.write(content)
 
 
-def fsync_folder(path: Path) -> None:
-    """Make renames and new names in a folder survive a power cut."""
+def fsync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk, so that they survive a power cut."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)

@@ -16,8 +16,7 @@ from trainyard.averaging.sync_bn import convert_to_sync, without_sync
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.model.freeze import freeze
-from trainyard.run import build as parts
-from trainyard.run.build import build_run_course
+from trainyard.run.build import build_run_course, check_batches
 from trainyard.world import World
 
 # --- DDP ---
@@ -133,7 +132,7 @@ def test_all_ranks_make_as_many_forward_passes(size: int, fits: bool) -> None:
     )
     course = build_run_course(config, 1000)
     if fits:
-        parts.check_batches(config, course, World(0, 4, 0, 4))
+        check_batches(config, course, World(0, 4, 0, 4))
     else:
         with pytest.raises(RecipeError, match=r"^batch\.micro = 4: .*average\.batch_norm = 'sync'"):
-            parts.check_batches(config, course, World(0, 4, 0, 4))
+            check_batches(config, course, World(0, 4, 0, 4))

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+import trainyard.run.train
 from tests.command_line import Capture, newest, shown
 from tests.runs import (
     OPTIONS,
@@ -28,7 +29,6 @@ from tests.runs import (
 from tests.spawn import end_by, spawn, train_joined
 from trainyard.config import RunConfig, load_recipe
 from trainyard.errors import RecipeError, Stopped
-from trainyard.run import train as trainyard_run
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
@@ -241,6 +241,6 @@ def test_schedule_free_optimizers_are_refused(digits: Path) -> None:
 
 def test_a_world_of_one_runs(digits: Path, tmp_path: Path) -> None:
     config = recipe(digits, "gossip", **{"run.length": "2 steps"})
-    trainyard_run.train(config, tmp_path / "run", world=World(), console=Console(quiet=True))
+    trainyard.run.train.train(config, tmp_path / "run", world=World(), console=Console(quiet=True))
     assert "consensus_distance" not in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert not list(newest(tmp_path / "run").glob("replicas"))

@@ -9,8 +9,7 @@ from contextlib import closing, contextmanager, suppress
 import pytest
 
 from tests.data.tars import Patch
-from trainyard.data.storage.remote import deadline, fetch_image
-from trainyard.data.storage.remote import retry as patience
+from trainyard.data.storage.remote import deadline, fetch_image, retry
 from trainyard.data.storage.remote.http import HttpFile
 from trainyard.data.storage.remote.http_stream import HttpStream
 from trainyard.errors import DataError
@@ -26,7 +25,7 @@ def hurry(monkeypatch: Patch) -> None:
     monkeypatch.setattr(deadline, "GRACE_S", 0.4)
     monkeypatch.setattr(fetch_image, "MAX_S", 0.8)
     monkeypatch.setenv("TRAINYARD_RETRY_S", "0")
-    patience._said.clear()
+    retry._said.clear()
 
 
 @contextmanager

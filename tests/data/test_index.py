@@ -13,7 +13,6 @@ from tests.data.tars import Patch, stored, write_files, write_shard
 from trainyard import files
 from trainyard.data import formats
 from trainyard.data.formats.scan import FileRows, Scan
-from trainyard.data.index import table as index
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
 from trainyard.data.storage.location import ResolvedLocation, find_place
@@ -46,7 +45,7 @@ def read_only(monkeypatch: Patch) -> Callable[[Path], None]:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
             return files.atomic_write(path, size)
 
-        monkeypatch.setattr(index, "atomic_write", atomic_write)
+        monkeypatch.setattr("trainyard.data.index.table.atomic_write", atomic_write)
 
     return protect
 

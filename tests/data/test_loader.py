@@ -338,19 +338,25 @@ def test_a_loader_that_hangs_up_and_stays_is_an_error_and_ends(
     assert it._process.returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("dies", [False, True], ids=["closed", "died"])
 def test_a_loader_is_reaped_after_its_group_is_killed_not_before(
-    index: Index, monkeypatch: Patch
+    index: Index, monkeypatch: Patch, dies: bool
 ) -> None:
-    """Its number may be that of another group by then."""
+    """A reaped process frees its pid, which may then be that of another group."""
     killed: list[int | None] = []
     kill = os.killpg
 
     def killpg(group: int, number: int) -> None:
+        assert (group, number) == (loader._process.pid, signal.SIGKILL)
         killed.append(loader._process.returncode)
         kill(group, number)
 
     monkeypatch.setattr(os, "killpg", killpg)
     loader = Loader(index, spec())
+    if dies:
+        os.kill(loader._process.pid, signal.SIGKILL)
+        with pytest.raises(LoaderError, match=r"died \(signal 9\)"):
+            list(loader)
     loader.close()
     assert killed == [None]
     assert loader._process.returncode == -signal.SIGKILL

@@ -17,6 +17,7 @@ from trainyard.data.index import merge
 from trainyard.data.index.build import index_scan, open_index
 from trainyard.data.index.merge import merged_splits, open_merged
 from trainyard.data.index.table import load_index
+from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.errors import DataError
@@ -154,6 +155,14 @@ def test_a_touched_part_is_the_same_data_with_new_stamps(pets: str, tmp_path: Pa
     assert after.stamps != before.stamps
 
 
+def test_an_altered_shard_is_known_by_its_stamp(pets: str, tmp_path: Path) -> None:
+    """The reader finds the stamp of each file in a merged index too."""
+    shards = named_shards(tmp_path / "shards", [2, 3], ("cat",))
+    reader = Reader(open_merged([pets, shards], None))
+    shard = f"{shards}/train-001.tar"
+    assert reader._stamp_of(shard) == open_index(shards).stamps["train-001.tar"]
+
+
 # --- class names ---
 
 
@@ -264,6 +273,14 @@ def test_train_go_on_and_evaluate(halves: list[Path], tmp_path: Path, capsys: Ca
 def test_launch_hands_on_each_location(halves: list[Path], capsys: Capture) -> None:
     line = shown(capsys, "launch", "local", "debug", *of(halves), "--dry-run")
     assert " ".join(of(halves)) in line
+
+
+def test_weights_of_another_number(halves: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    """One error, and no run directory."""
+    train = ("train", "debug", *of(halves), "--run", tmp_path / "run", *SHORT)
+    said = complaint(capsys, *train, "--data.weights", "1,2,3")
+    assert "data.weights has 3 numbers, but data.train 2 locations" in said
+    assert not (tmp_path / "run").exists()
 
 
 def test_keys_take_a_list(

@@ -17,8 +17,7 @@ from trainyard.data._native import core
 from trainyard.data.index.build import open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
-from trainyard.data.reading import reader as read
-from trainyard.data.reading.reader import Reader
+from trainyard.data.reading.reader import _MAX_OPEN, Reader
 from trainyard.data.storage import mapped
 from trainyard.data.storage.encoded import EncodedSpans
 
@@ -41,7 +40,7 @@ def open_tars(folder: Path) -> list[str]:
 
 
 def test_threads_that_read_more_files_than_stay_open(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(read, "_MAX_OPEN", 2)
+    monkeypatch.setattr("trainyard.data.reading.reader._MAX_OPEN", 2)
     index, contents = shards(tmp_path, [5] * 12)
     reader = Reader(index)
 
@@ -55,10 +54,10 @@ def test_threads_that_read_more_files_than_stay_open(tmp_path: Path, monkeypatch
 
 
 def test_many_shards_stay_within_the_limit(tmp_path: Path) -> None:
-    index, contents = shards(tmp_path, [2] * (read._MAX_OPEN + 44))
+    index, contents = shards(tmp_path, [2] * (_MAX_OPEN + 44))
     reader = Reader(index)
     assert [reader.read(sample) for sample in range(len(index))] == contents
-    assert len(open_tars(tmp_path)) == read._MAX_OPEN
+    assert len(open_tars(tmp_path)) == _MAX_OPEN
     del reader
     assert not open_tars(tmp_path)
 

@@ -13,10 +13,8 @@ from tests.command_line import Capture, complaint, shown
 from tests.data.streams import Server
 from tests.data.tars import Patch, write_files, write_shard
 from tests.data.test_loader import all_batches, jpeg, spec
-from trainyard.data import slow_paths as remarks
 from trainyard.data._native import core, own_decoder
 from trainyard.data.batch import HostBatch
-from trainyard.data.decode import seek_tables as seek
 from trainyard.data.decode.seek_tables import build_seek, open_seek, seek_path, seek_remark
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
@@ -151,7 +149,7 @@ def test_one_that_is_not_finished_leaves_nothing(index: Index, monkeypatch: Patc
 def test_who_decodes_without_the_extension_is_told_so_once(
     index: Index, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(remarks, "is_built", lambda: False)
+    monkeypatch.setattr("trainyard.data.slow_paths.is_built", lambda: False)
     console = Console(record=True, width=1000)
     warn_of_slow_paths(console, index, index)
     said = console.export_text()
@@ -161,7 +159,7 @@ def test_who_decodes_without_the_extension_is_told_so_once(
 
 def test_without_the_extension(index: Index, monkeypatch: Patch) -> None:
     build_seek(index, silent)
-    monkeypatch.setattr(seek, "is_built", lambda: False)
+    monkeypatch.setattr("trainyard.data.decode.seek_tables.is_built", lambda: False)
     with pytest.raises(DataError, match=r"--seek needs the extension in C: install a C compiler"):
         build_seek(index, silent)
     assert open_seek(index) is None
@@ -186,6 +184,8 @@ def test_command(index: Index, tmp_path: Path, capsys: Capture) -> None:
 def test_a_folder_that_cannot_be_written_to(
     index: Index, capsys: Capture, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(seek, "seek_path", lambda _: Path("/proc/no/such.seek"))
+    monkeypatch.setattr(
+        "trainyard.data.decode.seek_tables.seek_path", lambda _: Path("/proc/no/such.seek")
+    )
     said = complaint(capsys, "data", "index", str(index.path.parent), "--seek")
     assert said.startswith("trainyard: /proc/no/such.seek: cannot be written (No such file")

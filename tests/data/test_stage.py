@@ -30,10 +30,9 @@ from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
-from trainyard.data.reading import stager as staging
 from trainyard.data.reading.reader import Reader
 from trainyard.data.reading.staged_copies import Copies
-from trainyard.data.reading.stager import Stager
+from trainyard.data.reading.stager import Stager, stage_folder
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
 from trainyard.data.storage.open import open_source
@@ -44,8 +43,8 @@ GB = 10**9
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: Patch) -> Iterator[None]:
-    monkeypatch.setattr(staging, "_LOOK_S", 0.05)
-    monkeypatch.setattr(staging, "_WAITS_S", (0.01, 0.01))
+    monkeypatch.setattr("trainyard.data.reading.stager._LOOK_S", 0.05)
+    monkeypatch.setattr("trainyard.data.reading.stager._WAITS_S", (0.01, 0.01))
     yield
     while jobs:
         with jobs.pop() as process:
@@ -101,14 +100,14 @@ jobs: "list[subprocess.Popen[str]]" = []
 JOB = """
 import json, os, sys, time
 from pathlib import Path
-from trainyard.data.reading import stager as staging
+from trainyard.data.reading import stager
 from trainyard.data.index.table import load_index
 
-staging._BLOCK, staging._LOOK_S = 1 << 16, 0.05
-stager = staging.Stager(load_index(Path(sys.argv[1])), sys.argv[2], None)
+stager._BLOCK, stager._LOOK_S = 1 << 16, 0.05
+copier = stager.Stager(load_index(Path(sys.argv[1])), sys.argv[2], None)
 print(json.dumps(os.getpid()), flush=True)
-problem = stager.run()
-print(json.dumps([problem, stager.num_made]), flush=True)
+problem = copier.run()
+print(json.dumps([problem, copier.num_made]), flush=True)
 """
 
 
@@ -352,28 +351,28 @@ def test_jobs_that_evict_each_others_copies_never_read_wrong_bytes(tmp_path: Pat
 HAMMER = """
 import json, random, sys, time
 from pathlib import Path
-from trainyard.data.reading import stager as staging
+from trainyard.data.reading import stager
 from trainyard.data.index.table import load_index
 from trainyard.data.reading.reader import Reader
 
-staging._LOOK_S = 0.01
+stager._LOOK_S = 0.01
 folder, gb, path = sys.argv[1:]
 index = load_index(Path(path))
 plain = Reader(index)
 expected = [plain.read(sample) for sample in range(len(index))]
 made = from_copies = 0
 for _ in range(30):
-    stager = staging.Stager(index, folder, float(gb))
-    stager.run()
-    made += stager.num_made
-    from_copies += len(stager.copies) - len(stager.copies.missing())
-    reader = Reader(index, stager.copies)
+    copier = stager.Stager(index, folder, float(gb))
+    copier.run()
+    made += copier.num_made
+    from_copies += len(copier.copies) - len(copier.copies.missing())
+    reader = Reader(index, copier.copies)
     for sample in range(len(index)):
-        copy = stager.copies.find(sample)
+        copy = copier.copies.find(sample)
         if copy is not None:
             assert Path(copy.path).exists()  # in use: not evicted
         assert reader.read(sample) == expected[sample]
-    stager.copies.close()
+    copier.copies.close()
     time.sleep(random.uniform(0, 0.03))
 print(json.dumps([made, from_copies]))
 """
@@ -420,7 +419,7 @@ def test_a_source_that_is_damaged_on_its_way_is_fetched_again(
         source.read = lambda at, size: read(at, size)[:-1] + b"!" if is_garbled else read(at, size)
         return source
 
-    monkeypatch.setattr(staging, "open_source", garbled)
+    monkeypatch.setattr("trainyard.data.reading.stager.open_source", garbled)
     check_copies(index, staged(index, tmp_path / "node"))
     assert opened.count(str(tmp_path / "shard-1.tar")) == 3
 
@@ -664,13 +663,13 @@ def test_changed_data_has_other_copies(tmp_path: Path) -> None:
 def test_environment_variables_in_the_folder(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path))
     monkeypatch.setenv("HOME", "/home/me")
-    assert staging.stage_folder("$SLURM_TMPDIR/data") == tmp_path / "data"
-    assert staging.stage_folder("~/data") == Path("/home/me/data")
+    assert stage_folder("$SLURM_TMPDIR/data") == tmp_path / "data"
+    assert stage_folder("~/data") == Path("/home/me/data")
     monkeypatch.delenv("SLURM_TMPDIR")
     with pytest.raises(
         DataError, match=r"cannot stage to \$SLURM_TMPDIR/data: SLURM_TMPDIR is not"
     ):
-        staging.stage_folder("$SLURM_TMPDIR/data")
+        stage_folder("$SLURM_TMPDIR/data")
 
 
 def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: Patch) -> None:

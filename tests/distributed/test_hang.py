@@ -167,7 +167,7 @@ PLACES = {"step": (TrainStep, "__call__"), "data": (TrainingFeed, "__next__")}
 
 
 def words_with_limit(digits: Path, folder: Path, **average: str) -> list[str]:
-    return [*words_of(digits, folder, **average), "--run.max_silence", f"{LIMIT_S}"]
+    return [*words_of(digits, folder, **average), "--run.hang_timeout", f"{LIMIT_S}"]
 
 
 def left_behind(folder: Path) -> list[int]:
@@ -269,7 +269,7 @@ def test_a_run_goes_on_after_a_rank_was_stopped(digits: Path, tmp_path: Path) ->
     folder = tmp_path / "run"
     words = ["--data", digits, "--run", folder, "--ranks", 2, "--restarts", 1, "--data.threads", 1]
     words += ["--batch.size", 8, "--run.length", "60 steps", "--run.save_every", "2 steps"]
-    words += ["--run.log_every", "1 step", "--run.max_silence", LIMIT_S]
+    words += ["--run.log_every", "1 step", "--run.hang_timeout", LIMIT_S]
     with started(tmp_path, "launch", "local", "debug", *words) as command:
         wait_for(lambda: has_saved(folder), "the first checkpoint")
         os.kill(process_of(command, 1), signal.SIGSTOP)

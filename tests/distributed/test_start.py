@@ -10,7 +10,7 @@ import pytest
 from tests.command_line import Capture, complaint
 from tests.distributed.started import ranks
 from tests.spawn import spawn
-from trainyard.data import open_datasets as datasets
+from trainyard.data import open_datasets
 from trainyard.data.open_datasets import open_split
 from trainyard.errors import DataError, PeerError
 from trainyard.world import World
@@ -48,7 +48,7 @@ def test_another_recipe_does_not_start(digits: Path, tmp_path: Path) -> None:
 
 def _open_on_two_hosts(world: World, folders: list[str]) -> tuple[str, bool]:
     """Each without the other's cache."""
-    setattr(datasets, "load_index", lambda path: None)  # noqa: B010
+    setattr(open_datasets, "load_index", lambda path: None)  # noqa: B010
     try:
         open_split(folders[world.rank], "data.train", world, lambda *_: None)
     except (DataError, PeerError) as error:

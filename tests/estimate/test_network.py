@@ -271,6 +271,13 @@ def test_fewer_peers_are_waited_for_less() -> None:
     assert periodic < allreduce / 2
 
 
+def test_an_averager_without_a_model_of_its_traffic_is_refused() -> None:
+    """A new one would otherwise divide by its number of rounds, 0."""
+    new = AverageConfig.model_construct(name="new")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"'new': its traffic is not .*estimate/network\.py"):
+        step_time(new, BUCKETS, TEN_GBE, ranks=32, compute=0.1)
+
+
 def test_compressed_messages_are_shorter() -> None:
     bare = step_time(AVERAGES[4], BUCKETS, TEN_GBE, ranks=32, compute=0.1).network
     config = AverageConfig(name="periodic", every=16, compress="int8")

@@ -61,7 +61,11 @@ def _confusions(result: DataSetResult, said: Predictions, count: int) -> list[di
 
 
 def print_results(results: list[DataSetResult], worst: int | None, wrong: int | None) -> None:
-    """Print a table with one row per data set."""
+    """Print a table with one row per data set and weights, and notes on its numbers.
+
+    Then the `worst` worst classes and the `wrong` most frequent confusions of each data set, by
+    its weights with the higher top-1; None leaves them out.
+    """
     console = result_console()
     console.width = max(console.width, _WIDTH)
     trees = [result.as_dict() for result in results]

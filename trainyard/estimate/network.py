@@ -26,6 +26,7 @@ Algorithm = Literal["ring", "tree"]
 
 # Size of messages relative to fp32; PowerSGD, at rank 2, sends about a hundredth.
 _SHARES = {None: 1.0, "bf16": 1 / 2, "fp16": 1 / 2, "int8": 1 / 4, "powersgd": 1 / 100}
+_MODELLED = ("allreduce", "gossip", "periodic", "sharded")  # averagers that step_time knows
 _STEPS = 192  # simulated steps; whole periods of periodic averaging, at least two
 _FIRST_BYTES, _BYTES = 1 << 20, 25 << 20  # size of torch DDP's first bucket, and of the others
 _FORWARD = 1 / 3  # share of a step's compute; a backward pass takes about two forward passes
@@ -299,8 +300,14 @@ def step_time(
 ) -> StepTime:
     """The step time on `ranks` GPUs with a mean compute time of `compute` seconds.
 
-    InputError if nodes would not be full, RecipeError if the topology needs another number.
+    InputError if nodes would not be full or the averager's traffic is not modelled here,
+    RecipeError if the topology needs another number.
     """
+    if average.name not in _MODELLED:
+        raise InputError(
+            f"average.name = {average.name!r}: its traffic is not modelled: give one of "
+            f"{', '.join(_MODELLED)}, or extend trainyard/estimate/network.py"
+        )
     period = (average.every or DEFAULT_EVERY) if average.name == "periodic" else 1
     steps = max(_STEPS // period, 2) * period
     sent = scaled(buckets, _SHARES[average.compress])

@@ -16,7 +16,7 @@ from trainyard.export.check import Difference, DiffersError, compare, examples, 
 from trainyard.export.description import Description, describe
 from trainyard.export.formats import FORMATS
 from trainyard.export.hub import CARD, CONFIG, WEIGHTS, is_ours, load_hub, write_hub
-from trainyard.files import disk_error, fsync_folder, part_of, writing
+from trainyard.files import disk_error, fsync, part_of, writing
 from trainyard.printable import printable
 
 
@@ -153,4 +153,4 @@ def _move(source: Path, target: Path, names: list[str]) -> None:
         with open(source / name, "rb") as file:
             os.fsync(file.fileno())
         os.replace(source / name, target / name)
-    fsync_folder(target)
+    fsync(target)

@@ -110,7 +110,7 @@ class _Run:
 def _train(
     config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
 ) -> Outcome:
-    watchdog.begin(config.run.max_silence)
+    watchdog.begin(config.run.hang_timeout)
     watchdog.heartbeat.limits_of |= dict.fromkeys(_OF_CHECKPOINTS, config.run.max_save)
     run, put = _built(config, folder, world, console=console, watchdog=watchdog)
     with (  # only now: a recipe that cannot be built leaves no directory behind

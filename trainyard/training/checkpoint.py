@@ -27,7 +27,7 @@ from torch import nn
 
 from trainyard.averaging.base import Averager
 from trainyard.errors import CheckpointError
-from trainyard.files import fsync_folder, sha256
+from trainyard.files import fsync, sha256
 from trainyard.monitor.clock import Clock
 from trainyard.training.guard import Guard
 from trainyard.training.host_memory import HostCopies
@@ -383,7 +383,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     _down_to_the_disk(folder, [_MANIFEST])
     for inner in (folder / _REPLICAS, folder / SHARDS, folder):
         if inner.exists():
-            fsync_folder(inner)
+            fsync(inner)
 
 
 def _down_to_the_disk(folder: Path, names: list[str]) -> Manifest:

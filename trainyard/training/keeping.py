@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainyard.errors import CheckpointError
-from trainyard.files import fsync_folder, part_of, writing
+from trainyard.files import fsync, part_of, writing
 from trainyard.training.checkpoint import (
     Manifest,
     Snapshot,
@@ -114,7 +114,7 @@ def _put(part: Path, final: Path) -> None:
     """Move into place, over one of this step that is damaged or lacks its evaluation."""
     old = _hide(final) if os.path.lexists(final) else None
     os.replace(part, final)
-    fsync_folder(final.parent)
+    fsync(final.parent)
     if old is not None:
         _remove(old)
 

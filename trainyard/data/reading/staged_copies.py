@@ -25,7 +25,7 @@ from typing import NamedTuple
 from trainyard.data.index.table import Index
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
-from trainyard.files import fsync_folder, is_at
+from trainyard.files import fsync, is_at
 
 GROUP = 512  # samples that share a copy if most are single files
 _FEW = 16  # average samples per file; below it, files are single images, not shards
@@ -157,7 +157,7 @@ class Copies:
         """Publishes a copy that is complete and on disk."""
         with explained(self.path), _exclusive(self.path.parent):  # so that it is not counted twice
             os.replace(part, self.path / str(number))
-            fsync_folder(self.path)
+            fsync(self.path)
         self._ready = self._ready | {number}
 
 

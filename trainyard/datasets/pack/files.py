@@ -7,21 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.files import fsync_folder, part_of
+from trainyard.files import fsync, part_of
 
 _WINDOW = 1 << 26  # bytes mapped at a time; a whole large file would count as this process's memory
 
 Outputs = list[tuple[Path, Path]]
 """Temporary and final paths."""
-
-
-def sync(path: Path) -> None:
-    """Flush a file or folder to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def sha256_of(path: Path) -> str:
@@ -42,14 +33,14 @@ def publish(outputs: Outputs) -> None:
     try:
         for part, final in reversed(outputs):
             os.replace(part, final)
-            fsync_folder(final.parent)
+            fsync(final.parent)
     except BaseException:
         remove(outputs)
         raise
 
 
 def remove(outputs: Outputs) -> None:
-    """Remove a file if it exists."""
+    """Removes the temporary files of outputs that are not published."""
     for part, _ in outputs:
         part.unlink(missing_ok=True)
 
@@ -74,9 +65,9 @@ def write_folder(
             written.append(root / name)
             lines.write(f"{hashlib.sha256(sample.image).hexdigest()}  {name}\n")
     for path in written:  # after all writes: the first sync flushes most of them at once
-        sync(path)
+        fsync(path)
     for folder in sorted({path.parent for path in written}):
-        fsync_folder(folder)
+        fsync(folder)
 
 
 def _write_file(path: Path, content: bytes) -> None:

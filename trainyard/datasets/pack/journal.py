@@ -119,7 +119,7 @@ def _check_same(what: str, known: dict[str, Any], identity: Identity) -> None:
 
 
 def check_empty(destination: Path) -> None:
-    """InputError if a destination holds files that a pack would overwrite."""
+    """DataError if a destination holds files that a pack would overwrite."""
     found = next((name for name in sorted(os.listdir(destination)) if name[0] != "."), None)
     if found:
         raise DataError(

@@ -19,13 +19,13 @@ from trainyard.data.storage.credentials import Credentials, adopt
 from trainyard.data.storage.manifest import Shard
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
-from trainyard.datasets.pack.files import Outputs, remove, sha256_of, sync, write_folder
+from trainyard.datasets.pack.files import Outputs, remove, sha256_of, write_folder
 from trainyard.datasets.pack.journal import Written
 from trainyard.datasets.pack.recode import is_plain_jpeg, oddity, suffix_of
 from trainyard.datasets.pack.shards import PackOptions, ShardJob
 from trainyard.datasets.pack.stored import SampleEncoder, storing
 from trainyard.errors import DataError
-from trainyard.files import part_of, why_unwritable
+from trainyard.files import fsync, part_of, why_unwritable
 
 _COUNT_EVERY = 64  # samples between updates of the counter, which all workers share
 
@@ -129,7 +129,7 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
     try:
         _write(job, outputs, seen)
         for path, _ in outputs:
-            sync(path)
+            fsync(path)
         shard = Shard(job.name, len(job.ids), part.stat().st_size, sha256_of(part))
     except OSError as error:
         reason = why_unwritable(error, final, _num_bytes(job), part)

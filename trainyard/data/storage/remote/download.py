@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
-from trainyard.files import fsync_folder, is_at
+from trainyard.files import fsync, is_at
 
 _PIECE = 8 << 20  # bytes requested at once
 
@@ -35,7 +35,7 @@ def download(name: str, path: Path, progress: Progress = lambda _: None) -> str:
             os.fsync(file.fileno())
             if is_at(part, file.fileno()):  # else another process has finished it
                 os.replace(part, path)
-    fsync_folder(path.parent)
+    fsync(path.parent)
     return digest
 
 
