@@ -88,12 +88,12 @@ def read_by_torchvision(name: str, train: bool, root: Path, monkeypatch: Patch) 
     return reader(root, train=train)
 
 
-def pairs_in(index: Index) -> list[tuple[int, bytes]]:
+def pairs_in(index: Index, mode: str = "RGB") -> list[tuple[int, bytes]]:
     """Sorted (label, pixels) of a data set of PNGs."""
     pairs = []
     for label, (_, content) in zip(index.label.tolist(), stored(index), strict=True):
         with Image.open(io.BytesIO(content)) as image:
-            assert (image.format, image.mode) == ("PNG", "RGB")
+            assert (image.format, image.mode) == ("PNG", mode)
             pairs.append((label, np.asarray(image).tobytes()))
     return sorted(pairs)
 

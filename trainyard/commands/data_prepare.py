@@ -47,6 +47,11 @@ def add(parser: argparse.ArgumentParser) -> None:
         _add_common(cifar, "the archive, or its folder", "folder")
         _add_no_checksum(cifar)
         cifar.set_defaults(run_command=_prepare_cifar)
+    for name in ("mnist", "fashion-mnist"):
+        mnist = datasets.add_parser(name, help="as PNG, from the four IDX files")
+        _add_common(mnist, "the folder of the files", "folder")
+        _add_no_checksum(mnist)
+        mnist.set_defaults(run_command=_prepare_mnist)
 
 
 def _add_common(parser: argparse.ArgumentParser, source: str, default_format: str) -> None:
@@ -114,6 +119,13 @@ def _prepare_cifar(options: argparse.Namespace) -> int:
     from trainyard.datasets.prepare.cifar import prepare_cifar
 
     _print_packed(options, prepare_cifar(options.dataset, *_arguments(options)))
+    return 0
+
+
+def _prepare_mnist(options: argparse.Namespace) -> int:
+    from trainyard.datasets.prepare.mnist import prepare_mnist
+
+    _print_packed(options, prepare_mnist(options.dataset, *_arguments(options)))
     return 0
 
 

@@ -4,26 +4,18 @@ A record is one label byte (CIFAR-100: a coarse and a fine one), then 32 x 32 re
 values.
 """
 
-import io
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from trainyard.data.formats.scan import FileRows, Scan
-from trainyard.data.index.build import Progress, index_scan
-from trainyard.data.index.table import Index
-from trainyard.data.storage.location import find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.datasets.pack.pack import shuffled
+from trainyard.datasets.prepare.png import LabelledPixels, index_as_png
 from trainyard.datasets.prepare.preparation import Preparation, find_archive
 from trainyard.datasets.prepare.targz import read_members
 from trainyard.errors import DataError
-from trainyard.files import atomic_write
 
 _ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar.html (binary version)"
 _MAX_BYTES = 200 << 20  # unpacked; the official ones are 184 MB
@@ -78,12 +70,9 @@ def prepare_cifar(name: str, source: Path, preparation: Preparation) -> Manifest
             raise DataError(
                 f"{archive}: has {len(records):,} images for {split} instead of {published:,}"
             )
-        images = preparation.folder / f"{split}.png"
-        with preparation.counter(f"encoding {split} as PNG", len(records)) as progress:
-            sizes = _write_images(images, records[:, 1:], progress)
-        stat = archive.stat()  # the archive's time, so that a restart makes the same file
-        os.utime(images, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        index = _index(images, sizes, records[:, 0].tolist(), classes)
+        pixels = records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        images = LabelledPixels(pixels, records[:, 0], classes)
+        index = index_as_png(preparation, split, images, archive)
         splits[split] = shuffled(index, preparation.order if split == "train" else None)
     about = {"source": name, "official": preparation.checksum, "seed": preparation.order}
     return preparation.pack(splits, name, about=about)
@@ -96,28 +85,3 @@ def _records(contents: list[bytes], label_bytes: int) -> NDArray[np.uint8] | Non
         return None
     rows = np.frombuffer(b"".join(contents), np.uint8).reshape(-1, size)
     return rows[:, label_bytes - 1 :]
-
-
-def _write_images(path: Path, pixels: NDArray[np.uint8], progress: Progress) -> list[int]:
-    """Writes images end to end into one file; returns their sizes in bytes."""
-    sizes = []
-    with ThreadPoolExecutor() as pool, atomic_write(path) as file:
-        for image in pool.map(_png, pixels):
-            file.write(image)
-            sizes.append(len(image))
-            progress(len(sizes))
-    return sizes
-
-
-def _png(pixels: NDArray[np.uint8]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels.reshape(3, 32, 32).transpose(1, 2, 0)).save(file, "PNG")
-    return file.getvalue()
-
-
-def _index(path: Path, sizes: list[int], labels: list[int], classes: list[str]) -> Index:
-    offsets = [0, *np.cumsum(sizes)[:-1].tolist()]
-    rows = iter([FileRows(path.name, offsets, sizes, labels)])
-    place = find_place(str(path))
-    scan = Scan(place, "png", classes, place.names, rows)
-    return index_scan(scan, path.with_suffix(".index"))

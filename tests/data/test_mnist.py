@@ -1,0 +1,87 @@
+"""MNIST and Fashion-MNIST from IDX files: the pixels and labels that torchvision reads."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from torchvision.datasets import MNIST
+
+from tests.command_line import Capture, complaint, run
+from tests.data.tars import open_splits
+from tests.data.test_cifar import pairs_in
+from trainyard.datasets.prepare import mnist
+
+COUNT = 40
+
+
+def idx(array: NDArray[np.uint8]) -> bytes:
+    header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
+def write_files(folder: Path, suffix: str = "", replaced: dict[str, bytes] | None = None) -> Path:
+    """The four files in miniature, in torchvision's layout."""
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    random = np.random.default_rng(0)
+    for prefix in ("train", "t10k"):
+        contents = {
+            f"{prefix}-images-idx3-ubyte": idx(
+                random.integers(0, 256, (COUNT, 28, 28), dtype=np.uint8)
+            ),
+            f"{prefix}-labels-idx1-ubyte": idx(random.integers(0, 10, COUNT, dtype=np.uint8)),
+        }
+        for name, content in contents.items():
+            content = (replaced or {}).get(name, content)
+            file = gzip.compress(content) if suffix else content
+            (raw / f"{name}{suffix}").write_bytes(file)
+    return raw
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
+def test_pixels_and_labels_are_those_of_torchvision(name: str, suffix: str, tmp_path: Path) -> None:
+    words = ("data", "prepare", name, write_files(tmp_path, suffix), tmp_path / "out")
+    assert run(*words, "--no-checksum", "--workers", 1) == 0
+    splits = open_splits(tmp_path / "out")
+    plain = tmp_path if not suffix else tmp_path / "plain"
+    if suffix:
+        write_files(plain)
+    for split, index in splits.items():
+        theirs = MNIST(plain, train=split == "train")
+        images = zip(theirs.targets.tolist(), theirs.data.numpy(), strict=True)
+        classes = mnist.RELEASES[name].classes  # a folder's own classes are sorted by name
+        labels = [classes.index(str(name)) for name in index.classes or ()]
+        pairs = sorted((labels[label], pixels) for label, pixels in pairs_in(index, "L"))
+        assert pairs == sorted((label, image.tobytes()) for label, image in images)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("train-labels-idx1-ubyte", idx(np.full(COUNT, 10, np.uint8)), "label 10; the largest"),
+        ("train-labels-idx1-ubyte", idx(np.zeros(3, np.uint8)), "40 images, but 3 labels"),
+        ("t10k-images-idx3-ubyte", b"\0\0\10\3", "is no IDX file of bytes"),
+        ("t10k-images-idx3-ubyte", idx(np.zeros((2, 3, 3), np.uint8))[:-1], "is truncated"),
+    ],
+)
+def test_damaged_files(
+    file: str, content: bytes, message: str, tmp_path: Path, capsys: Capture
+) -> None:
+    raw = write_files(tmp_path, replaced={file: content})
+    words = ("data", "prepare", "mnist", raw, tmp_path / "out", "--no-checksum")
+    assert message in complaint(capsys, *words)
+    assert not list(tmp_path.glob("out/val/*"))
+
+
+def test_another_release_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    raw = write_files(tmp_path)
+    said = complaint(capsys, "data", "prepare", "fashion-mnist", raw, tmp_path / "out")
+    assert "instead of f4a8712d7a061bf5bd6d2ca38dc4d50a" in said
+    said = complaint(capsys, "data", "prepare", "mnist", raw, tmp_path / "out")
+    assert "40 images for train instead of 60,000" in said
+    said = complaint(capsys, "data", "prepare", "mnist", tmp_path, tmp_path / "out")
+    assert "there is no train-images-idx3-ubyte(.gz) here" in said

@@ -1,0 +1,113 @@
+"""Prepares MNIST and Fashion-MNIST from their four IDX files, losslessly as PNG.
+
+An IDX file of bytes starts with 0, 0, 8 and its number of dimensions; each dimension follows as a
+big-endian 32-bit integer, and then the bytes.
+"""
+
+import gzip
+import hashlib
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.storage.manifest import Manifest
+from trainyard.datasets.pack.pack import shuffled
+from trainyard.datasets.prepare.png import LabelledPixels, index_as_png
+from trainyard.datasets.prepare.preparation import Preparation
+from trainyard.errors import DataError
+
+_FILES = {"train": "train", "val": "t10k"}
+_PUBLISHED = {"train": 60_000, "val": 10_000}
+_MAX_BYTES = 64 << 20  # unpacked; the official images are 47 MB
+
+
+@dataclass(frozen=True)
+class _Release:
+    classes: tuple[str, ...]
+    origin: str
+    md5: dict[str, str]
+    """MD5 sums of unpacked files, as sources compress them in their own ways. Empty: unknown."""
+
+
+RELEASES = {
+    "fashion-mnist": _Release(
+        (
+            *("t-shirt or top", "trouser", "pullover", "dress", "coat"),
+            *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+        ),
+        "https://github.com/zalandoresearch/fashion-mnist, or Debian's dataset-fashion-mnist",
+        {
+            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
+            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
+            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
+        },
+    ),
+    "mnist": _Release(tuple("0123456789"), "https://yann.lecun.com/exdb/mnist", {}),
+}
+
+
+def prepare_mnist(name: str, source: Path, preparation: Preparation) -> Manifest:
+    """Packs "mnist" or "fashion-mnist"; the official test images are the validation data.
+
+    `source` is the folder of the files, plain or as .gz.
+    """
+    release = RELEASES[name]
+    splits = {}
+    for split, prefix in _FILES.items():
+        path, pixels, labels = _read_split(source.resolve(), prefix, release, preparation.checksum)
+        if preparation.checksum and len(labels) != _PUBLISHED[split]:
+            raise DataError(
+                f"{path}: has {len(labels):,} images for {split} instead of {_PUBLISHED[split]:,}"
+            )
+        images = LabelledPixels(pixels, labels, list(release.classes))
+        index = index_as_png(preparation, split, images, path)
+        splits[split] = shuffled(index, preparation.order if split == "train" else None)
+    about = {"source": name, "official": preparation.checksum, "seed": preparation.order}
+    return preparation.pack(splits, name, about=about)
+
+
+def _read_split(
+    folder: Path, prefix: str, release: _Release, checksum: bool
+) -> tuple[Path, NDArray[np.uint8], NDArray[np.uint8]]:
+    """The file of the images, their pixels (N, H, W), and their labels (N,)."""
+    path, pixels = _read(folder, f"{prefix}-images-idx3-ubyte", release, checksum)
+    _, labels = _read(folder, f"{prefix}-labels-idx1-ubyte", release, checksum)
+    if len(pixels) != len(labels) or not len(labels):
+        raise DataError(f"{path}: has {len(pixels):,} images, but {len(labels):,} labels")
+    if labels.max() >= len(release.classes):
+        raise DataError(f"{folder}: {prefix} has label {labels.max()}; the largest is 9")
+    return path, pixels, labels
+
+
+def _read(
+    folder: Path, name: str, release: _Release, checksum: bool
+) -> tuple[Path, NDArray[np.uint8]]:
+    """An IDX file, plain or compressed, and its array. The name tells the dimensions."""
+    path = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    if path is None:
+        raise DataError(f"{folder}: there is no {name}(.gz) here; get it from {release.origin}")
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from None
+    md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if checksum and release.md5.get(name, md5) != md5:
+        raise DataError(
+            f"{path}: the MD5 of its unpacked content is {md5} instead of {release.md5[name]}: it "
+            "is damaged or another release; take it as it is with --no-checksum"
+        )
+    dimensions = 3 if "idx3" in name else 1
+    header = 4 + 4 * dimensions
+    if len(content) < header or content[:4] != bytes((0, 0, 8, dimensions)):
+        raise DataError(f"{path}: is no IDX file of bytes in {dimensions} dimensions")
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    if len(content) != header + math.prod(shape):
+        raise DataError(f"{path}: is truncated, or longer than its header says")
+    return path, np.frombuffer(content, np.uint8, offset=header).reshape(shape)
