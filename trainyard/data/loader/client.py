@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from trainyard.children import has_ended, kill_group
 from trainyard.data.batch import BadSample, HostBatch
 from trainyard.data.loader.ring import Ring, num_slots
-from trainyard.data.loader.spec import ENDING_SIGNALS
+from trainyard.data.loader.spec import AGAIN, ENDING_SIGNALS
 from trainyard.data.storage.credentials import known
 from trainyard.errors import DataError, LoaderError
 
@@ -89,6 +89,11 @@ class LoaderProcess:
             capacity=message["capacity"],
         )
         return batch, message
+
+    def begin_again(self) -> None:
+        """Asks for another pass, after all batches of one; until then the process is idle."""
+        with suppress(OSError):  # the process may have ended; `receive` finds out why
+            self._channel.send_bytes(bytes([AGAIN]))
 
     def is_ready(self) -> bool:
         """True if `receive` would return at once."""
