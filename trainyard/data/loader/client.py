@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -46,7 +47,7 @@ class LoaderProcess:
         slots = num_slots(batch, threads)
         shape = {"num_slots": slots, "batch": batch, "size": image_size}
         ours, theirs = socket.socketpair()
-        memory = os.memfd_create("trainyard-batches", os.MFD_CLOEXEC)
+        memory = _anonymous_memory()
         try:
             self._ring = Ring(memory, **shape)
             with _signals_blocked():
@@ -164,6 +165,14 @@ class LoaderProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _anonymous_memory() -> int:
+    """A descriptor of memory without a name; of a file without one where there is no memfd."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("trainyard-batches", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 @contextmanager
