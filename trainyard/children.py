@@ -17,16 +17,18 @@ _LOOK_S = 0.01
 def has_ended(process: "subprocess.Popen[Any]", timeout_s: float = 0) -> bool:
     """True if a process ends within `timeout_s`. It is not reaped."""
     give_up_at = time.monotonic() + timeout_s
-    while process.returncode is None and not _is_zombie(process.pid):
+    while process.returncode is None and not _is_zombie(process):
         if time.monotonic() >= give_up_at:
             return False
         time.sleep(_LOOK_S)
     return True
 
 
-def _is_zombie(pid: int) -> bool:
+def _is_zombie(process: "subprocess.Popen[Any]") -> bool:
+    if not hasattr(os, "waitid"):  # macOS before Python 3.13; this reaps, so its group is left
+        return process.poll() is not None
     try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+        return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
     except ChildProcessError:  # this process lets the system reap its children
         return True
 

@@ -50,9 +50,16 @@ class World:
         return self.rank == 0
 
 
+def usable_cores() -> int:
+    """Cores that this process may use; all cores on a system without affinities, such as macOS."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def cores_per_rank(world: World) -> int:
     """A rank's share of the cores that this process may use."""
-    return max(1, len(os.sched_getaffinity(0)) // world.local_size)
+    return max(1, usable_cores() // world.local_size)
 
 
 def own_device(world: World) -> "torch.device":

@@ -198,6 +198,37 @@ def test_a_batch_that_is_kept_outlasts_others(loader: Loader) -> None:
     last()  # memory may be released to a loader that is closed
 
 
+def test_evaluations_share_a_loader_and_differ_in_nothing(digits: Path) -> None:
+    """A slot that stays behind, a pass that begins in the middle, or a process for each feed."""
+    index, maker = open_index(str(digits / "val")), gpu_feeds(digits, CPU)
+    with maker.evaluation(index) as feed:
+        plain = list(feed)
+    with maker.evaluations(index) as evaluations:
+        processes = set()
+        for _ in range(4):
+            with evaluations.one() as feed:
+                found = list(feed)
+            assert evaluations.loader is not None
+            processes.add(evaluations.loader)
+            for one, other in zip(plain, found, strict=True):
+                assert torch.equal(one.images_BCHW, other.images_BCHW)
+                assert torch.equal(one.ids, other.ids) and torch.equal(one.labels, other.labels)
+        assert len(processes) == 1
+    assert evaluations.loader is None
+
+
+def test_an_evaluation_that_is_cut_off_leaves_nothing_to_the_next_one(digits: Path) -> None:
+    """Its loader is in the middle of the data."""
+    index, maker = open_index(str(digits / "val")), gpu_feeds(digits, CPU)
+    with maker.evaluations(index) as evaluations:
+        with pytest.raises(KeyError), evaluations.one() as feed:
+            next(iter(feed))
+            raise KeyError
+        assert evaluations.loader is None
+        with evaluations.one() as feed:
+            assert [id for batch in feed for id in batch.ids.tolist()] == [*range(len(index))]
+
+
 # --- on a stream of its own: the calls, without a GPU ---
 
 
@@ -256,6 +287,13 @@ def test_memory_goes_back_only_when_its_copy_has_finished(streams: Streams) -> N
     assert "host waits for copies 0" in log
     next(batches)  # two copies have not finished: the host waits for the older one
     assert (loader.taken, loader.released) == (4, [0, 1])
+
+
+def test_after_the_last_batch_all_memory_goes_back(streams: Streams) -> None:
+    """Else a kept loader lacks a slot in each evaluation, until it has none."""
+    loader = Batches(3, ready=3)
+    batches = list(feed_of(loader, StreamTransfer(CPU)))
+    assert len(batches) == 3 and loader.released == [0, 1, 2]
 
 
 def test_a_copy_waits_for_the_trainer_to_be_done_with_its_buffer(streams: Streams) -> None:

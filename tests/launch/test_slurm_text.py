@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint, shown
+from trainyard.__main__ import main
 from trainyard.launch.ranks import Job
 from trainyard.launch.slurm import Allocation, script
+from trainyard.launch.slurm_cores import least_share
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PYTHON = "/shared/venv/bin/python"
@@ -147,3 +149,61 @@ def test_without_slurm(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_pat
     said = complaint(capsys, "launch", "slurm", "debug", "--gpus", "1")
     assert "there is no sbatch here" in said and "--dry-run" in said
     assert list(tmp_path.iterdir()) == []
+
+
+NODES = """\
+cpu*|64|(null)
+day|96|gpu:a100:8(S:0-1),tmpdisk:900
+day|64|gpu:a100:8(S:0-1)
+big|224|gpu:h200:4,gpu:h100:4
+big|128|gpu:2
+tiny|2|gpu:4
+"""
+
+
+@pytest.mark.parametrize(
+    ("partition", "gpus", "cores"),
+    [
+        ("day", 8, 8),  # of the smaller nodes: a job for the larger ones would wait for them
+        ("big", 1, 28),
+        ("big", 8, 28),
+        ("day,big", 4, 8),
+        ("tiny", 1, 1),
+        (None, 1, None),  # the default partition has none
+        ("day", 16, None),
+    ],
+)
+def test_a_gpu_has_its_share_of_the_cores(
+    partition: str | None, gpus: int, cores: int | None
+) -> None:
+    assert least_share(NODES, partition, gpus) == cores
+
+
+@pytest.mark.parametrize(
+    ("words", "cores", "words_said"),
+    [
+        ((), "8", "each rank gets 8 cores"),
+        (("--cpus", "3"), "3", ""),
+        (("--extra", "#SBATCH -c 5"), "", ""),
+        (("--gpus", "16"), "", ""),
+    ],
+)
+def test_cores_are_asked_for_unless_said(
+    words: tuple[str, ...],
+    cores: str,
+    words_said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    """Slurm's own default is one core for a rank, whose loader then starves the GPU."""
+    program = tmp_path / "sinfo"
+    program.write_text(f"#!/bin/sh\ncat <<'END'\n{NODES}END\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    command = ("launch", "slurm", "digits", "--partition", "day", "--gpus", "8", "--dry-run")
+    assert main([*command, "--run", str(tmp_path / "run"), *words]) == 0
+    said = capsys.readouterr()
+    wanted = f"#SBATCH --cpus-per-task={cores}\n"
+    assert (wanted in said.out) if cores else ("cpus-per-task" not in said.out)
+    assert words_said in said.err and (words_said or not said.err)

@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 from trainyard.data.storage.location import take_secrets
 from trainyard.errors import InputError
+from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
     from trainyard.data.index.table import Index
@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
     from trainyard.datasets import throughput
 
     ways = list(_WAYS) if is_built() else ["libraries"]
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cores()
     task = throughput.MeasuredLoad(
         index=index,
         batch=options.batch,

@@ -1,13 +1,13 @@
 """`trainyard data pack`: converts a data set from any readable to any writable format."""
 
 import argparse
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard.data.storage.location import take_secrets
 from trainyard.errors import InputError
+from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
     from trainyard.data.index.table import Index
@@ -112,7 +112,7 @@ def _pack_options(options: argparse.Namespace) -> "PackOptions":
     if samples is None:
         limited = options.shard_size is None and options.format != "hdf5"
         samples = _SAMPLES if limited else _ANY_NUMBER
-    workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
+    workers = usable_cores() if options.workers is None else options.workers
     if workers < 1:
         raise InputError(f"--workers {workers}: at least one process is needed")
     return PackOptions(

@@ -3,12 +3,12 @@
 import argparse
 import functools
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.commands.printing import print_table
 from trainyard.errors import InputError
+from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
     from trainyard.data.storage.manifest import Manifest
@@ -135,7 +135,7 @@ def _arguments(options: argparse.Namespace) -> "tuple[Path, Preparation]":
     from trainyard.datasets.prepare.preparation import Preparation
     from trainyard.monitor.progress import counter
 
-    workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
+    workers = usable_cores() if options.workers is None else options.workers
     if workers < 1:
         raise InputError(f"--workers {workers}: at least one process is needed")
     return Path(options.source), Preparation(

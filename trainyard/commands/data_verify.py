@@ -2,13 +2,13 @@
 
 import argparse
 import json
-import os
 from typing import TYPE_CHECKING
 
 from trainyard.commands.data_index import add_location
 from trainyard.commands.printing import print_table
 from trainyard.errors import InputError
 from trainyard.printable import printable
+from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
     from trainyard.datasets.verify.checks import Check
@@ -42,7 +42,7 @@ def data_verify(options: argparse.Namespace) -> int:
 
     workers = options.workers
     if workers is None:
-        workers = len(os.sched_getaffinity(0))
+        workers = usable_cores()
     if workers < 1:
         raise InputError(f"--workers {workers}: must be 1 or more")
     counters = partial(counter, Console(stderr=True))

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from trainyard.errors import InputError, TrainyardError
 from trainyard.files import write_text, writing
 from trainyard.launch.ranks import Job
 from trainyard.launch.slurm import Allocation, runs_of, script
+from trainyard.launch.slurm_cores import cores_per_gpu
 
 _WISHES = {
     "time": "time limit, after which the job is requeued and goes on: 72:00:00, or hours",
@@ -32,6 +34,7 @@ _WISHES = {
     "comment": "comment on the job",
     "mem": "memory of each node: 200G",
 }
+_CORES_IN_EXTRA = r"--cpus-per-|(^|\s)-c"
 _GRACE_S = 120
 _BEGIN_S = 60  # minimum time for a run to start
 _RESTARTS = 3
@@ -41,7 +44,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_job_options(parser, ranks="processes in all, where there are no GPUs")
     parser.add_argument("--nodes", type=_nodes, default="1", metavar="N", help="nodes: 2, or 1-4")
     parser.add_argument("--gpus", type=whole, metavar="N", help="GPUs of each node, a rank on each")
-    parser.add_argument("--cpus", type=positive, metavar="N", help="CPU cores for each rank")
+    parser.add_argument(
+        "--cpus",
+        type=positive,
+        metavar="N",
+        help="CPU cores for each rank; unless said, a GPU's share of its node by sinfo",
+    )
     for name, meaning in _WISHES.items():
         kind = _time if name == "time" else str
         parser.add_argument(f"--{name}", type=kind, metavar=name.upper(), help=meaning)
@@ -151,12 +159,31 @@ def _allocation(options: argparse.Namespace) -> Allocation:
             f"{options.grace} s before, so ask for {options.grace + _BEGIN_S} s or more"
         )
     given = {name: getattr(options, name) for name in _WISHES}
-    names = {field.name for field in dataclasses.fields(Allocation)} - {"wishes", "extra"}
+    cpus = options.cpus or _share_of_cores(options)
+    names = {field.name for field in dataclasses.fields(Allocation)} - {"wishes", "extra", "cpus"}
     return Allocation(
         **{name: value for name in names if (value := getattr(options, name)) is not None},
+        cpus=cpus,
         wishes=tuple((name, value) for name, value in given.items() if value is not None),
         extra=tuple(options.extra),
     )
+
+
+def _share_of_cores(options: argparse.Namespace) -> int | None:
+    """Cores for each rank of a job with GPUs; None where --extra or the cluster decides."""
+    if not options.gpus or re.search(_CORES_IN_EXTRA, " ".join(options.extra)):
+        return None
+    found = cores_per_gpu(options.partition, options.gpus)
+    if found is None and options.dry_run:
+        return None  # the text may be for another cluster
+    said = (
+        f"each rank gets {found} cores, its GPU's share of a node; --cpus asks for others"
+        if found
+        else "sinfo names no cores and GPUs of a node, so each rank gets the cluster's default of "
+        "cores, which may be one: --cpus asks for more"
+    )
+    sys.stderr.write(f"trainyard: {said}\n")
+    return found
 
 
 def _sourced(line: str) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,14 @@ from trainyard.course import Course, Phase, build_course
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.device.copies import Transfer, page_locked, transfer_to
-from trainyard.data.device.feed import NONE, Augmentation, Feed, HostBatches, TrainingFeed
+from trainyard.data.device.feed import (
+    NONE,
+    Augmentation,
+    EvaluationFeeds,
+    Feed,
+    HostBatches,
+    TrainingFeed,
+)
 from trainyard.data.device.gpu_decode import DecodingTransfer, decoder_on
 from trainyard.data.device.join import JoinFeed, JoinState, num_passes
 from trainyard.data.device.normalise import Normalise
@@ -70,7 +78,8 @@ class Feeds:
                 stop=phase.stop - step,
                 **self._indexed(),
             )
-            return self._feed_of(index, spec, self._augmentation(first, phase.batch))
+            augmentation = self._augmentation(first, phase.batch)
+            return self._feed_of(index, self._loader(index, spec), spec, augmentation)
 
         return TrainingFeed(course, open_phase)
 
@@ -132,9 +141,21 @@ class Feeds:
 
     def evaluation(self, index: Index) -> Feed:
         """The central crop of every image, once."""
+        spec = self._evaluated(index)
+        return self._feed_of(index, self._loader(index, spec), spec, NONE)
+
+    def evaluations(self, index: Index) -> EvaluationFeeds:
+        """Feeds like `evaluation`, for the evaluations of a run, by one loader."""
+        spec = self._evaluated(index)
+        return EvaluationFeeds(
+            partial(self._loader, index, spec),
+            lambda loader: self._feed_of(index, loader, spec, NONE),
+        )
+
+    def _evaluated(self, index: Index) -> LoaderSpec:
         plan = OnePassPlan(len(index), self.global_batch)
         size = self.data.eval_size or self.data.image_size
-        spec = LoaderSpec(
+        return LoaderSpec(
             plan=plan,
             crop=CentralCrop(size, self.data.crop_pct),
             image_size=size,
@@ -142,7 +163,6 @@ class Feeds:
             stop=plan.num_steps,
             **self._indexed(),
         )
-        return self._feed_of(index, spec, NONE)
 
     def _crop(self) -> RandomResizedCrop:
         augment = self.augment
@@ -171,14 +191,19 @@ class Feeds:
         own = {"decode": data.decode, "stage": data.stage, "stage_gb": data.stage_gb}
         return self._common() | own
 
-    def _feed_of(self, index: Index, spec: LoaderSpec, augmentation: Augmentation) -> Feed:
+    def _loader(self, index: Index, spec: LoaderSpec) -> Loader:
+        loader = Loader(index, spec)
+        return page_locked(loader, self.device) if spec.decode == "cpu" else loader
+
+    def _feed_of(
+        self, index: Index, loader: HostBatches, spec: LoaderSpec, augmentation: Augmentation
+    ) -> Feed:
         if spec.decode == "cpu":
-            loader = page_locked(Loader(index, spec), self.device)
             return self._feed(loader, transfer_to(self.device), augmentation)
         decoder = decoder_on(self.device, spec.threads)
         size, how = spec.image_size, spec.interpolation
         transfer = DecodingTransfer(self.device, decoder, size, how=how, locate=index.locate)
-        return self._feed(Loader(index, spec), transfer, augmentation)
+        return self._feed(loader, transfer, augmentation)
 
     def _feed(self, batches: HostBatches, transfer: Transfer, augmentation: Augmentation) -> Feed:
         normalise = Normalise(

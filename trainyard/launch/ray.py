@@ -27,6 +27,7 @@ from trainyard.launch.output import Printer
 from trainyard.launch.preflight import as_text, differences, free_port, installed
 from trainyard.launch.ranks import Job, Share, shares_of
 from trainyard.launch.supervisor import Host, HostsGone, Policy, Say, passed_on, supervise
+from trainyard.world import usable_cores
 
 _CONNECT_S = 10
 _ANSWER_S = 60  # for an actor and its agent to start, with Python on a slow file system
@@ -133,7 +134,7 @@ def _join(address: str, options: RayOptions) -> None:
 
     more: dict[str, Any] = {}
     if address == "local":
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         more = {
             "num_cpus": max(cores, (options.ranks or options.gpus or 1) * options.cpus),
             "include_dashboard": False,

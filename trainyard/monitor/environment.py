@@ -1,12 +1,13 @@
 """Environment of a run: versions, hardware, state of the code."""
 
-import os
 import platform
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from trainyard.world import usable_cores
 
 _PACKAGES = ("trainyard", "torch", "timm", "numpy", "pillow", "simplejpeg", "safetensors")
 
@@ -21,7 +22,7 @@ def describe_environment() -> dict[str, Any]:
         "host": platform.node(),
         "python": platform.python_version(),
         "versions": versions(),
-        "cpus": len(os.sched_getaffinity(0)),
+        "cpus": usable_cores(),
         "devices": devices,
         "git": _git_state(),
     }

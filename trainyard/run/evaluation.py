@@ -1,6 +1,7 @@
 """Evaluation of a checkpoint on one or more data sets."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,8 +151,9 @@ def _said(
         return predict(
             config,
             feeds,
-            data.index,
+            feeds.evaluation(data.index),
             models,
+            num_samples=len(data.index),
             on_batch=lambda _, count: show(count),
             numbers=data.numbers,
             flip=flip,
@@ -161,24 +163,26 @@ def _said(
 def predict(
     config: RunConfig,
     feeds: Feeds,
-    index: Index,
+    opened: AbstractContextManager[Iterable[Batch]],
     models: Mapping[str, nn.Module],
     *,
+    num_samples: int,
     on_batch: Callable[[Batch, int], None],
     numbers: Sequence[int] | None = None,
     flip: bool = False,
 ) -> dict[str, Predictions]:
-    """Predictions of each model for a whole index; see training/evaluate.py.
+    """Predictions of each model for a whole data set; see training/evaluate.py.
 
+    `opened` gives the data set's batches: `feeds.evaluation`, or one of `feeds.evaluations`.
     `on_batch` receives each batch and the number of samples started so far. A model on another
     device, such as a moving average in host memory, is evaluated as a copy on the feeds' device.
     """
-    here = {name: _on(feeds.device, model) for name, model in models.items()}
-    with feeds.evaluation(index) as feed:
+    with opened as feed:
+        here = {name: _on(feeds.device, model) for name, model in models.items()}
         return evaluate(
             here,
-            _counted(feed, config.batch.size, len(index), on_batch),
-            num_samples=len(index),
+            _counted(feed, config.batch.size, num_samples, on_batch),
+            num_samples=num_samples,
             world=feeds.world,
             device=feeds.device,
             precision=AUTOCASTS[config.batch.precision],

@@ -15,6 +15,7 @@ from trainyard.averaging.base import Averager
 from trainyard.config import RunConfig
 from trainyard.course import Course, Due, seconds_of
 from trainyard.data.batch import Batch
+from trainyard.data.device.feed import EvaluationFeeds
 from trainyard.data.feeds import Feeds
 from trainyard.data.open_datasets import Datasets
 from trainyard.data.order import Order, training_order
@@ -166,14 +167,14 @@ def _built(
 def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     """Train in a directory that is claimed."""
     config, folder, world, course = run.config, run.folder, run.world, run.course
-    device, averager = run.device, run.averager
+    device, averager, data = run.device, run.averager, run.data
     ema, heartbeat = build_ema(config, run.model), watchdog.heartbeat
     ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
     wrapped = averager.wrap(run.model.train())
     if ema is not None:
         averager.register_ema(ema.module)
     state = _state(run, averager, ema)
-    quarantine = open_quarantine(config, folder, run.data, world)
+    quarantine = open_quarantine(config, folder, data, world)
     eta = Eta(course, course.every(config.run.eval_every))
     report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"), eta)
     resume(config.run.resume, folder, state, world=world, report=report)
@@ -184,16 +185,15 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     def on_batch(batch: Batch, count: int) -> None:
         heartbeat.mark("eval", state.step)
         quarantine.note("val", batch.bad)
-        sinks.show_evaluation(count, len(run.data.val))
+        sinks.show_evaluation(count, len(data.val))
         stop.check()
 
     with (
         _losses_told(folder, world, watchdog, report),
         _saver(run, watchdog) as saver,
         StopSignal(world, _LAG if averager.replica.differs else 1, saver) as stop,
-        feeds.training(
-            run.data.train, run.order, course, place=state.stream, report=report
-        ) as feed,
+        feeds.training(data.train, run.order, course, place=state.stream, report=report) as feed,
+        feeds.evaluations(data.val) as kept,
         profiling(profile, folder.path / "profile", report) as profiled,
         _losses_heard(world, watchdog),
     ):
@@ -208,7 +208,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
                 meter=Meter(world, device, state.clock, lambda: ideal_s(state.step - 1)),
                 quarantine=quarantine,
                 report=report,
-                evaluate=partial(_evaluate, run, feeds, state, on_batch=on_batch),
+                evaluate=partial(_evaluate, run, feeds, state, kept=kept, on_batch=on_batch),
                 save=partial(_save, state, saver, stop, heartbeat),
                 roll_back=partial(
                     _roll_back, run, state, saver, feed=feed, report=report, heartbeat=heartbeat
@@ -337,13 +337,25 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
 
 
 def _evaluate(
-    run: _Run, feeds: Feeds, state: TrainState, *, on_batch: Callable[[Batch, int], None]
+    run: _Run,
+    feeds: Feeds,
+    state: TrainState,
+    *,
+    kept: EvaluationFeeds,
+    on_batch: Callable[[Batch, int], None],
 ) -> Report:
     """The val report of the weights and, under ema_…, of their moving average."""
     models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
     with evaluation_weights(state.optimizer):
         reestimate_bn_statistics(run.config, feeds, run.data, run.course, models=[*models.values()])
-        said = predict(run.config, feeds, run.data.val, models, on_batch=on_batch)
+        said = predict(
+            run.config,
+            feeds,
+            kept.one(),
+            models,
+            num_samples=len(run.data.val),
+            on_batch=on_batch,
+        )
     found = summary(said)
     with together(run.world):
         if run.world.is_first and score(found) > score(state.best):

@@ -24,6 +24,7 @@ from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.files import atomic_write, remove_parts
+from trainyard.world import usable_cores
 
 _HEADER = struct.Struct("<8s64sq48x")  # magic with version, fingerprint of the index, samples
 _MAGIC = b"TYSEEK02"
@@ -134,7 +135,7 @@ def _tables(index: Index) -> Iterator[list[bytes]]:
     """The tables of all samples in order, in chunks, made by threads."""
     reader = Reader(index)
     where_remote = is_remote(index.locate(0)[0])
-    threads = _REMOTE_READS if where_remote else len(os.sched_getaffinity(0))
+    threads = _REMOTE_READS if where_remote else usable_cores()
 
     def make(start: int) -> list[bytes]:
         return [_table(reader, sample) for sample in range(start, min(start + _CHUNK, len(index)))]

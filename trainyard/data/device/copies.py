@@ -44,6 +44,9 @@ class Transfer(Protocol):
     def release_finished(self) -> None:
         """Returns memory to the loader; call it before fetching a batch."""
 
+    def release_all(self) -> None:
+        """Waits for all copies and returns their memory; call it after the last batch."""
+
 
 def transfer_to(device: torch.device) -> Transfer:
     """The transfer of batches to a device."""
@@ -66,6 +69,9 @@ class HostTransfer:
         release()
 
     def release_finished(self) -> None:
+        pass
+
+    def release_all(self) -> None:
         pass
 
 
@@ -97,9 +103,17 @@ class PendingEvents:
     def release_finished(self) -> None:
         """Runs callbacks that are due. Blocks until at most `AHEAD` events are pending."""
         while self._waiting and (len(self._waiting) > AHEAD or self._is_done()):
-            event, then = self._waiting.popleft()
-            event.synchronize()
-            then()
+            self._release()
+
+    def release_all(self) -> None:
+        """Runs all callbacks; blocks until their events have completed."""
+        while self._waiting:
+            self._release()
+
+    def _release(self) -> None:
+        event, then = self._waiting.popleft()
+        event.synchronize()
+        then()
 
     def _is_done(self) -> bool:
         """True if the oldest event has completed."""
@@ -140,6 +154,7 @@ class StreamTransfer:
         self._buffers = deque(_Buffer() for _ in range(AHEAD + 1))
         self._copying = PendingEvents()
         self.release_finished = self._copying.release_finished
+        self.release_all = self._copying.release_all
 
     def start(self, host: HostBatch) -> InFlightBatch:
         """Starts a copy without waiting. `host` must not change until its memory is released."""

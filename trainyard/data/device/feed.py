@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -52,6 +53,8 @@ class Feed:
     ) -> None:
         self._loader, self._normalise, self._transfer = loader, normalise, transfer
         self._augmentation, self._position = augmentation, augmentation.position
+        self.is_over = False
+        """True after the last batch: the loader has all of its memory back."""
 
     def __iter__(self) -> Iterator[Batch]:
         for in_flight in self._on_their_way():
@@ -65,6 +68,8 @@ class Feed:
         while True:
             following = sent.popleft() if sent else self._send(hosts)
             if isinstance(following, StopIteration):
+                self._transfer.release_all()
+                self.is_over = True
                 return
             if isinstance(following, Exception):
                 raise following
@@ -108,6 +113,45 @@ class Feed:
         self._loader.close()
 
     def __enter__(self) -> "Feed":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class EvaluationFeeds:
+    """Feeds of one data set, one after the other, by one loader that is kept between them.
+
+    The loader opens with the first feed. It closes with this object, and after a feed that was cut
+    off. Between feeds its process is idle and keeps its ring of batches, page-locked for a GPU.
+    """
+
+    def __init__(
+        self, open_loader: Callable[[], HostBatches], open_feed: Callable[[HostBatches], Feed]
+    ) -> None:
+        self._open_loader, self._open_feed = open_loader, open_feed
+        self.loader: HostBatches | None = None
+        """The loader, from the first feed on."""
+
+    @contextmanager
+    def one(self) -> Iterator[Feed]:
+        """A feed of all batches; do not open another one inside."""
+        if self.loader is None:
+            self.loader = self._open_loader()
+        feed = self._open_feed(self.loader)
+        try:
+            yield feed
+        finally:
+            if not feed.is_over:
+                self.close()
+
+    def close(self) -> None:
+        """Ends the loader, if there is one."""
+        loader, self.loader = self.loader, None
+        if loader is not None:
+            loader.close()
+
+    def __enter__(self) -> "EvaluationFeeds":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -149,6 +149,7 @@ class DecodingTransfer:
         self._stream = None if device.type == "cpu" else copy_stream(device)
         self._decoding = PendingEvents()
         self.release_finished = self._decoding.release_finished
+        self.release_all = self._decoding.release_all
 
     def start(self, host: HostBatch) -> InFlightBatch:
         """Starts decoding; waits until the library has read the bytes, not for the pixels."""

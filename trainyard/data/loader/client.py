@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from trainyard.children import has_ended, kill_group
 from trainyard.data.batch import BadSample, HostBatch
 from trainyard.data.loader.ring import Ring, num_slots
-from trainyard.data.loader.spec import ENDING_SIGNALS
+from trainyard.data.loader.spec import AGAIN, ENDING_SIGNALS
 from trainyard.data.storage.credentials import known
 from trainyard.errors import DataError, LoaderError
 
@@ -46,7 +47,7 @@ class LoaderProcess:
         slots = num_slots(batch, threads)
         shape = {"num_slots": slots, "batch": batch, "size": image_size}
         ours, theirs = socket.socketpair()
-        memory = os.memfd_create("trainyard-batches", os.MFD_CLOEXEC)
+        memory = _anonymous_memory()
         try:
             self._ring = Ring(memory, **shape)
             with _signals_blocked():
@@ -89,6 +90,11 @@ class LoaderProcess:
             capacity=message["capacity"],
         )
         return batch, message
+
+    def begin_again(self) -> None:
+        """Asks for another pass, after all batches of one; until then the process is idle."""
+        with suppress(OSError):  # the process may have ended; `receive` finds out why
+            self._channel.send_bytes(bytes([AGAIN]))
 
     def is_ready(self) -> bool:
         """True if `receive` would return at once."""
@@ -159,6 +165,14 @@ class LoaderProcess:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _anonymous_memory() -> int:
+    """A descriptor of memory without a name; of a file without one where there is no memfd."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("trainyard-batches", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 @contextmanager

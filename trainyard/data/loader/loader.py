@@ -16,10 +16,10 @@ _COMMAND = (sys.executable, "-m", "trainyard.data.loader.process")
 
 
 class Loader(LoaderProcess):
-    """An iterator over one rank's batches."""
+    """An iterator over one rank's batches; `iter` after the last one begins another pass."""
 
     def __init__(self, index: Index, config: LoaderSpec) -> None:
-        self._steps_left = config.stop - config.start
+        self._num_steps = self._steps_left = config.stop - config.start
         share = -(-config.plan.global_batch // config.size)
         spec = {"index": [str(index.path), index.fingerprint], "config": config}
         side = config.image_size
@@ -28,6 +28,9 @@ class Loader(LoaderProcess):
         super().__init__(_COMMAND, spec, batch=share, image_size=side, threads=config.threads)
 
     def __iter__(self) -> Iterator[HostBatch]:
+        if self._steps_left == 0:
+            self.begin_again()
+            self._steps_left = self._num_steps
         return self
 
     def __next__(self) -> HostBatch:

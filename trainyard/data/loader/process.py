@@ -28,7 +28,7 @@ from trainyard.data.index.table import load_index
 from trainyard.data.loader.fill import SliceFiller
 from trainyard.data.loader.result_sender import BatchTask, ResultSender, described, end_all, send
 from trainyard.data.loader.ring import Ring, num_slices
-from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.loader.spec import AGAIN, LoaderSpec
 from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.reading.stager import Stager
 from trainyard.data.storage.credentials import adopt
@@ -78,7 +78,7 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
     sender = ResultSender(channel, config.threads)
     if stager is not None:
         stager.start().add_done_callback(partial(_staged, stager.copies, sender))
-    fill_all(_batches(config, fill), channel, ring, sender, threads=config.threads)
+    fill_all(partial(_batches, config, fill), channel, ring, sender, threads=config.threads)
 
 
 def _open_more_files() -> None:
@@ -120,27 +120,33 @@ def _planned(config: LoaderSpec, fill: SliceFiller) -> Iterator[list[BatchTask]]
 
 
 def fill_all(
-    batches: Iterable[BatchTask],
+    one_pass: Callable[[], Iterable[BatchTask]],
     channel: "Channel",
     ring: Ring,
     sender: ResultSender,
     *,
     threads: int,
 ) -> None:
-    """Hands each batch to threads as soon as a slot is free, until the trainer ends."""
+    """Hands each batch of a pass to threads as soon as a slot is free, until the trainer ends.
+
+    After a pass it waits: the trainer asks for another one, or ends.
+    """
     free: queue.SimpleQueue[int] = queue.SimpleQueue()
+    again: queue.SimpleQueue[int] = queue.SimpleQueue()
     slices: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-    listener = threading.Thread(target=_listen, args=(channel, free), daemon=True)
+    listener = threading.Thread(target=_listen, args=(channel, free, again), daemon=True)
     listener.start()
     for _ in range(threads):
         threading.Thread(target=_fill, args=(slices,), daemon=True).start()
     try:
-        for work in batches:
-            slot = free.get()  # waits here while the trainer is behind
-            parts = _slices(work.count, threads)
-            batch = sender.begin(slot, work, len(parts))
-            for number, part in enumerate(parts):
-                slices.put(partial(sender.fill, batch, number, ring.slots[slot], part))
+        while True:
+            for work in one_pass():
+                slot = free.get()  # waits here while the trainer is behind
+                parts = _slices(work.count, threads)
+                batch = sender.begin(slot, work, len(parts))
+                for number, part in enumerate(parts):
+                    slices.put(partial(sender.fill, batch, number, ring.slots[slot], part))
+            again.get()
     except Exception as error:
         sender.fail(error)
     listener.join()
@@ -151,11 +157,17 @@ def _fill(slices: "queue.SimpleQueue[Callable[[], None]]") -> None:
         slices.get()()
 
 
-def _listen(channel: "Channel", free: "queue.SimpleQueue[int]") -> None:
-    """Receives free slots; when the trainer ends, this process ends too, whatever it waits for."""
+def _listen(
+    channel: "Channel", free: "queue.SimpleQueue[int]", again: "queue.SimpleQueue[int]"
+) -> None:
+    """Receives free slots and requests for another pass.
+
+    When the trainer ends, this process ends too, whatever it waits for.
+    """
     try:
         while True:
-            free.put(channel.recv_bytes()[0])
+            message = channel.recv_bytes()[0]
+            (again if message == AGAIN else free).put(message)
     except (EOFError, OSError):
         end_all()
 

@@ -17,6 +17,9 @@ from trainyard.world import World, cores_per_rank
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """The signals that end a run. A loader process outlives them: its trainer ends it."""
 
+AGAIN = 255
+"""The message that asks a loader process for another pass; a smaller number is a free slot."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderSpec:

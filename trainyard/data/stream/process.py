@@ -29,7 +29,7 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
     config: StreamSpec = spec["config"]
     ring = Ring(memory_fd, **spec["ring"])
     sender = ResultSender(channel, config.threads)
-    fill_all(_batches(config), channel, ring, sender, threads=config.threads)
+    fill_all(partial(_batches, config), channel, ring, sender, threads=config.threads)
 
 
 def _batches(config: StreamSpec) -> Iterator[BatchTask]:
