@@ -70,7 +70,7 @@ def build_averager(config: RunConfig, world: World, device: torch.device) -> Ave
     if name == "sharded":
         from trainyard.averaging.sharded import Sharded  # torch takes long to import FSDP
 
-        return Sharded(config.average, world, device)
+        return Sharded(config.average, world, device, AUTOCASTS[config.batch.precision])
     return AVERAGERS[name](config.average, world)
 
 
