@@ -242,6 +242,7 @@ OTHER_VALUES = {
     "schedule.batch_size": '["7 steps: 64"]',
     "average.compress": "bf16",
     "average.batch_norm": "sync",
+    "average.accumulate": "parts",
     "average.topology": "ring",
     "average.overlap": "false",
     "average.hierarchical": "true",
@@ -260,6 +261,7 @@ NEEDED = {
         *("average.overlap", "average.hierarchical"),
     ),
     ("average.name", "periodic"): ("average.every", "average.outer_lr", "average.outer_momentum"),
+    ("average.name", "sharded"): ("average.accumulate",),
     ("watch.wandb", "true"): ("watch.artifacts",),
 }
 
@@ -297,7 +299,7 @@ def test_what_may_change_when_a_run_goes_on() -> None:
     stage = {"data.stage", "data.stage_gb"}
     run = {"run.keep", "run.log_every", "run.save_every", "run.resume"}
     run |= {"run.hang_timeout", "run.max_save"}
-    how = {"model.compile", "model.grad_checkpointing", "optim.compile"}
+    how = {"model.compile", "model.grad_checkpointing", "optim.compile", "average.accumulate"}
     watch = {key for key in all_keys() if key.startswith("watch.")}
     assert data | stage | run | how | watch == PRACTICAL
 

@@ -12,6 +12,7 @@ PRACTICAL = frozenset(
     (
         *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
         *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
+        "average.accumulate",
         *("run.keep", "run.log_every", "run.save_every", "run.resume"),
         *("run.hang_timeout", "run.max_save"),
         *(f"watch.{key}" for key in WatchConfig.model_fields),

@@ -197,9 +197,10 @@ def _check_sharded(config: RunConfig) -> None:
     """RecipeError if keys contradict a sharded model."""
     if config.average.name != "sharded":
         return
+    # They need weights at fixed addresses.
+    has_cuda_graphs = config.model.compile in ("reduce-overhead", "max-autotune")
     reasons = {
-        # CUDA graphs need weights at fixed addresses.
-        f"model.compile = {config.model.compile!r}": config.model.compile not in ("off", "default"),
+        f"model.compile = {config.model.compile!r}": has_cuda_graphs,
         "model.ema_cpu = true": config.model.ema_cpu,  # the average is on the device of the weights
         "optim.compile = true": config.optim.compile,
         f"optim.clip_agc = {config.optim.clip_agc}": config.optim.clip_agc is not None,

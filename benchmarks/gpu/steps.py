@@ -253,17 +253,36 @@ def _rows(model: str, *, compiled: bool, dry: bool, folder: Path) -> list[dict[s
         return [{"model": model, "loop": f"{type(error).__name__}: {error}"[:300]}]
 
 
+def _compiled_beside(rows: list[dict[str, Any]], model: str) -> dict[str, Any] | None:
+    """How much faster Trainyard's loop is compiled; None if one of the two failed."""
+    found = {
+        row["compiled"]: row["ms a step"]
+        for row in rows
+        if row["model"] == model and row["loop"] == "trainyard"
+    }
+    if len(found) < 2:
+        return None
+    kind = type(timm.create_model(model)).__name__
+    return {"model": model, "class": kind, "compiled is": f"{found['no'] / found['yes']:.3f} x"}
+
+
 def measure(findings: Findings, dry: bool) -> None:
     torch.set_float32_matmul_precision("highest")
+    rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as name:
         folder = Path(name)
         prepare_digits(folder / "digits")
         ways = [False] if dry else [False, True]
         for compiled, model in product(ways, ["resnet50"] if dry else _MODELS):
-            for row in _rows(model, compiled=compiled, dry=dry, folder=folder):
+            found = _rows(model, compiled=compiled, dry=dry, folder=folder)
+            for row in found:
                 findings.add("bf16, channels last, 224 pixels", row)
+            rows += found
             torch._dynamo.reset()
             torch.cuda.empty_cache()
+    for model in _MODELS:
+        if beside := _compiled_beside(rows, model):
+            findings.add("classes for model.compile = 'auto' (model/execution.py)", beside)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """A model of which each rank keeps a part takes the steps that all-reduce takes."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,6 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import (
+    DefaultAllGather,
+    DefaultReduceScatter,
+)
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_device_from_mesh
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -50,12 +53,14 @@ class Case(NamedTuple):
     clip: float | None = None
     frozen: str = "none"
     autocast: torch.dtype | None = None
+    accumulate: str | None = None
     dtype: torch.dtype = torch.float32
     bad: tuple[int, ...] = ()
 
 
 CASES = {
     "micro-batches, clipped": Case(micro=2, clip=0.1, bad=(1, 2, 8)),
+    "micro-batches in parts": Case(micro=2, accumulate="parts"),
     "frozen in part": Case(frozen="blocks.0", optimizer="adamw"),
     # Over three images its backward pass would make much of the order of sums in single precision.
     "batch norm": Case(model="test_resnet", dtype=torch.float64),
@@ -101,13 +106,16 @@ def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: W
 Trained = tuple[list[list[float]], dict[str, NDArray[Any]]]
 
 
-def train(world: World, case: Case, kind: Callable[[AverageConfig, World], Averager]) -> Trained:
+def train(world: World, case: Case, *, is_sharded: bool) -> Trained:
     """Figures of each step, and all weights and averages in the end."""
     model = model_of(case.model).to(case.dtype)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(case.frozen))
     ema = Ema(model, 0.5, warmup=False, cpu=False)
-    averager = kind(AverageConfig(), world)
+    averager: Averager = AllReduce(AverageConfig(), world)
+    if is_sharded:
+        keys = {"name": "sharded", "accumulate": case.accumulate}
+        averager = Sharded(AverageConfig.model_validate(keys), world, CPU, case.autocast)
     step = step_of(model, averager, ema, case, world)
     figures = []
     for number in range(NUM_STEPS):
@@ -129,7 +137,7 @@ def train(world: World, case: Case, kind: Callable[[AverageConfig, World], Avera
 def train_all(world: World) -> dict[str, tuple[Trained, Trained]]:
     torch.set_num_threads(1)
     return {
-        name: (train(world, case, AllReduce), train(world, case, SHARDED))
+        name: (train(world, case, is_sharded=False), train(world, case, is_sharded=True))
         for name, case in CASES.items()
     }
 
@@ -154,6 +162,42 @@ def test_the_same_steps_as_all_reduce(
             )
         for key, value in ranks[0][name][1][1].items():
             np.testing.assert_array_equal(our_weights[key], value)
+
+
+# --- what is sent ---
+
+
+def count_sent(world: World, accumulate: str | None, precision: torch.dtype | None) -> list[int]:
+    """Reduce-scatters of a step of three micro-batches, and bytes of its largest all-gather."""
+    torch.set_num_threads(1)
+    model = model_of("test_vit")
+    config = AverageConfig.model_validate({"name": "sharded", "accumulate": accumulate})
+    averager = Sharded(config, world, CPU, precision)
+    ema = Ema(model, 0.5, warmup=False, cpu=False)
+    step = step_of(model, averager, ema, Case(micro=2, autocast=precision), world)
+    sent: dict[Any, list[int]] = {DefaultReduceScatter: [], DefaultAllGather: []}
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, sizes in sent.items():
+            real = kind.__call__
+
+            def noted(*args: Any, sizes: list[int] = sizes, real: Any = real, **named: Any) -> Any:
+                tensors = [t for t in (*args, *named.values()) if torch.is_tensor(t)]
+                sizes.append(max(tensor.nbytes for tensor in tensors))
+                return real(*args, **named)
+
+            patch.setattr(kind, "__call__", noted)
+        step(batch_of(0, world), 0, None)
+    return [len(sent[DefaultReduceScatter]), max(sent[DefaultAllGather])]
+
+
+def test_gradients_are_sent_once_a_step() -> None:
+    """And not after each micro-batch, unless they are added in parts."""
+    (whole, largest), (also_whole, _) = spawn(count_sent, 2, None, None)
+    (parts, _), _ = spawn(count_sent, 2, "parts", None)
+    (_, half), _ = spawn(count_sent, 2, None, torch.bfloat16)
+    assert whole == also_whole == len(blocks(model_of("test_vit"))) + 1
+    assert parts == 3 * whole
+    assert 0.5 * largest <= half < 0.55 * largest  # norms are gathered in single precision
 
 
 # --- optimizers ---
@@ -294,7 +338,7 @@ def test_weights_go_to_the_ranks_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.cuda.set_device(torch.device("cuda", 1))
     taken = []
 
-    def shard(module: nn.Module, *, mesh: DeviceMesh) -> None:
+    def shard(module: nn.Module, *, mesh: DeviceMesh, mp_policy: object) -> None:
         taken.append((module, _get_device_from_mesh(mesh), mesh.get_group()))
 
     monkeypatch.setattr(sharded, "fully_shard", shard)

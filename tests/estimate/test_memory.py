@@ -90,6 +90,15 @@ def test_sharded_weights_are_divided() -> None:
     assert memory("gossip", ranks=1).total == pytest.approx(whole)
 
 
+def test_gradients_of_micro_batches_add_up_whole() -> None:
+    found = []
+    for accumulate in (None, "parts"):
+        keys = {"average": {"name": "sharded", "accumulate": accumulate}, "batch": {"micro": 100}}
+        config = RunConfig.model_validate(keys)
+        found.append(gpu_memory(SIZES, WORK, config, ranks=8, share=1000, capacity=None).total)
+    assert found[0] - found[1] == pytest.approx(100e6 * 7 / 8)
+
+
 def test_a_model_that_does_not_fit_is_found() -> None:
     found = memory(capacity=1.9e9)
     assert (found.largest, found.micro, found.fits) == (0, 1, False)

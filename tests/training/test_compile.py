@@ -19,7 +19,12 @@ from tests.command_line import Capture, complaint, newest, run
 from tests.spawn import spawn
 from tests.steps import Case, flat, global_batch, make_step, share_of, vit
 from trainyard.errors import RecipeError
-from trainyard.model.execution import compile_in_place, has_cuda_graphs, recompute_activations
+from trainyard.model.execution import (
+    choose_mode,
+    compile_in_place,
+    has_cuda_graphs,
+    recompute_activations,
+)
 from trainyard.world import World
 
 OPTIONS = ("--data.threads", "1", "--run.log_every", "1 steps", "--run.eval_every", "0 steps")
@@ -87,6 +92,35 @@ def test_each_shape_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 def test_modes_with_cuda_graphs() -> None:
     assert [mode for mode in ("off", "default", "reduce-overhead", "max-autotune")
             if has_cuda_graphs(mode)] == ["reduce-overhead", "max-autotune"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "device", "is_steady", "mode"),
+    [
+        ("auto", "vit_tiny_patch16_224", "cuda", True, "default"),
+        ("auto", "deit3_small_patch16_224", "cuda", True, "default"),  # of the same class
+        ("auto", "vit_tiny_patch16_224", "cuda", False, "off"),
+        ("auto", "vit_tiny_patch16_224", "cpu", True, "off"),
+        ("auto", "vit_tiny_patch16_224", "mps", True, "off"),
+        ("auto", "resnet18", "cuda", True, "off"),
+        ("max-autotune", "resnet18", "cpu", True, "max-autotune"),
+        ("off", "vit_tiny_patch16_224", "cuda", True, "off"),
+    ],
+)
+def test_auto_compiles_what_is_known_to_gain(
+    asked: str, name: str, device: str, is_steady: bool, mode: str
+) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    assert choose_mode(asked, model, torch.device(device), is_steady=is_steady).name == mode
+
+
+def test_a_run_says_what_auto_takes(digits: Path, tmp_path: Path) -> None:
+    options = ("--data", digits, "--run", tmp_path / "run", "--run.length", "1 step", *OPTIONS)
+    assert run("train", "debug", *options, "--model.compile", "auto") == 0
+    events = [line for line in reports(tmp_path / "run", "event") if line["event"] == "compile"]
+    assert [line["mode"] for line in events] == ["off"]
+    assert "'auto' takes 'off': no CUDA device" in events[0]["message"]
 
 
 def test_gradients_that_are_allocated_before_are_the_same() -> None:

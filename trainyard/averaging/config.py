@@ -15,6 +15,7 @@ _Name = Literal["allreduce", "gossip", "periodic", "sharded"]
 _KEYS_OF: dict[str, tuple[_Name, ...]] = {
     "compress": ("allreduce", "gossip", "periodic"),
     "batch_norm": ("allreduce",),
+    "accumulate": ("sharded",),
     "topology": ("gossip",),
     "mixing": ("gossip",),
     "overlap": ("gossip", "periodic"),
@@ -41,6 +42,10 @@ class AverageConfig(Section):
     batch_norm: Literal["local", "sync"] | None = None
     """Samples that batch norm normalises by: a replica's own (local) or those of all replicas
     (sync, on GPUs). With local, the statistics for evaluation are averaged over replicas."""
+    accumulate: Literal["whole", "parts"] | None = None
+    """How a sharded model adds up gradients of micro-batches. whole (if not set): on each device, 4
+    bytes more for each weight, and summed over ranks once a step. parts: each rank keeps its part,
+    and gradients are sent after every micro-batch."""
     topology: str | None = None
     """The groups that mix in gossip: complete, ring, one-peer-exponential (if not set),
     alternating-exponential-ring, or a function of your own as "module:function"."""

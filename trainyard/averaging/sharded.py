@@ -1,20 +1,25 @@
 """Sharded: all-reduce for models that do not fit; each rank keeps a part (torch's FSDP2)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from trainyard.averaging.allreduce import mean_weight
 from trainyard.averaging.base import Replica
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.statistics import BatchNormStatistics
 from trainyard.world import World
+
+# Modules that use their weights only in operations that autocast computes in half precision.
+_CAST = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+# Before torch 2.15 a policy has one dtype for all weights of a block.
+_HAS_OVERRIDE = "param_dtype_override_fn" in MixedPrecisionPolicy.__dataclass_fields__
 
 
 class Sharded:
@@ -25,8 +30,16 @@ class Sharded:
 
     replica = Replica()
 
-    def __init__(self, config: AverageConfig, world: World, device: torch.device) -> None:
-        self._world, self._device = world, device
+    def __init__(
+        self,
+        config: AverageConfig,
+        world: World,
+        device: torch.device,
+        precision: torch.dtype | None = None,
+    ) -> None:
+        """`precision`: the dtype of autocast; None without it."""
+        self._world, self._device, self._precision = world, device, precision
+        self._adds_parts = config.accumulate == "parts"
         self._modules: list[nn.Module] = []  # the model and its moving average
         self._statistics = BatchNormStatistics(world)
 
@@ -42,16 +55,26 @@ class Sharded:
     def _add(self, module: nn.Module) -> None:
         self._modules.append(module)
         self._statistics.add(module)
-        _shard(module, self._device)
+        _shard(module, self._device, self._precision)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of ranks: FSDP takes their mean."""
         self._statistics.add_weight(weight)
         return mean_weight(weight, self._world.size)
 
-    def accumulating(self) -> AbstractContextManager[None]:
-        """Every micro-step averages gradients: unaveraged ones would be whole on each device."""
-        return nullcontext()
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Unless parts are added: gradients of micro-steps add up whole, in float32."""
+        if self._adds_parts:
+            yield
+            return
+        model = self._modules[0]
+        assert isinstance(model, FSDPModule)
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
 
     def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
         yield self._parameters
@@ -79,14 +102,37 @@ class Sharded:
         self._statistics.reset_weight()
 
 
-def _shard(model: nn.Module, device: torch.device) -> None:
+def _shard(model: nn.Module, device: torch.device, precision: torch.dtype | None) -> None:
     model.to(memory_format=torch.contiguous_format)  # all that FSDP takes
     everyone = dist.group.WORLD
     assert everyone is not None
     mesh = DeviceMesh.from_group(everyone, device.type)  # FSDP's default looks for any GPU
-    for block in reversed(blocks(model)):  # inner ones first
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    for block in [*reversed(blocks(model)), model]:  # inner ones first
+        fully_shard(block, mesh=mesh, mp_policy=_policy(block, precision))
+
+
+def _policy(block: nn.Module, precision: torch.dtype | None) -> MixedPrecisionPolicy:
+    """Gathers in half precision the weights that autocast would cast: half the bytes, no casts.
+
+    Autocast still decides what is computed in which precision, so the result is that of
+    all-reduce: weights of norms, layer scales and position embeddings stay float32, and so do the
+    inputs of blocks. Gradients are summed in float32: in bf16, which has 8 bits, a sum over many
+    ranks or micro-batches would lose the small ones.
+    """
+    if precision is None or not _HAS_OVERRIDE:
+        return MixedPrecisionPolicy()
+    cast = {
+        id(parameter)
+        for module in block.modules()
+        if type(module) in _CAST
+        for parameter in module.parameters(recurse=False)
+    }
+    return MixedPrecisionPolicy(
+        param_dtype=precision,
+        reduce_dtype=torch.float32,
+        cast_forward_inputs=False,
+        param_dtype_override_fn=lambda p: precision if id(p) in cast else p.dtype,
+    )
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

@@ -116,10 +116,12 @@ def gpu_memory(
     run, but not for a sharded model. The largest size is 0 if the weights alone do not fit.
     """
     average, asked = config.average, config.batch.micro
+    micro = share if asked == "auto" else min(share, asked)
     parts = ranks if average.name == "sharded" else 1
+    adds_whole = micro < share and average.accumulate != "parts"
     held = (
         sizes.weights / parts,
-        sizes.gradients / parts,
+        sizes.gradients / (1 if adds_whole else parts),
         sizes.moments / parts,
         (sizes.average - sizes.on_host) / parts,
         _exchange(sizes, average) if ranks > 1 else 0.0,
@@ -129,7 +131,6 @@ def gpu_memory(
     largest = None
     if capacity is not None:
         largest = max(int((capacity - sum(held) - work.cast_bytes) / image), 0)
-    micro = share if asked == "auto" else min(share, asked)
     while average.name != "sharded" and largest is not None and micro > max(largest, 1):
         micro = -(-micro // 2)
     return Memory(*held, image * micro + work.cast_bytes, micro, largest)

@@ -32,8 +32,9 @@ class ModelConfig(Section):
     """Keep the moving average in host memory."""
     grad_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, 25 to 33% more time."""
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    """Mode of torch.compile; reduce-overhead uses CUDA graphs."""
+    compile: Literal["off", "auto", "default", "reduce-overhead", "max-autotune"] = "off"
+    """Mode of torch.compile; reduce-overhead uses CUDA graphs. auto: default for models that are
+    known to train faster with it on CUDA (timm's VisionTransformer, so far), else off."""
     channels_last: bool = True
     """Memory format channels_last for images and weights, which is faster for convolutions."""
 

@@ -24,7 +24,13 @@ from trainyard.errors import RecipeError
 from trainyard.model.build import build_model
 from trainyard.model.drop_path import drop_path_setter
 from trainyard.model.ema import Ema
-from trainyard.model.execution import compile_in_place, has_cuda_graphs, recompute_activations
+from trainyard.model.execution import (
+    Mode,
+    choose_mode,
+    compile_in_place,
+    has_cuda_graphs,
+    recompute_activations,
+)
 from trainyard.model.freeze import freeze
 from trainyard.monitor.progress import counter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
@@ -70,7 +76,7 @@ def build_averager(config: RunConfig, world: World, device: torch.device) -> Ave
     if name == "sharded":
         from trainyard.averaging.sharded import Sharded  # torch takes long to import FSDP
 
-        return Sharded(config.average, world, device)
+        return Sharded(config.average, world, device, AUTOCASTS[config.batch.precision])
     return AVERAGERS[name](config.average, world)
 
 
@@ -208,7 +214,8 @@ def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
             "schedule.weight_decay_end changes the update in every step, which would recompile it "
             "every time: set optim.compile = false"
         )
-    if config.schedule.drop_path_start is not None and config.model.compile != "off":
+    compile = config.model.compile
+    if config.schedule.drop_path_start is not None and compile not in ("off", "auto"):
         raise RecipeError(
             "schedule.drop_path_start changes the model in every epoch, which would recompile it "
             "every time: set model.compile = 'off'"
@@ -229,6 +236,12 @@ def _is_reported(config: RunConfig, course: Course, step: int) -> bool:
     return step + 1 == course.num_steps or any(course.every(d).due(step + 1) for d in durations)
 
 
+def build_mode(config: RunConfig, model: nn.Module, device: torch.device) -> Mode:
+    """The mode of torch.compile of a run."""
+    is_steady = config.schedule.drop_path_start is None
+    return choose_mode(config.model.compile, model, device, is_steady=is_steady)
+
+
 def build_step(
     config: RunConfig,
     state: TrainState,
@@ -241,7 +254,9 @@ def build_step(
     report: Callable[[str], None],
 ) -> TrainStep:
     """`wrapped`: the model from the averager; `report` receives notes on smaller micro-batches."""
-    compile_in_place(state.model, config.model.compile)
+    device = next(state.model.parameters()).device
+    compile_mode = build_mode(config, state.model, device).name
+    compile_in_place(state.model, compile_mode)
     return TrainStep(
         model=wrapped,
         averager=state.averager,
@@ -250,7 +265,7 @@ def build_step(
         to_reserve=partial(bytes_of_moments, state.model, state.optimizer),
         buffers=Buffers(state.model),
         autocast=AUTOCASTS[config.batch.precision],
-        graphs=has_cuda_graphs(config.model.compile),
+        graphs=has_cuda_graphs(compile_mode),
         set_rates=_rate_setter(config, state),
         update=Update(
             state.model,

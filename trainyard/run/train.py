@@ -41,6 +41,7 @@ from trainyard.run.build import (
     build_ema,
     build_feeds,
     build_loss_scale,
+    build_mode,
     build_run_course,
     build_run_model,
     build_run_schedule,
@@ -308,6 +309,10 @@ def _observed_step(
     run: _Run, state: TrainState, wrapped: nn.Module, *, ema: Ema | None, report: Reporter
 ) -> Callable[[Any, int, Any], StepStats]:
     """The training step, with reports of the run's bottleneck."""
+    if run.config.model.compile == "auto":
+        mode = build_mode(run.config, run.model, run.device)
+        message = f"model.compile = 'auto' takes {mode.name!r}: {mode.reason}"
+        report({"kind": "event", "event": "compile", "mode": mode.name, "message": message})
     step = build_step(
         run.config,
         state,
