@@ -47,7 +47,8 @@ def test_timm_prepares_images_for_an_export_as_the_run_does(
     (inputs,) = onnx.load(file).graph.input
     assert [axis.dim_value for axis in inputs.type.tensor_type.shape.dim[1:]] == [3, 48, 32]
     classifier, model = load(wide), timm.create_model(f"local-dir:{hub}", pretrained=True).eval()
-    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    about = timm.data.resolve_model_data_config(model)  # type: ignore[no-untyped-call]
+    transform = timm.data.create_transform(**about)
     image = Image.open(next((digits / "val").glob("*/*"))).convert("RGB").resize((90, 71))
     theirs, ours = transform(image)[None], classifier.preprocess([image])
     assert theirs.shape == ours.shape == (1, 3, 48, 32)

@@ -39,6 +39,7 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
 from trainyard.data.storage import mapped
 from trainyard.errors import LoaderError
+from trainyard.image_size import height_width
 
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
 BILINEAR = Image.Resampling.BILINEAR
@@ -402,7 +403,6 @@ from pathlib import Path
 from tests.data.test_loader import spec
 from trainyard.data.index.table import load_index
 from trainyard.data.loader.loader import Loader
-from trainyard.image_size import height_width
 
 loader = Loader(load_index(Path(sys.argv[1])), spec(start=0, stop=10**6))
 next(loader)
