@@ -15,7 +15,8 @@ import trainyard
 from trainyard import errors
 from trainyard.__main__ import _parser
 from trainyard.config import RunConfig, builtin_recipes
-from trainyard.course import Duration, Length, Stage
+from trainyard.course import Duration, Length, SizeStage, Stage
+from trainyard.data.config import Size
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
@@ -28,6 +29,8 @@ _FORMS = {
         (Duration, 'duration: "5 epochs", "300 steps", "1000000 samples", "10%"'),
         (Length, 'duration, not in percent: "90 epochs"'),
         (Stage, 'stage: "30 epochs: 192"'),
+        (SizeStage, 'stage: "30 epochs: 192", or with height and width: "30 epochs: [128, 256]"'),
+        (Size, "whole number from 1, or height and width: [128, 256]"),
     )
 }
 _BOUNDS = {

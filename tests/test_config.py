@@ -18,6 +18,7 @@ from trainyard.config import (
     to_toml,
 )
 from trainyard.errors import RecipeError
+from trainyard.image_size import height_width
 from trainyard.run.build import build_run_model
 
 BUILTIN = sorted(builtin_recipes())
@@ -56,6 +57,9 @@ def test_toml_values(recipe: RecipeWriter) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
+        ("data.image_size", "[128, 256]", (128, 256)),
+        ("data.image_size", "128,256", (128, 256)),
+        ("data.eval_size", "[128, 128]", 128),  # a square has one form
         ("optim.lr", "1e-3", 0.001),
         ("optim.lr", "2", 2.0),
         ("optim.betas", "0.8,0.9", (0.8, 0.9)),
@@ -228,6 +232,8 @@ OTHER_VALUES = {
     "model.options": "{class_token = false}",
     "model.freeze": '["blocks.*"]',
     "data.weights": "2,0.5",
+    "data.image_size": "48",
+    "data.eval_size": "[48, 64]",
     "data.mean": "0.1,0.2,0.3",
     "data.std": "0.1,0.2,0.3",
     "augment.scale": "0.125,0.875",
@@ -315,7 +321,7 @@ def test_every_key_is_explained() -> None:
 def test_a_builtin_recipe_builds_its_model(name: str) -> None:
     """On the meta device: shapes without data, so that large models take no time."""
     config = load_recipe(name)
-    size = config.data.eval_size or config.data.image_size
+    size = height_width(config.data.eval_size or config.data.image_size)
     with torch.device("meta"), torch.no_grad():
         model = build_run_model(config, 10).eval()
-        assert model(torch.zeros(1, 3, size, size)).shape == (1, 10)
+        assert model(torch.zeros(1, 3, *size)).shape == (1, 10)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from trainyard.config import check
 from trainyard.course import Course, Phase, build_course
 from trainyard.errors import RecipeError
+from trainyard.image_size import ImageSize
 
 
 def course(
@@ -34,7 +35,7 @@ def course(
     )
 
 
-def brief(course: Course) -> list[tuple[int, int, int, int]]:
+def brief(course: Course) -> list[tuple[int, int, int, ImageSize]]:
     return [(p.start, p.first_sample, p.batch, p.image_size) for p in course.phases]
 
 

@@ -19,6 +19,7 @@ LEVELS = [
         "parent",
         "hardware",
         "hints",
+        "image_size",
         "printable",
         "children",
         "early_stop",
@@ -36,6 +37,7 @@ LEVELS = [
 SIBLINGS = {
     ("world", "errors"),
     ("course", "errors"),
+    ("course", "image_size"),
     ("files", "errors"),
     ("early_stop", "errors"),
     ("compare", "config"),

@@ -93,6 +93,7 @@ SLOW = {
         "tests/export",
         "tests/test_cli_predict.py",
         "tests/test_cli_export.py",
+        "tests/test_rectangles.py",
         "tests/model/test_flops.py",
         "tests/model/test_weights.py::test_a_model_that_timm_never_trained",
         "tests/estimate",

@@ -26,6 +26,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.errors import CheckpointError, DataError
 from trainyard.files import find_checkpoint
+from trainyard.image_size import ImageSize, height_width
 from trainyard.run.build import build_feeds, trained_model
 from trainyard.run.pretrained import prefers_average
 from trainyard.training import checkpoint
@@ -116,8 +117,8 @@ class Classifier:
     device: torch.device
 
     @property
-    def image_size(self) -> int:
-        """Side in pixels of the model's input images."""
+    def image_size(self) -> ImageSize:
+        """Size of the model's input images: the side of a square, or height and width."""
         return self.config.data.eval_size or self.config.data.image_size
 
     def predict(self, images: Sequence[Picture], top: int = 5) -> list[list[Guess]]:
@@ -132,13 +133,13 @@ class Classifier:
         return found
 
     def preprocess(self, images: Sequence[Picture]) -> Tensor:
-        """Input of the model: central crops, normalised; [B, 3, size, size].
+        """Input of the model: central crops, normalised; [B, 3, height, width].
 
         DataError, which names the first unreadable image.
         """
         contents = [_content(image, number) for number, image in enumerate(images)]
         data, size = self.config.data, self.image_size
-        pixels_BHWC = np.empty((len(contents), size, size, 3), np.uint8)
+        pixels_BHWC = np.empty((len(contents), *height_width(size), 3), np.uint8)
         crop, decoder = CentralCrop(size, data.crop_pct), own_decoder()
         bad = decode_batch(contents, crop, pixels_BHWC, data.interpolation, decoder=decoder)
         for number, reason in sorted(bad.items()):

@@ -15,11 +15,15 @@ from typing import Annotated, Protocol
 from pydantic import AfterValidator
 
 from trainyard.errors import RecipeError
+from trainyard.image_size import ImageSize, parse_size
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(steps?|epochs?|samples?|%)")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(seconds?|minutes?|hours?)")
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600}
 _STAGE = re.compile(rf"({_DURATION.pattern})\s*:\s*([1-9]\d*)")
+_SIZE_STAGE = re.compile(
+    rf"({_DURATION.pattern})\s*:\s*([1-9]\d*|\[\s*[1-9]\d*\s*,\s*[1-9]\d*\s*\])"
+)
 
 
 def _checked(text: str) -> str:
@@ -78,6 +82,24 @@ Stage = Annotated[str, AfterValidator(_checked_stage)]
 """A value, and the duration after which it applies."""
 
 
+def _checked_size_stage(text: str) -> str:
+    if not _SIZE_STAGE.fullmatch(text.strip()):
+        raise ValueError(
+            "write the beginning of the stage and a side, or height and width: "
+            '"5 epochs: 160", "40%: [128, 256]"'
+        )
+    return text
+
+
+SizeStage = Annotated[str, AfterValidator(_checked_size_stage)]
+"""An image size, and the duration after which it applies."""
+
+
+def stage_size(stage: str) -> ImageSize:
+    """The image size of a stage."""
+    return parse_size(stage.rpartition(":")[2].strip())
+
+
 @dataclass(frozen=True)
 class Phase:
     """Consecutive steps with one batch and one image size."""
@@ -86,7 +108,7 @@ class Phase:
     stop: int  # one past its last
     first_sample: int  # samples seen before `start`
     batch: int  # global
-    image_size: int  # pixels
+    image_size: ImageSize
 
 
 class Due(Protocol):
@@ -156,7 +178,7 @@ def build_course(
     *,
     epoch_samples: int,
     batch: int,
-    image_size: int,
+    image_size: ImageSize,
     batch_stages: Sequence[str] = (),
     size_stages: Sequence[str] = (),
 ) -> Course:
@@ -172,10 +194,12 @@ def build_course(
         amount, is_steps = _amount(duration, length, epoch_samples)
         return amount if is_steps else _steps(amount, batches)
 
-    for start, value in _changes("schedule.batch_size", batch_stages, position):
+    for start, stage in _changes("schedule.batch_size", batch_stages, position):
+        value = int(stage.rpartition(":")[2])
         batches.append(Phase(start, start, int(_samples(start, batches)), value, image_size))
     num_steps = math.ceil(position(length))
-    sizes = [(0, image_size), *_changes("schedule.image_size", size_stages, position)]
+    changes = _changes("schedule.image_size", size_stages, position)
+    sizes = [(0, image_size), *((start, stage_size(stage)) for start, stage in changes)]
     starts = {phase.start for phase in batches} | {start for start, _ in sizes}
     borders = [*sorted(start for start in starts if start < num_steps), num_steps]
     phases = []
@@ -188,18 +212,18 @@ def build_course(
 
 def _changes(
     key: str, stages: Sequence[str], position: Callable[[str], Fraction]
-) -> Iterator[tuple[int, int]]:
-    """The first step and the value of each stage."""
+) -> Iterator[tuple[int, str]]:
+    """The first step of each stage, and the stage."""
     before = Fraction(-1)
     for stage in stages:
-        duration, _, value = stage.rpartition(":")
+        duration = stage.rpartition(":")[0]
         begin = position(duration)
         # Compared exactly, not in whole steps: in a short run stages may start with the same step.
         if begin <= before:
             raise RecipeError(
                 f"{key}: {stage!r} does not begin after the previous stage: write them in order"
             )
-        yield math.ceil(begin), int(value)
+        yield math.ceil(begin), stage
         before = begin
 
 

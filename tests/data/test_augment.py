@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_sample_images
+from timm.data import create_transform
 from torchvision.transforms import v2
 
 from tests.images import encode
@@ -19,6 +20,7 @@ from trainyard.data.decode.decode import decode_batch
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.rng import fold_in, uniforms
 from trainyard.errors import RecipeError
+from trainyard.image_size import ImageSize
 
 IMAGENET = RandomResizedCrop(seed=7, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5)
 WHOLE = RandomResizedCrop(seed=7, scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0)  # seldom fits
@@ -178,11 +180,31 @@ def test_central_crop_is_resize_then_crop(
     assert (difference > 1).mean() < 1e-3
 
 
+@pytest.mark.parametrize("target", [(64, 160), (160, 64), (96, 97), (224, 225)], ids=str)
+@pytest.mark.parametrize("crop_pct", [0.875, 1.0])
+@pytest.mark.parametrize("size", [(640, 427), (427, 640), (160, 64), (33, 470)], ids=str)
+def test_central_crops_of_rectangles_are_those_of_timm(
+    size: tuple[int, int], target: tuple[int, int], crop_pct: float
+) -> None:
+    image = PHOTOGRAPH.resize(size)
+    theirs = create_transform((3, *target), crop_pct=crop_pct, normalize=False)
+    ours = np.empty((1, *target, 3), np.uint8)
+    content = encode(image, "PNG", compress_level=0)
+    assert decode_batch([content], CentralCrop(target, crop_pct), ours, "bilinear") == {}
+    pixels = np.asarray(theirs(image)).transpose(1, 2, 0)
+    difference = np.abs(ours[0].astype(int) - pixels)
+    assert difference.max() <= 2
+    assert (difference > 1).mean() < 1e-3
+
+
+@pytest.mark.parametrize("target", [224, (64, 160), (160, 64)], ids=str)
 @pytest.mark.parametrize("crop_pct", [0.875, 1.0])
 @pytest.mark.parametrize("size", [*ODD_SIZES, (640, 427)], ids=str)
-def test_central_crops_lie_inside(size: tuple[int, int], crop_pct: float) -> None:
+def test_central_crops_lie_inside(
+    size: tuple[int, int], crop_pct: float, target: ImageSize
+) -> None:
     """To the bit: boxes over an edge by a rounding error would be left to the libraries."""
-    left, top, right, bottom = CentralCrop(224, crop_pct)(np.array([size])).boxes[0]
+    left, top, right, bottom = CentralCrop(target, crop_pct)(np.array([size])).boxes[0]
     assert 0 <= left < right <= size[0]
     assert 0 <= top < bottom <= size[1]
 

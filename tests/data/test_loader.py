@@ -39,6 +39,7 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
 from trainyard.data.storage import mapped
 from trainyard.errors import LoaderError
+from trainyard.image_size import height_width
 from trainyard.world import World, cores_per_rank
 
 PHOTOGRAPHS = [Image.fromarray(pixels) for pixels in load_sample_images().images]
@@ -83,13 +84,13 @@ def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.uint
     epochs = config.plan.epochs(step, config.rank, config.size)
     images = [Image.open(index.locate(int(sample))[0]).convert("RGB") for sample in ids]
     crops = config.crop.draw(ids, epochs)(np.array([image.size for image in images]))
-    shape = (config.image_size, config.image_size)
+    height, width = height_width(config.image_size)
     pixels = []
     for image, box in zip(images, crops.boxes.tolist(), strict=True):
         if crops.resizes_first:
-            image = image.resize(shape, Image.Resampling.BILINEAR, box=box)
+            image = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
         else:
-            image = image.crop(box).resize(shape, Image.Resampling.BILINEAR)
+            image = image.crop(box).resize((width, height), Image.Resampling.BILINEAR)
         pixels.append(np.asarray(image))
     flips = crops.flips.tolist()
     return np.stack([p[:, ::-1] if flip else p for p, flip in zip(pixels, flips, strict=True)])
@@ -124,6 +125,18 @@ def test_batches_come_in_the_plans_order(index: Index, threads: int, rank: int, 
         np.testing.assert_array_equal(batch.images_BHWC, plain_images(index, config, step))
         assert (batch.weights == 1).all()
         assert batch.bad == []
+
+
+@pytest.mark.parametrize("crop", [CROP, CentralCrop((16, 40), 0.8)], ids=["random", "central"])
+def test_rectangles_lie_in_the_ring_as_they_are(
+    index: Index, crop: RandomResizedCrop | CentralCrop
+) -> None:
+    """Height and width, changed for each other, have as many bytes."""
+    config = spec(crop=crop, image_size=(16, 40), stop=44)
+    (batch,) = all_batches(index, config)
+    assert batch.images_BHWC.shape == (32, 16, 40, 3)
+    off = batch.images_BHWC.astype(int) - plain_images(index, config, 43)
+    assert np.abs(off).max() <= 1
 
 
 def test_the_last_batch_of_one_pass_is_as_short_as_it_is(index: Index) -> None:

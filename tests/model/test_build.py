@@ -118,6 +118,24 @@ def test_models_that_take_several_sizes(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "resnet18"]
+)
+def test_models_take_rectangles(name: str) -> None:
+    """timm's options take height and width, in this order."""
+    config = ModelConfig(name=name)
+    model = build_model(config, num_classes=5, image_size=(64, 128), other_sizes=[(96, 64)]).eval()
+    with torch.no_grad():
+        for size in ((64, 128), (96, 64)):
+            assert model(torch.zeros(2, 3, *size)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("size", [(64, 70), (70, 64)], ids=str)
+def test_patches_cover_both_sides(size: tuple[int, int]) -> None:
+    with pytest.raises(RecipeError, match="the last 6 of 70 pixels: choose 64 or 80"):
+        build_model(ModelConfig(name="vit_tiny_patch16_224"), num_classes=5, image_size=size)
+
+
+@pytest.mark.parametrize(
     ("name", "sizes", "size"), [("mixer_s32_224", (64, 96), 96), ("test_convnext", (8,), 8)]
 )
 def test_a_size_that_does_not_fit_is_one_line(name: str, sizes: tuple[int, ...], size: int) -> None:

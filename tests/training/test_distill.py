@@ -15,6 +15,7 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.course import build_course
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
+from trainyard.image_size import height_width
 from trainyard.run.build import build_run_model
 from trainyard.run.distillation import build_teacher
 from trainyard.training.step import TrainStep
@@ -41,8 +42,8 @@ def teacher(config: RunConfig, classes: list[str] = CLASSES, sizes: tuple[str, .
 
 
 def images_of(config: RunConfig) -> torch.Tensor:
-    size = config.data.image_size
-    return torch.randn(4, 3, size, size, generator=torch.Generator().manual_seed(0))
+    size = height_width(config.data.image_size)
+    return torch.randn(4, 3, *size, generator=torch.Generator().manual_seed(0))
 
 
 def logits_of(config: RunConfig, weights: Path) -> torch.Tensor:

@@ -28,6 +28,7 @@ from trainyard.course import Course
 from trainyard.data.batch import Batch, Samples
 from trainyard.data.device.copies import InFlightBatch
 from trainyard.data.device.feed import Feed
+from trainyard.image_size import ImageSize, height_width
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.meters import Meter
 from trainyard.optim.optimizers import build_optimizer
@@ -155,8 +156,8 @@ class Parts:
         self.meter.add(stats)
 
 
-def arriving(size: int) -> InFlightBatch:
-    pixels_BHWC = torch.empty(BATCH, size, size, 3, dtype=torch.uint8, device=META)
+def arriving(size: ImageSize) -> InFlightBatch:
+    pixels_BHWC = torch.empty(BATCH, *height_width(size), 3, dtype=torch.uint8, device=META)
 
     @contextmanager
     def pixels() -> Iterator[Tensor]:

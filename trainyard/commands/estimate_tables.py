@@ -21,6 +21,7 @@ from trainyard.estimate.estimate import (
 )
 from trainyard.estimate.network import Link, StepTime, describe
 from trainyard.hardware import prices_of
+from trainyard.image_size import size_text
 
 
 def print_all(
@@ -37,7 +38,7 @@ def print_all(
     print(
         f"{options.recipe}: {workload.sizes.trained / 1e6:,.4g} million weights, "
         f"{workload.flops / 1e9:,.3g} GFLOP to train on an image of "
-        f"{workload.work.image_size} pixels; {epochs:,.4g} epochs of "
+        f"{size_text(workload.work.image_size)} pixels; {epochs:,.4g} epochs of "
         f"{course.epoch_samples:,} images, {course.num_steps:,} steps"
     )
     _print_estimates(estimates)
@@ -126,9 +127,9 @@ def _assumptions(options: argparse.Namespace, cluster: Cluster) -> list[str]:
     ]
     if measured is not None:
         lines.append(
-            f"One GPU, measured: {measured.images:,} images of {measured.image_size} pixels in "
-            f"{1e3 * measured.seconds:.4g} ms, of which {1e3 * measured.fixed:g} ms whatever the "
-            "number."
+            f"One GPU, measured: {measured.images:,} images of "
+            f"{size_text(measured.image_size)} pixels in {1e3 * measured.seconds:.4g} ms, of which "
+            f"{1e3 * measured.fixed:g} ms whatever the number."
         )
     elif device is not None:
         lines.append(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from trainyard.config import RunConfig
 from trainyard.course import Course
 from trainyard.errors import InputError
+from trainyard.image_size import num_pixels
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,6 +71,9 @@ def _curves(config: RunConfig, course: Course) -> tuple[NDArray[np.float64], lis
     rates = [schedule(step) for step in steps]
     phases = [course.phase(step) for step in steps]
 
+    # Of a rectangle: the side of the square with as many pixels.
+    sides = [num_pixels(phase.image_size) ** 0.5 for phase in phases]
+
     def curve(label: str, values: list[float], has_levels: bool = False) -> Curve:
         return Curve(label, np.array([*values, values[-1]]), has_levels)
 
@@ -77,7 +81,7 @@ def _curves(config: RunConfig, course: Course) -> tuple[NDArray[np.float64], lis
         curve("learning rate", [rate.lr for rate in rates]),
         curve("weight decay", [rate.weight_decay for rate in rates]),
         curve("drop path\n(rate)", [rate.drop_path or 0.0 for rate in rates]),
-        curve("image size\n(pixels)", [phase.image_size for phase in phases], has_levels=True),
+        curve("image size\n(pixels)", sides, has_levels=True),
         curve("global batch\n(samples)", [phase.batch for phase in phases], has_levels=True),
     ]
     epochs = np.array([course.epoch(step) for step in [*steps, course.num_steps]])

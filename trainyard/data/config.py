@@ -2,12 +2,31 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import (
+    AfterValidator,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.storage.location import take_secrets
+from trainyard.image_size import ImageSize, as_size, height_width
 from trainyard.section import Section
 
+
+def _one_size(value: object, check: ValidatorFunctionWrapHandler) -> ImageSize:
+    try:
+        return as_size(*height_width(check(tuple(value) if isinstance(value, list) else value)))
+    except ValidationError:
+        raise ValueError(
+            "write a side in pixels, or height and width: 224, say, or [128, 256]"
+        ) from None
+
+
+Pixels = Annotated[int, Field(ge=1)]
+Size = Annotated[Pixels | tuple[Pixels, Pixels], WrapValidator(_one_size)]
 Positive = Annotated[float, Field(gt=0)]
 Location = Annotated[str, AfterValidator(take_secrets)]
 Locations = Location | Annotated[tuple[Location, ...], Field(min_length=1)]
@@ -35,12 +54,14 @@ class DataConfig(Section):
     repeats: int = Field(1, ge=1)
     """Number of times in a row that each sample is used, each time with another crop (repeated
     augmentation). The number of images per epoch stays the same."""
-    image_size: int = Field(224, ge=1)
-    """Side of a training image in pixels."""
-    eval_size: int | None = Field(None, ge=1)
-    """Side of an evaluation image in pixels; `image_size` by default."""
+    image_size: Size = 224
+    """Side of a training image in pixels, or its height and width: [128, 256]. Crops keep the
+    shapes of `augment.ratio`, and are stretched to this one."""
+    eval_size: Size | None = None
+    """Side of an evaluation image in pixels, or its height and width; `image_size` by default."""
     crop_pct: float = Field(0.875, gt=0, le=1)
-    """Share of the short side that the central evaluation crop covers."""
+    """Share of the short side that the central evaluation crop covers. For a height and width: the
+    image is resized to the smallest size of its own shape that covers both over `crop_pct`."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of each colour channel, on a scale of 0 to 1."""
     std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)

@@ -32,6 +32,7 @@ from trainyard.data.stream.shards import Stream
 from trainyard.data.stream.walk import StreamSpec
 from trainyard.data.transforms.batches import batch_transforms, pixel_transforms
 from trainyard.data.transforms.config import AugmentConfig
+from trainyard.image_size import ImageSize
 from trainyard.world import World, cores_per_rank
 
 
@@ -119,7 +120,9 @@ class Feeds:
             report=report,
         )
 
-    def statistics(self, index: Index | Stream, samples: int, image_size: int) -> TrainingFeed:
+    def statistics(
+        self, index: Index | Stream, samples: int, image_size: ImageSize
+    ) -> TrainingFeed:
         """Training images to estimate batch-norm statistics from: cropped and flipped only.
 
         They are the first `samples` of the run's order, rounded up to whole batches.

@@ -25,6 +25,7 @@ from torch.utils.flop_counter import flop_registry
 
 from trainyard.errors import InputError
 from trainyard.hardware import Accelerator
+from trainyard.image_size import ImageSize, height_width, num_pixels
 
 Kind = Literal["matrix", "convolution", "grouped", "other"]
 ComputeBound = Literal["arithmetic", "memory traffic", "kernel launches"]
@@ -51,7 +52,7 @@ class TrainingWork(NamedTuple):
     """A training step without its update."""
 
     operations: tuple[Operation, ...]
-    image_size: int
+    image_size: ImageSize
     kept_bytes: float  # activations kept for the backward pass, per image
     cast_bytes: float  # other kept bytes: weights in another precision
 
@@ -61,7 +62,9 @@ class TrainingWork(NamedTuple):
         return sum(operation.flops for operation in self.operations)
 
 
-def trace_training(model: nn.Module, image_size: int, dtype: torch.dtype | None) -> TrainingWork:
+def trace_training(
+    model: nn.Module, image_size: ImageSize, dtype: torch.dtype | None
+) -> TrainingWork:
     """The work of a model in training, on any device; the model stays unchanged.
 
     `dtype`: of the autocast; None for float32 throughout. Nothing is computed.
@@ -85,13 +88,15 @@ class _Trace(NamedTuple):
     kept: float  # bytes
 
 
-def _trace(model: nn.Module, images: int, image_size: int, dtype: torch.dtype | None) -> _Trace:
+def _trace(
+    model: nn.Module, images: int, image_size: ImageSize, dtype: torch.dtype | None
+) -> _Trace:
     step = _Step(model, dtype)
     with FakeTensorMode():
         tensors = chain(step.named_parameters(), step.named_buffers())
         fakes = {name: _like(tensor) for name, tensor in tensors}
         own = {tensor.untyped_storage()._cdata for tensor in fakes.values()}
-        batch = torch.empty(images, 3, image_size, image_size)
+        batch = torch.empty(images, 3, *height_width(image_size))
         batch = batch.to(memory_format=torch.channels_last)
         labels = torch.zeros(images, dtype=torch.long)
         with _Recorder() as recorder, _keeping(own) as kept:
@@ -217,21 +222,21 @@ class Roofline:
     device: Accelerator
     precision: str
     images: int
-    """Micro-batch size, in images of `work.image_size` pixels."""
+    """Micro-batch size, in images of `work.image_size`."""
     update_bytes: float
     """Bytes read and written by an update: weights, gradients and moments."""
     compiled: bool = False
     efficiency: Efficiency = field(default_factory=Efficiency)
 
-    def compute(self, images: int, image_size: int) -> float:
+    def compute(self, images: int, image_size: ImageSize) -> float:
         """Seconds of a step: forward, backward and update."""
-        area = (image_size / self.work.image_size) ** 2
+        area = num_pixels(image_size) / num_pixels(self.work.image_size)
         count = math.ceil(images * area / self.images)
         micro_step = self.micro_step(images * area / count)
         return count * micro_step.seconds + self.update_bytes / self._bandwidth
 
     def micro_step(self, images: float) -> MicroStep:
-        """Forward and backward pass of some images of `work.image_size` pixels."""
+        """Forward and backward pass of some images of `work.image_size`."""
         arithmetic = traffic = 0.0
         for operation in self.work.operations:
             computed = operation.flops * images / self._peak(operation)

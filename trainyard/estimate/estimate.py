@@ -33,6 +33,7 @@ from trainyard.estimate.network import (
 )
 from trainyard.files import RunDirectory
 from trainyard.hardware import Accelerator, find_accelerator
+from trainyard.image_size import ImageSize, num_pixels
 from trainyard.monitor.history import read_history
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class MeasuredThroughput:
     seconds: float
     fixed: float
     """Seconds that do not depend on the images: the update, the launches of kernels."""
-    image_size: int
+    image_size: ImageSize
 
     def __post_init__(self) -> None:
         if self.fixed >= self.seconds:
@@ -78,9 +79,9 @@ class MeasuredThroughput:
                 f"{1000 * self.seconds:.4g} ms: give less, or the time of a step of more images"
             )
 
-    def compute(self, images: int, image_size: int) -> float:
-        """Seconds of a step for another number of images, of another size in pixels."""
-        area = (image_size / self.image_size) ** 2
+    def compute(self, images: int, image_size: ImageSize) -> float:
+        """Seconds of a step for another number of images, of another size."""
+        area = num_pixels(image_size) / num_pixels(self.image_size)
         return self.fixed + (self.seconds - self.fixed) * area * images / self.images
 
     def bound(self, images: int) -> Literal["device"]:
@@ -228,7 +229,7 @@ class Stage(NamedTuple):
     """All steps of one global batch and image size."""
 
     batch: int
-    image_size: int
+    image_size: ImageSize
     samples: int
 
 
@@ -269,7 +270,7 @@ class Scenario:
         """InputError if nodes would not be full."""
         return self.network.span(self.gpus).nodes
 
-    def compute(self, images: int, image_size: int) -> float:
+    def compute(self, images: int, image_size: ImageSize) -> float:
         """Seconds of compute in a step of a GPU."""
         return self.slowdown * self.gpu.compute(images, image_size)
 
@@ -465,8 +466,8 @@ def _utilisation(workload: Workload, cluster: Cluster, rate: float) -> float | N
 
     if cluster.device is None:
         return None
-    course, size = workload.course, workload.work.image_size
-    areas = [(p.stop - p.start) * p.batch * (p.image_size / size) ** 2 for p in course.phases]
+    course, size = workload.course, num_pixels(workload.work.image_size)
+    areas = [(p.stop - p.start) * p.batch * num_pixels(p.image_size) / size for p in course.phases]
     flops = workload.flops * sum(areas) / course.samples(course.num_steps)
     return flops * rate / peak_flops(cluster.device, workload.config.batch.precision)
 

@@ -7,6 +7,7 @@ from trainyard.config import tree_as_toml
 from trainyard.export.check import Difference
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
+from trainyard.image_size import height_width
 
 MADE_BY = "Made by `trainyard export`"
 """Text in every card, which tells cards from other files."""
@@ -28,8 +29,8 @@ $made_by: the $weights of step $step, as $format.
 |---|---|
 | architecture | `$architecture` of timm, $parameters parameters |
 | built with | $model_args |
-| input | float32[batch, 3, $size, $size], RGB, normalised; batch as you like |
-| preprocessing | short side to $short pixels ($interpolation), central $size x $size, \
+| input | float32[batch, 3, $height, $width], RGB, normalised; batch as you like |
+| preprocessing | $resizing ($interpolation), central $height x $width, \
 from 0 to 1, minus mean $mean, divided by std $std |
 | output | logits of $num_classes classes; softmax makes probabilities |
 | trained on | $train |
@@ -59,7 +60,7 @@ $recipe
 
 _TIMM_TRANSFORM = """\
 transform = timm.data.create_transform(
-    input_size=(3, $size, $size),
+    input_size=(3, $height, $width),
     crop_pct=$crop_pct,
     interpolation="$interpolation",
     mean=$mean,
@@ -73,14 +74,21 @@ _PREPARE = """\
 
 def prepare(path):
     image = Image.open(path).convert("RGB")
-    shortest = min(image.size)
-    image = image.resize([side * $short // shortest for side in image.size], Image.$filter)
-    left, top = (round((side - $size) / 2) for side in image.size)
-    image = image.crop((left, top, left + $size, top + $size))
+$resize
+    left, top = round((image.width - $width) / 2), round((image.height - $height) / 2)
+    image = image.crop((left, top, left + $width, top + $height))
     pixels = (np.asarray(image, np.float32) / 255 - $mean) / $std
     return pixels.transpose(2, 0, 1)[None].astype(np.float32)
 
 """
+
+_RESIZE_SHORT_SIDE = """\
+    shortest = min(image.size)
+    image = image.resize([side * $down // shortest for side in image.size], Image.$filter)"""
+
+_RESIZE_TO_COVER = """\
+    factor = min(image.width / $across, image.height / $down)
+    image = image.resize([round(side / factor) for side in image.size], Image.$filter)"""
 
 _USAGE = {
     "safetensors": """\
@@ -143,14 +151,14 @@ print(classes[logits.argmax()])""",
 
 def card(about: Description, kind: str, file: str, difference: Difference) -> str:
     """The card of a `file` or folder; `kind` is a format, or "hub"."""
+    sizes, resize = _sizes(about)
     texts = {
+        **sizes,
         "architecture": about.architecture,
         "num_classes": str(len(about.classes)),
-        "size": str(about.image_size),
-        "short": str(int(about.image_size / about.crop_pct)),
         "crop_pct": str(about.crop_pct),
         "interpolation": about.interpolation,
-        "filter": about.interpolation.upper(),
+        "resize": Template(resize).substitute(sizes, filter=about.interpolation.upper()),
         "mean": str(about.mean),
         "std": str(about.std),
         "arguments": "".join(f", {key}={value!r}" for key, value in about.model_args.items()),
@@ -176,6 +184,18 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         classes=_classes(about.classes),
         recipe=tree_as_toml(about.recipe).rstrip(),
     )
+
+
+def _sizes(about: Description) -> tuple[dict[str, str], str]:
+    """Texts about the image size, and the code that resizes an image as CentralCrop does."""
+    height, width = height_width(about.image_size)
+    down, across = int(height / about.crop_pct), int(width / about.crop_pct)
+    texts = {"height": height, "width": width, "down": down, "across": across}
+    if down == across:
+        resizing, code = f"short side to {down} pixels", _RESIZE_SHORT_SIDE
+    else:
+        resizing, code = f"to the smallest size that covers {down} x {across}", _RESIZE_TO_COVER
+    return {**{key: str(value) for key, value in texts.items()}, "resizing": resizing}, code
 
 
 def _accuracy(about: Description) -> str:

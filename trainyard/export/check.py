@@ -13,9 +13,10 @@ from trainyard.data.index.build import saved_index
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.errors import DataError, TrainyardError
+from trainyard.image_size import height_width
 
 Exported = Callable[[Tensor], Tensor]
-"""A reloaded exported model: float32[B, 3, size, size] to logits."""
+"""A reloaded exported model: float32[B, 3, height, width] to logits."""
 
 _TOLERANCE = 1e-3  # relative to the largest logit; other libraries sum in another order
 _REAL = 16  # validation images
@@ -45,8 +46,8 @@ def plain_model(classifier: Classifier) -> nn.Module:
 
 def examples(classifier: Classifier) -> list[Tensor]:
     """Batches to compare on: noise, and validation images if they can be read."""
-    size, generator = classifier.image_size, torch.Generator().manual_seed(0)
-    noise = [torch.randn(count, 3, size, size, generator=generator) for count in _RANDOM]
+    size, generator = height_width(classifier.image_size), torch.Generator().manual_seed(0)
+    noise = [torch.randn(count, 3, *size, generator=generator) for count in _RANDOM]
     contents = _real(classifier)
     return [*noise, classifier.preprocess(contents).cpu().float()] if contents else noise
 

@@ -13,6 +13,7 @@ from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
 from trainyard.data.open_datasets import description
 from trainyard.data.storage.credentials import without_secrets
+from trainyard.image_size import ImageSize, height_width
 from trainyard.training import checkpoint
 
 INPUT, OUTPUT = "images", "logits"  # names, in formats that have names
@@ -29,7 +30,7 @@ class Description:
     model_args: dict[str, Any]
     """Further arguments of timm.create_model that the weights need."""
     classes: tuple[str, ...]
-    image_size: int
+    image_size: ImageSize
     crop_pct: float
     interpolation: str
     mean: tuple[float, float, float]
@@ -50,14 +51,14 @@ class Description:
 
     def metadata(self) -> dict[str, str]:
         """Metadata for the header of a file, by name; values other than text are JSON."""
+        height, width = height_width(self.image_size)
         values = {
             "architecture": self.architecture,
             "model_args": self.model_args,
             "classes": self.classes,
             "num_classes": len(self.classes),
             "image_size": self.image_size,
-            "input": f"float32[batch, 3, {self.image_size}, {self.image_size}], RGB from 0 to 1, "
-            "minus mean, by std",
+            "input": f"float32[batch, 3, {height}, {width}], RGB from 0 to 1, minus mean, by std",
             "mean": self.mean,
             "std": self.std,
             "interpolation": self.interpolation,

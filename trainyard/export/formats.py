@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trainyard.errors import InputError
 from trainyard.export.check import Exported
 from trainyard.export.description import INPUT, OUTPUT, Description
+from trainyard.image_size import height_width
 
 _NEEDS_ONNX = "ONNX needs further packages: pip install 'trainyard[onnx]'"
 _BATCH = {0: torch.export.Dim("batch")}  # an axis of any length
@@ -118,7 +119,7 @@ def _quiet() -> Iterator[None]:
 
 def _example(about: Description) -> Tensor:
     """Two images: with one, the exporter would fix the batch size at 1."""
-    return torch.zeros(2, 3, about.image_size, about.image_size)
+    return torch.zeros(2, 3, *height_width(about.image_size))
 
 
 FORMATS = {

@@ -9,6 +9,7 @@ from torch import nn
 from trainyard.export.check import Exported
 from trainyard.export.description import Description
 from trainyard.export.formats import FORMATS
+from trainyard.image_size import height_width
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 MARK = "trainyard"
@@ -52,7 +53,7 @@ def _config(model: Any, about: Description) -> dict[str, Any]:
             "pool_size": None,
             "custom_load": False,
             "num_classes": count,
-            "input_size": [3, about.image_size, about.image_size],
+            "input_size": [3, *height_width(about.image_size)],
             "interpolation": about.interpolation,
             "crop_pct": about.crop_pct,
             "crop_mode": "center",

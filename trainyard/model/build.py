@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean
+from trainyard.image_size import ImageSize, height_width, size_text
 from trainyard.model.config import ModelConfig
 
 # Options of timm that belong to another recipe key or are not configurable.
@@ -34,11 +35,15 @@ _SMALLEST_PATCH = 4  # pixels; strides below are those of convolutions
 
 
 def build_model(
-    config: ModelConfig, *, num_classes: int, image_size: int, other_sizes: Collection[int] = ()
+    config: ModelConfig,
+    *,
+    num_classes: int,
+    image_size: ImageSize,
+    other_sizes: Collection[ImageSize] = (),
 ) -> nn.Module:
     """The model on the CPU, freshly initialised from torch's random state.
 
-    It accepts images of `image_size` pixels, the size of its position embeddings, and of each of
+    It accepts images of `image_size`, the size of its position embeddings, and of each of
     `other_sizes`. RecipeError if there is no such model, or none with these options or sizes.
     """
     import timm
@@ -55,7 +60,7 @@ def build_model(
         if any(size != image_size for size in other_sizes):
             ways = _FLEXIBLE
     model = _first_that_takes(ways, config, options)
-    for size in (image_size, *sorted(other_sizes)):
+    for size in (image_size, *sorted(other_sizes, key=height_width)):
         with _whole_patches(model, config, size):
             _check_images(model, config, size, num_classes)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
@@ -78,12 +83,12 @@ def _first_that_takes(
     raise AssertionError("the last way has no further options")
 
 
-def _check_images(model: nn.Module, config: ModelConfig, size: int, num_classes: int) -> None:
-    """RecipeError unless the model maps an image of `size` pixels to one score per class.
+def _check_images(model: nn.Module, config: ModelConfig, size: ImageSize, num_classes: int) -> None:
+    """RecipeError unless the model maps an image of `size` to one score per class.
 
     Tried on torch's meta device; if that fails, also with real data, to be sure.
     """
-
+    shape = (1, 3, *height_width(size))
     named = chain(model.named_parameters(), model.named_buffers())
     shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in named}
     was_training = model.training
@@ -91,15 +96,13 @@ def _check_images(model: nn.Module, config: ModelConfig, size: int, num_classes:
     try:
         with torch.no_grad():
             try:
-                scores = functional_call(
-                    model, shapes, torch.empty(1, 3, size, size, device="meta")
-                )
+                scores = functional_call(model, shapes, torch.empty(shape, device="meta"))
             except Exception:
-                scores = model(torch.zeros(1, 3, size, size))
+                scores = model(torch.zeros(shape))
     except Exception as error:
         other = "other model.options" if config.options else "another model"
         raise RecipeError(
-            f"model.name: {config.name} does not accept images of {size} pixels "
+            f"model.name: {config.name} does not accept images of {size_text(size)} pixels "
             f"({_first_line(error)}): "
             f"choose {other}, or other data.image_size, data.eval_size, schedule.image_size"
         ) from error
@@ -112,22 +115,24 @@ def _check_images(model: nn.Module, config: ModelConfig, size: int, num_classes:
 
 
 @contextmanager
-def _whole_patches(model: nn.Module, config: ModelConfig, size: int) -> "Iterator[None]":
-    """RecipeError if patches do not cover the images of `size` pixels that run inside.
+def _whole_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> "Iterator[None]":
+    """RecipeError if patches do not cover the images of `size` that run inside.
 
     timm's transformers crop a remainder smaller than a patch, without an error. So do strided
     convolutions of other models, which are made for such sizes and lose less by it.
     """
     from timm.layers import PatchEmbed
 
-    cuts: list[tuple[int, int]] = []  # pixels of a patch, and pixels outside of all patches
+    # Pixels of a patch, pixels outside of all patches, and pixels of the image's side.
+    cuts: list[tuple[int, int, int]] = []
 
     def look(module: nn.Module, inputs: "tuple[torch.Tensor, ...]") -> None:
-        side = inputs[0].shape[-1]
-        patch, left = _uncovered(module, side)
-        if patch >= _SMALLEST_PATCH and left > 0:
-            pixels = round(size / side)  # earlier convolutions have made the input smaller
-            cuts.append((patch * pixels, left * pixels))
+        for axis, whole in enumerate(height_width(size)):
+            side = inputs[0].shape[axis - 2]
+            patch, left = _uncovered(module, side, axis)
+            if patch >= _SMALLEST_PATCH and left > 0:
+                pixels = round(whole / side)  # earlier convolutions have made the input smaller
+                cuts.append((patch * pixels, left * pixels, whole))
 
     about, modules = getattr(model, "pretrained_cfg", {}), [*model.modules()]
     is_of_patches = about.get("fixed_input_size") or any(isinstance(m, PatchEmbed) for m in modules)
@@ -142,23 +147,27 @@ def _whole_patches(model: nn.Module, config: ModelConfig, size: int) -> "Iterato
         for hook in hooks:
             hook.remove()
         if cuts:
-            raise RecipeError(_explain_cut(*cuts[0], config, size)) from None
+            raise RecipeError(_explain_cut(*cuts[0], config)) from None
 
 
-def _uncovered(module: nn.Module, side: int) -> tuple[int, int]:
-    """The side of a module's patches, and the pixels of an input's `side` that they leave out."""
+def _uncovered(module: nn.Module, side: int, axis: int) -> tuple[int, int]:
+    """The side of a module's patches, and the pixels of an input's `side` that they leave out.
+
+    `axis`: 0 is down, 1 is across.
+    """
     from timm.layers import PatchEmbed
 
     if isinstance(module, PatchEmbed):
-        return module.patch_size[-1], 0 if module.dynamic_img_pad else side % module.patch_size[-1]
+        patch = module.patch_size[axis]
+        return patch, 0 if module.dynamic_img_pad else side % patch
     assert isinstance(module, nn.Conv2d)
-    stride, kernel, padding = module.stride[-1], module.kernel_size[-1], module.padding[-1]
+    stride, kernel, padding = module.stride[axis], module.kernel_size[axis], module.padding[axis]
     if kernel < stride or isinstance(padding, str):  # subsampling, as in the attention of mvitv2
         return stride, 0
     return stride, (side + 2 * padding - kernel) % stride - padding
 
 
-def _explain_cut(patch: int, left: int, config: ModelConfig, size: int) -> str:
+def _explain_cut(patch: int, left: int, size: int, config: ModelConfig) -> str:
     below = size // patch * patch
     sizes = f"{below} or {below + patch}" if below else f"{patch}"
     return (

@@ -4,6 +4,7 @@ import math
 from collections import deque
 
 from trainyard.course import Course, Every
+from trainyard.image_size import num_pixels
 from trainyard.monitor.clock import Clock
 
 _REPORTS = 32  # window of the pace
@@ -50,7 +51,7 @@ class Eta:
     def _work(self, step: int) -> float:
         """Pixels of the images of the first `step` steps."""
         return sum(
-            (min(step, phase.stop) - phase.start) * phase.batch * phase.image_size**2
+            (min(step, phase.stop) - phase.start) * phase.batch * num_pixels(phase.image_size)
             for phase in self._course.phases
             if phase.start < step
         )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from trainyard.course import Duration, Stage
+from trainyard.course import Duration, SizeStage, Stage
 from trainyard.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -131,9 +131,9 @@ class ScheduleConfig(Section):
     drop_path_start: float | None = Field(None, ge=0, lt=1)
     """Drop path in the first epoch, with a linear rise to `model.drop_path` in the last; constant
     if not set."""
-    image_size: tuple[Stage, ...] = ()
+    image_size: tuple[SizeStage, ...] = ()
     """Later image sizes (progressive resizing), after `data.image_size`:
-    ["6 epochs: 160", "12 epochs: 192"]."""
+    ["6 epochs: 160", "12 epochs: 192"]; of rectangles: ["6 epochs: [128, 256]"]."""
     batch_size: tuple[Stage, ...] = ()
     """Later global batch sizes, after `batch.size`: ["30 epochs: 4096"]."""
 

@@ -14,13 +14,14 @@ from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.periodic import Periodic
 from trainyard.config import RunConfig
-from trainyard.course import Course, build_course, seconds_of
+from trainyard.course import Course, build_course, seconds_of, stage_size
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.open_datasets import Datasets, open_datasets
 from trainyard.data.slow_paths import warn_of_slow_paths
 from trainyard.distributed import Heartbeat
 from trainyard.errors import RecipeError
+from trainyard.image_size import num_pixels
 from trainyard.model.build import build_model
 from trainyard.model.drop_path import drop_path_setter
 from trainyard.model.ema import Ema
@@ -168,9 +169,8 @@ def reestimate_bn_statistics(
 
 def build_run_model(config: RunConfig, num_classes: int) -> nn.Module:
     """The model for every image size of the recipe, freshly initialised, with frozen parameters."""
-    stages = [int(stage.rpartition(":")[2]) for stage in config.schedule.image_size]
-    sizes = {config.data.image_size, *stages}
-    largest = max(sizes)  # position embeddings get the finest trained grid
+    sizes = {config.data.image_size, *map(stage_size, config.schedule.image_size)}
+    largest = max(sizes, key=num_pixels)  # position embeddings get the finest trained grid
     if config.data.eval_size is not None:
         sizes.add(config.data.eval_size)
     model = build_model(

@@ -11,6 +11,7 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course
 from trainyard.errors import InputError, RecipeError
 from trainyard.files import find_checkpoint
+from trainyard.image_size import height_width
 from trainyard.run.build import trained_model
 from trainyard.training import checkpoint
 from trainyard.training.distill import as_teacher
@@ -47,13 +48,13 @@ def build_teacher(
     except InputError as error:
         raise RecipeError(f"loss.teacher: {error}") from None
     teacher = as_teacher(model.to(device), AUTOCASTS[config.batch.precision])
-    for size in sorted({phase.image_size for phase in course.phases}):
+    for size in sorted({height_width(phase.image_size) for phase in course.phases}):
         try:
-            teacher(torch.zeros(1, 3, size, size, device=device))
+            teacher(torch.zeros(1, 3, *size, device=device))
         except (AssertionError, RuntimeError) as error:
             raise RecipeError(
                 f"loss.teacher: {recipe.model.name} in {path} does not accept the student's images "
-                f"of {size} x {size} pixels ({error})"
+                f"of {size[0]} x {size[1]} pixels ({error})"
             ) from None
     return teacher
 

@@ -27,6 +27,7 @@ from trainyard.data.loader.encoded_batch import ENTRY, JPEG
 from trainyard.data.order import training_plan
 from trainyard.data.transforms.config import AugmentConfig
 from trainyard.errors import RecipeError
+from trainyard.image_size import ImageSize, height_width
 from trainyard.world import World
 
 CPU, SIZE = torch.device("cpu"), 96
@@ -64,28 +65,32 @@ def photographs() -> list[bytes]:
 # --- one image ---
 
 
-def by_pillow(content: bytes, box: Any, *, first: bool, how: str) -> NDArray[np.int64]:
+def by_pillow(
+    content: bytes, box: Any, size: ImageSize, *, first: bool, how: str
+) -> NDArray[np.int64]:
     image = Image.open(io.BytesIO(content)).convert("RGB")
-    kind = Image.Resampling[how.upper()]
+    kind, (height, width) = Image.Resampling[how.upper()], height_width(size)
     if first:
-        return np.asarray(image.resize((SIZE, SIZE), kind, box=tuple(box))).astype(np.int64)
+        return np.asarray(image.resize((width, height), kind, box=tuple(box))).astype(np.int64)
     left, top, right, bottom = map(int, box)
     cropped = image.crop((left, top, right, bottom))
-    return np.asarray(cropped.resize((SIZE, SIZE), kind)).astype(np.int64)
+    return np.asarray(cropped.resize((width, height), kind)).astype(np.int64)
 
 
 CROPS = [
     RandomResizedCrop(seed=1, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), flip=0.5),
     CentralCrop(SIZE, 0.875),
+    CentralCrop((64, 120), 0.875),
 ]
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("how", ["bilinear", "bicubic"])
-@pytest.mark.parametrize("crop", CROPS, ids=["random", "central"])
+@pytest.mark.parametrize("crop", CROPS, ids=["random", "central", "rectangle"])
 def test_crops_are_those_of_pillow(
     crop: RandomResizedCrop | CentralCrop, how: Any, device: torch.device
 ) -> None:
+    size = crop.size if isinstance(crop, CentralCrop) else SIZE
     contents = photographs()
     decoded = Decoder(device, 1)(contents, 0)
     sizes = np.array([Image.open(io.BytesIO(content)).size for content in contents])
@@ -96,8 +101,8 @@ def test_crops_are_those_of_pillow(
             pixels, box, flip = decoded[place], crops.boxes[place], crops.flips[place]
             assert pixels is not None
             entry = np.array((JPEG, 0, box, flip, crops.resizes_first), ENTRY)[()]
-            found = crop_and_resize(pixels, entry, SIZE, how).cpu().numpy().astype(np.int64)
-            expected = by_pillow(content, box, first=crops.resizes_first, how=how)
+            found = crop_and_resize(pixels, entry, size, how).cpu().numpy().astype(np.int64)
+            expected = by_pillow(content, box, size, first=crops.resizes_first, how=how)
             expected = expected[:, ::-1] if flip else expected
             off = np.abs(found - expected)
             assert off.max() <= MOST[device.type] and np.median(off) <= 1

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from trainyard.data._native import core, is_built
 from trainyard.data.rng import between, fold_in, uniforms
+from trainyard.image_size import ImageSize, height_width
 
 _ATTEMPTS = 10  # as in torchvision and timm
 _CROP_STREAM = 1  # keeps crops independent of other uses of the same seed
@@ -113,9 +114,13 @@ class RandomCropParameters:
 
 @dataclass(frozen=True)
 class CentralCrop:
-    """Resizes the short side to `size / crop_pct`, then crops the central square (torchvision)."""
+    """Resizes the short side to `size / crop_pct`, then crops the central square (torchvision).
 
-    size: int
+    For a rectangle: resizes an image to the smallest size of its shape that covers the height and
+    the width over `crop_pct`, then crops the central rectangle (timm).
+    """
+
+    size: ImageSize
     crop_pct: float
 
     def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "CentralCrop":
@@ -123,12 +128,16 @@ class CentralCrop:
 
     def __call__(self, sizes: NDArray[np.int64]) -> Crops:
         """The crops of images of `sizes` (int[n, 2]: width, height)."""
-        short = int(self.size / self.crop_pct)
-        # Whole pixels of the resized image, truncated and rounded as in torchvision.
-        resized = sizes * short // sizes.min(axis=1, keepdims=True)
-        start = np.rint((resized - self.size) / 2.0)
+        size = np.array(height_width(self.size)[::-1])  # width and height, as in `sizes`
+        covered = (size / self.crop_pct).astype(np.int64)
+        # Whole pixels of the resized image, truncated and rounded as in torchvision and timm.
+        if covered[0] == covered[1]:
+            resized = sizes * covered // sizes.min(axis=1, keepdims=True)
+        else:
+            resized = np.rint(sizes / (sizes / covered).min(axis=1, keepdims=True))
+        start = np.rint((resized - size) / 2.0)
         step = sizes / resized
-        boxes = np.concatenate([start * step, (start + self.size) * step], axis=1)
+        boxes = np.concatenate([start * step, (start + size) * step], axis=1)
         inside = np.clip(boxes, 0, np.tile(sizes, 2))  # corrects rounding errors
         return Crops(inside, np.zeros(len(sizes), np.bool_), resizes_first=True)
 

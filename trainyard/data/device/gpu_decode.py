@@ -33,6 +33,7 @@ from trainyard.data.device.copies import (
 )
 from trainyard.data.loader.encoded_batch import JPEG, PIXELS, stretches
 from trainyard.errors import RecipeError
+from trainyard.image_size import ImageSize, height_width
 
 _CPU_ONLY = -99999  # nvImageCodec's device number for the CPU
 
@@ -95,21 +96,23 @@ def decoder_on(device: torch.device, threads: int) -> Decoder:
 
 
 def crop_and_resize(
-    pixels_HWC: Tensor, entry: NDArray[np.void], size: int, how: Interpolation
+    pixels_HWC: Tensor, entry: NDArray[np.void], size: ImageSize, how: Interpolation
 ) -> Tensor:
-    """The box of a whole image as uint8[size, size, 3], antialiased, by the crop in `entry`."""
+    """The box of a whole image as uint8[H, W, 3] of `size`, antialiased, by the crop in `entry`."""
     left, top, right, bottom = entry["box"].tolist()
+    target_height, target_width = height_width(size)
     pixels_1CHW = pixels_HWC.permute(2, 0, 1)[None]
     if entry["resizes_first"]:
         height, width = pixels_HWC.shape[:2]
-        down, across = size / (bottom - top), size / (right - left)
+        down, across = target_height / (bottom - top), target_width / (right - left)
         resized = round(height * down), round(width * across)
         y, x = round(top * down), round(left * across)
-        found = _resize(pixels_1CHW, resized, how)[..., y : y + size, x : x + size]
+        found = _resize(pixels_1CHW, resized, how)
+        found = found[..., y : y + target_height, x : x + target_width]
     else:
         rows = slice(math.floor(top), math.ceil(bottom))
         columns = slice(math.floor(left), math.ceil(right))
-        found = _resize(pixels_1CHW[..., rows, columns], (size, size), how)
+        found = _resize(pixels_1CHW[..., rows, columns], (target_height, target_width), how)
     found = found.flip(3) if entry["flip"] else found
     return found[0].permute(1, 2, 0)
 
@@ -138,7 +141,7 @@ class DecodingTransfer:
         self,
         device: torch.device,
         decoder: Decoder,
-        image_size: int,
+        image_size: ImageSize,
         *,
         how: Interpolation,
         locate: Callable[[int], tuple[str, int, int]],
@@ -179,7 +182,7 @@ class DecodingTransfer:
         Fills `whole` with the library's images, whose memory must live until the work is done.
         """
         entries, rest_BN = stretches(images_BHWC)
-        shape = (len(entries), self._size, self._size, 3)
+        shape = (len(entries), *height_width(self._size), 3)
         out_BHWC = torch.zeros(shape, dtype=torch.uint8, device=self._device)
         encoded = np.flatnonzero(entries["kind"] == JPEG).tolist()
         lengths = entries["length"].tolist()
@@ -203,7 +206,7 @@ class DecodingTransfer:
 
     def _on_host(self, content: bytes, entry: NDArray[np.void]) -> Tensor:
         """Decodes an image that the GPU refuses. ValueError if it is bad."""
-        out_BHWC = np.empty((1, self._size, self._size, 3), np.uint8)
+        out_BHWC = np.empty((1, *height_width(self._size), 3), np.uint8)
         crops = Crops(entry["box"][None], entry["flip"][None], bool(entry["resizes_first"]))
         bad = decode_batch([content], lambda sizes: crops, out_BHWC, self._how)
         if bad:

@@ -19,6 +19,7 @@ from trainyard.data.batch import Batch, HostBatch, samples_of
 from trainyard.data.device.feed import Feed, HostBatches
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.errors import CheckpointError, DataError
+from trainyard.image_size import ImageSize, height_width
 from trainyard.world import World, new_group, together
 
 JoinState = dict[str, Any]
@@ -202,8 +203,8 @@ def num_passes(course: Course) -> int | None:
     return math.ceil(course.epochs(course.length)) if "epoch" in course.length else None
 
 
-def _no_samples(image_size: int) -> HostBatch:
-    images_BHWC = np.zeros((0, image_size, image_size, 3), np.uint8)
+def _no_samples(image_size: ImageSize) -> HostBatch:
+    images_BHWC = np.zeros((0, *height_width(image_size), 3), np.uint8)
     return HostBatch(**samples_of(0).columns(), images_BHWC=images_BHWC)
 
 

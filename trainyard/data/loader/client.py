@@ -26,6 +26,7 @@ from trainyard.data.loader.ring import Ring, num_slots
 from trainyard.data.loader.spec import AGAIN, ENDING_SIGNALS
 from trainyard.data.storage.credentials import known
 from trainyard.errors import DataError, LoaderError
+from trainyard.image_size import ImageSize
 
 _CHECK_S = 0.5  # interval at which a waiting trainer checks that the loader process is alive
 _DEATH_S, _CLOSE_S, _KILL_S = 10, 5, 1  # limits for ending after a hang-up, a request, a kill
@@ -40,12 +41,12 @@ class LoaderProcess:
         spec: dict[str, Any],
         *,
         batch: int,
-        image_size: int,
+        image_size: ImageSize,
         threads: int,
     ) -> None:
         """`command CHANNEL_FD MEMORY_FD` fills slots of up to `batch` images by `spec`."""
         slots = num_slots(batch, threads)
-        shape = {"num_slots": slots, "batch": batch, "size": image_size}
+        shape: dict[str, Any] = {"num_slots": slots, "batch": batch, "size": image_size}
         ours, theirs = socket.socketpair()
         memory = _anonymous_memory()
         try:

@@ -16,6 +16,7 @@ from trainyard.data.decode.crops import CropParameters
 from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, jpeg_header
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.storage.encoded import EncodedSpans, as_stored
+from trainyard.image_size import ImageSize, height_width, num_pixels
 
 NOTHING, JPEG, PIXELS = range(3)
 ENTRY = np.dtype(
@@ -30,9 +31,9 @@ ENTRY = np.dtype(
 _COARSEST = 32  # largest reduction: above it, a GPU's resize kernel may fail
 
 
-def side_of(mean_length: float, image_size: int) -> int:
+def side_of(mean_length: float, image_size: ImageSize) -> int:
     """The side of a square image whose pixels can hold an entry and all but the largest images."""
-    most = max(2 * mean_length, 3 * image_size**2)
+    most = max(2 * mean_length, 3 * num_pixels(image_size))
     return math.ceil(math.sqrt((ENTRY.itemsize + most) / 3))
 
 
@@ -48,10 +49,10 @@ def put_encoded(
     draws: CropParameters,
     images_BHWC: NDArray[np.uint8],
     *,
-    size: int,
+    size: ImageSize,
     how: Interpolation,
 ) -> dict[int, str]:
-    """Fills the spans of some images, for results of side `size`. Returns the positions of bad
+    """Fills the spans of some images, for results of `size`. Returns the positions of bad
     images, with the reasons; images that a GPU finds to be bad are not among them.
     """
     entries, rest_BN = stretches(images_BHWC)
@@ -69,7 +70,7 @@ def put_encoded(
             rest_BN[position, :length] = np.frombuffer(content, np.uint8)
         elif position not in bad:
             others.append(position)
-    pixels_BHWC = np.empty((len(others), size, size, 3), np.uint8)
+    pixels_BHWC = np.empty((len(others), *height_width(size), 3), np.uint8)
     unreadable = decode_batch(
         [contents[position] for position in others],
         draws[np.array(others, np.int64)],
@@ -106,6 +107,6 @@ def _jpeg_size(content: bytes) -> tuple[int, int]:
     return header.size if header is not None and header.colours in ("YCbCr", "Gray") else (1, 1)
 
 
-def _is_for_gpu(size: NDArray[np.int64], box: NDArray[np.float64], image_size: int) -> bool:
-    longest = max(box[2] - box[0], box[3] - box[1])
-    return 1 < size[0] * size[1] <= MAX_PIXELS and bool(longest <= _COARSEST * image_size)
+def _is_for_gpu(size: NDArray[np.int64], box: NDArray[np.float64], image_size: ImageSize) -> bool:
+    reductions = (box[2:] - box[:2]) / height_width(image_size)[::-1]
+    return 1 < size[0] * size[1] <= MAX_PIXELS and bool(reductions.max() <= _COARSEST)

@@ -16,6 +16,7 @@ from trainyard.data.reading.reader import PlannedReads, Reader
 from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans
+from trainyard.image_size import ImageSize
 
 
 def put(
@@ -26,7 +27,7 @@ def put(
     *,
     how: Interpolation,
     seek: SeekSlices | None = None,
-    gpu_size: int | None = None,
+    gpu_size: ImageSize | None = None,
 ) -> dict[int, str]:
     """Fills `out`, a part of a slot, with samples and the crops of their images.
 

@@ -22,10 +22,10 @@ class Loader(LoaderProcess):
         self._num_steps = self._steps_left = config.stop - config.start
         share = -(-config.plan.global_batch // config.size)
         spec = {"index": [str(index.path), index.fingerprint], "config": config}
-        side = config.image_size
+        size = config.image_size
         if config.decode == "gpu":  # the slots are for encoded images
-            side = side_of(float(index.size.mean()), side)
-        super().__init__(_COMMAND, spec, batch=share, image_size=side, threads=config.threads)
+            size = side_of(float(index.size.mean()), size)
+        super().__init__(_COMMAND, spec, batch=share, image_size=size, threads=config.threads)
 
     def __iter__(self) -> Iterator[HostBatch]:
         if self._steps_left == 0:

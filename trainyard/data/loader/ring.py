@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from trainyard.data.batch import COLUMNS, HostBatch
+from trainyard.image_size import ImageSize, height_width
 
 _PAGE = 4096  # bytes; slots begin on page borders
 _SLICE = 64  # samples that a thread fills at once; a slice costs at least 0.7 ms, however short
@@ -28,10 +29,10 @@ def num_slots(batch: int, threads: int) -> int:
 
 
 class Ring:
-    """`num_slots` batches of up to `batch` images of `size` x `size`, in one block of memory."""
+    """`num_slots` batches of up to `batch` images of a size, in one block of memory."""
 
-    def __init__(self, fd: int, *, num_slots: int, batch: int, size: int) -> None:
-        self._images = (batch, size, size, 3)
+    def __init__(self, fd: int, *, num_slots: int, batch: int, size: ImageSize) -> None:
+        self._images = (batch, *height_width(size), 3)
         columns = [(name, column.dtype, (batch,)) for name, column in COLUMNS.items()]
         self._columns = np.dtype(columns, align=True)
         stride = -(-(self._columns.itemsize + math.prod(self._images)) // _PAGE) * _PAGE

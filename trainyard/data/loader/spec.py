@@ -12,6 +12,7 @@ from typing import Literal
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.sampler.plan import Plan
+from trainyard.image_size import ImageSize
 from trainyard.world import World, cores_per_rank
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -27,7 +28,7 @@ class LoaderSpec:
 
     plan: Plan
     crop: RandomResizedCrop | CentralCrop
-    image_size: int  # pixels, square
+    image_size: ImageSize
     interpolation: Interpolation = "bilinear"
     start: int = 0  # first step
     stop: int  # one past the last step

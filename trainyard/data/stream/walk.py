@@ -18,6 +18,7 @@ from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.rng import fold_in, permute, uniforms
 from trainyard.data.stream.open_shard import open_shard
 from trainyard.errors import DataError
+from trainyard.image_size import ImageSize
 
 _SHARD_STREAM, _SHUFFLE_STREAM = 9, 10  # separate these uses of a seed from others
 _BUFFER = 2048  # samples in the shuffle buffer; 230 MB of ImageNet
@@ -41,7 +42,7 @@ class StreamSpec:
     seen: int  # batches of the first pass to skip
     num_passes: int | None  # passes of the whole run; None: endless
     crop: RandomResizedCrop
-    image_size: int  # pixels, square
+    image_size: ImageSize
     interpolation: Interpolation
     threads: int
 
