@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trainyard.errors import CheckpointError
+from trainyard.own_code import is_own
 
 Weights = dict[str, Tensor]
 
@@ -61,6 +62,10 @@ def pretrained_weights(name: str) -> LoadedWeights:
     """timm's pretrained weights of a model; CheckpointError if there are none."""
     import timm
 
+    if is_own(name):
+        raise CheckpointError(
+            f"model.checkpoint = 'timm': timm has no weights of {name}: name a file of weights"
+        )
     try:
         with torch.random.fork_rng(devices=[]):
             model: Any = timm.create_model(name, pretrained=True)
