@@ -147,5 +147,5 @@ def test_a_page_s_recipes_name_its_programs(here: Path) -> None:
     recipes = [b.text for b in blocks(DOCS / "own-code.md") if b.language == "toml"]
     (here / "recipe.toml").write_text("\n".join(recipes).replace("nets:", f"{NAME}:"))
     config = load_recipe("recipe.toml")
-    assert build_model(config.model, num_classes=5, image_size=8)[0].out_channels == 128  # type: ignore[index, union-attr]
+    assert build_model(config.model, num_classes=5, image_size=8)[0].out_channels == 128  # type: ignore[index]
     assert config.augment.extra == f"{NAME}:noise"

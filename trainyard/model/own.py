@@ -31,7 +31,7 @@ def build_own_model(config: ModelConfig, *, num_classes: int, image_size: int) -
         options["img_size"] = image_size
     _check_taken(config, named, ("num_classes", *options))
     model = called(config.name, {"num_classes": num_classes, **options})
-    model._model_args = options
+    model.__dict__["_model_args"] = options
     return model
 
 
