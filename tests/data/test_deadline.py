@@ -97,7 +97,7 @@ def test_the_head_gains_no_time_by_its_bytes(monkeypatch: Patch) -> None:
     monkeypatch.setattr(deadline, "FLOOR", 20)
     with (
         server((b"", HEAD + CONTENT)) as url,
-        pytest.raises(DataError, match="the server sent \d+ bytes"),
+        pytest.raises(DataError, match=r"the server sent \d+ bytes"),
     ):
         HttpStream(url).readall()
 

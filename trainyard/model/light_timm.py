@@ -64,6 +64,7 @@ def _disable(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **options: Any) -> Any:
         if _COMPILER not in sys.modules:
             return function(*arguments, **options)
-        return torch.compiler.disable(function)(*arguments, **options)
+        disable: Any = torch.compiler.disable
+        return disable(function)(*arguments, **options)
 
     return call

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import adler32
 
+from trainyard.data.formats.class_tar import check_all_read
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_CLASSES, FileRows, Scan, num_threads
 from trainyard.data.formats.tar import (
@@ -57,6 +58,7 @@ def recognises(place: ResolvedLocation) -> bool:
 def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, shard by shard; DataError for a damaged tar."""
     names = place.files(".tar")
+    check_all_read(place)
     return Scan(
         place=place,
         format="webdataset",
