@@ -103,7 +103,6 @@ SLOW = {
         "tests/benchmarks",
         "tests/data/native/test_build.py",
         "tests/test_makefile.py",
-        "tests/test_start.py::test_torchs_compiler",
     ),
     "reports and pages in a browser, the documentation, notebooks, trackers": (
         "tests/docs/test_code_blocks.py",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from timm.layers import DropPath
 from torch import nn
 
 from trainyard.errors import RecipeError
@@ -13,8 +14,6 @@ def drop_path_setter(model: nn.Module, built_with: float) -> Callable[[float], N
     `built_with`: the rate (timm's `drop_path_rate`) of the build, above 0. Every block keeps its
     share of the rate, which grows with depth in most models. RecipeError if the model has none.
     """
-    from timm.layers import DropPath
-
     blocks = [block for block in model.modules() if isinstance(block, DropPath)]
     shares = [block.drop_prob / built_with for block in blocks]
     if not any(shares):

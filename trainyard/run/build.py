@@ -27,7 +27,6 @@ from trainyard.model.drop_path import drop_path_setter
 from trainyard.model.ema import Ema
 from trainyard.model.execution import compile_in_place, has_cuda_graphs, recompute_activations
 from trainyard.model.freeze import freeze
-from trainyard.model.light_timm import import_timm
 from trainyard.monitor.progress import counter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
@@ -49,8 +48,6 @@ from trainyard.training.update import (
     no_clip,
 )
 from trainyard.world import World
-
-import_timm()  # before any other module does
 
 AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
     "allreduce": AllReduce,
