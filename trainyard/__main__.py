@@ -36,6 +36,7 @@ from trainyard.printable import printable
 from trainyard.world import World
 
 _NOT_AS_IT_SHOULD_BE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_LOAD_TORCH = ("train", "evaluate", "predict", "export", "estimate", "doctor", "bench")
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
 
 
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"{options.command} takes no recipe keys such as {next(iter(overrides))}"
             )
         options.overrides = overrides
+        _say_first(options)
         with early_stops() if options.command in ("train", "launch") else nullcontext():
             code: int = options.run_command(options)
         return code
@@ -70,6 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if told is None:
             raise
         return say(told)
+
+
+def _say_first(options: argparse.Namespace) -> None:
+    """A line on a terminal at once, as the import of torch takes seconds."""
+    is_heard = sys.stderr.isatty() and not getattr(options, "quiet", False)
+    if options.command in _LOAD_TORCH and is_heard and _world().is_first:
+        print(f"trainyard {options.command}: loading torch", file=sys.stderr, flush=True)
 
 
 def _of_the_disk(error: Exception) -> TrainyardError | None:

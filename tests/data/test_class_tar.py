@@ -314,3 +314,13 @@ def test_noise_is_never_more_than_an_error(tmp_path: Path) -> None:
         else:
             ends = [o + s for row in rows for o, s in zip(row.offsets, row.sizes, strict=True)]
             assert all(512 < end <= len(content) for end in ends)
+
+
+@pytest.mark.parametrize("name", ["train-1.tar.gz", "train-1.TAR"])
+def test_a_shard_that_would_be_left_out_is_an_error(name: str, tmp_path: Path) -> None:
+    write_tar(tmp_path / "train-0.tar", images("3/a.png"))
+    (tmp_path / "devkit.tar.gz").touch()
+    formats.scan(find_place(str(tmp_path)))
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match=f"{name}: a tar like train-0.tar that would not be read"):
+        formats.scan(find_place(str(tmp_path)))

@@ -127,7 +127,10 @@ def test_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
 MISTAKES = {
     "neither": ([], "how many GPUs of each node"),
     "both": (["--gpus", "2", "--ranks", "2"], "--gpus and --ranks both"),
-    "minutes": (["--gpus", "1", "--time", "4:00"], "'4:00' is not a time: write hours, 72:00:00"),
+    "minutes": (
+        ["--gpus", "1", "--time", "4:00"],
+        "'4:00' is not a time: write hours, 72h, 72:00:00",
+    ),
     "short": (["--gpus", "1", "--time", "0:02:59"], "ask for 180 s or more"),
     "nodes": (["--gpus", "1", "--nodes", "two"], "'two' is not a number of nodes such as 4 or 1-4"),
     "seeds": (["--gpus", "1", "--seeds", "1-3"], "'1-3' are not seeds: write 0,1,2"),

@@ -4,6 +4,7 @@ import argparse
 import os
 import pickle
 import re
+import socket
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -207,10 +208,26 @@ def test_no_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", fails)
     message = r"model\.checkpoint = 'timm': cannot get the weights of test_resnet: no route to the"
-    with pytest.raises(CheckpointError, match=message + " hub$"):
+    with pytest.raises(CheckpointError, match=message + " hub; without"):
         pretrained_weights("test_resnet")
 
 
 def test_a_model_that_timm_never_trained() -> None:
     with pytest.raises(CheckpointError, match="No pretrained weights exist for resnet200"):
         pretrained_weights("resnet200")
+
+
+def test_without_a_network_the_way_round_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub's client tries again for minutes if a name cannot be resolved."""
+    tried: list[str] = []
+
+    def unknown(host: str, *_: object, **__: object) -> None:
+        tried.append(host)
+        raise socket.gaierror("Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    monkeypatch.setattr("trainyard.model.weights.getproxies", dict)
+    with pytest.raises(CheckpointError, match="without a network, name a file") as refused:
+        pretrained_weights("test_vit.r160_in1k")
+    assert len(tried) <= 2
+    assert "\n" not in str(refused.value)

@@ -398,3 +398,11 @@ def test_a_count_that_is_over_soon_is_not_shown() -> None:
     with counter(target, "indexing") as count:
         count(1_000)
     assert seen(target).strip() == ""
+
+
+def test_the_epoch_does_not_exceed_its_end() -> None:
+    """Steps are whole, so the last one may go a little beyond the last epoch."""
+    file = StringIO()
+    sink = ConsoleSink(COURSE, Console(file=file, width=200))
+    sink.write({**TRAIN, "step": 100, "epoch": 2.53})
+    assert "epoch 2.50/2.5 " in file.getvalue()

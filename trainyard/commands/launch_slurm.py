@@ -25,7 +25,7 @@ from trainyard.launch.slurm import Allocation, runs_of, script
 from trainyard.launch.slurm_cores import cores_per_gpu
 
 _WISHES = {
-    "time": "time limit, after which the job is requeued and goes on: 72:00:00, or hours",
+    "time": "time limit, after which the job is requeued and goes on: 72:00:00, or hours: 72h",
     "partition": "partition",
     "account": "account to charge",
     "constraint": "features that the nodes must have",
@@ -211,9 +211,11 @@ def _seconds(time: str) -> int:
 
 def _time(text: str) -> str:
     """A time limit; a bare number means hours. (Slurm takes it, and 4:00, for minutes.)"""
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        minutes = round(float(text) * 60)
+    if re.fullmatch(r"\d+(\.\d+)?h?", text):
+        minutes = round(float(text.rstrip("h")) * 60)
         return f"{minutes // 60}:{minutes % 60:02d}:00"
     if re.fullmatch(r"\d+:\d\d:\d\d|\d+-\d+(:\d\d){0,2}", text):
         return text
-    raise argparse.ArgumentTypeError(f"{text!r} is not a time: write hours, 72:00:00 or 3-00:00:00")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a time: write hours, 72h, 72:00:00 or 3-00:00:00"
+    )

@@ -178,7 +178,7 @@ class Feeds:
             mean=self.data.mean,
             interpolation=self.data.interpolation,
         )
-        batches = batch_transforms(self.augment, seed=self.seed)
+        batches = batch_transforms(self.augment, seed=self.seed, rank=self.world.rank)
         return Augmentation(pixels, batches, position=first, global_batch=batch)
 
     def _common(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class Feeds:
             mean=self.data.mean,
             std=self.data.std,
             channels_last=self.channels_last,
-            # Mixing and erasing run in float32.
+            # Mixing, erasing and the user's own transform run in float32.
             dtype=torch.float32 if augmentation.batch_transforms else self.dtype,
         )
         return Feed(batches, normalise, transfer, augmentation)

@@ -8,6 +8,7 @@ from trainyard.export.check import Difference
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
 from trainyard.image_size import height_width
+from trainyard.own_code import is_own
 
 MADE_BY = "Made by `trainyard export`"
 """Text in every card, which tells cards from other files."""
@@ -27,7 +28,7 @@ $made_by: the $weights of step $step, as $format.
 
 | | |
 |---|---|
-| architecture | `$architecture` of timm, $parameters parameters |
+| architecture | `$architecture` of $owner, $parameters parameters |
 | built with | $model_args |
 | input | float32[batch, 3, $height, $width], RGB, normalised; batch as you like |
 | preprocessing | $resizing ($interpolation), central $height x $width, \
@@ -99,8 +100,8 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file
-
-model = timm.create_model("$architecture", num_classes=$num_classes$arguments).eval()
+$import_model
+model = $build(${name}num_classes=$num_classes$arguments).eval()
 model.load_state_dict(load_file("$file"))
 with safe_open("$file", "pt") as file:
     classes = json.loads(file.metadata()["classes"])
@@ -166,6 +167,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         "input": INPUT,
         "output": OUTPUT,
         "metadata": METADATA,
+        **_model_code(about.architecture),
     }
     return _CARD.substitute(
         texts,
@@ -174,7 +176,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         step=f"{about.step:,}",
         format="a folder for timm" if kind == "hub" else kind,
         parameters=f"{about.parameters:,}",
-        model_args=f"`{json.dumps(about.model_args)}`" if about.model_args else "timm's defaults",
+        model_args=f"`{json.dumps(about.model_args)}`" if about.model_args else "the defaults",
         train=about.train or "not told",
         val=about.val or "not told",
         accuracy=_accuracy(about),
@@ -196,6 +198,16 @@ def _sizes(about: Description) -> tuple[dict[str, str], str]:
     else:
         resizing, code = f"to the smallest size that covers {down} x {across}", _RESIZE_TO_COVER
     return {**{key: str(value) for key, value in texts.items()}, "resizing": resizing}, code
+
+
+def _model_code(architecture: str) -> dict[str, str]:
+    """The parts of a program that build the model."""
+    if not is_own(architecture):
+        build = {"build": "timm.create_model", "name": f'"{architecture}", '}
+        return {"owner": "timm", "import_model": "", **build}
+    module, _, function = architecture.partition(":")
+    line = f"\nfrom {module} import {function}\n"
+    return {"owner": "its author", "import_model": line, "build": function, "name": ""}
 
 
 def _accuracy(about: Description) -> str:

@@ -14,6 +14,7 @@ from trainyard.config import RunConfig
 from trainyard.data.open_datasets import description
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.image_size import ImageSize, height_width
+from trainyard.own_code import is_own
 from trainyard.training import checkpoint
 
 INPUT, OUTPUT = "images", "logits"  # names, in formats that have names
@@ -26,9 +27,9 @@ class Description:
     """Plain data. Sizes are in pixels, `mean` and `std` on a scale of 0 to 1."""
 
     architecture: str
-    """timm's name of the architecture."""
+    """timm's name of the architecture, or the user's "module:function"."""
     model_args: dict[str, Any]
-    """Further arguments of timm.create_model that the weights need."""
+    """Further arguments of timm.create_model, or of the function, that the weights need."""
     classes: tuple[str, ...]
     image_size: ImageSize
     crop_pct: float
@@ -78,7 +79,7 @@ def describe(classifier: Classifier) -> Description:
     """The description of a model that goes into an exported file."""
     config, model = classifier.config, classifier.model
     return Description(
-        architecture=config.model.name.partition(".")[0],
+        architecture=_architecture(config.model.name),
         model_args=_model_args(model),
         classes=classifier.classes,
         image_size=classifier.image_size,
@@ -98,8 +99,13 @@ def describe(classifier: Classifier) -> Description:
     )
 
 
+def _architecture(name: str) -> str:
+    """A model's name; timm's without the name of its pretrained weights."""
+    return name if is_own(name) else name.partition(".")[0]
+
+
 def _model_args(model: nn.Module) -> dict[str, Any]:
-    """Arguments recorded by timm's factory; the check finds missing ones."""
+    """Arguments recorded by timm's factory, or model/own.py; the check finds missing ones."""
     noted: dict[str, Any] = getattr(model, "_model_args", {})
     own = {key: value for key, value in noted.items() if key not in _OF_TRAINING}
     return {key: value for key, value in own.items() if key != "num_classes"}

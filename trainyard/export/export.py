@@ -17,6 +17,7 @@ from trainyard.export.description import Description, describe
 from trainyard.export.formats import FORMATS
 from trainyard.export.hub import CARD, CONFIG, WEIGHTS, is_ours, load_hub, write_hub
 from trainyard.files import disk_error, fsync, part_of, writing
+from trainyard.own_code import is_own
 from trainyard.printable import printable
 
 
@@ -64,6 +65,10 @@ class Exporter:
     def to_hub(self, path: Path) -> Export:
         """Write a folder that timm loads, new or in place of an earlier export."""
         check_hub(path)
+        if is_own(self._about.architecture):
+            raise InputError(
+                f"--hub {path}: timm has no architecture {self._about.architecture}: export a FILE"
+            )
         with _beside(path, self._bytes) as folder:
             difference = self._checked("hub", folder)
             size = sum(file.stat().st_size for file in folder.iterdir())
@@ -91,7 +96,8 @@ class Exporter:
             if disk_error(error, path) is not None:
                 raise
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        what = "timm cannot load it again" if kind in ("hub", "safetensors") else "export failed"
+        is_timms = kind in ("hub", "safetensors") and not is_own(self._about.architecture)
+        what = "timm cannot load it again" if is_timms else "export failed"
         raise TrainyardError(
             f"{self._about.architecture} as {kind}: {what}: {reason}; nothing was written"
         )

@@ -15,6 +15,8 @@ from trainyard.errors import InputError
 from trainyard.export.check import Exported
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.image_size import height_width
+from trainyard.model.own import called
+from trainyard.own_code import is_own
 
 _NEEDS_ONNX = "ONNX needs further packages: pip install 'trainyard[onnx]'"
 _BATCH = {0: torch.export.Dim("batch")}  # an axis of any length
@@ -44,9 +46,12 @@ def _load_safetensors(about: Description, path: Path) -> Exported:
     import timm
     from safetensors.torch import load_file
 
-    model: nn.Module = timm.create_model(
-        about.architecture, num_classes=len(about.classes), **about.model_args
-    )
+    arguments = {"num_classes": len(about.classes), **about.model_args}
+    model: nn.Module
+    if is_own(about.architecture):
+        model = called(about.architecture, arguments)
+    else:
+        model = timm.create_model(about.architecture, **arguments)
     model.load_state_dict(load_file(path))
     return model.eval()
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainyard.errors import CheckpointError
 from trainyard.model.weights import LoadedWeights, Weights, without_prefix
+from trainyard.own_code import is_own
 
 # Buffers that a model computes by itself, or counters: some programs save them, some do not.
 _HARMLESS = (
@@ -98,6 +99,8 @@ def _converted(weights: Weights, model: nn.Module, name: str, done: list[str]) -
 
 def _conversion(name: str) -> Callable[[Weights, nn.Module], Weights] | None:
     """timm's conversion of a downloaded checkpoint; timm has no public way to get it."""
+    if is_own(name):
+        return None
     import timm
     from timm.models import _builder
 
@@ -118,7 +121,7 @@ def _resample_stem(
     """Resample the first convolution to the model's kernel size (FlexiViT, Beyer et al. 2023)."""
     from timm.layers import resample_patch_embed
 
-    first: Any = model.pretrained_cfg.get("first_conv")  # type: ignore[union-attr, operator]
+    first: Any = getattr(model, "pretrained_cfg", {}).get("first_conv")
     for layer in (first,) if isinstance(first, str) else first or ():
         key = f"{layer}.weight"
         if key not in weights or key not in own:
@@ -142,8 +145,11 @@ def _tell_sizes(done: list[str], before: Weights, after: Weights) -> None:
 
 
 def _classifier(model: nn.Module) -> list[str]:
-    """Names of the classifier's tensors; two layers in models with a distillation token."""
-    layers: Any = model.get_classifier()  # type: ignore[operator]
+    """Names of the classifier's tensors; two layers in models with a distillation token.
+
+    None in a model of the user that has no get_classifier().
+    """
+    layers: Any = getattr(model, "get_classifier", tuple)()
     layers = layers if isinstance(layers, (tuple, list, nn.ModuleList)) else (layers,)
     return [
         f"{name}.{key}"

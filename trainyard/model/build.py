@@ -1,4 +1,4 @@
-"""A timm model by name, checked for the image sizes that it will get."""
+"""A timm model by name, or one of the user, checked for the image sizes that it will get."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -14,6 +14,8 @@ from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean
 from trainyard.image_size import ImageSize, height_width, size_text
 from trainyard.model.config import ModelConfig
+from trainyard.model.own import build_own_model
+from trainyard.own_code import is_own
 
 # Options of timm that belong to another recipe key or are not configurable.
 _ELSEWHERE = {
@@ -46,10 +48,27 @@ def build_model(
     It accepts images of `image_size`, the size of its position embeddings, and of each of
     `other_sizes`. RecipeError if there is no such model, or none with these options or sizes.
     """
+    _check_options(config.options)
+    if is_own(config.name):
+        model = build_own_model(config, num_classes=num_classes, image_size=image_size)
+    else:
+        model = _of_timm(config, num_classes, image_size, other_sizes)
+    for size in (image_size, *sorted(other_sizes, key=height_width)):
+        with _whole_patches(model, config, size):
+            _check_images(model, config, size, num_classes)
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    return model.to(memory_format=layout)
+
+
+def _of_timm(
+    config: ModelConfig,
+    num_classes: int,
+    image_size: ImageSize,
+    other_sizes: Collection[ImageSize],
+) -> nn.Module:
     import timm
 
     _check_name(config.name)
-    _check_options(config.options)
     options: dict[str, Any] = {"num_classes": num_classes, **config.options}
     if config.drop_path is not None:
         options["drop_path_rate"] = config.drop_path
@@ -59,12 +78,7 @@ def build_model(
         options["img_size"] = image_size
         if any(size != image_size for size in other_sizes):
             ways = _FLEXIBLE
-    model = _first_that_takes(ways, config, options)
-    for size in (image_size, *sorted(other_sizes, key=height_width)):
-        with _whole_patches(model, config, size):
-            _check_images(model, config, size, num_classes)
-    layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    return model.to(memory_format=layout)
+    return _first_that_takes(ways, config, options)
 
 
 def _first_that_takes(
@@ -108,7 +122,14 @@ def _check_images(model: nn.Module, config: ModelConfig, size: ImageSize, num_cl
         ) from error
     finally:
         model.train(was_training)
-    if getattr(scores, "shape", None) != (1, num_classes):
+    found = getattr(scores, "shape", None)
+    if is_own(config.name) and found != (1, num_classes):
+        given = type(scores).__name__ if found is None else f"scores of shape {list(found)}"
+        raise RecipeError(
+            f"model.name: {config.name} gives {given} for one image: return one score per class, "
+            f"[1, {num_classes}]"
+        )
+    if found != (1, num_classes):
         raise RecipeError(
             f"model.options: {config.name} does not give one score per class with these options"
         )

@@ -9,11 +9,11 @@ from trainyard.section import Section
 
 class ModelConfig(Section):
     name: str = "resnet50"
-    """Name of a timm model."""
+    """Name of a timm model, or "module:function" in the working directory for one of your own."""
     drop_path: float | None = Field(None, ge=0, lt=1)
     """Rate of stochastic depth; the model's own default if not set."""
     options: dict[str, bool | int | float | str] = Field(default_factory=dict)
-    """Further options of the timm model, such as {ls_init_value = 1e-6}."""
+    """Further options of the model, such as {ls_init_value = 1e-6}."""
     checkpoint: str | None = None
     """Initial weights: "timm" for timm's pretrained ones, a run (its best checkpoint), a
     checkpoint, or a file (.safetensors, .pth). The classifier is left out if the classes differ."""

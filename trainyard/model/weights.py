@@ -3,15 +3,20 @@
 import argparse
 import json
 import re
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import torch
 from torch import Tensor
 
 from trainyard.errors import CheckpointError
+from trainyard.own_code import is_own
 
 Weights = dict[str, Tensor]
 
@@ -61,16 +66,42 @@ def pretrained_weights(name: str) -> LoadedWeights:
     """timm's pretrained weights of a model; CheckpointError if there are none."""
     import timm
 
+    if is_own(name):
+        raise CheckpointError(
+            f"model.checkpoint = 'timm': timm has no weights of {name}: name a file of weights"
+        )
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _offline_without_names():
             model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # from any library between here and the hub
         raise CheckpointError(
-            f"model.checkpoint = 'timm': cannot get the weights of {name}: {_reason(error)}"
+            f"model.checkpoint = 'timm': cannot get the weights of {name}: {_reason(error)}; "
+            "without a network, name a file of weights: model.checkpoint = 'FILE.safetensors'"
         ) from error
     tag = model.pretrained_cfg.get("tag", "")
     full = name if not tag or name.endswith(f".{tag}") else f"{name}.{tag}"
     return LoadedWeights(model.state_dict(), f"timm's {full}")
+
+
+@contextmanager
+def _offline_without_names() -> Iterator[None]:
+    """Inside, the hub's client uses its cache alone if no name of its server can be resolved.
+
+    It would otherwise try again for minutes.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    host = urlsplit(constants.ENDPOINT).hostname
+    try:
+        if not getproxies():  # a proxy resolves names itself
+            socket.getaddrinfo(host, None)
+    except OSError:
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def without_prefix(

@@ -95,7 +95,7 @@ class ConsoleSink:
     def _line(self, report: Report) -> str:
         return (
             f"step {report['step']}/{self._num_steps}  "
-            f"epoch {report['epoch']:.2f}/{self._epochs}  "
+            f"epoch {min(report['epoch'], float(self._epochs)):.2f}/{self._epochs}  "
             f"{report['images_per_s']:,.0f} images/s  loss {report['loss']:.4f}  "
             f"{as_markup(figures(report))}{_time_left(report)}"
         )

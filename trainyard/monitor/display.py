@@ -49,9 +49,10 @@ class Display:
 
     def _first_line(self, width: int) -> RenderableType:
         share = min(self._now["step"] / self._num_steps, 1.0)
+        epoch = min(self._now["epoch"], float(self._epochs))  # the last step may go beyond it
         found = fitted(
             [
-                Figure(f"epoch {self._now['epoch']:.1f}/{self._epochs}", 1),
+                Figure(f"epoch {epoch:.1f}/{self._epochs}", 1),
                 _BAR,
                 Figure(f"{share:4.0%}", 0, "cyan"),
                 *self._progress(),

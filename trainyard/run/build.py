@@ -19,8 +19,9 @@ from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.open_datasets import Datasets, open_datasets
 from trainyard.data.slow_paths import warn_of_slow_paths
-from trainyard.distributed import Heartbeat
-from trainyard.errors import RecipeError
+from trainyard.data.transforms.extra import check_extra
+from trainyard.distributed import Heartbeat, discover
+from trainyard.errors import InputError, RecipeError
 from trainyard.image_size import num_pixels
 from trainyard.model.build import build_model
 from trainyard.model.drop_path import drop_path_setter
@@ -36,6 +37,7 @@ from trainyard.model.freeze import freeze
 from trainyard.monitor.progress import counter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
+from trainyard.own_code import announce, is_own
 from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.buffers import Buffers
@@ -142,6 +144,25 @@ def check_decoding(config: RunConfig, device: torch.device) -> None:
         gpu_decode.check(device)
 
 
+def check_extra_transform(config: RunConfig, num_classes: int, device: torch.device) -> None:
+    """RecipeError if the function that `augment.extra` names cannot be used."""
+    extra = config.augment.extra
+    if extra is None:
+        return
+    if _is_first():
+        announce("augment.extra", extra)
+    size = config.data.image_size
+    check_extra(extra, image_size=size, num_classes=num_classes, device=device)
+
+
+def _is_first() -> bool:
+    """True on the rank that prints messages, and in a program that contradicts its variables."""
+    try:
+        return discover().is_first
+    except InputError:
+        return True
+
+
 def build_feeds(config: RunConfig, world: World, device: torch.device) -> Feeds:
     """The loader factory of a run; call `check_decoding` first."""
     return Feeds(
@@ -169,6 +190,8 @@ def reestimate_bn_statistics(
 
 def build_run_model(config: RunConfig, num_classes: int) -> nn.Module:
     """The model for every image size of the recipe, freshly initialised, with frozen parameters."""
+    if is_own(config.model.name) and _is_first():
+        announce("model.name", config.model.name)
     sizes = {config.data.image_size, *map(stage_size, config.schedule.image_size)}
     largest = max(sizes, key=num_pixels)  # position embeddings get the finest trained grid
     if config.data.eval_size is not None:

@@ -48,6 +48,7 @@ from trainyard.run.build import (
     build_step,
     check_batches,
     check_decoding,
+    check_extra_transform,
     move_to_device,
     reestimate_bn_statistics,
 )
@@ -143,6 +144,7 @@ def _built(
         course = build_run_course(config, order.epoch_samples)
         check_batches(config, course, world)
         check_decoding(config, device)
+        check_extra_transform(config, len(classes), device)
         check_trackers(config.watch, world)
         schedule = build_run_schedule(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank

@@ -9,6 +9,7 @@ The reader does not guess: if the layout is ambiguous, an error says what is mis
 """
 
 import os
+import re
 import threading
 from array import array
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ _CHUNK = 10_000  # samples; a tar may hold ten million
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 
 # Names of layouts in errors.
+_NUMBER = re.compile(r"\d+")
 _FOLDERS, _INNER_TARS, _LOOSE = "in a folder of its class", "in a tar inside", "in no folder"
 
 
@@ -53,6 +55,7 @@ def scan(place: ResolvedLocation) -> Scan:
             f"{place.path(place.files(*_COMPRESSED)[0])}: samples are read by their offset in a "
             "tar, which a compressed one does not have: decompress it to .tar"
         )
+    check_all_read(place)
     labels = _Labels(is_alone=len(names) == 1, has_splits=bool(splits_inside(place)))
     return Scan(
         place=place,
@@ -61,6 +64,22 @@ def scan(place: ResolvedLocation) -> Scan:
         watched=place.watched(names),
         rows=_rows(place, names, labels),
     )
+
+
+def check_all_read(place: ResolvedLocation) -> None:
+    """DataError for a file named like a tar of a location, but compressed or in capitals."""
+    names = place.files(".tar")
+    alike = {_NUMBER.sub("#", name.removesuffix(".tar")) for name in names}
+    for name in place.names:
+        lower = name.lower()
+        ending = next((ending for ending in (*_COMPRESSED, ".tar") if lower.endswith(ending)), None)
+        is_shard = ending and _NUMBER.sub("#", name[: -len(ending)]) in alike
+        if is_shard and name not in names:
+            remedy = f"rename it to {name[:-4]}.tar" if ending == ".tar" else "decompress it"
+            raise DataError(
+                f"{place.path(name)}: a tar like {names[0]} that would not be read: {remedy}, or "
+                "move it away"
+            )
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:

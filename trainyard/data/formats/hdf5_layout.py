@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.formats.scan import MAX_LABEL
+from trainyard.data.formats.scan import MAX_CLASSES
 from trainyard.errors import DataError
 
 IMAGES, TARGETS, NAMES = "encoded_images", "targets", "class_names"
@@ -33,7 +33,7 @@ def read_targets(file: Any, classes: Sequence[str] | None, where: str) -> Rows:
     if stored.dtype.kind not in "iu":
         raise DataError(f"{where}: {TARGETS} are {stored.dtype}, expected integers")
     targets: Rows = stored[...].astype(np.int64).reshape(-1)
-    limit = MAX_LABEL if classes is None else len(classes)
+    limit = MAX_CLASSES if classes is None else len(classes)
     wrong = np.flatnonzero((targets < 0) | (targets >= limit))
     if len(wrong):
         count = "" if classes is None else f" among {limit} classes"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
+from trainyard.data.formats.scan import MAX_CLASSES, FileRows, Scan, num_threads
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
@@ -189,7 +189,7 @@ def _class_names(source: Source, text: bytes) -> list[str] | None:
 
 def _check(source: Source, table: Table, end: int) -> None:
     """DataError unless all samples lie before the table and have labels of known classes."""
-    limit = MAX_LABEL if table.classes is None else len(table.classes)
+    limit = MAX_CLASSES if table.classes is None else len(table.classes)
     is_inside = (table.offset >= 0) & (table.offset <= end) & (table.size >= 0)
     is_inside &= table.size <= end - table.offset
     if not is_inside.all():

@@ -18,7 +18,7 @@ _NOT_DATA = frozenset(
     ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 )
 _SHOWN = 3  # names of each kind in a message
-MAX_LABEL = 2**24  # more classes than any data set has; a larger number means damage
+MAX_CLASSES = 2**24  # more than any data set has; a label of this or above means damage
 
 
 def num_threads(place: ResolvedLocation) -> int:

@@ -31,7 +31,7 @@ from trainyard.data.formats.example import (
     one_text,
 )
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
+from trainyard.data.formats.scan import MAX_CLASSES, FileRows, Scan, num_threads
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import LocalFile, Source
@@ -223,12 +223,13 @@ def _sample(data: BufferedReader, span: Span) -> tuple[Span, int, str | None]:
             "image/class/label is 0, which that layout leaves unused, since it counts from 1; "
             "store labels that count from 0 as the features image and label"
         )
-    if not 0 <= stored <= MAX_LABEL:
+    label = stored if label_name == _TFDS_LABEL else stored - 1
+    if not 0 <= label < MAX_CLASSES:
         raise ValueError(f"{label_name.decode()} is {stored}, which is not a class number")
     where = _read(one_bytes, data, found, image)
     if label_name == _TFDS_LABEL:
-        return where, stored, None
-    return where, stored - 1, _read(one_text, data, found, _SYNSET) if _SYNSET in found else None
+        return where, label, None
+    return where, label, _read(one_text, data, found, _SYNSET) if _SYNSET in found else None
 
 
 _Value = TypeVar("_Value")

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import adler32
 
+from trainyard.data.formats.class_tar import check_all_read
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_LABEL, FileRows, Scan, num_threads
+from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_CLASSES, FileRows, Scan, num_threads
 from trainyard.data.formats.tar import (
     END,
     BufferedTarReader,
@@ -57,6 +58,7 @@ def recognises(place: ResolvedLocation) -> bool:
 def scan(place: ResolvedLocation) -> Scan:
     """The samples of a location, shard by shard; DataError for a damaged tar."""
     names = place.files(".tar")
+    check_all_read(place)
     return Scan(
         place=place,
         format="webdataset",
@@ -246,7 +248,7 @@ def _sample(parts: list[_Part], where: str) -> tuple[_Part, int]:
         )
     read_label = _ascii_or_binary if labels[0].field == ".cls" else _from_json
     label = read_label(labels[0].content)
-    if not 0 <= label <= MAX_LABEL:
+    if not 0 <= label < MAX_CLASSES:
         shown = labels[0].content[:60]
         raise DataError(f"{where}: {shown!r} in {labels[0].field} is not a class number")
     return images[0], label

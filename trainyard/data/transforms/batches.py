@@ -1,7 +1,7 @@
 """Transforms of whole batches on the device: their interfaces, and the list for a recipe.
 
 A transform is a pure function of a batch and keys, so a replay is exact, and the number of ranks
-affects only the partners that a sample can be mixed with.
+affects only the partners that a sample can be mixed with, and the user's own transform.
 """
 
 from typing import Protocol
@@ -12,6 +12,7 @@ from trainyard.data.batch import Batch, Keys
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.erasing import RandomErasing
+from trainyard.data.transforms.extra import Extra
 from trainyard.data.transforms.jitter import ColorJitter
 from trainyard.data.transforms.mixing import Mixing
 from trainyard.data.transforms.randaugment.augment import RandAugment
@@ -45,11 +46,13 @@ def pixel_transforms(
     return found
 
 
-def batch_transforms(config: AugmentConfig, *, seed: int) -> list[BatchTransform]:
-    """Transforms after normalising: erasing, then mixing, as in timm."""
+def batch_transforms(config: AugmentConfig, *, seed: int, rank: int = 0) -> list[BatchTransform]:
+    """Transforms after normalising: erasing, then mixing, as in timm, then the user's own."""
     found: list[BatchTransform] = []
     if config.erasing:
         found.append(RandomErasing(config.erasing, config.erasing_mode, seed=seed))
     if config.mixes:
         found.append(Mixing(config, seed=seed))
+    if config.extra is not None:
+        found.append(Extra(config.extra, seed=seed, rank=rank))
     return found

@@ -46,6 +46,9 @@ class AugmentConfig(Section):
     """Scope of one random draw: the whole batch, a pair of samples, or one sample."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Share of the target that is spread evenly over all classes."""
+    extra: str | None = None
+    """A function of your own for training batches after all other transforms, as "module:function"
+    in the working directory."""
 
     @property
     def mixes(self) -> bool:

@@ -33,8 +33,8 @@ _until: ContextVar[float] = ContextVar("until", default=math.inf)
 class TooSlow(TimeoutError):
     """An answer arrives more slowly than `FLOOR`, or not within the time of `no_longer_than`."""
 
-    def __init__(self) -> None:
-        super().__init__(f"the server sends less than {FLOOR // 1000} kB a second")
+    def __init__(self, received: int, seconds: float) -> None:
+        super().__init__(f"the server sent {received:,} bytes in {seconds:.1f} s, too slowly")
 
 
 @contextmanager
@@ -56,6 +56,7 @@ class Deadline:
     def __init__(self, longest_wait_s: float) -> None:
         self._longest_wait_s = longest_wait_s  # for a single packet
         self._left_s = GRACE_S
+        self._received, self._waited_s = 0, 0.0
         self.floor = math.inf
 
     def receive(
@@ -71,15 +72,22 @@ class Deadline:
         began = time.monotonic()
         left_s = min(self._left_s, _until.get() - began)
         if left_s <= 0:
-            raise TooSlow
+            raise self._too_slow(0.0)
         sock.settimeout(min(self._longest_wait_s, left_s))
         try:
             count = receive(buffer) or 0
         except TimeoutError:
-            raise (TooSlow if left_s < self._longest_wait_s else TimeoutError) from None
+            if left_s >= self._longest_wait_s:
+                raise TimeoutError from None
+            raise self._too_slow(time.monotonic() - began) from None
         waited_s = time.monotonic() - began
+        self._received += count
+        self._waited_s += waited_s
         self._left_s = min(GRACE_S, self._left_s - waited_s + count / self.floor)
         return count
+
+    def _too_slow(self, last_s: float) -> TooSlow:
+        return TooSlow(self._received, self._waited_s + last_s)
 
 
 class _Received(io.RawIOBase):

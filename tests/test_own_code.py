@@ -1,0 +1,151 @@
+"""Models and augmentations of the user, imported from the working directory alone."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.command_line import SHORT, Capture, newest, run
+from tests.docs.pages import DOCS, blocks
+from trainyard.config import load_recipe
+from trainyard.data.batch import Batch, Keys
+from trainyard.data.transforms.extra import Extra, check_extra
+from trainyard.errors import RecipeError
+from trainyard.model.build import build_model
+from trainyard.model.config import ModelConfig
+from trainyard.own_code import announce, find
+
+NAME = "nets_of_a_test"  # no other test may import it
+OWN = ("--model.name", f"{NAME}:small", "--augment.extra", f"{NAME}:noise")
+WRONG = """
+import torch
+from torch import nn
+number = 5
+def nothing(num_classes): return 3
+def maps(num_classes): return nn.Conv2d(3, 4, 3)
+def fails(num_classes): raise ValueError("oh no")
+def blind(): return nn.Identity()
+def halves(images, labels, generator): return images[:, :, ::2]
+def forgets(images, labels, generator): images.add_(1)
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the programs of docs/own-code.md as a module."""
+    page = [b.text for b in blocks(DOCS / "own-code.md") if b.language == "python" and b.is_run]
+    (tmp_path / f"{NAME}.py").write_text("\n".join(page) + WRONG)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, NAME, raising=False)
+    announce.cache_clear()
+    return tmp_path
+
+
+def test_a_run_and_what_follows_it(here: Path, digits: Path, capsys: Capture) -> None:
+    """Its file is named before it is imported; the export builds the model with its options."""
+    options = ("--data", digits, *OWN, "--model.options", "{width = 8}", *SHORT, "--json")
+    assert run("train", "debug", "--run", "whole", *options) == 0
+    told = capsys.readouterr().err.splitlines()
+    keys = ("augment.extra = 'nets_of_a_test:noise'", "model.name = 'nets_of_a_test:small'")
+    assert told == [f"trainyard: {key} imports {here / NAME}.py" for key in keys]
+    assert run("evaluate", "whole", "--json") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert json.loads(said[-1])["samples"] == 364
+    assert run("predict", "whole", digits / "val" / "3", "--json") == 0
+    assert run("export", "whole", "m.safetensors") == 0
+    assert load_file("m.safetensors")["0.weight"].shape[0] == 8
+    assert f"from {NAME} import small" in Path("m.safetensors.md").read_text()
+    assert run("export", "whole", "--hub", "hub") == 2
+
+
+def test_a_run_that_goes_on_gets_the_same_noise(here: Path, digits: Path) -> None:
+    options = ("--data", digits, *OWN, *SHORT, "--json", "--run.save_every", "1 steps")
+    for folder, resumed in (("whole", "auto"), ("rest", "whole/checkpoints/step-00000001")):
+        assert run("train", "debug", "--run", folder, "--run.resume", resumed, *options) == 0
+    one, other = (load_file(newest(Path(f)) / "model.safetensors") for f in ("whole", "rest"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (f"{NAME}:smal", "has no 'smal'; did you mean 'small'?"),
+        (f"{NAME}:number", "'number' in .* is of type int, not a function"),
+        (f"{NAME}:nothing", "returns a value of type int: return a torch.nn.Module"),
+        (f"{NAME}:maps", r"scores of shape \[1, 4, 30, 30\] for one image: .* \[1, 5\]"),
+        (f"{NAME}:fails", rf"failed: ValueError: oh no \({NAME}.py, line \d+\)"),
+        (f"{NAME}:blind", "give it a parameter num_classes"),
+        (f"{NAME}:", "write it as 'module:function'"),
+        ("torch.hub:load", "there is no torch/hub.py in the working directory"),
+        ("timm:create_model", "timm.py is hidden by .*timm/__init__.py: give it another name"),
+    ],
+)
+def test_mistakes_in_a_model(name: str, words: str, here: Path) -> None:
+    (here / "timm.py").touch()
+    with pytest.raises(RecipeError, match=words) as refused:
+        build_model(ModelConfig(name=name), num_classes=5, image_size=32)
+    assert "\n" not in str(refused.value)
+
+
+def test_options_are_the_parameters(here: Path) -> None:
+    wide = ModelConfig(name=f"{NAME}:small", options={"width": 24})
+    model = build_model(wide, num_classes=5, image_size=32)
+    assert model.get_parameter("5.weight").shape == (5, 24)
+    for wrong, words in (
+        (ModelConfig(name=f"{NAME}:small", options={"widht": 24}), "did you mean 'width'"),
+        (ModelConfig(name=f"{NAME}:small", drop_path=0.1), "does not take model.drop_path"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            build_model(wrong, num_classes=5, image_size=32)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("halves", r"float32\[2, 3, 4, 8\] on cpu: return images as"), ("forgets", "type NoneType")],
+)
+def test_mistakes_in_an_augmentation(name: str, words: str, here: Path) -> None:
+    with pytest.raises(RecipeError, match=words):
+        check_extra(f"{NAME}:{name}", image_size=8, num_classes=5, device=torch.device("cpu"))
+
+
+def test_the_noise_is_of_seed_position_and_rank(here: Path) -> None:
+    def noise(seed: int, position: int, rank: int) -> torch.Tensor:
+        ids, ones = torch.arange(2), torch.ones(2)
+        batch = Batch(
+            ids=ids,
+            epochs=ids,
+            labels=ids,
+            weights=ones,
+            images_BCHW=torch.zeros(2, 3, 4, 4),
+            mixed_labels=ids,
+            lam=ones,
+        )
+        keys = Keys(np.arange(2), np.arange(2), position)
+        return Extra(f"{NAME}:noise", seed=seed, rank=rank)(batch, keys).images_BCHW
+
+    assert torch.equal(noise(0, 64, 1), noise(0, 64, 1))
+    for other in ((1, 64, 1), (0, 128, 1), (0, 64, 0)):
+        assert not torch.equal(noise(0, 64, 1), noise(*other))
+
+
+def test_code_in_a_run_directory_is_never_imported(here: Path) -> None:
+    foreign = here / "foreign"
+    foreign.mkdir()
+    (foreign / "evil.py").write_text("raise SystemExit")
+    (foreign / "recipe.toml").write_text("")
+    (foreign / "checkpoints").mkdir()
+    with pytest.raises(RecipeError, match="is in a run directory, whose code is never imported"):
+        find("model.name", "foreign.evil:net")
+
+
+def test_a_page_s_recipes_name_its_programs(here: Path) -> None:
+    recipes = [b.text for b in blocks(DOCS / "own-code.md") if b.language == "toml"]
+    (here / "recipe.toml").write_text("\n".join(recipes).replace("nets:", f"{NAME}:"))
+    config = load_recipe("recipe.toml")
+    assert build_model(config.model, num_classes=5, image_size=8)[0].out_channels == 128  # type: ignore[index]
+    assert config.augment.extra == f"{NAME}:noise"

@@ -1,0 +1,74 @@
+"""A function of the user's own on batches: `augment.extra`."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainyard.data.batch import Batch, Keys
+from trainyard.data.rng import fold_in
+from trainyard.errors import RecipeError
+from trainyard.image_size import ImageSize, height_width
+from trainyard.own_code import blamed, imported
+
+KEY = "augment.extra"
+_STREAM = 11  # keeps it independent of other uses of the same seed
+
+
+class Extra:
+    """Calls function(images, labels, generator) -> images on a rank's batch.
+
+    The generator, and torch's global ones, are seeded by (seed, position, rank) for each batch, so
+    a replay is exact. RecipeError unless the result has the shape, dtype and device of the images.
+    """
+
+    def __init__(self, name: str, *, seed: int, rank: int) -> None:
+        self._name, self._seed, self._rank = name, seed, rank
+        self._function: Callable[..., Any] = imported(KEY, name)
+
+    def __call__(self, batch: Batch, keys: Keys) -> Batch:
+        parts = (np.array([part]) for part in (_STREAM, keys.position, self._rank))
+        seed = int(fold_in(self._seed, *parts)[0])
+        images_BCHW = batch.images_BCHW
+        generator = torch.Generator(images_BCHW.device).manual_seed(seed)
+        torch.manual_seed(seed)  # for functions of other libraries, which take no generator
+        looks = _looks(images_BCHW)
+        changed = self._function(images_BCHW, batch.labels, generator)
+        if not isinstance(changed, Tensor):
+            raise RecipeError(
+                f"{KEY} = {self._name!r} returns a value of type "
+                f"{type(changed).__name__}: return the images"
+            )
+        if _looks(changed) != looks:
+            raise RecipeError(
+                f"{KEY} = {self._name!r} returns {_looks(changed)}: return images as it gets "
+                f"them, {looks}"
+            )
+        return replace(batch, images_BCHW=changed)
+
+
+def check_extra(
+    name: str, *, image_size: ImageSize, num_classes: int, device: torch.device
+) -> None:
+    """RecipeError if a function cannot be imported, fails on two grey images, or misbehaves."""
+    ids = torch.arange(2)
+    labels = (ids % num_classes).to(device)
+    batch = Batch(
+        ids=ids,
+        epochs=torch.zeros_like(ids),
+        labels=labels,
+        weights=torch.ones(2, device=device),
+        images_BCHW=torch.zeros(2, 3, *height_width(image_size), device=device),
+        mixed_labels=labels,
+        lam=torch.ones(2, device=device),
+    )
+    extra = Extra(name, seed=0, rank=0)
+    with blamed(KEY, name):
+        extra(batch, Keys(ids.numpy(), ids.numpy(), 0))
+
+
+def _looks(images: Tensor) -> str:
+    return f"{str(images.dtype).removeprefix('torch.')}{list(images.shape)} on {images.device}"

@@ -1,0 +1,73 @@
+"""A model of the user's own: a function in the working directory that returns it."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from trainyard.errors import RecipeError
+from trainyard.hints import did_you_mean
+from trainyard.image_size import ImageSize
+from trainyard.model.config import ModelConfig
+from trainyard.own_code import blamed, imported
+
+KEY = "model.name"
+
+
+def build_own_model(config: ModelConfig, *, num_classes: int, image_size: ImageSize) -> nn.Module:
+    """The model that the function in `model.name` returns.
+
+    It is called as timm's create_model is: with num_classes, model.options, with drop_path_rate if
+    `model.drop_path` is set, and with img_size if it has such a parameter. The arguments besides
+    num_classes are recorded in the model, where timm records its own. RecipeError if the function
+    cannot be imported, does not take these arguments, fails, or returns something else.
+    """
+    function = imported(KEY, config.name)
+    options = dict(config.options)
+    if config.drop_path is not None:
+        options["drop_path_rate"] = config.drop_path
+    named = _parameters(function)
+    if "img_size" in named:
+        options["img_size"] = image_size
+    _check_taken(config, named, ("num_classes", *options))
+    model = called(config.name, {"num_classes": num_classes, **options})
+    model.__dict__["_model_args"] = options
+    return model
+
+
+def called(name: str, arguments: dict[str, Any]) -> nn.Module:
+    """The model of a function with these arguments; RecipeError if it fails or is no model."""
+    function = imported(KEY, name)
+    with blamed(KEY, name):
+        model = function(**arguments)
+    if not isinstance(model, nn.Module):
+        raise RecipeError(
+            f"{KEY} = {name!r} returns a value of type {type(model).__name__}: return a "
+            "torch.nn.Module"
+        )
+    return model
+
+
+def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # written in C
+        return {}
+
+
+def _check_taken(
+    config: ModelConfig, parameters: dict[str, inspect.Parameter], given: tuple[str, ...]
+) -> None:
+    if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        return
+    for word in given:
+        if word in parameters:
+            continue
+        if word == "num_classes":
+            raise RecipeError(f"{KEY} = {config.name!r}: give it a parameter num_classes")
+        if word == "drop_path_rate":
+            raise RecipeError(f"{KEY}: {config.name} does not take model.drop_path")
+        raise RecipeError(
+            f"model.options: {config.name} does not take {word!r}{did_you_mean(word, parameters)}"
+        )

@@ -1,0 +1,128 @@
+"""Functions of the user that a recipe names, as "module:function".
+
+A run directory may come from somebody else, and its recipe gives a function's arguments too. Only
+modules of the working directory are therefore imported, never those of an installed package, such
+as `torch.hub:load`, or of a run directory.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from trainyard.errors import RecipeError, TrainyardError
+from trainyard.files import RunDirectory
+from trainyard.hints import did_you_mean
+from trainyard.printable import printable
+
+
+def is_own(name: str) -> bool:
+    """True for "module:function", which no name of timm is."""
+    return ":" in name
+
+
+@cache
+def announce(key: str, name: str) -> None:
+    """Print, once, the file that a recipe's `key` imports. RecipeError as for `imported`."""
+    text = f"trainyard: {key} = {name!r} imports {find(key, name)}"
+    sys.stderr.write(f"{printable(text)}\n")
+
+
+def imported(key: str, name: str) -> Callable[..., Any]:
+    """The function that a recipe's `key` names, from the working directory.
+
+    RecipeError if there is no such module or function, or if the import fails.
+    """
+    file, (module, _, function) = find(key, name), name.partition(":")
+    with blamed(key, name):
+        found = importlib.import_module(module)
+    if not hasattr(found, function):
+        own = [each for each, value in vars(found).items() if callable(value)]
+        raise RecipeError(f"{key}: {file} has no {function!r}{did_you_mean(function, own)}")
+    called: Callable[..., Any] = getattr(found, function)
+    if not callable(called):
+        raise RecipeError(
+            f"{key}: {function!r} in {file} is of type {type(called).__name__}, not a function"
+        )
+    return called
+
+
+def find(key: str, name: str) -> Path:
+    """The file of the module that a recipe's `key` names; runs no code of it.
+
+    The working directory joins the end of sys.path, so that the module can import others there.
+    RecipeError if the working directory lacks the module, or another one hides it.
+    """
+    module, _, function = name.partition(":")
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in (*parts, function)):
+        raise RecipeError(f"{key} = {name!r}: write it as 'module:function', 'nets:small' say")
+    here = Path.cwd()
+    if str(here) not in sys.path:
+        sys.path.append(str(here))
+    file = _file_of(here, parts)
+    if file is None:
+        raise RecipeError(
+            f"{key} = {name!r}: there is no {module.replace('.', '/')}.py in the working directory "
+            f"{here}, and only its modules are imported: change to its folder; to use an installed "
+            "package, import the function in a module here"
+        )
+    for folder in (file.parent, *file.parent.parents):
+        if RunDirectory(folder).recipe.is_file() and RunDirectory(folder).checkpoints.is_dir():
+            raise RecipeError(
+                f"{key} = {name!r}: {file} is in a run directory, whose code is never imported: "
+                "read it, and copy it into a folder of your own if you trust it"
+            )
+    _check_top(key, here, parts[0])
+    return file
+
+
+def _file_of(folder: Path, parts: list[str]) -> Path | None:
+    place = folder.joinpath(*parts)
+    files = (place / "__init__.py", place.with_name(f"{place.name}.py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _check_top(key: str, here: Path, top: str) -> None:
+    """RecipeError unless Python would import the module `top` from the folder `here`."""
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # the program itself, or a module without a file
+        spec = None
+    own = _file_of(here, [top]) or here / top
+    places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+    # A folder without __init__.py has no origin, and may be spread over several places.
+    places = places[:1] if places[:1] != [""] else places[1:]
+    if not places or not all(os.path.exists(p) and os.path.samefile(p, own) for p in places):
+        other = next((place for place in places if Path(place) != own), "another module")
+        raise RecipeError(f"{key}: {own} is hidden by {other}: give it another name")
+
+
+@contextmanager
+def blamed(key: str, name: str) -> Iterator[None]:
+    """Inside, a function of the user runs: its errors become a RecipeError with their place."""
+    try:
+        yield
+    except TrainyardError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        what = f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+        raise RecipeError(f"{key} = {name!r} failed: {what}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """The line of a module in the working directory that raised an error; "" if none did."""
+    package, here = Path(__file__).parent, Path.cwd()
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        is_ours = path.is_relative_to(package) or "site-packages" in path.parts
+        if path.is_relative_to(here) and not is_ours:
+            return f" ({path.relative_to(here)}, line {frame.lineno})"
+    return ""
