@@ -239,6 +239,7 @@ OTHER_VALUES = {
 NEEDED = {
     ("model.checkpoint", "a.pth"): ("model.checkpoint_key", "model.checkpoint_prefix"),
     ("data.order", "join"): ("data.samples",),
+    ("loss.name", "focal"): ("loss.focal_gamma",),
     ("loss.name", "bce"): ("loss.bce_threshold", "loss.bce_sum"),
     ("loss.teacher", "old"): ("loss.distillation", "loss.distillation_share", "loss.temperature"),
     ("average.name", "gossip"): (

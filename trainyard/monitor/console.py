@@ -134,7 +134,8 @@ def _time_left(report: Report) -> str:
 
 def _classes_differ(report: Report) -> bool:
     """True if the mean over classes is another number than the mean over images."""
-    return abs(report.get("balanced_accuracy", report["top1"]) - report["top1"]) > 1e-9
+    top1 = float(report["top1"])
+    return abs(float(report.get("balanced_accuracy", top1)) - top1) > 1e-9
 
 
 def _table_head(report: Report, shows_classes: bool) -> str:

@@ -49,7 +49,7 @@ def class_weights(config: LossConfig, data: Index | Stream) -> list[float] | Non
         assert isinstance(data, Index)  # config.py refuses it for a stream
         counts = np.bincount(data.label, minlength=len(data.classes))
         mean = counts.sum() / np.count_nonzero(counts)
-        return np.where(counts > 0, mean / np.maximum(counts, 1), 1.0).tolist()
+        return [float(mean / count) if count else 1.0 for count in counts]
     if asked is None:
         return None
     weights = _read_numbers(asked) if isinstance(asked, str) else list(asked)

@@ -43,11 +43,14 @@ def _cross_entropy(
     The sum over classes of target * weight * (1 - p)^gamma * -log p: for the target of a single
     class the focal loss of Lin et al. 2017, equation 5.
     """
-    weights = {"weight": class_weights}
 
     def plain(logits: Tensor, batch: MicroBatch) -> Tensor:
         return F.cross_entropy(
-            logits, batch.labels, reduction="none", label_smoothing=smoothing, **weights
+            logits,
+            batch.labels,
+            class_weights,
+            reduction="none",
+            label_smoothing=smoothing,
         )
 
     def mixed(logits: Tensor, batch: MicroBatch) -> Tensor:
@@ -55,9 +58,9 @@ def _cross_entropy(
         if gamma:
             # The root of 0 has no gradient.
             terms = terms * (-terms.expm1()).clamp(min=torch.finfo(terms.dtype).eps) ** gamma
-        losses = F.nll_loss(terms, batch.labels, reduction="none", **weights)
+        losses = F.nll_loss(terms, batch.labels, class_weights, reduction="none")
         if mixes:
-            other = F.nll_loss(terms, batch.mixed_labels, reduction="none", **weights)
+            other = F.nll_loss(terms, batch.mixed_labels, class_weights, reduction="none")
             losses = batch.lam * losses + (1 - batch.lam) * other
         if smoothing:
             all_terms = terms if class_weights is None else terms * class_weights

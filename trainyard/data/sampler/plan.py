@@ -220,11 +220,13 @@ class BalancedPlan(EndlessPlan):
             number = part[mine[0]]
             size = int(self.ends[number] - first[mine[0]])
             within[mine] = permute(within[mine], keys[mine], size)
-        return self.ids[first + within].astype(np.int64)
+        ids: Ids = self.ids[first + within].astype(np.int64)
+        return ids
 
     def _visits(self, positions: Ids) -> Ids:
         part, draw = self._draws(positions)
-        return draw // np.diff(self.ends, prepend=0)[part]
+        sizes: Ids = np.diff(self.ends, prepend=0)
+        return draw // sizes[part]
 
     def _draws(self, positions: Ids) -> tuple[Ids, Ids]:
         """The class at each position, and the number of the class's draw, over all epochs."""
