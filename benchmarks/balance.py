@@ -103,8 +103,8 @@ def main() -> None:
         "# Balancing classes\n\n"
         f"Fashion-MNIST, {MOST:,} to {LEAST} training images a class, {PER_CLASS} validation "
         f"images a class; the `digits` recipe, {options.steps} steps of 64 images; mean and "
-        f"standard deviation of {options.seeds} seeds. Hardware: {options.hardware}. The validation "
-        "classes are equally large, so balanced accuracy is top-1.\n\n"
+        f"standard deviation of {options.seeds} seeds. Hardware: {options.hardware}. The "
+        "validation classes are equally large, so balanced accuracy is top-1.\n\n"
     )
     save(f"{options.hardware}-balance", found, text + table(found), folder=options.out)
     print(table(found))
