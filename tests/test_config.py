@@ -231,6 +231,7 @@ OTHER_VALUES = {
     "average.topology": "ring",
     "average.overlap": "false",
     "average.hierarchical": "true",
+    "loss.class_weights": "balanced",
     "watch.profile": "7:9",
 }
 
