@@ -36,13 +36,17 @@ def test_the_table_has_a_row_for_each_kind_of_weights(
     found = result(capsys, averaged)
     lines = shown(capsys, "evaluate", averaged).splitlines()
     head, raw, ema = (line.split() for line in lines if line.strip(" ─"))
-    assert head == ["data", "weights", "samples", "top-1", "top-5", "loss", "ECE"]
-    assert raw[-6:] == ["raw", "364", *in_table(found, "")]
+    assert head[:6] == ["data", "weights", "samples", "top-1", "top-5", "balanced"]
+    assert head[6:] == ["macro", "F1", "loss", "ECE"]
+    assert raw[-8:] == ["raw", "364", *in_table(found, "")]
     assert ema == ["EMA", "364", *in_table(found, "ema_")]
 
 
+SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1")
+
+
 def in_table(found: dict[str, Any], prefix: str) -> list[str]:
-    shares = [f"{found[prefix + key]:.2%}" for key in ("top1", "top5")]
+    shares = [f"{found[prefix + key]:.2%}" for key in SHARES]
     return [*shares, *(f"{found[prefix + key]:.4f}" for key in ("loss", "ece"))]
 
 

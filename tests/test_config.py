@@ -252,6 +252,7 @@ OTHER_VALUES = {
     "average.topology": "ring",
     "average.overlap": "false",
     "average.hierarchical": "true",
+    "loss.class_weights": "balanced",
     "watch.profile": "7:9",
 }
 
@@ -260,6 +261,7 @@ OTHER_VALUES = {
 NEEDED = {
     ("model.checkpoint", "a.pth"): ("model.checkpoint_key", "model.checkpoint_prefix"),
     ("data.order", "join"): ("data.samples",),
+    ("loss.name", "focal"): ("loss.focal_gamma",),
     ("loss.name", "bce"): ("loss.bce_threshold", "loss.bce_sum"),
     ("loss.teacher", "old"): ("loss.distillation", "loss.distillation_share", "loss.temperature"),
     ("average.name", "gossip"): (

@@ -49,6 +49,10 @@ class LengthConfig(Section):
     """Seed of the order, the crops and the initial weights."""
     eval_every: Duration = "1 epoch"
     """Interval of evaluations; the last step is always evaluated. "0 steps": only the last."""
+    best_by: Literal["top1", "balanced_accuracy", "macro_f1"] = "top1"
+    """Value of an evaluation that decides the best checkpoint, the higher of the weights and their
+    moving average. balanced_accuracy: mean accuracy of the classes; macro_f1: mean F1 of the
+    classes."""
     save_every: Interval = "10 minutes"
     """Time or steps between checkpoints, besides the best and the last: a killed run loses at most
     this much. "0 steps": never."""
@@ -147,6 +151,7 @@ def check(tree: dict[str, Any]) -> RunConfig:
     except TypeError as error:  # for example a TOML date
         raise RecipeError(f"a recipe holds numbers, text and lists only: {error}") from None
     _check_order(config)
+    _check_balance(config)
     _check_average(config)
     _check_sharded(config)
     return config
@@ -174,6 +179,27 @@ def _check_order(config: RunConfig) -> None:
     for reason, is_so in reasons.items():
         if is_so:
             raise RecipeError(f"{reason} cannot go with data.order = 'join': change one of them")
+
+
+def _check_balance(config: RunConfig) -> None:
+    """RecipeError if keys contradict data.balance, or the classes would be balanced twice."""
+    data, is_weighted = config.data, config.loss.class_weights == "balanced"
+    if is_weighted and data.order == "join":
+        raise RecipeError(
+            "loss.class_weights = 'balanced' cannot go with data.order = 'join', which does not "
+            "count the classes: write a number for each class"
+        )
+    reasons = {
+        f"data.order = {data.order!r}": data.order != "exact",
+        f"data.locality = {data.locality}": data.locality > 0,
+        "data.weights": data.weights is not None,
+        "loss.class_weights = 'balanced', which does the same in the loss,": is_weighted,
+    }
+    for reason, is_so in reasons.items():
+        if data.balance and is_so:
+            raise RecipeError(
+                f"{reason} cannot go with data.balance = {data.balance}: leave one of them out"
+            )
 
 
 def _check_average(config: RunConfig) -> None:

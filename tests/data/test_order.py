@@ -16,6 +16,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.order import training_plan
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import (
+    BalancedPlan,
     EndlessPlan,
     Ids,
     RepeatedPlan,
@@ -157,6 +158,28 @@ def test_keys_that_do_not_fit(merged: Index, keys: dict[str, object], words: str
         plan_of(merged, **keys)
 
 
+def test_balance(merged: Index) -> None:
+    plan = plan_of(merged, balance=1.0)
+    assert isinstance(plan, BalancedPlan)
+    assert plan_of(merged, balance=0.0) == plan_of(merged)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("data.order", "resample"),
+        ("data.locality", "9"),
+        ("data.weights", "[1]"),
+        ("loss.class_weights", "balanced"),
+    ],
+)
+def test_what_balance_cannot_go_with(key: str, value: str) -> None:
+    with pytest.raises(
+        RecipeError, match=rf"{key}.* cannot go with data\.balance = 0\.5: leave one"
+    ):
+        load_recipe("debug", {key: value, "data.balance": "0.5"})
+
+
 def test_weights_of_a_single_location(tmp_path: Path) -> None:
     index = open_index(write_folder(tmp_path, 11))
     with pytest.raises(RecipeError, match=r"data\.weights has 2 numbers, but data\.train 1 loc"):
@@ -169,6 +192,7 @@ def test_weights_of_a_single_location(tmp_path: Path) -> None:
         ("order", "any", "data.order = \"any\": expected 'exact', 'resample' or 'join'"),
         ("locality", "-1", "data.locality = -1: input should be greater than or equal to 0"),
         ("weights", "2,0", "data.weights = 0: input should be greater than 0"),
+        ("balance", "1.5", "data.balance = 1.5: input should be less than or equal to 1"),
         ("weights", "[]", "data.weights = []: tuple should have at least 1 item"),
         ("train", "[]", "data.train = []: "),
         ("train", "['a', 1]", 'data.train = ["a", 1]: input should be a valid string'),

@@ -19,16 +19,20 @@ from trainyard.data.sampler.plan import (
     ResampledPlan,
     ShuffledPlan,
     WeightedPlan,
+    balanced_plan,
 )
 
 IMAGENET_1K, IMAGENET_21K = 1_281_167, 14_197_122
 
 SHARDS = np.array([0, 300, 310, 600, 700, 1000])  # the last two are a part of their own
+# Classes of 700, 200, 7, 0 and 93 samples, not together.
+LABELS = np.repeat(np.array([0, 1, 2, 4], np.int32), [700, 200, 7, 93])[np.arange(1000) * 7 % 1000]
 ENDLESS: dict[str, EndlessPlan] = {
     "shuffled": ShuffledPlan(1000, 48, seed=0),
     "local": ShuffledPlan(1000, 48, seed=0, locality=100),
     "weighted": WeightedPlan((600, 400), (1200, 100), 48, seed=0),
     "weighted and local": WeightedPlan((600, 400), (1200, 100), 48, seed=0, locality=100),
+    "balanced": balanced_plan(LABELS, 0.7, global_batch=48, seed=0),
     "resampled": ResampledPlan((600, 400), (1200, 100), SHARDS, 10, 48, seed=0),
 }
 DERIVED: dict[str, EndlessPlan] = {
@@ -156,6 +160,7 @@ def test_the_other_orders_never_change() -> None:
         "local": [663, 39, 44, 928, 409, 125],
         "weighted": [360, 729, 378, 327, 383, 127],
         "weighted and local": [582, 595, 514, 243, 218, 118],
+        "balanced": [447, 212, 391, 429, 184, 113],
         "resampled": [384, 916, 275, 267, 119, 186],
     }
 
@@ -383,6 +388,34 @@ def test_no_order_allocates_anything_of_the_size_of_the_data_set(plan: EndlessPl
     finally:
         tracemalloc.stop()
     assert peak < 4_000_000  # one bit per sample is 1.8 MB, one byte 14 MB; a batch is 33 kB
+
+
+# --- balanced classes ---
+
+
+@pytest.mark.parametrize("balance", [0.001, 0.5, 1.0])
+def test_classes_get_their_shares_and_samples_take_turns(balance: float) -> None:
+    """The definition, written out: over any number of epochs the shares are exact to one draw."""
+    plan = balanced_plan(LABELS, balance, global_batch=1000, seed=3)
+    assert plan.epoch_samples == 1000
+    sizes = np.array([700, 200, 7, 0, 93])
+    parts = np.array([n ** (1 - balance) if n else 0.0 for n in sizes.tolist()])
+    drawn = np.zeros(1000, int)
+    for epoch in range(30):
+        drawn += np.bincount(plan.batch(epoch), minlength=1000)
+        found = np.bincount(LABELS, weights=drawn)
+        expected = (epoch + 1) * 1000 * parts / parts.sum()
+        assert np.abs(found - expected).max() < 1.01
+        for label in (0, 1, 2, 4):
+            assert np.ptp(drawn[label == LABELS]) <= 1  # no sample twice before another is once
+
+
+def test_more_classes_than_draws_of_one() -> None:
+    """Shares of 1.5 draws are 1 and 2 by turns, not always the same for a class."""
+    labels = np.repeat(np.arange(40, dtype=np.int32), [1, 2] * 20)
+    plan = balanced_plan(labels, 1.0, global_batch=60, seed=0)
+    found = np.bincount(labels[np.concatenate([plan.batch(epoch) for epoch in range(10)])])
+    assert found.tolist() == [15] * 40
 
 
 # --- repeated augmentation ---

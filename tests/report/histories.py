@@ -39,7 +39,7 @@ def record_some(folder: Path, *, samples: int, classes: int) -> None:
     place = np.where(guess == labels, 1, 2)
     columns = [place, guess, random.random(samples), random.random(samples)]
     said = Predictions(*(column.astype(np.float32) for column in columns))
-    record(folder / "predictions.npz", 10, labels, {"": said})
+    record(folder / "predictions.npz", 10, labels, said, weights="")
     step = folder / "checkpoints" / "step-00000010"
     step.mkdir(parents=True)
     names = [f"class number {n}, with a name of some length" for n in range(classes)]

@@ -1,17 +1,23 @@
 """Losses against torch's and timm's on targets written out, and against the papers' formulas."""
 
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
+from sklearn.utils.class_weight import compute_class_weight
 from timm.data.mixup import mixup_target
 from timm.loss import BinaryCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.nn import functional as F
 
+from tests.data.tars import write_files
 from trainyard.config import check
+from trainyard.data.index.build import open_index
 from trainyard.errors import RecipeError
+from trainyard.run.distillation import class_weights
 from trainyard.training.config import LossConfig
 from trainyard.training.distill import as_teacher
 from trainyard.training.losses import build_loss
@@ -79,6 +85,77 @@ def test_without_mixing_the_mixed_labels_are_not_looked_at(name: Name) -> None:
     nonsense = batch._replace(mixed_labels=batch.labels + 1000, lam=batch.lam + torch.nan)
     loss = build_loss(LossConfig(name=name), 0.1, teacher=None, mixes=False)
     assert torch.equal(loss(logits_of(), nonsense), loss(logits_of(), batch))
+
+
+# --- class weights and the focal loss ---
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_weighted_cross_entropy_is_torchs(smoothing: float, mixed: bool) -> None:
+    logits, batch, weights = logits_of(), batch_of(mixed=mixed), torch.rand(C)
+    loss = build_loss(LossConfig(), smoothing, teacher=None, mixes=mixed, class_weights=weights)
+    targets = timms_targets(batch, smoothing)
+    close(loss(logits, batch), F.cross_entropy(logits, targets, weights, reduction="none"))
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([0.1, 2.0, 1.0, 0.5, 3.0])])
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_focal_loss_is_its_formula(
+    smoothing: float, mixed: bool, gamma: float, weights: Tensor | None
+) -> None:
+    """Lin et al. 2017, equation 5, on dense targets."""
+    logits, batch = logits_of(), batch_of(mixed=mixed)
+    config = LossConfig(name="focal", focal_gamma=gamma)
+    loss = build_loss(config, smoothing, teacher=None, mixes=mixed, class_weights=weights)
+    p = logits.softmax(dim=1)
+    terms = timms_targets(batch, smoothing) * (1 - p) ** gamma * -p.log()
+    expected = (terms if weights is None else terms * weights).sum(dim=1)
+    torch.testing.assert_close(loss(logits, batch), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_certain_guess_has_a_finite_gradient() -> None:
+    """The derivative of the root of 1 - p is infinite at p = 1."""
+    logits = torch.zeros(B, C).index_fill(1, torch.tensor([0]), 200.0).requires_grad_()
+    config = LossConfig(name="focal", focal_gamma=0.5)
+    losses = build_loss(config, 0.1, teacher=None)(logits, batch_of(mixed=True))
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"name": "bce", "class_weights": "balanced"}, 'needs loss.name = "ce" or "focal"'),
+        ({"focal_gamma": 1.0}, 'needs loss.name = "focal"'),
+        ({"name": "focal", "bce_sum": True}, 'needs loss.name = "bce"'),
+        ({"class_weights": [1.0, -1.0]}, "greater than or equal to 0"),
+    ],
+)
+def test_keys_of_other_losses(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        check({"loss": keys})
+
+
+def test_class_weights_of_a_run(tmp_path: Path) -> None:
+    numbers = tmp_path / "weights.txt"
+    numbers.write_text("1\n2.5\n1e-1\n")
+    (tmp_path / "data").mkdir()
+    files = [
+        f"{name}/{n}.jpg" for name, size in (("a", 6), ("b", 2), ("c", 1)) for n in range(size)
+    ]
+    index = open_index(write_files(tmp_path / "data", files))
+    found = class_weights(LossConfig(class_weights="balanced"), index)
+    labels = index.label.tolist()
+    assert found == compute_class_weight("balanced", classes=np.arange(3), y=labels).tolist()
+    assert class_weights(LossConfig(class_weights=str(numbers)), index) == [1, 2.5, 0.1]
+    with pytest.raises(RecipeError, match="has 2 numbers, but the data 3 classes"):
+        class_weights(LossConfig(class_weights=(1.0, 2.0)), index)
+    numbers.write_text("1\nnan\n1\n")
+    with pytest.raises(RecipeError, match="line 2: 'nan' is no weight"):
+        class_weights(LossConfig(class_weights=str(numbers)), index)
 
 
 # --- binary cross-entropy ---

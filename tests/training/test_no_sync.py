@@ -28,6 +28,7 @@ from trainyard.course import Course
 from trainyard.data.batch import Batch, Samples
 from trainyard.data.device.copies import InFlightBatch
 from trainyard.data.device.feed import Feed
+from trainyard.data.stream.shards import Stream
 from trainyard.image_size import ImageSize, height_width
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.meters import Meter
@@ -134,7 +135,10 @@ class Parts:
             self.state,
             averager.wrap(self.model),
             loss=build_run_loss(
-                config, classes=self.state.classes, course=self.course, device=META
+                config,
+                Stream((), samples=1, classes=tuple(self.state.classes)),
+                course=self.course,
+                device=META,
             ),
             world=self.world,
             update_ema=ema.update if ema else lambda step: None,

@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from trainyard.training.predictions import (
     NOWHERE,
@@ -12,6 +13,7 @@ from trainyard.training.predictions import (
     Confusion,
     Predictions,
     calibration_error,
+    class_means,
     confusions,
     per_class,
     reassessed_top1,
@@ -58,6 +60,22 @@ def test_calibration_error_is_that_of_the_paper(said: Predictions) -> None:
             error += len(inside) / len(read) * abs(accuracy - confidence)
     assert error > 0.1
     assert calibration_error(said) == pytest.approx(error, rel=1e-12)
+
+
+def test_means_over_classes_are_scikit_learns(said: Predictions, labels: NDArray[np.int32]) -> None:
+    labels = np.where(labels == 5, 4, labels)  # class 5 is guessed only
+    labels[labels == 6] = 9  # and 7 and 8 are neither in the data nor guessed
+    read = said.is_read()
+    guess = said.guess[read].astype(int)
+    found = class_means(said, labels)
+    with pytest.warns(UserWarning, match="y_pred contains classes not in y_true"):
+        expected = balanced_accuracy_score(labels[read], guess)
+    assert found.balanced_accuracy == pytest.approx(expected)
+    classes = np.union1d(labels[read], guess[guess >= 0])  # a guess of nothing is no class
+    f1 = f1_score(labels[read], guess, labels=classes, average="macro", zero_division=0)
+    assert found.macro_f1 == pytest.approx(f1)
+    nothing = Predictions(*(np.zeros(3, np.float32) for _ in range(4)))
+    assert class_means(nothing, labels[:3]) == (0, 0)
 
 
 def predictions(place: list[int], confidence: list[float]) -> Predictions:

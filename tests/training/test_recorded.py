@@ -18,13 +18,10 @@ def said(*places: int) -> Predictions:
     return Predictions(place, place * 0 + 1, place * 0.25, place * 0.5)
 
 
-@pytest.mark.parametrize("raw", [(2, 2, 1), (1, 2, 1)], ids=["worse", "as good"])
-def test_the_better_weights_or_the_average_are_recorded(
-    raw: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_what_is_recorded_is_loaded(tmp_path: Path) -> None:
     path, labels = tmp_path / "predictions.npz", np.array([1, 1, 2], np.int32)
     average = said(1, 1, 3)
-    record(path, 7, labels, {"": said(*raw), "ema_": average})
+    record(path, 7, labels, average, weights="ema_")
     found = load_recorded(path)
     assert found is not None
     assert (found.step, found.weights, found.labels.tolist()) == (7, "ema_", [1, 1, 2])

@@ -18,7 +18,8 @@ from trainyard.run.evaluation import DataSetResult
 from trainyard.training.predictions import Predictions, confusions, per_class
 
 _WEIGHTS = {"": "raw", "ema_": "EMA"}
-_WIDTH = 76  # characters; lines wrap in a narrower terminal, so that no column is lost
+_SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1")
+_WIDTH = 96  # characters; lines wrap in a narrower terminal, so that no column is lost
 
 
 def as_json(result: DataSetResult, worst: int | None, wrong: int | None) -> dict[str, Any]:
@@ -97,13 +98,13 @@ def _table(texts: list[str], numbers: list[str]) -> Table:
 
 def _overview(trees: list[dict[str, Any]]) -> Table:
     is_new = any("reassessed" in tree for tree in trees)
-    numbers = ["samples", "top-1", "top-5", "loss", "ECE", *(["new top-1"] if is_new else [])]
-    table = _table(["data", "weights"], numbers)
+    numbers = ["samples", "top-1", "top-5", "balanced", "macro F1", "loss", "ECE"]
+    table = _table(["data", "weights"], numbers + (["new top-1"] if is_new else []))
     for tree in trees:
         for prefix in (prefix for prefix in _WEIGHTS if f"{prefix}top1" in tree):
             row = [
                 f"{tree['samples']:,}",
-                *(f"{tree[prefix + key]:.2%}" for key in ("top1", "top5")),
+                *(f"{tree[prefix + key]:.2%}" for key in _SHARES),
                 *(f"{tree[prefix + key]:.4f}" for key in ("loss", "ece")),
             ]
             if "reassessed" in tree:

@@ -51,6 +51,10 @@ class DataConfig(Section):
     weights: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     """Number of times per epoch for the samples of each location in `train`, such as [2, 0.5]; all
     once by default."""
+    balance: float = Field(0.0, ge=0, le=1)
+    """Weight of a class of n samples: each sample is drawn in proportion to n^-balance. 0: every
+    sample once per epoch; 1: every class equally often. The number of images per epoch stays the
+    same. Only for `order` exact, without `locality` and `weights`."""
     repeats: int = Field(1, ge=1)
     """Number of times in a row that each sample is used, each time with another crop (repeated
     augmentation). The number of images per epoch stays the same."""

@@ -12,6 +12,7 @@ from trainyard.data.sampler.plan import (
     ResampledPlan,
     ShuffledPlan,
     WeightedPlan,
+    balanced_plan,
 )
 from trainyard.data.stream.shards import Stream
 from trainyard.errors import RecipeError
@@ -37,6 +38,8 @@ def training_plan(config: DataConfig, index: Index, *, global_batch: int, seed: 
 
 
 def _plan(config: DataConfig, index: Index, *, global_batch: int, seed: int) -> EndlessPlan:
+    if config.balance:
+        return balanced_plan(index.label, config.balance, global_batch=global_batch, seed=seed)
     sizes = index.parts or (len(index),)
     common = {"global_batch": global_batch, "seed": seed}
     if config.order == "resample":

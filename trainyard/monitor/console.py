@@ -23,6 +23,7 @@ _LINE_EVERY_S = 10  # seconds between lines without a terminal
 _REDRAWN_HZ = 4
 _EMA = "ema_top1"
 _DISTANCE = "consensus_distance"
+_BY_CLASS = {"balanced_accuracy": "balanced", "macro_f1": "macro F1"}
 
 
 def console_of(
@@ -63,6 +64,7 @@ class ConsoleSink:
         self._epochs = epochs_in_all(course.epoch(course.num_steps))
         self._last_line = -_LINE_EVERY_S * 1.0
         self._has_head = False
+        self._shows_classes = False  # true once they differ from top-1: classes differ in size
         self._kinds: dict[str, Callable[[Report], None]] = {
             "train": self._on_train,
             "val": self._on_val,
@@ -101,13 +103,17 @@ class ConsoleSink:
         )
 
     def _on_val(self, report: Report) -> None:
-        if not self._has_head:
-            self._console.print(Text(_table_head(report), "bold"), soft_wrap=True)
+        is_new = not self._shows_classes and _classes_differ(report)
+        self._shows_classes = self._shows_classes or is_new
+        if is_new or not self._has_head:
+            head = _table_head(report, self._shows_classes)
+            self._console.print(Text(head, "bold"), soft_wrap=True)
             self._has_head = True
         average = f" {report[_EMA]:9.2%}" if _EMA in report else ""
         distance = f" {report[_DISTANCE]:9.3g}" if _DISTANCE in report else ""
+        by_class = "".join(f" {report[key]:9.2%}" for key in _BY_CLASS if self._shows_classes)
         row = (
-            f"{report['epoch']:7.1f} {report['step']:9d} {report['top1']:10.2%}{average} "
+            f"{report['epoch']:7.1f} {report['step']:9d} {report['top1']:10.2%}{average}{by_class} "
             f"{report['top5']:8.2%} {report['loss']:8.4f}{distance} {duration(report['time']):>9}"
         )
         if report["bad"]:
@@ -126,10 +132,17 @@ def _time_left(report: Report) -> str:
     return f"  {duration(report['eta'])} left (epoch {duration(report['eta_epoch'])})"
 
 
-def _table_head(report: Report) -> str:
+def _classes_differ(report: Report) -> bool:
+    """True if the mean over classes is another number than the mean over images."""
+    top1 = float(report["top1"])
+    return abs(float(report.get("balanced_accuracy", top1)) - top1) > 1e-9
+
+
+def _table_head(report: Report, shows_classes: bool) -> str:
     average = f" {'EMA top-1':>9}" if _EMA in report else ""
     distance = f" {'distance':>9}" if _DISTANCE in report else ""
+    by_class = "".join(f" {name:>9}" for name in _BY_CLASS.values() if shows_classes)
     return (
-        f"{'epoch':>7} {'step':>9} {'val top-1':>10}{average} {'top-5':>8} {'loss':>8}{distance} "
-        f"{'time':>9}"
+        f"{'epoch':>7} {'step':>9} {'val top-1':>10}{average}{by_class} {'top-5':>8} "
+        f"{'loss':>8}{distance} {'time':>9}"
     )

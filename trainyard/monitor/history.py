@@ -16,12 +16,12 @@ class History(NamedTuple):
     events: list[Report]  # all of them
 
 
-def score(evaluation: Report) -> float:
-    """Value that decides the best evaluation: the better top1 of the weights and their average.
+def score(evaluation: Report, by: str) -> float:
+    """Value that decides the best evaluation: the higher one of the weights and their average.
 
-    An empty report scores below all others.
+    `by` is the key of the value, as in run.best_by. An empty report scores below all others.
     """
-    return max(float(evaluation.get(key, -1.0)) for key in ("top1", "ema_top1"))
+    return max(float(evaluation.get(key, -1.0)) for key in (by, f"ema_{by}"))
 
 
 def read_history(metrics: Path) -> History:

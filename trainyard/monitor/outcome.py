@@ -6,6 +6,9 @@ from typing import Any
 
 from trainyard.errors import Stopped
 
+METRICS = {"top1": "top-1", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro-F1"}
+"""Names of the values that can decide the best evaluation, by their keys."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -15,8 +18,9 @@ class Outcome:
     step: int
     seconds: float  # of the whole run, over all restarts
     last: dict[str, Any]  # the latest evaluation
-    best: dict[str, Any]  # the evaluation with the highest top1
+    best: dict[str, Any]  # the evaluation with the highest value of `best_by`
     stopped: type[Stopped] | None
+    best_by: str = "top1"
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"stopped": self.stopped.__name__ if self.stopped else None}
@@ -26,6 +30,7 @@ class Outcome:
         if self.stopped:
             return f"stopped at step {self.step:,} after {time}; the same command resumes"
         return (
-            f"top-1 {self.last['top1']:.2%} (best {self.best['top1']:.2%} at step "
+            f"{METRICS[self.best_by]} {self.last[self.best_by]:.2%} "
+            f"(best {self.best[self.best_by]:.2%} at step "
             f"{self.best['step']:,}) in {time}; the run is in {self.run}"
         )

@@ -1,19 +1,24 @@
-"""The loss of a recipe, with the teacher that it may distil from."""
+"""The loss of a recipe, with its class weights and the teacher that it may distil from."""
 
+import re
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course
+from trainyard.data.index.table import Index
+from trainyard.data.stream.shards import Stream
 from trainyard.errors import InputError, RecipeError
 from trainyard.files import find_checkpoint
 from trainyard.image_size import height_width
 from trainyard.run.build import trained_model
 from trainyard.training import checkpoint
+from trainyard.training.config import LossConfig
 from trainyard.training.distill import as_teacher
 from trainyard.training.losses import build_loss
 from trainyard.training.precision import AUTOCASTS
@@ -21,12 +26,58 @@ from trainyard.training.step import Loss
 
 
 def build_run_loss(
-    config: RunConfig, *, classes: Sequence[str], course: Course, device: torch.device
+    config: RunConfig, data: Index | Stream, *, course: Course, device: torch.device
 ) -> Loss:
-    """The loss of a recipe, with its teacher if it has one."""
-    teacher = build_teacher(config, classes=classes, course=course, device=device)
-    smoothing, mixes = config.augment.label_smoothing, config.augment.mixes
-    return build_loss(config.loss, smoothing, teacher=teacher, mixes=mixes)
+    """The loss of a recipe for its training data, with its teacher if it has one."""
+    teacher = build_teacher(config, classes=data.classes, course=course, device=device)
+    weights = class_weights(config.loss, data)
+    return build_loss(
+        config.loss,
+        config.augment.label_smoothing,
+        teacher=teacher,
+        mixes=config.augment.mixes,
+        class_weights=None if weights is None else torch.tensor(weights, device=device),
+    )
+
+
+def class_weights(config: LossConfig, data: Index | Stream) -> list[float] | None:
+    """The weight of each class of the data; None if all are equal. RecipeError if they do not fit.
+
+    A class without training samples has weight 1 if the weights are balanced.
+    """
+    asked = config.class_weights
+    if asked == "balanced":
+        assert isinstance(data, Index)  # config.py refuses it for a stream
+        counts = np.bincount(data.label, minlength=len(data.classes))
+        mean = counts.sum() / np.count_nonzero(counts)
+        return [float(mean / count) if count else 1.0 for count in counts]
+    if asked is None:
+        return None
+    weights = _read_numbers(asked) if isinstance(asked, str) else list(asked)
+    if len(weights) != len(data.classes):
+        raise RecipeError(
+            f"loss.class_weights has {len(weights)} numbers, but the data {len(data.classes)} "
+            "classes: write one number for each, in the order of their names"
+        )
+    return weights
+
+
+def _read_numbers(path: str) -> list[float]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise RecipeError(
+            f"loss.class_weights = {path!r}: cannot be read ({reason}): write 'balanced', a list, "
+            "or a text file with a number in each line"
+        ) from None
+    for number, line in enumerate(lines, start=1):
+        if not re.fullmatch(r"\s*\d+\.?\d*([eE][-+]?\d+)?\s*", line):
+            raise RecipeError(
+                f"{path}, line {number}: {line!r} is no weight: write a number of at least 0 in "
+                "each line"
+            )
+    return [float(line) for line in lines]
 
 
 def build_teacher(

@@ -80,7 +80,7 @@ class DataSetResult:
     def as_dict(self) -> dict[str, Any]:
         """The result as plain values for JSON."""
         tree: dict[str, Any] = {"data": self.data.where}
-        tree |= summary(self.predictions)
+        tree |= summary(self.predictions, self.data.index.label)
         for prefix, said in self.predictions.items():
             tree |= {f"{prefix}ece": calibration_error(said)}
             tree |= {f"{prefix}not_finite": said.not_finite()}

@@ -104,7 +104,13 @@ def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Co
 
 def _open_wandb(config: RunConfig, folder: RunDirectory) -> Tracker:
     recipe, watch = config.model_dump(mode="json"), config.watch
-    return WandbTracker(folder, recipe, project=watch.project, artifacts=watch.artifacts)
+    return WandbTracker(
+        folder,
+        recipe,
+        project=watch.project,
+        artifacts=watch.artifacts,
+        best_by=config.run.best_by,
+    )
 
 
 def _open_tensorboard(config: RunConfig, folder: RunDirectory) -> Tracker:

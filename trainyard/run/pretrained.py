@@ -57,5 +57,6 @@ def prefers_average(path: Path, progress: dict[str, Any]) -> bool:
     False if both were evaluated when it was saved, and the weights themselves scored higher.
     """
     last = progress["last"] if progress["last"].get("step") == progress["step"] else {}
-    is_worse = last.get("ema_top1", 1.0) < last.get("top1", 0.0)
+    by = progress.get("best_by", "top1")
+    is_worse = last.get(f"ema_{by}", 1.0) < last.get(by, 0.0)
     return checkpoint.has_ema(path) and not is_worse

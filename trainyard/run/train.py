@@ -150,7 +150,7 @@ def _built(
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = build_run_model(config, len(classes))
         put = put_initial_weights(config.model, model, classes) if is_new else []
-        loss = build_run_loss(config, classes=classes, course=course, device=device)
+        loss = build_run_loss(config, data.train, course=course, device=device)
     run = _Run(
         config=config,
         folder=folder,
@@ -225,7 +225,19 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
             saver,
             heartbeat,
         )
-    return Outcome(str(folder.path), state.step, state.clock.total, state.last, state.best, stopped)
+    return _outcome(run, state, stopped)
+
+
+def _outcome(run: _Run, state: TrainState, stopped: type[Stopped] | None) -> Outcome:
+    return Outcome(
+        run=str(run.folder.path),
+        step=state.step,
+        seconds=state.clock.total,
+        last=state.last,
+        best=state.best,
+        stopped=stopped,
+        best_by=state.best_by,
+    )
 
 
 def _trained(training: Training, saver: Saver, heartbeat: Heartbeat) -> type[Stopped] | None:
@@ -339,6 +351,7 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
         scale=build_loss_scale(run.config, run.device),
         guard=Guard(run.device, run.config.run.max_skipped, averager.all_reduce_max),
         clock=Clock(),
+        best_by=run.config.run.best_by,
         classes=list(run.data.train.classes),
     )
 
@@ -363,10 +376,12 @@ def _evaluate(
             num_samples=len(run.data.val),
             on_batch=on_batch,
         )
-    found = summary(said)
+    labels, by = run.data.val.label, run.config.run.best_by
+    found = summary(said, labels)
     with together(run.world):
-        if run.world.is_first and score(found) > score(state.best):
-            record(run.folder.predictions, state.step, run.data.val.label, said)
+        if run.world.is_first and score(found, by) > score(state.best, by):
+            weights = max(said, key=lambda prefix: (found[f"{prefix}{by}"], prefix))
+            record(run.folder.predictions, state.step, labels, said[weights], weights=weights)
     return found
 
 

@@ -90,8 +90,10 @@ class TrainState:
     roll_backs: int = 0
     last: dict[str, Any] = field(default_factory=dict)
     """The latest evaluation and its step."""
+    best_by: str = "top1"
+    """The key of an evaluation that decides the best; see run.best_by."""
     best: dict[str, Any] = field(default_factory=dict)
-    """The evaluation with the highest top1 so far and its step."""
+    """The evaluation with the highest value of `best_by` so far and its step."""
 
 
 def load_checkpoint(state: TrainState, path: Path) -> str | None:
@@ -305,6 +307,7 @@ def _common(
         "classes": state.classes,
         "last": state.last,
         "best": state.best,
+        "best_by": state.best_by,
     }
     return Common(weights, ema, copies(training), json.dumps(progress, indent=2) + "\n")
 

@@ -1,19 +1,29 @@
 """The [loss] section of a recipe."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from trainyard.section import Section
 
+Weight = Annotated[float, Field(ge=0)]
+
 
 class LossConfig(Section):
-    name: Literal["ce", "bce"] = "ce"
-    """Cross-entropy over all classes, or binary cross-entropy of each class."""
+    name: Literal["ce", "bce", "focal"] = "ce"
+    """Cross-entropy over all classes, binary cross-entropy of each class, or the focal loss:
+    cross-entropy that counts well recognised samples less."""
     bce_threshold: float | None = Field(None, ge=0, lt=1)
     """With bce: targets above this become 1 and others 0; targets are unchanged if not set."""
     bce_sum: bool = False
     """With bce: sum over classes instead of the mean."""
+    focal_gamma: float = Field(2.0, ge=0)
+    """With focal: each class's term has the factor (1 - p)^gamma, p its probability; 0 is
+    cross-entropy."""
+    class_weights: str | Annotated[tuple[Weight, ...], Field(min_length=1)] | None = None
+    """With ce or focal: weight of each class in the loss. "balanced": N / (C n) for a class with n
+    of the N training samples of C classes, so the mean over samples is 1. Or a number for each
+    class in the order of their names, as a list, or as a text file with one in each line."""
     teacher: str | None = None
     """Run (its best checkpoint) or checkpoint to distil from. The teacher sees the same images as
     the model, mixed ones too."""
@@ -27,8 +37,22 @@ class LossConfig(Section):
     @field_validator("bce_threshold", "bce_sum")
     @classmethod
     def _has_bce(cls, value: float | None, others: ValidationInfo) -> float | None:
-        if value is not None and value is not False and others.data.get("name") == "ce":
+        if value is not None and value is not False and others.data.get("name") != "bce":
             raise ValueError('needs loss.name = "bce"')
+        return value
+
+    @field_validator("focal_gamma")
+    @classmethod
+    def _has_focal(cls, value: float, others: ValidationInfo) -> float:
+        if value != cls.model_fields["focal_gamma"].default and others.data.get("name") != "focal":
+            raise ValueError('needs loss.name = "focal"')
+        return value
+
+    @field_validator("class_weights")
+    @classmethod
+    def _is_softmax(cls, value: Any, others: ValidationInfo) -> Any:
+        if value is not None and others.data.get("name") == "bce":
+            raise ValueError('needs loss.name = "ce" or "focal"')
         return value
 
     @field_validator("distillation", "distillation_share", "temperature")

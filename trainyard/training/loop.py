@@ -43,7 +43,7 @@ class Training:
     meter: Meter
     quarantine: Quarantine
     report: Callable[[Report], None]
-    evaluate: Callable[[], Report]  # has top1, and ema_top1 where there is an average
+    evaluate: Callable[[], Report]  # has state.best_by, and ema_… of it where there is an average
     save: Callable[[], None]
     roll_back: Callable[[], None]
     stop: Stop
@@ -107,7 +107,7 @@ def evaluate(run: Training) -> bool:
     with run.phase("eval"), state.averager.consensus():
         state.last = {"step": state.step, **run.evaluate(), **state.averager.metrics()}
     run.quarantine.exchange()
-    is_best = score(state.last) > score(state.best)
+    is_best = score(state.last, state.best_by) > score(state.best, state.best_by)
     if is_best:
         state.best = state.last
     run.report({"kind": "val", **state.last, "evaluated": state.last["samples"]})

@@ -1,7 +1,6 @@
 """Losses per sample of a micro-batch; the step takes their weighted mean."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -15,34 +14,60 @@ Teacher = Callable[[Tensor], Tensor]
 
 
 def build_loss(
-    config: LossConfig, smoothing: float, *, teacher: Teacher | None, mixes: bool = True
+    config: LossConfig,
+    smoothing: float,
+    *,
+    teacher: Teacher | None,
+    mixes: bool = True,
+    class_weights: Tensor | None = None,
 ) -> Loss:
     """A function from float32 logits[B, C] and their micro-batch to losses[B].
 
     `smoothing` spreads part of the targets over all classes, for bce too, as in timm. If `mixes`
-    is false, mixed labels are ignored, and cross-entropy is torch's own.
+    is false, mixed labels are ignored, and cross-entropy is torch's own. `class_weights[C]`, on the
+    device of the logits, multiply each class's term; the teacher's term has none.
     """
-    build = _cross_entropy if config.name == "ce" else partial(_binary_cross_entropy, config)
-    loss = build(smoothing, mixes)
+    if config.name == "bce":
+        loss = _binary_cross_entropy(config, smoothing, mixes)
+    else:
+        gamma = config.focal_gamma if config.name == "focal" else 0.0
+        loss = _cross_entropy(smoothing, mixes, class_weights, gamma)
     return loss if teacher is None else _distilled(config, loss, teacher)
 
 
-def _cross_entropy(smoothing: float, mixes: bool) -> Loss:
-    """Cross-entropy with mixed, smoothed targets (timm's SoftTargetCrossEntropy), never dense."""
+def _cross_entropy(
+    smoothing: float, mixes: bool, class_weights: Tensor | None, gamma: float
+) -> Loss:
+    """Cross-entropy with mixed, smoothed targets (timm's SoftTargetCrossEntropy), never dense.
+
+    The sum over classes of target * weight * (1 - p)^gamma * -log p: for the target of a single
+    class the focal loss of Lin et al. 2017, equation 5.
+    """
 
     def plain(logits: Tensor, batch: MicroBatch) -> Tensor:
-        return F.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=smoothing)
+        return F.cross_entropy(
+            logits,
+            batch.labels,
+            class_weights,
+            reduction="none",
+            label_smoothing=smoothing,
+        )
 
     def mixed(logits: Tensor, batch: MicroBatch) -> Tensor:
-        log_probabilities = F.log_softmax(logits, dim=1)
-        own = F.nll_loss(log_probabilities, batch.labels, reduction="none")
-        other = F.nll_loss(log_probabilities, batch.mixed_labels, reduction="none")
-        losses = batch.lam * own + (1 - batch.lam) * other
+        terms = F.log_softmax(logits, dim=1)
+        if gamma:
+            # The root of 0 has no gradient.
+            terms = terms * (-terms.expm1()).clamp(min=torch.finfo(terms.dtype).eps) ** gamma
+        losses = F.nll_loss(terms, batch.labels, class_weights, reduction="none")
+        if mixes:
+            other = F.nll_loss(terms, batch.mixed_labels, class_weights, reduction="none")
+            losses = batch.lam * losses + (1 - batch.lam) * other
         if smoothing:
-            losses = (1 - smoothing) * losses - smoothing * log_probabilities.mean(dim=1)
+            all_terms = terms if class_weights is None else terms * class_weights
+            losses = (1 - smoothing) * losses - smoothing * all_terms.mean(dim=1)
         return losses
 
-    return mixed if mixes else plain
+    return mixed if mixes or gamma else plain
 
 
 def _binary_cross_entropy(config: LossConfig, smoothing: float, mixes: bool) -> Loss:

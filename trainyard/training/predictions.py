@@ -60,15 +60,47 @@ class Predictions:
         return int((self.guess < 0).sum())
 
 
-def summary(predictions: Mapping[str, Predictions]) -> dict[str, Any]:
+class ClassMeans(NamedTuple):
+    """Metrics in which every class counts the same, whatever its number of samples."""
+
+    balanced_accuracy: float
+    """Mean over the classes of the share of their samples that is recognised."""
+    macro_f1: float
+    """Mean over the classes of F1 = 2 hits / (samples + guesses), also of classes without samples
+    that are guessed."""
+
+
+def class_means(predictions: Predictions, labels: NDArray[np.int32]) -> ClassMeans:
+    """The means over classes, as scikit-learn's; 0 if no sample could be read.
+
+    Counts per class alone are needed, no table of pairs of classes.
+    """
+    is_read = predictions.is_read()
+    labels, guess = labels[is_read], predictions.guess[is_read].astype(np.int64)
+    width = int(max(labels.max(initial=0), guess.max(initial=0))) + 1
+    samples, guesses, hits = (
+        np.bincount(chosen, minlength=width)
+        for chosen in (labels, guess[guess >= 0], labels[guess == labels])
+    )
+    present, met = samples > 0, samples + guesses > 0
+    recall, f1 = hits[present] / samples[present], 2 * hits[met] / (samples + guesses)[met]
+    return ClassMeans(*(float(part.sum()) / max(len(part), 1) for part in (recall, f1)))
+
+
+def summary(predictions: Mapping[str, Predictions], labels: NDArray[np.int32]) -> dict[str, Any]:
     """Metrics of the weights, under "", and of other weights, with their prefixes.
 
     The number of samples appears once, as all weights were evaluated on the same ones.
     """
-    found = predictions[""].evaluation().as_dict()
-    for prefix in predictions.keys() - {""}:
-        other = predictions[prefix].evaluation()
-        found |= {f"{prefix}{key}": getattr(other, key) for key in ("top1", "top5", "loss")}
+    found: dict[str, Any] = {}
+    for prefix in sorted(predictions):  # "" first
+        own = predictions[prefix].evaluation().as_dict()
+        own |= class_means(predictions[prefix], labels)._asdict()
+        found |= {
+            f"{prefix}{key}": value
+            for key, value in own.items()
+            if not prefix or key not in ("samples", "bad")
+        }
     return found
 
 

@@ -1,7 +1,6 @@
 """Saved predictions of a run's best weights for each validation sample."""
 
 import io
-from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import NamedTuple
@@ -23,14 +22,10 @@ class Recorded(NamedTuple):
 
 
 def record(
-    path: Path, step: int, labels: NDArray[np.int32], said: Mapping[str, Predictions]
+    path: Path, step: int, labels: NDArray[np.int32], said: Predictions, *, weights: str
 ) -> None:
-    """Save the predictions of the weights with the highest top-1, over those saved before.
-
-    If equal, the moving average is taken, as in run/pretrained.py.
-    """
-    weights = max(said, key=lambda name: (said[name].evaluation().top1, name))
-    columns = asdict(said[weights])
+    """Save the predictions of the weights, or of their moving average, over those saved before."""
+    columns = asdict(said)
     packed = io.BytesIO()
     np.savez_compressed(
         packed, step=np.int64(step), weights=np.str_(weights), labels=labels, **columns

@@ -6,13 +6,14 @@ may hold several splits, `splits_inside(place) -> tuple of their names`.
 
 from types import ModuleType
 
-from trainyard.data.formats import class_tar, folder, hdf5, packed, tfrecord, webdataset
+from trainyard.data.formats import class_tar, folder, hdf5, listing, packed, tfrecord, webdataset
 from trainyard.data.formats.scan import Scan
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.errors import DataError
 
 # Tried in this order; a format recognises a place by its contents, not by its name.
 FORMATS: dict[str, ModuleType] = {
+    "list": listing,
     "packed": packed,
     "webdataset": webdataset,
     "tfrecord": tfrecord,
@@ -33,8 +34,8 @@ def recognise(place: ResolvedLocation) -> str:
             "or tars, TFRecords, HDF5 or packed files in it"
         )
     raise DataError(
-        f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5 or "
-        "packed files"
+        f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5, "
+        "packed files, or a list of images (.csv, .jsonl)"
     )
 
 

@@ -19,6 +19,7 @@ Hashes = NDArray[np.uint64]
 # The kind of a format's files; a file of one kind cannot be read as another.
 _KIND = {
     "folder": "image",
+    "list": "image",
     "images": "image",
     "webdataset": "tar",
     "tar": "tar",

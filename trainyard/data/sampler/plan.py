@@ -18,6 +18,7 @@ Ids = NDArray[np.int64]
 # These numbers keep uses of a seed independent of each other and of crops, which use stream 1.
 _WINDOW_STREAM, _PASS_STREAM, _START_STREAM = 2, 3, 4
 _BLOCKS_PER_WINDOW = 16
+_SHARE_BITS = 16  # shares of classes are multiples of 2**-16 draws, equal on all machines
 _RESAMPLING_WINDOW = 5120  # samples; about the shuffle buffer usual with WebDataset
 
 
@@ -185,6 +186,82 @@ class WeightedPlan(EndlessPlan):
         part = np.searchsorted(ends, within, side="right")
         draws = np.array(self.draws)[part]
         return part, epochs * draws + within - (ends[part] - draws)
+
+
+@dataclass(frozen=True, eq=False)
+class BalancedPlan(EndlessPlan):
+    """Classes in other proportions than the data's; an epoch has as many samples as the data.
+
+    The draws of class c after e epochs are e times its share, up to one draw. Over all epochs, they
+    make passes through the class, each a new permutation: a pass has every sample of it once.
+    """
+
+    ids: NDArray[np.int32]
+    """All sample ids, those of a class together."""
+    ends: Ids
+    """The end of each class in `ids`."""
+    shares: Ids
+    """Draws of each class and all before it in an epoch, as multiples of 2**-16."""
+    global_batch: int
+    seed: int
+
+    @property
+    def epoch_samples(self) -> int:
+        return len(self.ids)
+
+    def _ids(self, positions: Ids) -> Ids:
+        part, draw = self._draws(positions)
+        first = np.concatenate([[0], self.ends])[part]
+        passes, within = np.divmod(draw, self.ends[part] - first)
+        keys = _keys(self.seed, _PASS_STREAM, part, passes)
+        order = np.argsort(part, kind="stable")
+        borders = np.flatnonzero(np.diff(part[order])) + 1
+        for mine in np.split(order, borders):
+            number = part[mine[0]]
+            size = int(self.ends[number] - first[mine[0]])
+            within[mine] = permute(within[mine], keys[mine], size)
+        ids: Ids = self.ids[first + within].astype(np.int64)
+        return ids
+
+    def _visits(self, positions: Ids) -> Ids:
+        part, draw = self._draws(positions)
+        sizes: Ids = np.diff(self.ends, prepend=0)
+        return draw // sizes[part]
+
+    def _draws(self, positions: Ids) -> tuple[Ids, Ids]:
+        """The class at each position, and the number of the class's draw, over all epochs."""
+        epochs, within = np.divmod(positions, self.epoch_samples)
+        within = permute(within, fold_in(self.seed, epochs), self.epoch_samples)
+        part, draw = np.empty_like(positions), np.empty_like(positions)
+        for epoch in np.unique(epochs).tolist():
+            mine = epochs == epoch
+            before, after = (number * self.shares >> _SHARE_BITS for number in (epoch, epoch + 1))
+            here = np.searchsorted(after - before, within[mine], side="right")
+            # Draws of this class before the epoch, plus the place in the class's part of the epoch.
+            above = np.concatenate([[0], after])[here]
+            part[mine], draw[mine] = here, before[here] - above + within[mine]
+        return part, draw
+
+
+def balanced_plan(
+    labels: NDArray[np.int32], balance: float, *, global_batch: int, seed: int
+) -> BalancedPlan:
+    """The plan that draws a sample of a class of n samples with a weight of n**-balance.
+
+    Of N samples an epoch, the class is drawn N * n**(1 - balance) / sum of all n**(1 - balance)
+    times, at least once. Classes without samples are left out.
+    """
+    counts = np.bincount(labels)
+    counts = counts[counts > 0]
+    parts = counts ** (1.0 - balance)
+    shares = np.cumsum(parts) / parts.sum() * len(labels)
+    return BalancedPlan(
+        ids=np.argsort(labels, kind="stable").astype(np.int32),
+        ends=np.cumsum(counts),
+        shares=np.rint(shares * 2**_SHARE_BITS).astype(np.int64),
+        global_batch=global_batch,
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -212,7 +212,7 @@ def _stored(storing: SampleEncoder, content: bytes) -> tuple[bytes, bool]:
 def stem(index: Index, sample: int) -> str:
     """The base name, without suffix, of a sample's own file or local tar member; else ""."""
     name = index.file_names[int(index.file[sample])]
-    own = name if index.format == "folder" else _member(index, sample)
+    own = name if index.format in ("folder", "list") else _member(index, sample)
     return os.path.splitext(os.path.basename(own))[0]
 
 

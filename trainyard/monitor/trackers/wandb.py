@@ -22,7 +22,13 @@ class WandbTracker:
     """
 
     def __init__(
-        self, folder: RunDirectory, recipe: dict[str, Any], *, project: str, artifacts: bool
+        self,
+        folder: RunDirectory,
+        recipe: dict[str, Any],
+        *,
+        project: str,
+        artifacts: bool,
+        best_by: str,
     ) -> None:
         """RecipeError if W&B rejects the settings or nobody is logged in."""
         import wandb
@@ -54,6 +60,7 @@ class WandbTracker:
         self._checkpoint = folder.checkpoints / "best" if artifacts else None
         self._is_complete = False
         self._best: Report = {}
+        self._best_by = best_by
         for report in _evaluations(folder.metrics):
             self._note_best(report)
 
@@ -78,7 +85,7 @@ class WandbTracker:
             raise
 
     def _note_best(self, report: Report) -> None:
-        if score(report) > score(self._best):
+        if score(report, self._best_by) > score(self._best, self._best_by):
             self._best = report
             best = figures(report | {"kind": "best"})
             # "best/step" and so on: W&B itself puts the latest "step" into the summary.

@@ -1,0 +1,183 @@
+"""A list of image files: CSV with a header, or JSON lines, with `path`, `label` and maybe `split`.
+
+Paths are relative to the list's folder and stay in it. Classes are the sorted labels, and samples
+come in the list's order. Other columns are left out, and listed on stderr.
+"""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from stat import S_ISREG
+from typing import Any, NamedTuple
+
+from trainyard.data.formats.scan import FileRows, Scan, num_threads, tell_left_out
+from trainyard.data.formats.split_names import splits_named
+from trainyard.data.storage.location import ResolvedLocation
+from trainyard.data.storage.manifest import is_inside
+from trainyard.data.storage.source import is_remote
+from trainyard.errors import DataError
+
+_SUFFIXES = (".csv", ".jsonl")
+_NEEDED, _KNOWN = ("path", "label"), ("path", "label", "split")
+_CHUNK = 4096  # files whose sizes are asked for at once
+
+
+class _Row(NamedTuple):
+    where: str  # file and line, for messages
+    path: str  # relative to the list's folder
+    label: str
+    split: str  # "" without a column of splits
+
+
+def recognises(place: ResolvedLocation) -> bool:
+    """True if a location is a single file with the suffix of a list."""
+    return not place.is_folder and len(place.names) == 1 and place.names[0].endswith(_SUFFIXES)
+
+
+def scan(place: ResolvedLocation) -> Scan:
+    """The samples of a list. DataError for a wrong line, and for a missing image."""
+    folders, labels = set(), set()
+    for row in _rows(place, tells=True):
+        folders.add(os.path.dirname(row.path) or ".")
+        labels.add(row.label)
+    names = sorted(labels)
+    numbers = {name: number for number, name in enumerate(names)}
+    return Scan(
+        place=place,
+        format="list",
+        classes=names,
+        watched=(*place.names, *sorted(folders)),  # an image that is replaced changes its folder
+        rows=_sized(place, _rows(place), numbers),
+    )
+
+
+def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
+    """The splits that a list names; empty if it has no column of splits."""
+    return tuple(dict.fromkeys(row.split for row in _rows(place) if row.split))
+
+
+def _sized(
+    place: ResolvedLocation, rows: Iterator[_Row], numbers: dict[str, int]
+) -> Iterator[FileRows]:
+    with ThreadPoolExecutor(num_threads(place)) as pool:
+        while chunk := list(islice(rows, _CHUNK)):
+            sizes = pool.map(lambda row: _size(place, row), chunk)
+            for row, size in zip(chunk, sizes, strict=True):
+                yield FileRows(row.path, [0], [size], [numbers[row.label]], row.split)
+
+
+def _size(place: ResolvedLocation, row: _Row) -> int:
+    try:
+        stat = os.stat(place.path(row.path))
+    except OSError as error:
+        raise DataError(f"{row.where}: {row.path}: {error.strerror}") from None
+    if not S_ISREG(stat.st_mode):
+        raise DataError(f"{row.where}: {row.path}: is not a file")
+    return stat.st_size
+
+
+# --- the lines ---
+
+
+def _rows(place: ResolvedLocation, *, tells: bool = False) -> Iterator[_Row]:
+    path = place.path(place.names[0])
+    if is_remote(path):
+        raise DataError(
+            f"{path}: a list of images is read from a local file: download it with its images, or "
+            "pack them (`trainyard data pack`) and serve the shards"
+        )
+    lines = _csv_rows(path, tells) if path.endswith(".csv") else _json_rows(path)
+    for where, fields in lines:
+        yield _row(place, where, fields)
+
+
+def _row(place: ResolvedLocation, where: str, fields: dict[str, str]) -> _Row:
+    empty = [name for name in _KNOWN if not fields.get(name, "x")]
+    if empty:
+        raise DataError(f"{where}: its {empty[0]} is empty")
+    path = fields["path"]
+    if os.path.isabs(path):
+        path = os.path.relpath(path, os.path.abspath(place.root))
+    if not is_inside(path):
+        raise DataError(
+            f"{where}: {fields['path']!r} does not lie in the folder of the list: move the list to "
+            "a folder that holds all its images"
+        )
+    split = fields.get("split", "")
+    named = splits_named(split)
+    return _Row(where, path, fields["label"], named.pop() if len(named) == 1 else split)
+
+
+def _text_lines(path: str) -> Iterator[str]:
+    """The lines of a file with their ends; DataError names the first that is not UTF-8."""
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError:
+                    raise DataError(
+                        f"{path}, line {number}: is not UTF-8: save the list as UTF-8"
+                    ) from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _csv_rows(path: str, tells: bool) -> Iterator[tuple[str, dict[str, str]]]:
+    reader = csv.reader(_text_lines(path), strict=True)
+    try:
+        header = next(reader, [])
+        missing = [name for name in _NEEDED if name not in header]
+        if missing:
+            raise DataError(
+                f"{path}, line 1: has no column {missing[0]!r}: write a header, "
+                "path,label or path,label,split"
+            )
+        if tells:
+            tell_left_out(path, {"columns": [name for name in header if name not in _KNOWN]})
+        for cells in reader:
+            where = f"{path}, line {reader.line_num}"
+            if len(cells) == len(header):
+                fields = dict(zip(header, cells, strict=True))
+                yield where, {name: fields[name] for name in _KNOWN if name in fields}
+            elif cells:
+                raise DataError(
+                    f"{where}: has {len(cells)} cells, and the header {len(header)}: put quotes "
+                    "around a text with a comma"
+                )
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
+
+
+def _json_rows(path: str) -> Iterator[tuple[str, dict[str, str]]]:
+    splits = None  # whether the lines have a split
+    for number, line in enumerate(_text_lines(path), start=1):
+        where = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        fields = _json_fields(where, line)
+        if splits is None:
+            splits = "split" in fields
+        if splits != ("split" in fields):
+            raise DataError(f"{where}: some lines have a split and some none: write it in all")
+        yield where, fields
+
+
+def _json_fields(where: str, line: str) -> dict[str, str]:
+    try:
+        found: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or not all(name in found for name in _NEEDED):
+        raise DataError(f'{where}: is not a JSON object with "path" and "label"')
+    fields = {name: found[name] for name in _KNOWN if name in found}
+    label = fields["label"]
+    if isinstance(label, int) and not isinstance(label, bool):
+        fields["label"] = str(label)
+    for name, value in fields.items():
+        if not isinstance(value, str):
+            raise DataError(f"{where}: its {name} is not a text: {json.dumps(value)}")
+    return fields
