@@ -44,6 +44,7 @@ class StreamSpec:
     image_size: int  # pixels, square
     interpolation: Interpolation
     threads: int
+    exif: bool = False  # as in DataConfig
 
 
 class Item(NamedTuple):
