@@ -80,7 +80,7 @@ def decode_batch(
                 content = contents.get(position) or stored.content(position)
                 image = _image(content, tuple(sizes[position].tolist()))
                 image = image if orientations is None else upright(image, orientations[position])
-                pixels = _resize(image, crops, position, out_BHWC.shape[1:3], interpolation)
+                pixels = _resize(image, crops, position, out_BHWC.shape[1:3], how=interpolation)
                 out_BHWC[position] = pixels[:, ::-1] if crops.flips[position] else pixels
             except (BadImageError, OSError) as error:
                 bad[position] = str(error)
@@ -305,7 +305,8 @@ def _resize(
     crops: Crops,
     position: int,
     shape: tuple[int, ...],
-    interpolation: Interpolation,
+    *,
+    how: Interpolation,
 ) -> NDArray[np.uint8]:
     """The box at `position` as RGB pixels of `shape` (height, width), antialiased."""
     left, top, right, bottom = crops.boxes[position].tolist()
@@ -314,7 +315,7 @@ def _resize(
         image = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
         left, top, right, bottom = left - x, top - y, right - x, bottom - y
     size, inside = (shape[1], shape[0]), (left, top, right, bottom)
-    resized = image.resize(size, _FILTERS[interpolation], box=inside)
+    resized = image.resize(size, _FILTERS[how], box=inside)
     return np.asarray(resized)[:, :, :3]
 
 

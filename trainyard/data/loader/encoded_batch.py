@@ -53,8 +53,8 @@ def put_encoded(
     exif: bool = False,
 ) -> dict[int, str]:
     """Fills the spans of some images, for results of side `size`. Returns the positions of bad
-    images, with the reasons; images that a GPU finds to be bad are not among them. With `exif`,
-    images that have to be turned are decoded here.
+    images, with the reasons, but for those that a GPU finds. With `exif`, images that have to be
+    turned are decoded here.
     """
     entries, rest_BN = stretches(images_BHWC)
     contents, bad = _contents(images)
@@ -66,8 +66,7 @@ def put_encoded(
         box, length = crops.boxes[position], len(content)
         fits = length <= rest_BN.shape[1]
         if fits and _is_for_gpu(sizes[position], box, size):
-            flip = crops.flips[position]
-            entries[position] = (JPEG, length, box, flip, crops.resizes_first)
+            entries[position] = (JPEG, length, box, crops.flips[position], crops.resizes_first)
             rest_BN[position, :length] = np.frombuffer(content, np.uint8)
         elif position not in bad:
             others.append(position)
