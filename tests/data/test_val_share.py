@@ -33,7 +33,7 @@ def sides(location: str, share: float = 0.25, seed: int = 0) -> dict[str, set[st
     """The files on each side, relative to the location."""
     found = {}
     for split in ("train", "val"):
-        part = open_part(open_index(location), Side(split, share, seed))  # type: ignore[arg-type]
+        part = open_part(open_index(location), Side(split, share, seed))
         rows = range(len(part))
         found[split] = {str(Path(part.locate(row)[0]).relative_to(location)) for row in rows}
     return found
@@ -79,8 +79,7 @@ def test_parts_of_any_format_read_and_merge_as_wholes_do(digits: Path, tmp_path:
     for location in (str(packed / "*.tar"), str(digits / "val")):
         whole = stored(open_index(location))
         train, val = (
-            open_merged([location], None, side=Side(split, 0.3, 5))  # type: ignore[arg-type]
-            for split in ("train", "val")
+            open_merged([location], None, side=Side(split, 0.3, 5)) for split in ("train", "val")
         )
         assert sorted(stored(train) + stored(val)) == sorted(whole)
         assert train.classes == val.classes == open_index(location).classes

@@ -78,7 +78,7 @@ def _fingerprints(config: DataConfig, leads: bool, progress: Progress) -> dict[s
 
     In training, the other ranks use the first rank's index if they see its file.
     """
-    found = {}
+    found: dict[str, str] = {}
     splits: tuple[Literal["train", "val"], ...] = ("train", "val") if leads else ()
     for split in splits:
         locations, _, side = source_of(config, split)

@@ -72,8 +72,8 @@ def decode_batch(
         if orientations is None:
             native(stored, crops, out_BHWC, status=status, seek=seek)
         else:
-            about = {"sizes": sizes, "orientations": orientations}
-            _upright_pixels(native, stored, crops, out_BHWC, status=status, seek=seek, **about)
+            turning = partial(_upright_pixels, native, sizes=sizes, orientations=orientations)
+            turning(stored, crops, out_BHWC, status=status, seek=seek)
     for position in np.flatnonzero(status).tolist():
         if position not in bad:
             try:
@@ -134,7 +134,8 @@ def _upright_pixels(
     height, width = out_BHWC.shape[1:3]
     for row in np.flatnonzero(turns).tolist():
         orientation, one, found = int(orientations[row]), slice(row, row + 1), status[row : row + 1]
-        spans = EncodedSpans(stored.buffers, *(column[one] for column in stored[1:4]))
+        where = stored.which[one], stored.offsets[one], stored.lengths[one]
+        spans = EncodedSpans(stored.buffers, *where)
         crop = Crops(boxes[one], np.zeros(1, bool), crops.resizes_first)
         shape = (1, width, height, 3) if orientation > 4 else (1, height, width, 3)
         pixels_BHWC = np.empty(shape, np.uint8)
