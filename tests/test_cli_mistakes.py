@@ -235,12 +235,12 @@ def missing(digits: Path, tmp_path: Path) -> tuple[Path, str]:
 
 def empty(digits: Path, tmp_path: Path) -> tuple[Path, str]:
     (tmp_path / "empty").mkdir()
-    return tmp_path / "empty", "empty: has no train and no val data; expected folders"
+    return tmp_path / "empty", "empty: has no train and no val data; the same command"
 
 
 def without_val(digits: Path, tmp_path: Path) -> tuple[Path, str]:
     shutil.rmtree(copy_of(digits, tmp_path) / "val")
-    return tmp_path / "data", "data: has no val data; expected folders train and val"
+    return tmp_path / "data", "data: has no val data; the same command with --data.val_share 0.1"
 
 
 def without_classes(digits: Path, tmp_path: Path) -> tuple[Path, str]:

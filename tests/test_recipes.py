@@ -102,6 +102,8 @@ def in_small(name: str, digits: Path) -> RunConfig:
         "run.eval_every": "2 steps",
         "run.bn_samples": "16" if config.run.bn_samples else "0",
     }
+    if config.model.checkpoint == "timm":  # without a download
+        changes["model.checkpoint"] = None
     if config.schedule.image_size:
         changes["schedule.image_size"] = '["1 step: 48"]'
     return load_recipe(name, changes)

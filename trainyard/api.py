@@ -50,9 +50,11 @@ def train(
 
     world = discover() if world is None else world
     console = _console(world) if console is None else console
+    from trainyard.config import on_data
     from trainyard.run import train as composition
 
-    config = _config(recipe, _with_data(overrides, data))
+    config = _config(recipe, _plain(overrides))
+    config = config if data is None else on_data(config, _texts(data))
     return composition.train(config, os.fspath(run), world=world, console=console)
 
 
@@ -156,15 +158,6 @@ def _config(recipe: "StrPath | RunConfig", overrides: Mapping[str, Any]) -> "Run
     if isinstance(recipe, RunConfig):
         return override(recipe, overrides)
     return load_recipe(os.fspath(recipe), overrides)
-
-
-def _with_data(
-    overrides: Mapping[str, Any] | None, data: StrPath | Sequence[StrPath] | None
-) -> dict[str, Any]:
-    from trainyard.data.index.merge import merged_splits
-
-    found = {} if data is None else merged_splits(_texts(data))
-    return _plain(overrides) | {f"data.{split}": place for split, place in found.items()}
 
 
 def _plain(overrides: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -141,7 +141,8 @@ class Classifier:
         data, size = self.config.data, self.image_size
         pixels_BHWC = np.empty((len(contents), *height_width(size), 3), np.uint8)
         crop, decoder = CentralCrop(size, data.crop_pct), own_decoder()
-        bad = decode_batch(contents, crop, pixels_BHWC, data.interpolation, decoder=decoder)
+        how, exif = data.interpolation, data.exif
+        bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, exif=exif)
         for number, reason in sorted(bad.items()):
             raise DataError(f"{_named(images[number], number)}: {reason}")
         return self._normalise(torch.from_numpy(pixels_BHWC).to(self.device).permute(0, 3, 1, 2))

@@ -7,7 +7,7 @@ one place, so a mistake in a file gives the same message as one in an option.
 import json
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -111,6 +111,18 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
 def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     """A recipe with some values replaced, as in `load_recipe`."""
     return _overridden(config.model_dump(mode="json", exclude_none=True), overrides)
+
+
+def on_data(config: RunConfig, locations: Sequence[str]) -> RunConfig:
+    """A recipe with the train and val data of a data set, or of several merged ones.
+
+    DataError if one of them is missing.
+    """
+    from trainyard.data.index.merge import merged_splits
+
+    may_share = config.data.val_share is not None
+    found = merged_splits(locations, may_share=may_share)
+    return override(config, {f"data.{split}": place for split, place in found.items()})
 
 
 def _overridden(tree: dict[str, Any], overrides: Mapping[str, Any]) -> RunConfig:

@@ -11,7 +11,7 @@ from tests.command_line import Capture, complaint
 from tests.distributed.started import ranks
 from tests.spawn import spawn
 from trainyard.data import open_datasets
-from trainyard.data.open_datasets import open_split
+from trainyard.data.open_datasets import Source, open_split
 from trainyard.errors import DataError, PeerError
 from trainyard.world import World
 
@@ -50,7 +50,7 @@ def _open_on_two_hosts(world: World, folders: list[str]) -> tuple[str, bool]:
     """Each without the other's cache."""
     setattr(open_datasets, "load_index", lambda path: None)  # noqa: B010
     try:
-        open_split(folders[world.rank], "data.train", world, lambda *_: None)
+        open_split(Source(folders[world.rank], "data.train"), world, lambda *_: None)
     except (DataError, PeerError) as error:
         return str(error), error.is_shared
     return "", False

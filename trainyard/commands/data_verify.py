@@ -5,6 +5,7 @@ import json
 from typing import TYPE_CHECKING
 
 from trainyard.commands.data_index import add_location
+from trainyard.commands.numbers import whole
 from trainyard.commands.printing import print_table
 from trainyard.errors import InputError
 from trainyard.printable import printable
@@ -26,6 +27,15 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deep", action="store_true", help="also decode every image and search for duplicates"
     )
+    parser.add_argument(
+        "--val-share",
+        metavar="SHARE",
+        type=float,
+        help="check data without val data in the parts that data.val_share makes of it",
+    )
+    parser.add_argument(
+        "--val-seed", metavar="N", type=whole, default=0, help="data.val_seed of them; default: 0"
+    )
     parser.add_argument("--workers", metavar="N", type=int, help="processes; default: all cores")
     parser.set_defaults(run_command=data_verify)
 
@@ -45,8 +55,15 @@ def data_verify(options: argparse.Namespace) -> int:
         workers = usable_cores()
     if workers < 1:
         raise InputError(f"--workers {workers}: must be 1 or more")
-    counters = partial(counter, Console(stderr=True))
-    checks = verify(options.location, deep=options.deep, workers=workers, counters=counters)
+    if options.val_share is not None and not 0 < options.val_share < 1:
+        raise InputError(f"--val-share {options.val_share}: must be between 0 and 1")
+    checks = verify(
+        options.location,
+        deep=options.deep,
+        workers=workers,
+        counters=partial(counter, Console(stderr=True)),
+        share=options.val_share and (options.val_share, options.val_seed),
+    )
     if options.json:
         print(without_secrets(json.dumps(_as_json(checks))))
     else:

@@ -96,16 +96,11 @@ def _report(folder: Path, *, is_told: bool) -> None:
 
 def config_of(options: argparse.Namespace) -> "RunConfig":
     """The recipe with the overrides of the command line."""
-    from trainyard.config import load_recipe
-    from trainyard.data.index.merge import merged_splits
+    from trainyard.config import load_recipe, on_data
 
     check_recipe(options)
-    overrides = dict(options.overrides)
-    if options.data is not None:
-        overrides |= {
-            f"data.{split}": place for split, place in merged_splits(options.data).items()
-        }
-    return load_recipe(options.recipe, overrides)
+    config = load_recipe(options.recipe, options.overrides)
+    return config if options.data is None else on_data(config, options.data)
 
 
 def check_recipe(options: argparse.Namespace) -> None:

@@ -39,6 +39,13 @@ class DataConfig(Section):
     join: WebDataset shards as files, URLs or "pipe:COMMAND" for the output of a shell command."""
     val: Locations | None = None
     """Location of the validation data, or a list of locations."""
+    val_share: float | None = Field(None, gt=0, lt=1)
+    """Share of the images of each class in `train` that is for validation, such as 0.1, if `val` is
+    not set. An image's side depends on its path in `train` and on `val_seed` alone, so it stays the
+    same as images are added; a class of two images or more has one on each side."""
+    val_seed: int = Field(0, ge=0, lt=2**31)
+    """Seed of `val_share`. It is not `run.seed`, so that runs with other seeds are validated on the
+    same images."""
     order: Literal["exact", "resample", "join"] = "exact"
     """exact: every sample once per epoch. resample: short runs of samples from shards drawn with
     replacement. join: data without an index; each rank reads its own shards once per pass, and
@@ -72,6 +79,10 @@ class DataConfig(Section):
     """Standard deviation of each colour channel, on a scale of 0 to 1."""
     interpolation: Interpolation = "bilinear"
     """Filter for resizing; always antialiased."""
+    exif: bool = False
+    """true: turns each image upright, by the orientation that its camera noted in EXIF, as Pillow's
+    `exif_transpose` does. Photographs of phones need it. torchvision's ImageFolder and timm ignore
+    the orientation, so published accuracies are without it."""
     max_bad: float = Field(0.01, ge=0, le=1)
     """Largest share of unreadable samples; the run stops beyond it."""
     decode: Literal["cpu", "gpu"] = "cpu"

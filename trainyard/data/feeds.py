@@ -184,6 +184,7 @@ class Feeds:
     def _common(self) -> dict[str, Any]:
         return {
             "interpolation": self.data.interpolation,
+            "exif": self.data.exif,
             "rank": self.world.rank,
             "size": self.world.size,
             "threads": self.data.threads or cores_per_rank(self.world),

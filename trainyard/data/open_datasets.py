@@ -1,15 +1,18 @@
 """Opens the indices and streams that the [data] section of a recipe names."""
 
+import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Literal, NamedTuple
 
 from trainyard.data.config import DataConfig, Locations
 from trainyard.data.index.build import Progress
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.overlap import check_apart
 from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
+from trainyard.data.index.val_share import Side
 from trainyard.data.storage.credentials import PIPE
 from trainyard.data.stream.shards import Stream, list_shards
 from trainyard.errors import DataError, RecipeError
@@ -26,6 +29,51 @@ class Datasets:
         return {"train": self.train.fingerprint, "val": self.val.fingerprint}
 
 
+class Source(NamedTuple):
+    """Where the images of a split come from."""
+
+    locations: Locations | None
+    key: str
+    """The recipe key that names the locations."""
+    side: Side | None = None
+    """The part of the locations; None for all of them."""
+
+    def __str__(self) -> str:
+        """The locations as text, for messages."""
+        part = "" if self.side is None else f" (its {self.side.split} part)"
+        return " and ".join(_listed(self.locations or ())) + part
+
+
+def source_of(config: DataConfig, split: Literal["train", "val"]) -> Source:
+    """The source of a recipe's training or validation images."""
+    if config.val is not None or config.val_share is None or config.order == "join":
+        return Source(getattr(config, split), f"data.{split}")
+    return Source(config.train, "data.train", Side(split, config.val_share, config.val_seed))
+
+
+def split_remarks(config: DataConfig) -> list[str]:
+    """Remarks about validation data that a user may not expect: a folder of test images."""
+    return [
+        f"{place}: test images, as there is no other validation data; --data.val_share 0.1 with "
+        "--data.train keeps them for the end"
+        for place in _listed(config.val or ())
+        if os.path.basename(place).lower() == "test"
+    ]
+
+
+def trained_on(config: DataConfig, data: Sequence[Locations | None]) -> list[str]:
+    """Remarks about locations to evaluate on that hold images which the run was trained on."""
+    source = source_of(config, "val")
+    places = {os.path.realpath(place) for place in _listed(source.locations or ())}
+    return [
+        f"{place}: holds the images that the run was trained on; without it, the command takes "
+        "the run's own validation part"
+        for locations in data
+        for place in _listed(locations or ())
+        if source.side is not None and os.path.realpath(place) in places
+    ]
+
+
 def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datasets:
     """The recipe's data sets, checked to have the same classes and no image in common.
 
@@ -33,11 +81,11 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
     """
     if config.order == "join":
         shards = _same_shards(config, world)
-        val = open_split(config.val, "data.val", world, progress)
+        val = open_split(source_of(config, "val"), world, progress)
         assert config.samples is not None
         found = Datasets(Stream(shards, config.samples, val.classes), val)
     else:
-        train = open_split(config.train, "data.train", world, progress)
+        train = open_split(source_of(config, "train"), world, progress)
         found = Datasets(train, open_validation(config, train.classes, world, progress))
     with together(world):
         if world.is_first:
@@ -55,7 +103,7 @@ def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
     with together(world):
         if digest != first:
             raise DataError(
-                f"{description(config.train)}: {socket.gethostname()} holds other "
+                f"{source_of(config, 'train')}: {socket.gethostname()} holds other "
                 "shards there than the first rank's node"
             )
     return shards
@@ -69,9 +117,10 @@ def open_validation(
     If the training data is merged, the validation data may lack some of its classes.
     """
     known = None if isinstance(config.train, str | None) else classes
-    val = open_split(config.val, "data.val", world, progress, known=known)
+    source = source_of(config, "val")
+    val = open_split(source, world, progress, known=known)
     with together(world):
-        check_same_classes(classes, val.classes, description(config.val), has_names=val.has_names)
+        check_same_classes(classes, val.classes, str(source), has_names=val.has_names)
     return val
 
 
@@ -83,16 +132,10 @@ def open_labelled(
     The labels in the index are numbers of the index's own classes; element i of the list is the
     model's number of class i.
     """
-    index = open_split(locations, "data.val", world, progress)
+    source = Source(locations, "data.val")
+    index = open_split(source, world, progress)
     with together(world):
-        return index, match_classes(
-            classes, index.classes, description(locations), has_names=index.has_names
-        )
-
-
-def description(locations: Locations | None) -> str:
-    """The locations as text, for messages."""
-    return " and ".join(_listed(locations or ()))
+        return index, match_classes(classes, index.classes, str(source), has_names=index.has_names)
 
 
 def _listed(locations: Locations) -> tuple[str, ...]:
@@ -100,14 +143,9 @@ def _listed(locations: Locations) -> tuple[str, ...]:
 
 
 def open_split(
-    locations: Locations | None,
-    key: str,
-    world: World,
-    progress: Progress,
-    *,
-    known: Sequence[str] | None = None,
+    source: Source, world: World, progress: Progress, *, known: Sequence[str] | None = None
 ) -> Index:
-    """The index of a location on every rank; the first rank makes it, or checks the saved one.
+    """The index of a source on every rank; the first rank makes it, or checks the saved one.
 
     Several locations are merged; for `known` see `open_merged`.
 
@@ -115,15 +153,16 @@ def open_split(
     overload a file server. A rank makes its own index only if it cannot see the first rank's file,
     say in the cache of another node.
     """
-    if locations is None:
-        raise RecipeError(f"{key} is not set: pass --data LOCATION, or --{key} LOCATION")
-    if any(location.startswith(PIPE) for location in _listed(locations)):
+    if source.locations is None:
+        raise RecipeError(f"{source.key} is not set: {_how_to_set(source.key)}")
+    locations, side = _listed(source.locations), source.side
+    if any(location.startswith(PIPE) for location in locations):
         raise RecipeError(
-            f"{key} = {description(locations)!r}: only training data with data.order = 'join' can "
+            f"{source.key} = {str(source)!r}: only training data with data.order = 'join' can "
             "be a pipe"
         )
     with together(world):
-        first = open_merged(_listed(locations), known, progress) if world.is_first else None
+        first = open_merged(locations, known, progress, side) if world.is_first else None
     found = gather(world, None if first is None else (first.path, first.fingerprint))[0]
     assert found is not None
     path, fingerprint = found
@@ -132,12 +171,19 @@ def open_split(
         progress(0)  # this rank may have waited long for its turn
         index = first or load_index(path)
         if index is None or index.fingerprint != fingerprint:
-            index = open_merged(_listed(locations), known, progress)
+            index = open_merged(locations, known, progress, side)
         if index.fingerprint != fingerprint:
             raise DataError(
-                f"{description(locations)}: {socket.gethostname()} holds other data there than "
+                f"{source}: {socket.gethostname()} holds other data there than "
                 "the first rank's node (other files, sizes or classes)"
             )
         return index
 
     return in_turns(world, same_index)
+
+
+def _how_to_set(key: str) -> str:
+    how = f"pass --data LOCATION, or --{key} LOCATION"
+    if key != "data.val":
+        return how
+    return f"{how}, or --data.val_share 0.1 to validate on a tenth of the training data"

@@ -1,5 +1,7 @@
 """Warnings at the start of a run about slow paths of reading the data."""
 
+from collections.abc import Iterable
+
 from rich.console import Console
 
 from trainyard.data._native import NEEDS_EXTENSION, is_built
@@ -13,5 +15,10 @@ def warn_of_slow_paths(console: Console, *data: Index | Stream) -> None:
     said = [seek_remark(one) for one in data if isinstance(one, Index)]
     if not is_built():
         said = [f"decoding at a quarter of the speed, without the extension: {NEEDS_EXTENSION}"]
-    for text in filter(None, said):
+    warn(console, [text for text in said if text])
+
+
+def warn(console: Console, remarks: Iterable[str]) -> None:
+    """Prints remarks, a line each."""
+    for text in remarks:
         console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 
@@ -15,7 +15,7 @@ from trainyard.data.config import DataConfig
 from trainyard.data.index.build import Progress
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
-from trainyard.data.open_datasets import Datasets, open_datasets
+from trainyard.data.open_datasets import Datasets, open_datasets, source_of
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.source import is_remote
 from trainyard.distributed.heartbeat import Heartbeat
@@ -78,13 +78,14 @@ def _fingerprints(config: DataConfig, leads: bool, progress: Progress) -> dict[s
 
     In training, the other ranks use the first rank's index if they see its file.
     """
-    found = {}
-    for split in ("train", "val") if leads else ():
-        locations = getattr(config, split)
+    found: dict[str, str] = {}
+    splits: tuple[Literal["train", "val"], ...] = ("train", "val") if leads else ()
+    for split in splits:
+        locations, _, side = source_of(config, split)
         if locations is None or (split == "train" and config.order == "join"):
             continue
         locations = (locations,) if isinstance(locations, str) else locations
-        found[split] = open_merged(locations, None, progress).fingerprint
+        found[split] = open_merged(locations, None, progress, side).fingerprint
     return found
 
 

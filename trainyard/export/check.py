@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from trainyard.classifier import Classifier
 from trainyard.data.index.build import saved_index
 from trainyard.data.index.table import Index
+from trainyard.data.index.val_share import open_part
+from trainyard.data.open_datasets import source_of
 from trainyard.data.reading.reader import Reader
 from trainyard.errors import DataError, TrainyardError
 from trainyard.image_size import height_width
@@ -54,10 +56,11 @@ def examples(classifier: Classifier) -> list[Tensor]:
 
 def _real(classifier: Classifier) -> list[bytes]:
     """Encoded images, spread over the validation data; empty if it is not available."""
-    val = classifier.config.data.val
-    location = val if isinstance(val, str | None) else val[0]
+    locations, _, side = source_of(classifier.config.data, "val")
+    location = locations if isinstance(locations, str | None) else locations[0]
     try:
         index = saved_index(location) if location else None
+        index = index if index is None or side is None else open_part(index, side)
     except (DataError, OSError):
         return []
     return [] if index is None else list(_readable(classifier, index))

@@ -11,7 +11,7 @@ from torch import nn
 
 from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
-from trainyard.data.open_datasets import description
+from trainyard.data.open_datasets import source_of
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.image_size import ImageSize, height_width
 from trainyard.own_code import is_own
@@ -92,8 +92,8 @@ def describe(classifier: Classifier) -> Description:
         weights="ema" if classifier.uses_ema else "raw",
         precision=config.batch.precision,
         evaluation=_evaluation(classifier),
-        train=_place(description(config.data.train)),
-        val=_place(description(config.data.val)),
+        train=_place(str(source_of(config.data, "train"))),
+        val=_place(str(source_of(config.data, "val"))),
         recipe=_recipe(config),
         versions={"torch": torch.__version__, "timm": timm.__version__},
     )

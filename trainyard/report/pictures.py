@@ -29,6 +29,8 @@ class Album:
 
     index: Index | None = None
     why_none: str = ""
+    exif: bool = False
+    """True if images are turned upright, as in the run."""
     _uris: dict[int, str | None] = field(default_factory=dict)
 
     def load(self, samples: Iterable[int]) -> None:
@@ -40,7 +42,7 @@ class Album:
         Image.init()  # not in threads: one would miss formats that another is registering
         with warnings.catch_warnings(), ThreadPoolExecutor(_READ_THREADS) as pool:
             warnings.filterwarnings("ignore", module="PIL")
-            found = list(pool.map(lambda sample: _uri(reader, sample), wanted))
+            found = list(pool.map(lambda sample: _uri(reader, sample, self.exif), wanted))
         self._uris.update(zip(wanted, (uri for uri, _ in found), strict=True))
         if not any(self._uris.values()):
             self.why_none = f"The validation images cannot be read here ({found[0][1]})."
@@ -70,13 +72,14 @@ class Gallery:
 
 def _open(run: Run) -> Album:
     from trainyard.config import load_recipe
-    from trainyard.data.open_datasets import open_split
+    from trainyard.data.open_datasets import open_split, source_of
     from trainyard.world import World
 
     try:
         config = load_recipe(str(run.folder.recipe))
         known = None if isinstance(config.data.train, str | None) else run.classes
-        index = open_split(config.data.val, "data.val", World(), lambda _: None, known=known)
+        source = source_of(config.data, "val")
+        index = open_split(source, World(), lambda _: None, known=known)
     except (InputError, OSError) as error:
         return Album(
             why_none=f"The validation images are not at hand here ({without_secrets(str(error))})."
@@ -87,13 +90,13 @@ def _open(run: Run) -> Album:
             why_none="The validation data is no longer what the run was validated on, so its "
             "images are not shown."
         )
-    return Album(index)
+    return Album(index, exif=config.data.exif)
 
 
-def _uri(reader: Reader, sample: int) -> tuple[str | None, str]:
+def _uri(reader: Reader, sample: int, exif: bool) -> tuple[str | None, str]:
     """The thumbnail, or None and the reason."""
     try:
-        image = whole_image(reader.read(sample))
+        image = whole_image(reader.read(sample), exif=exif)
     except (InputError, OSError, BadImageError) as error:
         return None, without_secrets(str(error))
     buffer = io.BytesIO()

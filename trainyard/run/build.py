@@ -17,8 +17,8 @@ from trainyard.config import RunConfig
 from trainyard.course import Course, build_course, seconds_of, stage_size
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
-from trainyard.data.open_datasets import Datasets, open_datasets
-from trainyard.data.slow_paths import warn_of_slow_paths
+from trainyard.data.open_datasets import Datasets, open_datasets, split_remarks
+from trainyard.data.slow_paths import warn, warn_of_slow_paths
 from trainyard.data.transforms.extra import check_extra
 from trainyard.distributed import Heartbeat, discover
 from trainyard.errors import InputError, RecipeError
@@ -69,6 +69,7 @@ def build_data(config: RunConfig, world: World, console: Console, heartbeat: Hea
         data = open_datasets(config.data, world, heartbeat.counted("indexing", show))
     if world.is_first:
         warn_of_slow_paths(console, data.train, data.val)
+        warn(console, split_remarks(config.data))
     heartbeat.mark("start")  # the wait for the first rank's index may have been long
     return data
 

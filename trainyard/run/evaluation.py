@@ -19,12 +19,14 @@ from trainyard.data.index.build import Progress
 from trainyard.data.index.real_labels import Labels, read_labels
 from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import (
-    description,
+    Source,
     open_labelled,
     open_split,
     open_validation,
+    source_of,
+    trained_on,
 )
-from trainyard.data.slow_paths import warn_of_slow_paths
+from trainyard.data.slow_paths import warn, warn_of_slow_paths
 from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
@@ -219,6 +221,7 @@ def _open_all(
         ]
     if world.is_first:
         warn_of_slow_paths(console, *(one.index for one in data))
+        warn(console, trained_on(config.data, question.data))
     with together(world):
         if question.labels is not None:
             labels = read_labels(question.labels, data[0].index)
@@ -238,12 +241,13 @@ def _open(
     """A data set. With `every`, all classes of the model may be predicted, not only its own."""
     if where is None:
         index = open_validation(config.data, classes, world, progress)
-        return DataSet(where=description(config.data.val), index=index, numbers=None)
+        return DataSet(where=str(source_of(config.data, "val")), index=index, numbers=None)
     index, numbers = open_labelled(where, classes, world, progress)
     if every:
         numbers = [*numbers, *sorted(set(range(len(classes))) - set(numbers))]
     as_they_are = numbers == list(range(len(classes)))
-    return DataSet(where=description(where), index=index, numbers=None if as_they_are else numbers)
+    name = str(Source(where, "data.val"))
+    return DataSet(where=name, index=index, numbers=None if as_they_are else numbers)
 
 
 def _models(
@@ -270,7 +274,7 @@ def _estimate(
         if not any(map(batch_norms, models.values())):
             raise RecipeError(f"--bn-samples: {config.model.name} has no batch norm")
     with counter(console, "indexing samples") as progress:
-        index = open_split(config.data.train, "data.train", feeds.world, progress)
+        index = open_split(source_of(config.data, "train"), feeds.world, progress)
     with (
         counter(console, "estimating batch norm statistics", samples) as show,
         feeds.statistics(index, samples, config.data.image_size) as feed,

@@ -8,6 +8,7 @@ one at a time. `reference_image`, plain Pillow, defines the right pixels.
 import io
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,14 @@ from PIL import Image, UnidentifiedImageError
 from trainyard.data._native import core
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.interpolation import Interpolation
+from trainyard.data.decode.orientation import (
+    Orientations,
+    orientation_of,
+    stored_boxes,
+    turned,
+    upright,
+    upright_sizes,
+)
 from trainyard.data.decode.packed_record import has_pixels, jpeg_of, pixels_of
 from trainyard.data.storage.encoded import PACKED_MAGIC, EncodedSpans, as_stored
 
@@ -44,31 +53,34 @@ def decode_batch(
     *,
     decoder: "core.Decoder | None" = None,
     seek: "SeekSlices | None" = None,
+    exif: bool = False,
 ) -> dict[int, str]:
     """Decodes, crops, resizes (antialiased) and flips each image into its place in `out_BHWC`.
 
     `crop` turns sizes (int[n, 2]: width, height) into boxes inside the images. Returns the
     positions that could not be decoded, with the reasons; their pixels are zero. Without a
     `decoder`, see `own_decoder`, the libraries decode all images; they read every byte of an image,
-    not its crop alone.
+    not its crop alone. With `exif`, images are turned upright first, by their orientation.
     """
     stored = as_stored(images)
     sizes, status = native_sizes(stored, decoder)
-    contents, bad = _library_sizes(stored, sizes, status)
-    crops = crop(sizes)
+    orientations = native_orientations(stored, decoder) if exif else None
+    contents, bad = _library_sizes(stored, sizes, status, orientations)
+    crops = crop(sizes if orientations is None else upright_sizes(sizes, orientations))
     if decoder is not None:
-        is_bicubic = interpolation == "bicubic"
-        native_pixels(
-            decoder, stored, crops, out_BHWC, status=status, bicubic=is_bicubic, seek=seek
-        )
+        native = partial(native_pixels, decoder, bicubic=interpolation == "bicubic")
+        if orientations is None:
+            native(stored, crops, out_BHWC, status=status, seek=seek)
+        else:
+            turning = partial(_upright_pixels, native, sizes=sizes, orientations=orientations)
+            turning(stored, crops, out_BHWC, status=status, seek=seek)
     for position in np.flatnonzero(status).tolist():
         if position not in bad:
             try:
                 content = contents.get(position) or stored.content(position)
                 image = _image(content, tuple(sizes[position].tolist()))
-                box = crops.boxes[position].tolist()
-                around = crops.resizes_first
-                pixels = _resize(image, box, out_BHWC.shape[1:3], interpolation, around=around)
+                image = image if orientations is None else upright(image, orientations[position])
+                pixels = _resize(image, crops, position, out_BHWC.shape[1:3], how=interpolation)
                 out_BHWC[position] = pixels[:, ::-1] if crops.flips[position] else pixels
             except (BadImageError, OSError) as error:
                 bad[position] = str(error)
@@ -91,6 +103,45 @@ def native_sizes(
         decoder.sizes(buffers, which, offsets, lengths, sizes, status)
         status[sizes[:, 0] * sizes[:, 1] > MAX_PIXELS] = core.NOT_OURS
     return sizes, status
+
+
+def native_orientations(stored: EncodedSpans, decoder: "core.Decoder | None") -> Orientations:
+    """The orientations of JPEGs and packed records; 1 for other images, and without a decoder."""
+    found = np.ones(len(stored.which), np.uint8)
+    if decoder is not None:
+        buffers, which, offsets, lengths, _ = stored
+        decoder.orientations(buffers, which, offsets, lengths, found)
+    return found
+
+
+def _upright_pixels(
+    native: Callable[..., None],
+    stored: EncodedSpans,
+    crops: Crops,
+    out_BHWC: NDArray[np.uint8],
+    *,
+    status: NDArray[np.uint8],
+    seek: "SeekSlices | None",
+    sizes: NDArray[np.int64],
+    orientations: Orientations,
+) -> None:
+    """`native_pixels` for crops of upright images: only the resized pixels are turned."""
+    turns = (orientations > 1) & (status == core.OK)
+    of_others = np.where(turns, core.NOT_OURS, status).astype(np.uint8)
+    native(stored, crops, out_BHWC, status=of_others, seek=seek)
+    status[~turns] = of_others[~turns]
+    boxes = stored_boxes(crops.boxes, upright_sizes(sizes, orientations), orientations)
+    height, width = out_BHWC.shape[1:3]
+    for row in np.flatnonzero(turns).tolist():
+        orientation, one, found = int(orientations[row]), slice(row, row + 1), status[row : row + 1]
+        where = stored.which[one], stored.offsets[one], stored.lengths[one]
+        spans = EncodedSpans(stored.buffers, *where)
+        crop = Crops(boxes[one], np.zeros(1, bool), crops.resizes_first)
+        shape = (1, width, height, 3) if orientation > 4 else (1, height, width, 3)
+        pixels_BHWC = np.empty(shape, np.uint8)
+        native(spans, crop, pixels_BHWC, status=found, seek=seek and seek.part(one))
+        pixels_HWC = turned(pixels_BHWC[0], orientation)
+        out_BHWC[row] = pixels_HWC[:, ::-1] if crops.flips[row] else pixels_HWC
 
 
 def native_pixels(
@@ -128,14 +179,22 @@ def native_pixels(
 
 
 def _library_sizes(
-    stored: EncodedSpans, sizes: NDArray[np.int64], status: NDArray[np.uint8]
+    stored: EncodedSpans,
+    sizes: NDArray[np.int64],
+    status: NDArray[np.uint8],
+    orientations: Orientations | None,
 ) -> tuple[dict[int, bytes], dict[int, str]]:
-    """Fills in the sizes whose status is not 0; the contents read, and reasons for bad images."""
+    """Fills in the sizes, and orientations, of images whose status is not 0.
+
+    Returns the contents read, and reasons for bad images.
+    """
     contents, bad = {}, {}
     for position in np.flatnonzero(status).tolist():
         try:
             contents[position] = content = stored.content(position)
             sizes[position] = _size(content)
+            if orientations is not None:
+                orientations[position] = image_orientation(content)
         except (BadImageError, OSError) as error:
             sizes[position] = 1
             bad[position] = str(error)
@@ -182,9 +241,13 @@ def _grey(pixels_HW: NDArray[Any]) -> Image.Image:
     return Image.fromarray(pixels_HW.astype(np.uint8)).convert("RGB")
 
 
-def whole_image(content: bytes) -> Image.Image:
-    """Like `reference_image`, for display; BadImageError also for more than `MAX_PIXELS`."""
+def whole_image(content: bytes, *, exif: bool = False) -> Image.Image:
+    """Like `reference_image`, for display; BadImageError also for more than `MAX_PIXELS`.
+
+    With `exif`, it is turned upright.
+    """
     image = reference_image(content)
+    image = upright(image, image_orientation(content)) if exif else image
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(f"{image.width} x {image.height} pixels are implausible")
     return image
@@ -240,23 +303,20 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
 
 def _resize(
     image: Image.Image,
-    box: list[float],
+    crops: Crops,
+    position: int,
     shape: tuple[int, ...],
-    interpolation: Interpolation,
     *,
-    around: bool,
+    how: Interpolation,
 ) -> NDArray[np.uint8]:
-    """A box of the image as RGB pixels of `shape` (height, width), antialiased.
-
-    `around`: pixels around the box count, as if the image were resized before it is cropped.
-    """
-    left, top, right, bottom = box
-    if not around:
+    """The box at `position` as RGB pixels of `shape` (height, width), antialiased."""
+    left, top, right, bottom = crops.boxes[position].tolist()
+    if not crops.resizes_first:
         x, y = math.floor(left), math.floor(top)
         image = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
         left, top, right, bottom = left - x, top - y, right - x, bottom - y
     size, inside = (shape[1], shape[0]), (left, top, right, bottom)
-    resized = image.resize(size, _FILTERS[interpolation], box=inside)
+    resized = image.resize(size, _FILTERS[how], box=inside)
     return np.asarray(resized)[:, :, :3]
 
 
@@ -268,6 +328,14 @@ def _size(content: bytes) -> tuple[int, int]:
     if not 0 < width * height <= MAX_PIXELS:
         raise BadImageError(f"{width} x {height} pixels are implausible")
     return width, height
+
+
+def image_orientation(content: bytes) -> int:
+    """The orientation of an image file, 1 to 8; 1 if Pillow does not read it."""
+    try:
+        return orientation_of(open_lazily(content), content)
+    except Exception:  # a file that libjpeg-turbo reads and Pillow does not
+        return 1
 
 
 def _reason(content: bytes, error: Exception) -> str:

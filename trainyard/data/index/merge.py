@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trainyard.data.index.build import Progress, open_index
 from trainyard.data.index.splits import find_splits, train_and_val
 from trainyard.data.index.table import Chunks, Index, load_index, write_index
+from trainyard.data.index.val_share import Side, open_part
 from trainyard.data.storage.location import take_secrets
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
@@ -25,15 +26,20 @@ from trainyard.files import cache_folder
 _ROWS = 1 << 14  # rows copied at a time; their file names take about 1 kB each to move
 
 
-def merged_splits(locations: Sequence[str]) -> dict[str, str | list[str]]:
+def merged_splits(
+    locations: Sequence[str], *, may_share: bool = False
+) -> dict[str, str | list[str] | None]:
     """The train and val locations of one data set, or of several.
 
-    Each of several must have train data, and at least one val data; all val data is used.
+    Each of several must have train data, and at least one val data; all val data is used. For
+    `may_share` see `train_and_val`.
     """
     locations = [take_secrets(location) for location in locations]
     if len(locations) == 1:
-        return dict(train_and_val(locations[0]))
+        return dict(train_and_val(locations[0], may_share=may_share))
     found = [find_splits(location) for location in locations]
+    if may_share:
+        found = [splits or {"train": place} for place, splits in zip(locations, found, strict=True)]
     for location, splits in zip(locations, found, strict=True):
         if "train" not in splits:
             raise DataError(
@@ -41,12 +47,12 @@ def merged_splits(locations: Sequence[str]) -> dict[str, str | list[str]]:
                 "the parts by --data.train and --data.val"
             )
     val = [splits["val"] for splits in found if "val" in splits]
-    if not val:
+    if not val and not may_share:
         raise DataError(
             f"none of {', '.join(locations)} has val data: add a data set that has it, or name "
-            "one with --data.val"
+            "one with --data.val, or take a share of the train data by --data.val_share 0.1"
         )
-    return {"train": [splits["train"] for splits in found], "val": val}
+    return {"train": [splits["train"] for splits in found], "val": val or None}
 
 
 def validation_splits(locations: Sequence[str]) -> list[str]:
@@ -60,16 +66,20 @@ def validation_splits(locations: Sequence[str]) -> list[str]:
 
 
 def open_merged(
-    locations: Sequence[str], known: Sequence[str] | None, progress: Progress = lambda _: None
+    locations: Sequence[str],
+    known: Sequence[str] | None,
+    progress: Progress = lambda _: None,
+    side: Side | None = None,
 ) -> Index:
-    """The index of one location, or of several merged.
+    """The index of one location, or of several merged; with `side`, of a part of each.
 
     Labels are numbers among the `known` classes, if these include all names.
     """
     parts: list[Index] = []
     for location in locations:
         done = sum(map(len, parts))
-        parts.append(open_index(location, _counting_from(done, progress)))
+        whole = open_index(location, _counting_from(done, progress))
+        parts.append(whole if side is None else open_part(whole, side))
     if len(parts) == 1 and (known is None or tuple(known) == parts[0].classes):
         return parts[0]
     path, header = _path(parts, known), _header(parts, _unite(locations, parts, known))

@@ -23,22 +23,30 @@ _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
 _SHARDS = ("*.tar", "*.h5", "*.hdf5", "*.packed", "*-of-*", "*.tfrecord", "*.tfrecords")
 
 
-def train_and_val(location: str) -> dict[str, str]:
-    """The locations of both splits of a data set. DataError if one is missing."""
+def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | None]:
+    """The locations of both splits of a data set. DataError if one is missing.
+
+    With `may_share`, val data can be a share of the train data: its location is None then, and a
+    data set without any split is train data.
+    """
     location = take_secrets(location)
     splits = find_splits(location)
+    if may_share and "val" not in splits:
+        return {"train": splits.get("train", location), "val": None}
     missing = [split for split in ("train", "val") if split not in splits]
     if missing:
         wanted = (
             f"expected {_why_not_listed(location)}"
             if is_remote(location)
-            else ("expected folders train and val, or shards *train*.tar and *val*.tar")
+            else "expected folders train and val, or shards *train*.tar and *val*.tar"
         )
+        share = "the same command with --data.val_share 0.1 validates on a tenth of its images; "
         raise DataError(
-            f"{location}: has no {' and no '.join(missing)} data; {wanted}; or name them by "
-            "--data.train and --data.val"
+            f"{location}: has no {' and no '.join(missing)} data; "
+            f"{share if 'val' in missing else ''}{wanted}; or name them by --data.train and "
+            "--data.val"
         )
-    return splits
+    return {split: splits[split] for split in ("train", "val")}
 
 
 def find_splits(location: str) -> dict[str, str]:

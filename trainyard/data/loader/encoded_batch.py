@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import CropParameters
-from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, jpeg_header
+from trainyard.data.decode.decode import MAX_PIXELS, decode_batch, image_orientation, jpeg_header
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.storage.encoded import EncodedSpans, as_stored
 from trainyard.image_size import ImageSize, height_width, num_pixels
@@ -51,13 +51,15 @@ def put_encoded(
     *,
     size: ImageSize,
     how: Interpolation,
+    exif: bool = False,
 ) -> dict[int, str]:
     """Fills the spans of some images, for results of `size`. Returns the positions of bad
-    images, with the reasons; images that a GPU finds to be bad are not among them.
+    images, with the reasons, but for those that a GPU finds. With `exif`, images that have to be
+    turned are decoded here.
     """
     entries, rest_BN = stretches(images_BHWC)
     contents, bad = _contents(images)
-    sizes = np.array([_jpeg_size(content) for content in contents]).reshape(-1, 2)
+    sizes = _sizes(contents, exif)
     crops = draws(sizes)
     entries["kind"] = NOTHING
     others = []
@@ -65,8 +67,7 @@ def put_encoded(
         box, length = crops.boxes[position], len(content)
         fits = length <= rest_BN.shape[1]
         if fits and _is_for_gpu(sizes[position], box, size):
-            flip = crops.flips[position]
-            entries[position] = (JPEG, length, box, flip, crops.resizes_first)
+            entries[position] = (JPEG, length, box, crops.flips[position], crops.resizes_first)
             rest_BN[position, :length] = np.frombuffer(content, np.uint8)
         elif position not in bad:
             others.append(position)
@@ -77,6 +78,7 @@ def put_encoded(
         pixels_BHWC,
         how,
         decoder=own_decoder(),
+        exif=exif,
     )
     for number, position in enumerate(others):
         if number not in unreadable:
@@ -96,6 +98,14 @@ def _contents(images: EncodedSpans | Sequence[bytes]) -> tuple[list[bytes], dict
             contents.append(b"")
             bad[position] = str(error)
     return contents, bad
+
+
+def _sizes(contents: Sequence[bytes], exif: bool) -> NDArray[np.int64]:
+    """Width and height of the JPEGs for a GPU, int[n, 2]; 1 x 1 for other contents."""
+    sizes = np.array([_jpeg_size(content) for content in contents]).reshape(-1, 2)
+    if exif:
+        sizes[[image_orientation(content) != 1 for content in contents]] = 1
+    return sizes
 
 
 def _jpeg_size(content: bytes) -> tuple[int, int]:

@@ -26,6 +26,7 @@ def put(
     out: HostBatch,
     *,
     how: Interpolation,
+    exif: bool = False,
     seek: SeekSlices | None = None,
     gpu_size: ImageSize | None = None,
 ) -> dict[int, str]:
@@ -35,9 +36,10 @@ def put(
     With `gpu_size`, JPEGs stay encoded, for a GPU to decode into images of that size.
     """
     if gpu_size is not None:
-        bad = put_encoded(encoded, crops, out.images_BHWC, size=gpu_size, how=how)
+        bad = put_encoded(encoded, crops, out.images_BHWC, size=gpu_size, how=how, exif=exif)
     else:
-        bad = decode_batch(encoded, crops, out.images_BHWC, how, decoder=own_decoder(), seek=seek)
+        own = own_decoder()
+        bad = decode_batch(encoded, crops, out.images_BHWC, how, decoder=own, seek=seek, exif=exif)
     for column, values in zip(out.columns().values(), samples.columns().values(), strict=True):
         column[:] = values
     out.weights[list(bad)] = 0
@@ -94,6 +96,7 @@ class SliceFiller:
             planned.crops[rows],
             out,
             how=config.interpolation,
+            exif=config.exif,
             seek=planned.seek and planned.seek.part(rows),
             gpu_size=config.image_size if config.decode == "gpu" else None,
         )

@@ -30,6 +30,7 @@ class LoaderSpec:
     crop: RandomResizedCrop | CentralCrop
     image_size: ImageSize
     interpolation: Interpolation = "bilinear"
+    exif: bool = False  # as in DataConfig
     start: int = 0  # first step
     stop: int  # one past the last step
     rank: int = 0

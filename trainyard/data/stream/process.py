@@ -47,7 +47,8 @@ def _fill(config: StreamSpec, batch: PassBatch, slot: HostBatch, part: slice) ->
     )
     images = [item.sample.image for item in items]
     crops = config.crop.draw(samples.ids, samples.epochs)
-    bad = put(images, samples, crops, slot.part(part), how=config.interpolation)
+    how, exif = config.interpolation, config.exif
+    bad = put(images, samples, crops, slot.part(part), how=how, exif=exif)
     return [
         BadSample(
             items[position].id,

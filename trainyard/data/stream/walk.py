@@ -45,6 +45,7 @@ class StreamSpec:
     image_size: ImageSize
     interpolation: Interpolation
     threads: int
+    exif: bool = False  # as in DataConfig
 
 
 class Item(NamedTuple):

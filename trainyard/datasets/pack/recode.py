@@ -53,7 +53,7 @@ class ShortSide:
 
         source = reference_image(image)
         scaled = self.scaled(source)
-        return image if scaled is source else _jpeg(scaled, self.quality)
+        return image if scaled is source else _jpeg(scaled, self.quality, of=image)
 
     def scaled(self, source: "Image.Image") -> "Image.Image":
         """The scaled image, or `source` itself if it is small enough."""
@@ -106,7 +106,7 @@ class Repair:
 
         if is_plain_jpeg(image):
             return image
-        return _jpeg(reference_image(image), self.quality, subsampling="4:4:4")
+        return _jpeg(reference_image(image), self.quality, subsampling="4:4:4", of=image)
 
 
 def suffix_of(image: bytes) -> str:
@@ -188,9 +188,20 @@ def _upright(image: bytes) -> "Image.Image":
     return ImageOps.exif_transpose(source)
 
 
-def _jpeg(image: "Image.Image", quality: int, subsampling: str = "4:2:0") -> bytes:
-    out = io.BytesIO()
-    image.save(out, "JPEG", quality=quality, subsampling=subsampling)
+def _jpeg(
+    image: "Image.Image", quality: int, subsampling: str = "4:2:0", of: bytes | None = None
+) -> bytes:
+    """A JPEG, with the orientation in the file `of`, if that is not 1."""
+    from PIL import Image
+
+    from trainyard.data.decode.decode import image_orientation
+    from trainyard.data.decode.orientation import TAG
+
+    out, exif = io.BytesIO(), Image.Exif()
+    orientation = 1 if of is None else image_orientation(of)
+    if orientation != 1:
+        exif[TAG] = orientation
+    image.save(out, "JPEG", quality=quality, subsampling=subsampling, exif=exif)
     return out.getvalue()
 
 

@@ -23,6 +23,7 @@ from PIL import Image
 
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch, open_lazily
+from trainyard.data.decode.orientation import orientation_of
 from trainyard.data.decode.packed_record import is_record
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.reading.reader import Reader
@@ -76,6 +77,8 @@ class ImageFindings:
     odd: Tally[Oddity] = field(default_factory=Tally)
     kinds: dict[str, Tally[int]] = field(default_factory=dict)
     """Samples by file type and mode: "JPEG RGB"."""
+    turned: Tally[Oddity] = field(default_factory=Tally)
+    """Images whose orientation is not 1."""
 
 
 def examine(
@@ -91,6 +94,7 @@ def examine(
         for split, part in _in_order(pool, _tasks(indices), workers * _AHEAD):
             found[split].bad.add(part.bad)
             found[split].odd.add(part.odd)
+            found[split].turned.add(part.turned)
             for kind, rows in part.kinds.items():
                 found[split].kinds.setdefault(kind, Tally()).add(rows)
             count += part.samples
@@ -131,6 +135,7 @@ class _Part(NamedTuple):
     bad: list[Oddity]
     odd: list[Oddity]
     kinds: dict[str, list[int]]
+    turned: list[Oddity]
 
 
 _Task = tuple[int, int, int]  # split, first sample, one past the last
@@ -188,7 +193,7 @@ class _Examiner:
         self.starts = np.cumsum([0, *map(len, self.indices)])
 
     def examine(self, split: int, start: int, stop: int) -> _Part:
-        part = _Part(stop - start, [], [], {})
+        part = _Part(stop - start, [], [], {}, [])
         for sample in range(start, stop):
             if self.stop.value:
                 break
@@ -207,7 +212,9 @@ class _Examiner:
                 part.bad.append((sample, reason))
                 continue
             suffix = os.path.splitext(self.indices[split].locate(sample)[0])[1].lower()
-            kind, oddities = _describe(content, suffix)
+            kind, oddities, orientation = _describe(content, suffix)
+            if orientation != 1:
+                part.turned.append((sample, f"orientation {orientation}"))
             part.kinds.setdefault(kind, []).append(sample)
             part.odd.extend((sample, oddity) for oddity in oddities)
         return part
@@ -257,13 +264,14 @@ def _pixel() -> NDArray[np.uint8]:
     return np.empty((1, 1, 1, 3), np.uint8)
 
 
-def _describe(content: bytes, suffix: str) -> tuple[str, list[str]]:
-    """File type and mode of an image that decodes, and its oddities."""
+def _describe(content: bytes, suffix: str) -> tuple[str, list[str], int]:
+    """File type and mode of an image that decodes, its oddities and its orientation."""
     try:
         with open_lazily(content) as image:
             kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
+            orientation = orientation_of(image, content)
     except Exception:  # libjpeg-turbo reads its header and Pillow does not
-        return "JPEG of unknown mode", ["a JPEG that Pillow does not open"]
+        return "JPEG of unknown mode", ["a JPEG that Pillow does not open"], 1
     odd = []
     if suffix in _FORMAT_OF and kind not in _FORMAT_OF[suffix]:
         odd.append(f"{kind} in disguise: its name ends in {suffix}")
@@ -275,4 +283,4 @@ def _describe(content: bytes, suffix: str) -> tuple[str, list[str]]:
         odd.append(f"tiny: {width} x {height} pixels")
     if width * height > _HUGE:
         odd.append(f"huge: {width} x {height} pixels")
-    return f"{kind} {mode}", odd
+    return f"{kind} {mode}", odd, orientation

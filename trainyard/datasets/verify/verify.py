@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from trainyard.data.index.splits import all_splits
 from trainyard.data.index.table import Index, check_same_classes
+from trainyard.data.index.val_share import Side, save_part
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked
 from trainyard.datasets.verify.contents import check_contents
 from trainyard.datasets.verify.images import Hashes, ImageFindings, examine, same_bytes
@@ -38,10 +39,18 @@ class VerifiedSplit:
         return Finding(what, file, offset, sample)
 
 
-def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> list[Check]:
+def verify(
+    location: str,
+    *,
+    deep: bool,
+    workers: int,
+    counters: Counters,
+    share: tuple[float, int] | None = None,
+) -> list[Check]:
     """Checks all splits of a data set; `deep` decodes every image and finds duplicates.
 
-    DataError if there is nothing to check, or a server fails.
+    `share`: val_share and val_seed of a recipe, for data without val data. DataError if there is
+    nothing to check, or a server fails.
     """
     places = all_splits(location)
     files = [find_files(split, place, location) for split, place in places.items()]
@@ -57,19 +66,25 @@ def verify(location: str, *, deep: bool, workers: int, counters: Counters) -> li
             # In a split with broken files, every sample of these would differ.
             if not part.missing and all(check.result == "ok" for check in found):
                 checks.append(check_saved_index(part.split, places[part.split], index))
-            splits.append(VerifiedSplit(part.split, index))
             parts.append(Part(part.split, part, index))
-            checks += _check_rows(splits[-1])
+            own = [VerifiedSplit(part.split, index)]
+            if share is not None and "val" not in places:
+                own = _divided(index, share, Path(folder))
+            splits += own
+            checks += [check for split in own for check in _check_rows(split)]
         checks += _check_classes(splits)
         checks += check_overlap(parts)
         if deep and splits:
-            indices = [split.index for split in splits]
-            with counters("decoding images", sum(map(len, indices))) as progress:
-                images, hashes = examine(indices, Path(folder), workers, progress)
-            for split, seen in zip(splits, images, strict=True):
-                checks += _check_images(split, seen)
-            checks += _check_duplicates(splits, hashes)
+            checks += _check_contents_of(splits, Path(folder), workers, counters)
     return checks
+
+
+def _divided(index: Index, share: tuple[float, int], folder: Path) -> list[VerifiedSplit]:
+    sides = Side("train", *share), Side("val", *share)
+    return [
+        VerifiedSplit(side.split, save_part(index, side, folder / f"{side.split}-part"))
+        for side in sides
+    ]
 
 
 # --- checks of the index ---
@@ -135,6 +150,18 @@ def _unlike_classes(first: VerifiedSplit, other: VerifiedSplit) -> Iterable[Find
 # --- checks of the images ---
 
 
+def _check_contents_of(
+    splits: Sequence[VerifiedSplit], folder: Path, workers: int, counters: Counters
+) -> Iterator[Check]:
+    """Checks that need every image decoded; `folder` is for scratch."""
+    indices = [split.index for split in splits]
+    with counters("decoding images", sum(map(len, indices))) as progress:
+        images, hashes = examine(indices, folder, workers, progress)
+    for split, seen in zip(splits, images, strict=True):
+        yield from _check_images(split, seen)
+    yield from _check_duplicates(splits, hashes)
+
+
 def _check_images(split: VerifiedSplit, images: ImageFindings) -> Iterator[Check]:
     readable = len(split.index) - images.bad.count
     found = (split.finding(*row) for row in images.bad.first)
@@ -148,6 +175,10 @@ def _check_images(split: VerifiedSplit, images: ImageFindings) -> Iterator[Check
         rows += [(sample, f"a {kind} among {kinds[0][0]}") for sample in images.kinds[kind].first]
     found = (split.finding(*row) for row in sorted(rows))
     yield checked(split.name, "oddities", about, found, count=count, otherwise="note")
+    count = images.turned.count
+    found = (split.finding(*row) for row in images.turned.first)
+    about = "EXIF other than 1: data.exif = true turns them" if count else "all upright"
+    yield checked(split.name, "orientation", about, found, count=count, otherwise="note")
 
 
 def _rare_types(images: ImageFindings) -> list[str]:

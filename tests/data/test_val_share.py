@@ -1,0 +1,138 @@
+"""`data.val_share`: validation images taken from data that come without a split."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.command_line import SHORT, Capture, complaint, run, shown
+from tests.data.tars import stored
+from trainyard.config import load_recipe
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.val_share import Side, open_part
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+
+
+def write(folder: Path, names: Iterable[str]) -> str:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    return str(folder)
+
+
+def sides(location: str, share: float = 0.25, seed: int = 0) -> dict[str, set[str]]:
+    """The files on each side, relative to the location."""
+    found = {}
+    for split in ("train", "val"):
+        part = open_part(open_index(location), Side(split, share, seed))
+        rows = range(len(part))
+        found[split] = {str(Path(part.locate(row)[0]).relative_to(location)) for row in rows}
+    return found
+
+
+def test_an_image_keeps_its_side_as_others_are_added(tmp_path: Path) -> None:
+    """A split by position or count would train on images that validated the run before."""
+    old = [f"{name}/{number}.jpg" for name in "ab" for number in range(60)]
+    before = sides(write(tmp_path / "x", old))
+    new = [f"{name}/new {number}.jpg" for name in "abc" for number in range(40)]
+    after = sides(write(tmp_path / "x", new))
+    assert before["train"] | before["val"] == set(old)
+    assert not before["train"] & before["val"]
+    assert before["val"] <= after["val"] and before["train"] <= after["train"]
+    elsewhere = write(tmp_path / "y", [*old, *new])
+    assert sides(elsewhere) == after
+    assert sides(elsewhere, seed=1) != after
+    assert after["val"] < sides(elsewhere, share=0.5)["val"]
+
+
+def test_each_class_has_its_share_and_an_image_on_each_side(tmp_path: Path) -> None:
+    """By hashes alone a third of the classes of ten would have no validation image."""
+    sizes = {f"of {size:03d}, {number}": size for size in (1, 2, 10, 400) for number in range(25)}
+    names = [f"{name}/{number}.png" for name, size in sizes.items() for number in range(size)]
+    val = Counter(Path(name).parent.name for name in sides(write(tmp_path, names), 0.1)["val"])
+    for name, size in sizes.items():
+        if size == 1:
+            assert val[name] == 0
+        else:
+            assert 1 <= val[name] <= size - 1
+            assert abs(val[name] - 0.1 * size) <= max(3, 5 * math.sqrt(0.09 * size))
+    large = sum(val[name] for name, size in sizes.items() if size == 400)
+    assert abs(large - 1000) < 5 * 30  # 10,000 images at 0.1: the deviation is 30
+    assert (
+        Counter(Path(n).parent.name for n in sides(str(tmp_path), 0.9)["train"])["of 002, 0"] == 1
+    )
+
+
+def test_parts_of_any_format_read_and_merge_as_wholes_do(digits: Path, tmp_path: Path) -> None:
+    """Labels, offsets or names of another sample would train on wrong classes."""
+    packed = tmp_path / "packed"
+    assert run("data", "pack", digits / "val", packed, "--format", "webdataset", "--json") == 0
+    for location in (str(packed / "*.tar"), str(digits / "val")):
+        whole = stored(open_index(location))
+        train, val = (
+            open_merged([location], None, side=Side(split, 0.3, 5)) for split in ("train", "val")
+        )
+        assert sorted(stored(train) + stored(val)) == sorted(whole)
+        assert train.classes == val.classes == open_index(location).classes
+        assert min(np.bincount(val.label)) >= 1 and 80 < len(val) < 140
+        both = open_merged([location, location], None, side=Side("val", 0.3, 5))
+        assert stored(both) == stored(val) * 2
+
+
+def test_a_part_follows_its_data(tmp_path: Path) -> None:
+    """A saved part of an older state would hide new images."""
+    place = write(tmp_path / "x", [f"a/{number}.png" for number in range(9)])
+    assert len(sides(place)["train"] | sides(place)["val"]) == 9
+    write(tmp_path / "x", ["b/1.png", "b/2.png"])
+    build_index(place)
+    assert len(sides(place)["train"] | sides(place)["val"]) == 11
+
+
+@pytest.fixture(scope="module")
+def classes(digits: Path) -> Path:
+    """A folder of classes without a split."""
+    return digits / "val"
+
+
+def test_a_run_is_evaluated_and_resumed_on_its_own_part(
+    classes: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """An evaluation of all images would flatter: most of them were trained on."""
+    keys = ("--data.val_share", "0.05")
+    begin = ("train", "debug", "--data", classes, "--run", tmp_path / "run", *SHORT, "--json")
+    assert run(*begin, *keys) == 0
+    capsys.readouterr()
+    recipe = load_recipe(str(tmp_path / "run" / "recipe.toml"))
+    assert (recipe.data.train, recipe.data.val) == (str(classes), None)
+    val = open_part(open_index(str(classes)), Side("val", 0.05, 0))
+    result = json.loads(shown(capsys, "evaluate", tmp_path / "run", "--json"))
+    assert result["samples"] == len(val)
+    assert run(*begin, *keys) == 0  # complete
+    assert "data.val_share: 0.05 -> 0.2" in complaint(capsys, *begin, "--data.val_share", "0.2")
+
+
+def test_without_a_split_the_message_names_the_key(classes: Path, capsys: Capture) -> None:
+    said = complaint(capsys, "train", "debug", "--data", classes)
+    assert "the same command with --data.val_share 0.1 validates on a tenth of its images" in said
+
+
+def test_verify_checks_the_parts_for_images_on_both_sides(tmp_path: Path, capsys: Capture) -> None:
+    """Copies of a photograph on both sides falsify the accuracy."""
+    from tests.images import jpeg
+
+    for number in range(12):
+        (tmp_path / "x" / "a").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "x" / "a" / f"{number}.jpg").write_bytes(jpeg(16))
+    words = ("data", "verify", tmp_path / "x", "--deep", "--workers", "1", "--val-share", "0.5")
+    assert run(*words) == 2
+    said = capsys.readouterr().out
+    assert "train, val: leakage" in said

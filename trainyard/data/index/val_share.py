@@ -1,0 +1,105 @@
+"""Divides one data set into training and validation images, for data that come without a split.
+
+Each image has a number in [0, 1), a hash of the seed, its file's path relative to the location and
+its offset in the file. Images with a number below the share are for validation. So an image stays
+on its side when others are added or removed, on every machine and under every name of the location.
+The price is that a class of n images gives n x share of them only on average, with a standard
+deviation of sqrt(n x share x (1 - share)). Taking the first n x share of each class in the order of
+their numbers would be exact, but then new images push old ones over the border: a model that is
+trained again would be validated on images that its predecessor was trained on.
+
+The one exception: a class of two images or more has at least one on each side. Where the numbers
+give it none, the image nearest to the border moves; it may move back as the class grows.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainyard.data.index.overlap import hash_names
+from trainyard.data.index.table import Chunks, Index, load_index, write_index
+from trainyard.data.rng import fold_in, uniforms
+from trainyard.data.storage.source import is_remote
+from trainyard.errors import DataError
+from trainyard.files import cache_folder
+
+
+class Side(NamedTuple):
+    """One side of a division; `share` is that of the validation images."""
+
+    split: Literal["train", "val"]
+    share: float
+    seed: int
+
+
+def is_validation(index: Index, share: float, seed: int) -> NDArray[np.bool_]:
+    """True for each sample of an index that is for validation: bool[samples]."""
+    names = hash_names(index.file_names[row] for row in range(len(index.file_names)))
+    keys = fold_in(seed, names.view(np.int64)[index.file], np.asarray(index.offset))
+    numbers = uniforms(keys, 1)[:, 0]
+    found: NDArray[np.bool_] = numbers < share
+    counts = np.bincount(index.label, minlength=len(index.classes))
+    chosen = np.bincount(index.label[found], minlength=len(index.classes))
+    order = np.lexsort((numbers, index.label))
+    ends = np.cumsum(counts)
+    # The samples of a class lie in a stretch of `order`, those with the lowest numbers first.
+    found[order[(ends - counts)[(counts > 1) & (chosen == 0)]]] = True
+    found[order[ends[(counts > 0) & (chosen == counts)] - 1]] = False
+    return found
+
+
+def open_part(index: Index, side: Side) -> Index:
+    """The samples of an index on one side, as an index of its own in the cache.
+
+    DataError if the cache is not writable, or no class has two images.
+    """
+    identity = [os.path.realpath(index.path), *side]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    path = cache_folder() / f"part-{digest[:16]}"
+    saved = load_index(path)
+    is_same = saved is not None and saved.fingerprint == _fingerprint(index, side)
+    if saved is not None and is_same and saved.stamps == index.stamps:  # a touched file looks new
+        return saved
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return save_part(index, side, path)
+    except OSError as error:
+        raise DataError(
+            f"{index.root}: the index of its {side.split} part cannot be written to {path} "
+            f"({error.strerror}); set TRAINYARD_CACHE to a writable folder"
+        ) from None
+
+
+def save_part(index: Index, side: Side, path: Path) -> Index:
+    """Like `open_part`, in a new file at `path`. OSError if it cannot be written."""
+    chosen = is_validation(index, side.share, side.seed)
+    if not chosen.any():
+        raise DataError(
+            f"{index.root}: no class has two images, so none can be kept for validation "
+            f"(data.val_share = {side.share}): add images, or name validation data by --data.val"
+        )
+    rows = np.flatnonzero(chosen == (side.split == "val"))
+    names = index.file_names
+    columns = {name: getattr(index, name)[rows] for name in ("file", "offset", "size", "label")}
+    columns |= {"file_name_text": names.text, "file_name_ends": names.ends}
+    header = {
+        "root": index.root if is_remote(index.root) else os.path.realpath(index.root),
+        "format": index.format,
+        "classes": list(index.classes),
+        "has_names": index.has_names,
+        "stamps": index.stamps,
+        "fingerprint": _fingerprint(index, side),
+    }
+    write_index(path, header, {n: Chunks(c.dtype, len(c), [c]) for n, c in columns.items()})
+    saved = load_index(path)
+    assert saved is not None
+    return saved
+
+
+def _fingerprint(index: Index, side: Side) -> str:
+    return hashlib.sha256(json.dumps([index.fingerprint, *side]).encode()).hexdigest()
