@@ -6,7 +6,7 @@ may hold several splits, `splits_inside(place) -> tuple of their names`.
 
 from types import ModuleType
 
-from trainyard.data.formats import class_tar, folder, hdf5, packed, tfrecord, webdataset
+from trainyard.data.formats import class_tar, folder, hdf5, packed, parquet, tfrecord, webdataset
 from trainyard.data.formats.scan import Scan
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.errors import DataError
@@ -14,6 +14,7 @@ from trainyard.errors import DataError
 # Tried in this order; a format recognises a place by its contents, not by its name.
 FORMATS: dict[str, ModuleType] = {
     "packed": packed,
+    "parquet": parquet,
     "webdataset": webdataset,
     "tfrecord": tfrecord,
     "hdf5": hdf5,
@@ -30,11 +31,11 @@ def recognise(place: ResolvedLocation) -> str:
     if place.is_folder:
         raise DataError(
             f"{place.location}: no images found; expected one folder per class (CLASS/*.jpg), "
-            "or tars, TFRecords, HDF5 or packed files in it"
+            "or tars, TFRecords, HDF5, Parquet or packed files in it"
         )
     raise DataError(
-        f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5 or "
-        "packed files"
+        f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5, "
+        "Parquet or packed files"
     )
 
 
