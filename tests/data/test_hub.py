@@ -52,7 +52,10 @@ class Hub(LocalServer):
 
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         path, _, query = handler.path.partition("?")
-        listing, files = "/api/datasets/acme/photos/tree/refs%2Fpr%2F1", "/datasets/acme/photos/resolve/"
+        listing, files = (
+            "/api/datasets/acme/photos/tree/refs%2Fpr%2F1",
+            "/datasets/acme/photos/resolve/",
+        )
         if handler.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._send(handler, 401, b"", {"X-Error-Code": "GatedRepo"})
         elif path == listing:
@@ -130,7 +133,7 @@ def test_webdataset_and_a_test_split(hub: Path) -> None:
 
 def test_a_missing_token_is_one_line(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(DataError, match="a gated data set.*set HF_TOKEN") as caught:
+    with pytest.raises(DataError, match=r"a gated data set.*set HF_TOKEN") as caught:
         train_and_val(_at())
     assert "\n" not in str(caught.value)
 

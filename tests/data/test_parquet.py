@@ -129,7 +129,9 @@ def test_snappy_data_is_unpacked_as_the_library_does() -> None:
     text = b"".join(words[n] * (1 + n % 3) for n in random.integers(0, 4, 800)) + b"a" * 999
     content = bytes(pa.compress(text, "snappy", asbytes=True))
     stream = SnappyStream(content)
-    for at, size in zip(random.integers(0, 200_000, 99), random.integers(1, 70_000, 99), strict=True):
+    for at, size in zip(
+        random.integers(0, 200_000, 99), random.integers(1, 70_000, 99), strict=True
+    ):
         at = int(at) % len(text)
         wanted = text[at : at + int(size)]
         span = stream.span(at, len(wanted))

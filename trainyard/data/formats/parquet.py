@@ -156,7 +156,7 @@ def _spans(file: Any, layout: Layout, group: int, data: BufferedReader) -> Itera
     except NotByOffset as error:
         raise DataError(
             f"{data.name}: its images cannot be read by their offset, because {error}; write the "
-            "file anew without compression: python -c \"import pyarrow.parquet as p; "
+            'file anew without compression: python -c "import pyarrow.parquet as p; '
             "p.write_table(p.read_table('FILE'), 'NEW', compression='none', use_dictionary=False, "
             'row_group_size=100)"'
         ) from None

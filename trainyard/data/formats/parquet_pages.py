@@ -51,6 +51,12 @@ class _Page(NamedTuple):
     size: int  # bytes, once decompressed
 
 
+class _Chunk(NamedTuple):
+    file: BufferedReader
+    column: Column
+    decompress: Decompress
+
+
 def find_values(
     file: BufferedReader, column: Column, decompress: Decompress
 ) -> Iterator[list[SnappySpan]]:
@@ -60,14 +66,14 @@ def find_values(
     at, left = column.start, column.rows
     if at < 0 or column.size < 0 or at + column.size > file.size:
         raise ValueError("its pages lie outside of it")
+    chunk = _Chunk(file, column, decompress)
     dictionary: list[SnappySpan] | None = None
     while left > 0:
         page = _page(file, at, column.start + column.size)
         if page.kind == _DICTIONARY:
-            body = _body(file, column, page, 0, decompress)
-            dictionary = _plain_values(body, 0, _count(page))
+            dictionary = _plain_values(_body(chunk, page, 0), 0, _count(page))
         elif page.kind in _HEADS:
-            found = _values(file, column, page, dictionary, decompress)
+            found = _values(chunk, page, dictionary)
             left -= len(found)
             yield found
         at = page.end
@@ -146,35 +152,29 @@ class _Compressed:
         return found._replace(offset=self._begin + found.offset)
 
 
-def _body(
-    file: BufferedReader, column: Column, page: _Page, skip: int, decompress: Decompress
-) -> _Body:
+def _body(chunk: _Chunk, page: _Page, skip: int) -> _Body:
     """The data of a page after `skip` bytes that are never compressed."""
     begin, size = page.begin + skip, page.size - skip
     is_compressed = page.kind != _DATA_V2 or page.head.get(7, True)
     if begin > page.end or size < 0:
         raise ValueError("the levels of a page reach past it")
-    if column.codec == "UNCOMPRESSED" or not is_compressed:
-        return _Stored(file, begin, page.end)
+    if chunk.column.codec == "UNCOMPRESSED" or not is_compressed:
+        return _Stored(chunk.file, begin, page.end)
     if begin == page.end:
-        return _Stored(file, begin, begin)
-    return _Compressed(file.read(begin, page.end - begin), begin, size, decompress)
+        return _Stored(chunk.file, begin, begin)
+    stored = chunk.file.read(begin, page.end - begin)
+    return _Compressed(stored, begin, size, chunk.decompress)
 
 
 # --- values ---
 
 
-def _values(
-    file: BufferedReader,
-    column: Column,
-    page: _Page,
-    dictionary: list[SnappySpan] | None,
-    decompress: Decompress,
-) -> list[SnappySpan]:
-    body, at, levels = _body_and_levels(file, column, page, decompress)
+def _values(chunk: _Chunk, page: _Page, dictionary: list[SnappySpan] | None) -> list[SnappySpan]:
+    body, at, levels = _body_and_levels(chunk, page)
+    most = chunk.column.most_level
     count, encoding = _count(page), _number(page.head, 4 if page.kind == _DATA_V2 else 2)
-    if column.most_level:
-        present = _hybrid(levels, column.most_level.bit_length(), count) == column.most_level
+    if most:
+        present = _hybrid(levels, most.bit_length(), count) == most
         if not present.all():
             raise ValueError("a row has no bytes of an image")
     if encoding == _PLAIN:
@@ -190,16 +190,14 @@ def _values(
     return [dictionary[number] for number in numbers.tolist()]
 
 
-def _body_and_levels(
-    file: BufferedReader, column: Column, page: _Page, decompress: Decompress
-) -> tuple[_Body, int, bytes]:
+def _body_and_levels(chunk: _Chunk, page: _Page) -> tuple[_Body, int, bytes]:
     """The data of a page, the byte in it at which the values begin, and the levels."""
     if page.kind == _DATA_V2:
         size, before = _number(page.head, 5), _number(page.head, 6)
-        body = _body(file, column, page, before + size, decompress)
-        return body, 0, file.read(page.begin + before, size)
-    body = _body(file, column, page, 0, decompress)
-    if not column.most_level:
+        body = _body(chunk, page, before + size)
+        return body, 0, chunk.file.read(page.begin + before, size)
+    body = _body(chunk, page, 0)
+    if not chunk.column.most_level:
         return body, 0, b""
     if page.head.get(3) != _RLE:
         raise NotByOffset("their levels are not in Parquet's RLE")

@@ -21,7 +21,10 @@ from trainyard.errors import DataError
 # validation where there is no other.
 _NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
-_SHARDS = ("*.tar", "*.h5", "*.hdf5", "*.packed", "*.parquet", "*-of-*", "*.tfrecord", "*.tfrecords")
+_SHARDS = (
+    *("*.tar", "*.h5", "*.hdf5", "*.packed", "*.parquet"),
+    *("*-of-*", "*.tfrecord", "*.tfrecords"),
+)
 
 
 def train_and_val(location: str) -> dict[str, str]:

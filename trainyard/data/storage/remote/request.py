@@ -182,7 +182,6 @@ class Resource:
                 return DataError(changed(self.name))
         return DataError(answer)
 
-
     def _refusal_of_hub(self, code: str) -> str:
         if "Authorization" not in self._headers:
             remedy = "set HF_TOKEN to a token of an account that has access"
