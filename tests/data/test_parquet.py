@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ IMAGES = contents([0, 10, 3000, 40_000, 65_536, 70_000, 150_000, 200, 300] * 4)
 
 def write(
     path: Path,
-    images: list[bytes | None] = IMAGES,  # type: ignore[assignment]
+    images: Sequence[bytes | None] = IMAGES,
     names: list[str] | None = None,
     *,
     kind: pa.DataType = IMAGE,
@@ -45,7 +46,7 @@ def write(
     if names:
         label = {"names": names, "_type": "ClassLabel"}
     about = {"info": {"features": {"image": {"_type": "Image"}, "label": label}}}
-    column = images if kind != IMAGE else [{"bytes": i, "path": "x.jpg"} for i in images]
+    column = list(images) if kind != IMAGE else [{"bytes": i, "path": "x.jpg"} for i in images]
     table = pa.table(
         {
             "image": pa.array(column, kind),
@@ -104,12 +105,13 @@ def test_a_merged_index_reads_compressed_images(tmp_path: Path) -> None:
 def test_data_without_an_image_or_a_label_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     none: list[Any] = [*IMAGES[:5], None]
-    for message, settings in {
+    cases: dict[str, dict[str, Any]] = {
         "a row has no bytes": {"images": none},
         "no labels: label is -1": {"labels": [-1] * len(IMAGES)},
         "label is null": {"labels": [None] * len(IMAGES)},
         "label is 7, which is no class": {"labels": [7] * len(IMAGES), "names": ["a", "b"]},
-    }.items():
+    }
+    for message, settings in cases.items():
         write(path, **settings)
         with pytest.raises(DataError, match=f"^{path}: .*{message}"):
             build_index(str(path))

@@ -236,8 +236,8 @@ def _hybrid(content: bytes, width: int, count: int) -> NDArray[np.int64]:
             at += size
             if head & 1:
                 bits = np.unpackbits(np.frombuffer(part, np.uint8), bitorder="little")
-                bits = bits[: len(bits) // width * width].reshape(-1, width)
-                run = bits.astype(np.int64) @ (1 << np.arange(width))
+                whole = bits[: len(bits) // width * width].astype(np.int64)
+                run = whole.reshape(-1, width) @ (1 << np.arange(width))
             else:
                 run = np.full(min(head >> 1, count - filled), int.from_bytes(part, "little"))
             run = run[: count - filled]
