@@ -20,6 +20,7 @@ WRITTEN = {
     "tfrecord": "train-00000-of-00001",
     "hdf5": "mini-train-000000.h5",
     "packed": "mini-train-000000.packed",
+    "parquet": "train-00000-of-00001.parquet",
 }
 NAMES = ("ape", "bee", "cat", "dog", "été")
 ODD_NAMES = ("", " ", "\n", b"\xff".decode(errors="surrogateescape"), "x" * 4000)

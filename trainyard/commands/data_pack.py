@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from trainyard.datasets.pack.pack import PackOptions
     from trainyard.datasets.pack.recode import Recode
 
-_FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed")  # --help needs no import
+_FORMATS = (
+    "webdataset",
+    "tfrecord",
+    "hdf5",
+    "folder",
+    "packed",
+    "parquet",
+)  # --help needs no import
 _SAMPLES = 1000
 _ANY_NUMBER = 1 << 62  # samples per shard, if bytes or nothing limit it
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}

@@ -14,6 +14,7 @@ from trainyard.data.index.overlap import check_apart
 from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
 from trainyard.data.index.val_share import Side
 from trainyard.data.storage.credentials import PIPE
+from trainyard.data.storage.hub import is_on_hub
 from trainyard.data.stream.shards import Stream, list_shards
 from trainyard.errors import DataError, RecipeError
 from trainyard.world import World, gather, in_turns, together
@@ -85,6 +86,7 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
         assert config.samples is not None
         found = Datasets(Stream(shards, config.samples, val.classes), val)
     else:
+        _check_hub(config)
         train = open_split(source_of(config, "train"), world, progress)
         found = Datasets(train, open_validation(config, train.classes, world, progress))
     with together(world):
@@ -92,6 +94,16 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
             images = found.train
             check_apart(images.shards if isinstance(images, Stream) else images, found.val)
     return found
+
+
+def _check_hub(config: DataConfig) -> None:
+    """RecipeError if a random order would ask the Hub for every image by itself."""
+    named = next((name for name in _listed(config.train or ()) if is_on_hub(name)), None)
+    if named and config.order == "exact" and not (config.stage or config.locality):
+        raise RecipeError(
+            f"{named}: the Hub is for large requests, not for one per image: set data.stage to a "
+            "folder for a copy, such as $SLURM_TMPDIR, or data.locality = 8192"
+        )
 
 
 def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:

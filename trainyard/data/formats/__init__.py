@@ -6,7 +6,16 @@ may hold several splits, `splits_inside(place) -> tuple of their names`.
 
 from types import ModuleType
 
-from trainyard.data.formats import class_tar, folder, hdf5, listing, packed, tfrecord, webdataset
+from trainyard.data.formats import (
+    class_tar,
+    folder,
+    hdf5,
+    listing,
+    packed,
+    parquet,
+    tfrecord,
+    webdataset,
+)
 from trainyard.data.formats.scan import Scan
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.errors import DataError
@@ -15,6 +24,7 @@ from trainyard.errors import DataError
 FORMATS: dict[str, ModuleType] = {
     "list": listing,
     "packed": packed,
+    "parquet": parquet,
     "webdataset": webdataset,
     "tfrecord": tfrecord,
     "hdf5": hdf5,
@@ -31,11 +41,11 @@ def recognise(place: ResolvedLocation) -> str:
     if place.is_folder:
         raise DataError(
             f"{place.location}: no images found; expected one folder per class (CLASS/*.jpg), "
-            "or tars, TFRecords, HDF5 or packed files in it"
+            "or tars, TFRecords, HDF5, Parquet or packed files in it"
         )
     raise DataError(
         f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5, "
-        "packed files, or a list of images (.csv, .jsonl)"
+        "Parquet, packed files, or a list of images (.csv, .jsonl)"
     )
 
 

@@ -24,10 +24,11 @@ class BufferedReader:
     Two blocks are kept, so that moving from one side of an image to the other costs nothing.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, ahead: int = _READ_AHEAD) -> None:
+        """`ahead`: bytes read at once, or more if more are asked for."""
         self.name = source.name
         self.size = source.size
-        self._source = source
+        self._source, self._ahead = source, ahead
         self._block, self._start = b"", 0
         self._other = self._block, self._start
 
@@ -51,7 +52,7 @@ class BufferedReader:
         first = offset - self._start
         if first >= 0 and first + size <= len(self._block):
             return first
-        wanted = min(max(size, _READ_AHEAD), self.size - offset)
+        wanted = min(max(size, self._ahead), self.size - offset)
         self._block, self._start = self._source.read(offset, wanted), offset
         return 0
 

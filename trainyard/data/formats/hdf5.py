@@ -8,7 +8,6 @@
 Images are read by their offset in the file; h5py is needed for the scan only.
 """
 
-import io
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +34,7 @@ from trainyard.data.formats.scan import FileRows, Scan, num_threads
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
+from trainyard.data.storage.stream import SourceStream
 from trainyard.errors import DataError
 
 # Errors that h5py raises for damage, depending on its place.
@@ -138,7 +138,7 @@ def _open(name: str) -> Iterator[tuple[Any, Source]]:
     with closing(open_source(name)) as source:
         try:
             # A Source reads from any location, without HDF5's locks, which some servers lack.
-            with h5py.File(_Stream(source), "r") as file:
+            with h5py.File(SourceStream(source), "r") as file:
                 _check(file, name)
                 yield file, source
         except _DAMAGE as error:
@@ -159,29 +159,6 @@ def _h5py() -> Any:
     except ImportError:
         raise DataError("HDF5 needs h5py: pip install 'trainyard[hdf5]'") from None
     return h5py
-
-
-class _Stream(io.RawIOBase):
-    """A source as a Python file object, for h5py."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._position = 0
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._source.size}
-        self._position = starts[whence] + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        size = min(len(buffer), max(0, self._source.size - self._position))
-        if size:  # a damaged file may ask for any position
-            buffer[:size] = self._source.read(self._position, size)
-        self._position += size
-        return size
 
 
 # --- reading ---

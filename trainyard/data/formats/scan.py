@@ -50,6 +50,9 @@ class FileRows(NamedTuple):
     sizes: Sequence[int]  # bytes
     labels: Sequence[int]
     split: str = ""  # the split of the samples, for a file of several
+    # For images in Snappy data: where each begins in its span, and its length; see snappy.py.
+    snappy_start: Sequence[int] = ()
+    snappy_length: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

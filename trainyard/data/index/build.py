@@ -106,6 +106,7 @@ class _Table:
     def __init__(self) -> None:
         self.file, self.offset, self.size = array("i"), array("q"), array("q")
         self.label = array("i")
+        self.snappy_start, self.snappy_length = array("i"), array("i")
         self.names, self.ends = bytearray(), array("q")
         self._last: str | None = None
 
@@ -118,6 +119,9 @@ class _Table:
         self.offset.extend(rows.offsets)
         self.size.extend(rows.sizes)
         self.label.extend(rows.labels)
+        none = [0] * len(rows.labels)
+        self.snappy_start.extend(rows.snappy_start or none)
+        self.snappy_length.extend(rows.snappy_length or none)
 
     def numbers(self) -> list[str]:
         return [str(number) for number in range(max(self.label) + 1)]
@@ -127,6 +131,10 @@ class _Table:
         labels[:] = numbers[labels]
 
     def columns(self) -> Columns:
+        snappy = {
+            "snappy_start": np.frombuffer(self.snappy_start, "<i4"),
+            "snappy_length": np.frombuffer(self.snappy_length, "<i4"),
+        }
         return {
             "file": np.frombuffer(self.file, "<i4"),
             "offset": np.frombuffer(self.offset, "<i8"),
@@ -134,6 +142,7 @@ class _Table:
             "label": np.frombuffer(self.label, "<i4"),
             "file_name_text": np.frombuffer(self.names, "u1"),
             "file_name_ends": np.frombuffer(self.ends, "<i8"),
+            **(snappy if any(self.snappy_length) else {}),
         }
 
 

@@ -162,7 +162,12 @@ def _columns(parts: Sequence[Index], classes: list[str]) -> dict[str, Chunks]:
         len(part.file_names.text) + len(prefix) * len(part.file_names)
         for part, prefix in zip(parts, prefixes, strict=True)
     )
+    optional = {name for part in parts for name in part.optional_columns()}
     return {
+        **{
+            name: Chunks(np.dtype("<i4"), rows, _pieces(_or_zeros(parts, name)))
+            for name in sorted(optional)
+        },
         "file": Chunks(np.dtype("<i4"), rows, _file_numbers(parts)),
         "offset": Chunks(np.dtype("<i8"), rows, _pieces(part.offset for part in parts)),
         "size": Chunks(np.dtype("<i8"), rows, _pieces(part.size for part in parts)),
@@ -176,6 +181,12 @@ def _pieces(columns: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
     for column in columns:
         for start in range(0, len(column), _ROWS):
             yield column[start : start + _ROWS]
+
+
+def _or_zeros(parts: Sequence[Index], name: str) -> Iterator[NDArray[Any]]:
+    """An optional column of each part; zeros for a part without it."""
+    for part in parts:
+        yield part.optional_columns().get(name, np.zeros(len(part), "<i4"))
 
 
 def _file_numbers(parts: Sequence[Index]) -> Iterator[NDArray[Any]]:

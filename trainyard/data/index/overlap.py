@@ -26,6 +26,7 @@ _KIND = {
     "tfrecord": "tfrecord",
     "hdf5": "hdf5",
     "packed": "packed",
+    "parquet": "parquet",
 }
 _FEW = 100_000  # files; each costs a system call
 

@@ -93,6 +93,7 @@ def _columns(index: Index) -> Columns:
         "label": index.label,
         "file_name_text": index.file_names.text,
         "file_name_ends": index.file_names.ends,
+        **index.optional_columns(),
     }
 
 

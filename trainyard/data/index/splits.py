@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from trainyard.data import formats
-from trainyard.data.formats.split_names import splits_named
+from trainyard.data.formats.split_names import splits_named, words_of
+from trainyard.data.storage.hub import is_on_hub
 from trainyard.data.storage.location import find_place, split_of, take_secrets
 from trainyard.data.storage.manifest import FILE_NAME, read_manifest
 from trainyard.data.storage.open import open_source
@@ -20,7 +21,10 @@ from trainyard.errors import DataError
 # validation where there is no other.
 _NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
-_SHARDS = ("*.tar", "*.h5", "*.hdf5", "*.packed", "*-of-*", "*.tfrecord", "*.tfrecords")
+_SHARDS = (
+    *("*.tar", "*.h5", "*.hdf5", "*.packed", "*.parquet"),
+    *("*-of-*", "*.tfrecord", "*.tfrecords"),
+)
 
 
 def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | None]:
@@ -85,6 +89,8 @@ def _why_not_listed(url: str) -> str:
 
 
 def _in_folder(location: str) -> dict[str, str]:
+    if is_on_hub(location):
+        return _on_hub(location)
     if is_remote(location):
         return {}
     splits: dict[str, str] = {}
@@ -101,7 +107,45 @@ def _in_folder(location: str) -> dict[str, str]:
                 _check_all_read(location, split, kind, names)
                 pattern = _pattern(location, split, kind, shards=shards, names=names)
                 splits[split] = os.path.join(glob.escape(location), pattern)
+    inside = os.path.join(location, "data")  # as repositories of the Hub keep their Parquet
+    if not splits and any(name.endswith(".parquet") for name in _names_in(inside)):
+        return _in_folder(inside)
     return splits
+
+
+def _on_hub(location: str) -> dict[str, str]:
+    """The splits of a repository of Parquet or WebDataset, or of a folder in it."""
+    from trainyard.data.storage.remote.hub_files import files_below  # loads urllib3
+
+    if glob.has_magic(location) or "{" in location:
+        return {}
+    paths, splits = files_below(location), {}
+    for split, words in (("train", ("train",)), ("val", ("val", "test"))):
+        for word, kind in ((word, kind) for word in words for kind in ("*.parquet", "*.tar")):
+            shards = [path for path in paths if _is_shard(path, word, kind)]
+            folders = sorted({os.path.dirname(path) for path in shards})
+            if len(folders) > 1:
+                raise DataError(
+                    f"{location}: holds {word} data in several folders, {', '.join(folders)}: "
+                    f"name one, as in {location.rstrip('/')}/{folders[0]}"
+                )
+            if shards and split not in splits:
+                folder = os.path.join(location, folders[0])
+                names = [os.path.basename(p) for p in paths if os.path.dirname(p) == folders[0]]
+                shards = [os.path.basename(path) for path in shards]
+                pattern = _pattern(folder, word, kind, shards=shards, names=names)
+                splits[split] = os.path.join(folder, pattern)
+    return splits
+
+
+def _is_shard(path: str, word: str, kind: str) -> bool:
+    name = os.path.basename(path)
+    found = splits_named(name) if word != "test" else words_of(name)
+    return word in found and bool(fnmatchcase(name, kind))
+
+
+def _names_in(folder: str) -> list[str]:
+    return os.listdir(folder) if os.path.isdir(folder) else []
 
 
 def _can_be_split(folder: Path) -> bool:

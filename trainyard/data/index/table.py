@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.storage.snappy import unpacked
 from trainyard.errors import DataError
 from trainyard.files import atomic_write
 
@@ -54,6 +55,10 @@ class Index:
     size: NDArray[np.int64]
     label: NDArray[np.int32]
     file_names: "StringColumn"
+    snappy_start: NDArray[np.int32] | None = None
+    """Where each image begins in its Snappy data; None if no image is compressed."""
+    snappy_length: NDArray[np.int32] | None = None
+    """Bytes of each image, unpacked; 0 for one that is stored as it is."""
     parts: tuple[int, ...] = ()
     """Number of samples of each merged data set, in their order; empty for a single one."""
 
@@ -64,6 +69,22 @@ class Index:
         """The file (a path or URL), offset and size in bytes of one sample."""
         name = self.file_names[int(self.file[sample])]
         return os.path.join(self.root, name), int(self.offset[sample]), int(self.size[sample])
+
+    def unpacked(self, sample: int, stored: bytes) -> bytes:
+        """The image in the bytes at its place. OSError if they are damaged."""
+        if self.snappy_start is None or self.snappy_length is None:
+            return stored
+        try:
+            return unpacked(stored, int(self.snappy_start[sample]), int(self.snappy_length[sample]))
+        except ValueError as error:
+            path, offset, _ = self.locate(sample)
+            raise OSError(f"{path}, byte {offset}: {error}") from None
+
+    def optional_columns(self) -> "Columns":
+        """The columns that only some indices have."""
+        if self.snappy_start is None or self.snappy_length is None:
+            return {}
+        return {"snappy_start": self.snappy_start, "snappy_length": self.snappy_length}
 
 
 @dataclass(frozen=True)

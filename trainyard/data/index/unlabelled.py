@@ -18,7 +18,7 @@ from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
 _DOWNLOADS = 8  # at a time
-_CONTAINERS = (".tar", ".tar.gz", ".tgz", ".tfrecord", ".h5", ".hdf5", ".packed")
+_CONTAINERS = (".tar", ".tar.gz", ".tgz", ".tfrecord", ".h5", ".hdf5", ".packed", ".parquet")
 
 
 @dataclass(frozen=True)

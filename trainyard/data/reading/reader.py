@@ -3,6 +3,7 @@
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -43,6 +44,10 @@ class Reader:
 
     def read(self, sample: int) -> bytes:
         """The encoded image. OSError if it cannot be read whole, DataError if no file can."""
+        return self._index.unpacked(sample, self.read_stored(sample))
+
+    def read_stored(self, sample: int) -> bytes:
+        """The bytes at the sample's place: like `read`, but Snappy data is not unpacked."""
         content = self._from_copy(sample)
         if content is not None:
             return content
@@ -59,7 +64,32 @@ class Reader:
         """
         if not self._is_plain:
             return self._one_by_one(ids)
-        return self._maps(ids) if self._are_parts(ids) else self._whole_files(ids)
+        if self._are_parts(ids):
+            return self.unpacked(ids, *self._maps(ids))
+        return self._whole_files(ids)
+
+    def unpacked(
+        self, ids: Ids, images: EncodedSpans, unreadable: Unreadable
+    ) -> tuple[EncodedSpans, Unreadable]:
+        """The images, with those in Snappy data unpacked into memory of their own."""
+        index = self._index
+        if index.snappy_length is None:
+            return images, unreadable
+        buffers, which, offsets, lengths, reread = images
+        buffers, bad = list(buffers), dict(unreadable)
+        which, offsets, lengths = which.copy(), offsets.copy(), lengths.copy()
+        for position in np.flatnonzero(index.snappy_length[ids]).tolist():
+            content = b""
+            try:
+                if position not in bad:
+                    # `reread` gives an unpacked image.
+                    stored, sample = images.content(position), int(ids[position])
+                    content = stored if reread else index.unpacked(sample, stored)
+            except OSError as error:
+                bad[position] = str(error)
+            which[position], offsets[position], lengths[position] = len(buffers), 0, len(content)
+            buffers.append(content)
+        return EncodedSpans(buffers, which, offsets, lengths, reread), bad
 
     def reread(self, ids: Ids, position: int) -> bytes:
         """The encoded image of `ids[position]`."""
@@ -86,14 +116,14 @@ class Reader:
             return self.stored(ids)
         fetched = self._prefetcher.take(ids)
         left = np.array([position for position, part in enumerate(fetched) if part is None], int)
-        (contents, *_), unreadable = self._one_by_one(ids[left])
+        (contents, *_), unreadable = self._one_by_one(ids[left], self.read_stored)
         rest = iter(contents)
         buffers = [next(rest) if part is None else part.content for part in fetched]
         offsets = np.array([0 if part is None else part.offset for part in fetched], np.int64)
         lengths = self.sizes(ids)
         bad = {int(left[position]): why for position, why in unreadable.items()}
         lengths[list(bad)] = 0
-        return EncodedSpans(buffers, np.arange(len(ids)), offsets, lengths), bad
+        return self.unpacked(ids, EncodedSpans(buffers, np.arange(len(ids)), offsets, lengths), bad)
 
     def sizes(self, ids: Ids) -> NDArray[np.int64]:
         """Sizes of the encoded images in bytes."""
@@ -113,11 +143,13 @@ class Reader:
         """True if the samples are parts of files, False if they are whole files."""
         return self._shared or bool(self._index.offset[ids].any())
 
-    def _one_by_one(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
+    def _one_by_one(
+        self, ids: Ids, read: Callable[[int], bytes] | None = None
+    ) -> tuple[EncodedSpans, Unreadable]:
         contents, unreadable = [], {}
         for position, sample in enumerate(ids.tolist()):
             try:
-                contents.append(self.read(sample))
+                contents.append((read or self.read)(sample))
             except OSError as error:
                 contents.append(b"")
                 unreadable[position] = str(error)
@@ -221,7 +253,8 @@ class PlannedReads:
         reread = partial(self.reader.reread, ids)
         stored = EncodedSpans(maps, which[part], offsets[part], lengths[part], reread)
         inside = range(part.start, part.stop)
-        return stored, {n - part.start: why for n, why in unreadable.items() if n in inside}
+        bad = {n - part.start: why for n, why in unreadable.items() if n in inside}
+        return self.reader.unpacked(ids, stored, bad)
 
 
 class _OpenFiles:

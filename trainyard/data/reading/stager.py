@@ -134,7 +134,7 @@ class Stager:
 
             def image(position: int) -> bytes:
                 try:
-                    return reader.read(first + position)
+                    return reader.read_stored(first + position)
                 except OSError as error:
                     problems.append(str(error))
                     return bytes(int(sizes[first + position]))

@@ -14,7 +14,7 @@ from trainyard.errors import DataError
 
 TOKENS = "TRAINYARD_TOKENS"
 """The environment variable of bearer tokens: HOST=TOKEN, separated by spaces."""
-_HUB, _HUB_TOKEN = "huggingface.co", "HF_TOKEN"
+_HUB, _HUB_ENDPOINT, _HUB_TOKEN = "https://huggingface.co", "HF_ENDPOINT", "HF_TOKEN"
 PIPE = "pipe:"  # before a shell command
 
 # In a text. A password may wrongly hold a /, but is no less secret; `host:80/a@b` has no login.
@@ -128,13 +128,18 @@ def with_secrets(name: str) -> str:
     return f"{scheme}{mark}{rest}" + (f"?{query}" if query and "?" not in rest else "")
 
 
+def hub_endpoint() -> str:
+    """The URL of the Hugging Face Hub, or of the server that $HF_ENDPOINT names instead."""
+    return (os.environ.get(_HUB_ENDPOINT) or _HUB).rstrip("/")
+
+
 def token_of(url: SplitResult) -> str | None:
     """The environment's bearer token for the server of a URL; None if there is none.
 
     DataError if $TRAINYARD_TOKENS is malformed; its message does not quote the token.
     """
     found = None
-    if url.scheme == "https" and url.netloc.lower() == _HUB:
+    if f"{url.scheme}://{url.netloc}".lower() in (_HUB, hub_endpoint().lower()):
         found = os.environ.get(_HUB_TOKEN)
     for item in os.environ.get(TOKENS, "").split():
         server, equals, token = item.partition("=")

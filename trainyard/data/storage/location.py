@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 
 from trainyard.data.storage.credentials import PIPE, check_url, keep, public_name, without_secrets
+from trainyard.data.storage.hub import is_on_hub
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
@@ -125,7 +126,11 @@ def _expanded(text: str) -> list[str]:
 
 def _list_files(location: str) -> list[str]:
     """The files that a glob, a brace list or a single path or URL names."""
-    if is_remote(location):
+    if is_on_hub(location) and glob.has_magic(location):
+        from trainyard.data.storage.remote.hub_files import files_like  # loads urllib3
+
+        names = files_like(location)
+    elif is_remote(location):
         names = [_with_path(url) for url in expand_braces(location)]
     elif os.path.exists(location):  # its name may have any characters
         names = [location]

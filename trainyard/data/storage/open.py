@@ -9,7 +9,7 @@ def open_source(name: str) -> Source:
     if not is_remote(name):
         return LocalFile(name)
     match scheme := name.partition("://")[0].lower():
-        case "http" | "https":
+        case "http" | "https" | "hf":
             from trainyard.data.storage.remote.http import HttpFile  # loads urllib3
 
             return HttpFile(name)
@@ -18,7 +18,8 @@ def open_source(name: str) -> Source:
 
             return ObjectFile(name)
     raise DataError(
-        f"{name}: {scheme}:// is not known; known are http://, https://, s3://, gs:// and paths"
+        f"{name}: {scheme}:// is not known; known are http://, https://, s3://, gs://, hf:// and "
+        "paths"
     )
 
 

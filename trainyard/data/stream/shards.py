@@ -63,7 +63,7 @@ def _list(location: str) -> list[str]:
         return expand_braces(location)
     place = find_place(location)
     scheme = location.partition("://")[0].lower()
-    if is_remote(location) and scheme not in ("http", "https"):
+    if is_remote(location) and scheme not in ("http", "https", "hf"):
         raise DataError(
             f"{location}: {scheme}:// is read by an index: leave out data.order = 'join', or name "
             "a command that writes its shards, as in 'pipe:COMMAND'"

@@ -40,7 +40,14 @@ from trainyard.files import in_words, why_unwritable
 __all__ = ["PackOptions", "Selection", "only_classes", "pack", "shuffled"]
 
 # Bytes per sample besides the image: headers, padding, half a block of a file system.
-_OVERHEAD = {"webdataset": 2304, "tfrecord": 128, "hdf5": 128, "folder": 2304, "packed": 64}
+_OVERHEAD = {
+    "webdataset": 2304,
+    "tfrecord": 128,
+    "hdf5": 128,
+    "folder": 2304,
+    "packed": 64,
+    "parquet": 128,
+}
 _MARGIN = 16 << 20  # bytes that stay free
 _TRIED = 16  # samples stored to estimate the change of their size
 _ODD_LISTED = 1000  # of each kind

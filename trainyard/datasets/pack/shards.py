@@ -12,7 +12,7 @@ from trainyard.data.rng import fold_in, permute
 from trainyard.datasets.pack.recode import Recode
 from trainyard.errors import DataError
 
-FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed")
+FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed", "parquet")
 """The writable formats."""
 
 _CHUNK = 1 << 20  # positions permuted at once, which bounds the memory
@@ -138,6 +138,9 @@ def _parts(options: PackOptions, split: str, count: int) -> tuple[str, int, str]
         case "tfrecord":  # TFRecord's usual names
             folder = "validation" if split == "val" else split
             return f"{folder}/{folder}-", 5, f"-of-{count:05d}"
+        case "parquet":  # the names by which `datasets` finds the splits
+            split = "validation" if split == "val" else split
+            return f"data/{split}-", 5, f"-of-{count:05d}.parquet"
         case "hdf5":
             return (f"{name}.h5", 0, "") if count == 1 else (f"{name}-", 5, ".h5")
         case _:  # for a folder, lists of the images' checksums, one per chunk of samples

@@ -21,6 +21,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from trainyard.data.storage.credentials import public_name, token_of, with_secrets, without_secrets
+from trainyard.data.storage.hub import web_url
 from trainyard.data.storage.remote import connections
 from trainyard.data.storage.remote.deadline import TooSlow, bounded
 from trainyard.data.storage.remote.retry import Transient
@@ -33,6 +34,11 @@ _ONLY_REDIRECTS = urllib3.Retry(
     total=None, connect=0, read=0, redirect=_MOST_REDIRECTS, status=0, other=0
 )
 _REDIRECTS = (301, 302, 303, 307, 308)
+# By the Hub's header X-Error-Code.
+_HUB_ERRORS = {
+    "GatedRepo": "a gated data set, whose terms must be accepted on its page",
+    "RepoNotFound": "no such data set, or a private one",
+}
 _CONNECTIONS = 64  # kept open by urllib3 per server
 
 
@@ -67,9 +73,11 @@ class Resource:
     """A file behind a URL. Raises OSError, DataError, or Transient if a retry may help."""
 
     def __init__(self, url: str) -> None:
-        parts = _split(with_secrets(url))
+        requested = web_url(url)
+        parts = _split(with_secrets(requested))
         self.name = public_name(url)
-        self._url = f"{self.name}?{parts.query}" if parts.query else self.name
+        address = public_name(requested)
+        self._url = f"{address}?{parts.query}" if parts.query else address
         self.server = parts.netloc.rpartition("@")[2]
         self._headers = _headers(parts)
         self._proxy = _proxy_of(parts)
@@ -147,6 +155,8 @@ class Resource:
     def _refusal(self, response: Response) -> Exception:
         answer = f"{self.name}: the server answers {response.status} {response.reason}".rstrip()
         match response.status:
+            case 401 | 403 if response.headers.get("X-Error-Code", "") in _HUB_ERRORS:
+                return DataError(self._refusal_of_hub(response.headers.get("X-Error-Code", "")))
             case 404 | 410:
                 return FileNotFoundError(answer)
             case 403:
@@ -171,6 +181,13 @@ class Resource:
             case 416:
                 return DataError(changed(self.name))
         return DataError(answer)
+
+    def _refusal_of_hub(self, code: str) -> str:
+        if "Authorization" not in self._headers:
+            remedy = "set HF_TOKEN to a token of an account that has access"
+        else:
+            remedy = "the account of HF_TOKEN has no access, or the token is wrong or expired"
+        return f"{self.name}: {_HUB_ERRORS[code]}: {remedy}"
 
 
 def changed(name: str) -> str:

@@ -1,0 +1,154 @@
+"""Data sets on the Hub, by a local server that behaves like it."""
+
+import json
+import re
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+
+from tests.data.tars import write_tar
+from tests.data.test_parquet import IMAGES, write
+from tests.web import LocalServer
+from trainyard.data.config import DataConfig
+from trainyard.data.index.build import open_index
+from trainyard.data.index.splits import find_splits, train_and_val
+from trainyard.data.open_datasets import open_datasets
+from trainyard.data.reading.reader import Reader
+from trainyard.data.storage.remote import hub_files
+from trainyard.errors import DataError, RecipeError
+from trainyard.world import World
+
+REPO = "hf://datasets/acme/photos"
+TOKEN = "hf_secret"
+
+
+class Storage(LocalServer):
+    """Where the Hub redirects to: takes a signature, and refuses the Hub's token."""
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        path, _, query = handler.path.partition("?")
+        if query != "sig=1" or "Authorization" in handler.headers:
+            handler.send_error(403)
+            return
+        content = (self.folder / path[1:]).read_bytes()
+        first, last = map(int, re.findall(r"\d+", handler.headers["Range"]))
+        part = content[first : last + 1]
+        handler.send_response(206)
+        handler.send_header("ETag", '"tag"')
+        handler.send_header("Content-Length", str(len(part)))
+        handler.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        handler.end_headers()
+        handler.wfile.write(part)
+
+
+class Hub(LocalServer):
+    """A gated repository: the list of its files in pages of two, and redirects to the storage."""
+
+    def __init__(self, folder: Path, storage: str) -> None:
+        super().__init__(folder, protocol="HTTP/1.1")
+        self.storage = storage
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        path, _, query = handler.path.partition("?")
+        listing, files = (
+            "/api/datasets/acme/photos/tree/refs%2Fpr%2F1",
+            "/datasets/acme/photos/resolve/",
+        )
+        if handler.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self._send(handler, 401, b"", {"X-Error-Code": "GatedRepo"})
+        elif path == listing:
+            self._list(handler, query)
+        elif path.startswith(files):
+            name = path.removeprefix(files).removeprefix("refs%2Fpr%2F1/")
+            is_there = (self.folder / name).is_file()
+            moved = {"Location": f"{self.storage}/{name}?sig=1"}
+            self._send(handler, 302 if is_there else 404, b"", moved if is_there else {})
+        else:
+            self._send(handler, 404, b"", {"X-Error-Code": "RevisionNotFound"})
+
+    def _list(self, handler: BaseHTTPRequestHandler, query: str) -> None:
+        found = sorted(self.folder.rglob("*"))
+        at = int(query.partition("cursor=")[2] or 0)
+        entries = [
+            {
+                "type": "directory" if path.is_dir() else "file",
+                "path": str(path.relative_to(self.folder)),
+            }
+            for path in found
+        ]
+        more = {"Link": f'<{self.url}{handler.path.partition("?")[0]}?cursor={at + 2}>; rel="next"'}
+        content = json.dumps(entries[at : at + 2]).encode()
+        self._send(handler, 200, content, more if at + 2 < len(entries) else {})
+
+    def _send(
+        self, handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]
+    ) -> None:
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of the repository."""
+    folder = tmp_path / "repo"
+    (folder / "data").mkdir(parents=True)
+    monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path / "cache"))
+    hub_files._all_files.cache_clear()
+    with Storage(folder, protocol="HTTP/1.1") as storage, Hub(folder, storage.url) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield folder
+
+
+def test_parquet_of_a_gated_repository(hub: Path) -> None:
+    """The token goes to the Hub only; splits are found by the names of files, over pages."""
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001"):
+        write(hub / "data" / f"{name}.parquet", names=["a", "b", "c"], row_group_size=9)
+    splits = train_and_val(_at())
+    assert splits["train"].endswith("/data/*train*.parquet")
+    index = open_index(splits["train"])
+    reader = Reader(index)
+    assert index.classes == ("a", "b", "c")
+    assert [reader.read(sample) for sample in range(len(index))] == IMAGES * 2
+    assert len(open_index(splits["val"])) == len(IMAGES)
+
+
+def _at() -> str:
+    return f"{REPO}@refs/pr/1"
+
+
+def test_webdataset_and_a_test_split(hub: Path) -> None:
+    for split in ("train", "test"):
+        write_tar(hub / f"mini-{split}-0000.tar", [("a.jpg", b"image"), ("a.cls", b"0")])
+    splits = find_splits(_at())
+    assert open_index(splits["val"]).format == "webdataset"
+    assert Reader(open_index(splits["train"])).read(0) == b"image"
+
+
+def test_a_missing_token_is_one_line(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(DataError, match=r"a gated data set.*set HF_TOKEN") as caught:
+        train_and_val(_at())
+    assert "\n" not in str(caught.value)
+
+
+def test_names_that_are_not_there(hub: Path) -> None:
+    for name, message in {
+        "hf://photos": "write hf://datasets/OWNER/NAME",
+        f"{REPO}@other": "no such data set or revision",
+        "hf://datasets/acme/none": "no such data set or revision",
+    }.items():
+        with pytest.raises(DataError, match=message):
+            train_and_val(name)
+
+
+def test_a_random_order_of_single_requests_is_refused(hub: Path) -> None:
+    config = DataConfig(train=f"{_at()}/data/train-*.parquet", val="x")
+    with pytest.raises(RecipeError, match=r"set data\.stage"):
+        open_datasets(config, World(), lambda _: None)
