@@ -24,7 +24,7 @@ def build_own_model(config: ModelConfig, *, num_classes: int, image_size: ImageS
     cannot be imported, does not take these arguments, fails, or returns something else.
     """
     function = imported(KEY, config.name)
-    options = dict(config.options)
+    options: dict[str, Any] = dict(config.options)
     if config.drop_path is not None:
         options["drop_path_rate"] = config.drop_path
     named = _parameters(function)

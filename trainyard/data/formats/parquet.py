@@ -22,7 +22,7 @@ from trainyard.data.formats.example import BufferedReader
 from trainyard.data.formats.parquet_layout import Layout, find_layout, metadata_of
 from trainyard.data.formats.parquet_pages import Column, NotByOffset, find_values
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import MAX_LABEL, FileRows, Scan, num_threads
+from trainyard.data.formats.scan import MAX_CLASSES, FileRows, Scan, num_threads
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, is_remote
@@ -170,7 +170,7 @@ def _labels(file: Any, layout: Layout, group: int, name: str) -> list[int]:
     if column.null_count:
         raise DataError(f"{name}: row group {group}: {layout.label} is null for some images")
     labels = column.to_numpy().astype(np.int64)
-    limit = MAX_LABEL if layout.classes is None else len(layout.classes)
+    limit = MAX_CLASSES if layout.classes is None else len(layout.classes)
     wrong = labels[(labels < 0) | (labels >= limit)]
     if len(wrong) and (wrong == -1).all():
         raise DataError(f"{name}: these images have no labels: {layout.label} is -1")
