@@ -126,9 +126,9 @@ def _at() -> str:
 def test_webdataset_and_a_test_split(hub: Path) -> None:
     for split in ("train", "test"):
         write_tar(hub / f"mini-{split}-0000.tar", [("a.jpg", b"image"), ("a.cls", b"0")])
-    splits = find_splits(_at())
-    assert open_index(val).format == "webdataset"
-    assert Reader(open_index(train)).read(0) == b"image"
+    found = find_splits(_at())
+    assert open_index(found["val"] or "").format == "webdataset"
+    assert Reader(open_index(found["train"] or "")).read(0) == b"image"
 
 
 def test_a_missing_token_is_one_line(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:

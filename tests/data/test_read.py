@@ -187,10 +187,13 @@ def waits(images: EncodedSpans) -> int:
 @needs_extension
 def test_what_is_expected_is_read_ahead_from_storage(tmp_path: Path) -> None:
     assert waits(images_on_disk(tmp_path / "without")) > 100
-    images = images_on_disk(tmp_path / "with")
-    mapped.Readahead().give(images)
-    time.sleep(1)
-    assert waits(images) == 0
+    for seconds in (1, 4, 16):  # other work may keep the disk busy
+        images = images_on_disk(tmp_path / f"with-{seconds}")
+        mapped.Readahead().give(images)
+        time.sleep(seconds)
+        if waits(images) == 0:
+            return
+    pytest.fail("the images were not read ahead")
 
 
 @needs_extension

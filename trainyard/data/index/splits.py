@@ -39,16 +39,15 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
         return {"train": splits.get("train", location), "val": None}
     missing = [split for split in ("train", "val") if split not in splits]
     if missing:
-        wanted = (
-            f"expected {_why_not_listed(location)}"
-            if is_remote(location)
-            else "expected folders train and val, or shards *train*.tar and *val*.tar"
-        )
-        share = "the same command with --data.val_share 0.1 validates on a tenth of its images; "
+        wanted = "expected folders train and val, or shards *train*.tar and *val*.tar"
+        if is_remote(location):
+            wanted = f"expected {_why_not_listed(location)}"
+        elif "val" in missing:
+            share = "the same command with --data.val_share 0.1 validates on a tenth of its images"
+            wanted = f"{share}; {wanted}"
         raise DataError(
-            f"{location}: has no {' and no '.join(missing)} data; "
-            f"{share if 'val' in missing else ''}{wanted}; or name them by --data.train and "
-            "--data.val"
+            f"{location}: has no {' and no '.join(missing)} data; {wanted}; or name them by "
+            "--data.train and --data.val"
         )
     return {split: splits[split] for split in ("train", "val")}
 
