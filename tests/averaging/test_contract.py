@@ -69,7 +69,7 @@ def values(module: nn.Module) -> Tensor:
 
 
 class Process:
-    """What one has of a run; a checkpoint is all that another takes over."""
+    """One process of a run; another process takes over its checkpoint alone."""
 
     def __init__(self, world: World, way: str) -> None:
         hooks.START = 2
@@ -160,7 +160,7 @@ def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_consensus_is_the_mean(way: str, ranks: list[dict[str, Ends]]) -> None:
-    """Of weights, statistics of batch norm and moving average, on all ranks."""
+    """The weights, batch norm statistics and moving average on all ranks are the mean."""
     first = ranks[0][way]
     for key, found in first.consensus.items():
         own = [rank[way].own[key] for rank in ranks]

@@ -309,7 +309,7 @@ class Updating(nullcontext[None]):
 
 
 def note_waiting(world: World) -> list[str]:
-    """Of a step that is to say how long its update takes, between two others."""
+    """The waits of a step that times its update, between two other steps."""
     replica, events = Replica(world, Case("complete"), "sgd, fused"), []
     step = make_step(replica.model, replica.averager, world, update=replica.update)
     bucket = replica.averager._buckets[-1]

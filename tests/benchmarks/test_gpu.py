@@ -1,4 +1,4 @@
-"""What benchmarks/gpu stands on: parts, results, and the parts that a CPU can try out."""
+"""Tests of benchmarks/gpu: choice of parts, result files, and the parts that run on a CPU."""
 
 import json
 import subprocess

@@ -150,7 +150,7 @@ FLOATS_HW = (RAMP_HW / 65535).astype(np.float32)
 
 
 def png(width: int, height: int, depth: int, colour_type: int, rows: bytes) -> bytes:
-    """Of any bits a channel and size said: Pillow writes 16 bits of grey only."""
+    """A PNG of any depth, and any size in its header: Pillow writes 16 bits of grey only."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         checksum = zlib.crc32(name + data)

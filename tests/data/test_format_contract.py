@@ -1,4 +1,4 @@
-"""What every format promises alike; each format's own file has what is particular to it."""
+"""The promises of every format; the promises of one format are tested in its own file."""
 
 import time
 from collections.abc import Sequence
@@ -99,7 +99,7 @@ def test_shards_with_other_classes_are_refused(tmp_path: Path, kind: str) -> Non
 
 
 def rows_or_complaint(path: Path) -> list[tuple[bytes, int]]:
-    """What is read; empty with an error, which has one line and names the file."""
+    """The rows that are read; empty after an error, which has one line and names the file."""
     try:
         return read_rows(path)
     except DataError as error:

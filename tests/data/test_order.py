@@ -42,7 +42,7 @@ def write_folder(folder: Path, size: int) -> str:
 
 @pytest.fixture
 def merged(tmp_path: Path) -> Index:
-    """Of 11 and of 40 images."""
+    """A merged index of 11 and 40 images."""
     return open_merged([write_folder(tmp_path / f"of {n}", n) for n in (11, 40)], None)
 
 

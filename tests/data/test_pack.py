@@ -217,7 +217,7 @@ def test_equal_base_names_in_a_class_give_way_to_numbers(tmp_path: Path) -> None
 
 
 def test_names_that_point_elsewhere_are_refused(source: Path, tmp_path: Path) -> None:
-    """Of classes, and of the data set."""
+    """Names of classes and names of the data set."""
     for name in ("..", "a/b", "/etc", "", ".hidden", "a\0b"):
         classes = tuple(sorted((name, "n02", "n03", "n04")))
         with pytest.raises(DataError, match="cannot be a folder"):

@@ -90,7 +90,7 @@ def test_a_slice_of_shards(tmp_path: Path, sizes: list[int]) -> None:
 
 
 def test_a_slice_of_files(tmp_path: Path) -> None:
-    """Of one folder, and of two that are merged."""
+    """The files of one folder, and of two merged folders."""
     generator = np.random.default_rng(0)
     for folder in ("one", "two"):
         sizes = generator.integers(1, 300_000, 15).tolist()

@@ -16,7 +16,7 @@ class Replica(NamedTuple):
 
     @property
     def differs(self) -> bool:
-        """Whether weights and moments differ between ranks."""
+        """True if weights and moments differ between ranks."""
         return self.total > 1 and self.weights_differ
 
 

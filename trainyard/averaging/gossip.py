@@ -86,11 +86,11 @@ class Gossip(WeightAverager):
             bucket.wait()
 
     def state_dict(self) -> dict[str, Any]:
-        """Without the pending exchange: a resumed run repeats it from the same weights."""
+        """The state without the pending exchange, which a resumed run repeats."""
         return {"own": self._consensus.own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Also takes the state of periodic averaging, which has a replica's own weights too."""
+        """Load a state; that of periodic averaging fits too, as it has a replica's own weights."""
         self._wait()
         self._pending = None
         if "own" in state:

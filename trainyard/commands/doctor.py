@@ -20,6 +20,7 @@ _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard doctor` to its parser."""
     add = parser.add_argument
     add("recipe", metavar="RECIPE", nargs="?", help="a built-in name or a path to a TOML file")
     add("--data", metavar="LOCATION", action="append", help="data to look at, the recipe's if not")
@@ -35,6 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def doctor(options: argparse.Namespace) -> int:
+    """Run `trainyard doctor`; returns the exit code."""
     end_with_launcher()
     import_seconds = _import_torch()
     world = discover()

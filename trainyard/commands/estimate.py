@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard estimate` to its parser."""
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
     add("--gpus", type=_counts, default=[8, 64, 512], metavar="N,N", help="GPUs (8,64,512)")
@@ -80,6 +81,7 @@ def _add_costs(parser: argparse.ArgumentParser) -> None:
 
 
 def estimate(options: argparse.Namespace) -> int:
+    """Run `trainyard estimate`; returns the exit code."""
     from trainyard.commands.estimate_tables import as_json, print_all
     from trainyard.config import load_recipe
     from trainyard.estimate.estimate import (

@@ -260,6 +260,7 @@ def as_json(
     *,
     comparisons: Sequence[Sequence[AveragerTime]],
 ) -> dict[str, Any]:
+    """The estimates as data for JSON; seconds, bytes and samples per second."""
     return {
         "recipe": options.recipe,
         "device": None if cluster.device is None else cluster.device._asdict(),

@@ -14,6 +14,7 @@ from trainyard.commands import (
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard launch` to its parser."""
     subparsers = parser.add_subparsers(dest="launcher", required=True, metavar="LAUNCHER")
     for name, module, about in (
         ("local", launch_local, "several ranks on this machine"),

@@ -32,6 +32,7 @@ _JOB_LENGTH = 45  # the operators append to it, and a host name has at most 63 c
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard launch kubernetes` to its parser."""
     add_job_options(parser, ranks="processes per pod (one per GPU, or 1)")
     add_restarts(parser, default=_RESTARTS)
     add_grace(parser)
@@ -72,6 +73,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
+    """Run `trainyard launch kubernetes`; returns the exit code."""
     from trainyard.launch.kubernetes import documents, text_of
 
     text = text_of(documents(_manifest(options), options.kind))

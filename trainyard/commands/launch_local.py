@@ -9,12 +9,14 @@ from trainyard.data.storage.credentials import without_secrets
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard launch local` to its parser."""
     add_job_options(parser, ranks="processes (one per GPU, or 1)")
     add_restarts(parser)
     parser.set_defaults(run_command=launch)
 
 
 def launch(options: argparse.Namespace) -> int:
+    """Run `trainyard launch local`; returns the exit code."""
     job = job_of(options)
     if options.dry_run:
         ranks = options.ranks or "(one per GPU, or 1)"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard launch mpi` to its parser."""
     add_job_options(parser, each="host")
     parser.add_argument(
         "--hosts",
@@ -37,6 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
+    """Run `trainyard launch mpi`; returns the exit code."""
     from trainyard.launch.mpi import command_line, launch_mpi, variables
     from trainyard.launch.preflight import free_port
 

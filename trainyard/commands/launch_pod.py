@@ -13,6 +13,7 @@ from trainyard.launch.ranks import Line
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard launch pod` to its parser."""
     add_job_options(parser)
     add_restarts(parser)
     add_grace(parser)
@@ -20,6 +21,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def add_grace(parser: argparse.ArgumentParser) -> None:
+    """Add the option --grace to a parser."""
     parser.add_argument(
         "--grace",
         type=positive,
@@ -30,6 +32,7 @@ def add_grace(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
+    """Run `trainyard launch pod`; returns the exit code."""
     from trainyard.launch.output import take_any_text
     from trainyard.launch.pod import launch_pod, pod_share
 

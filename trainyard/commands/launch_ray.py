@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard launch ray` to its parser."""
     add_job_options(parser, each="node")
     parser.add_argument(
         "--address",
@@ -47,6 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
+    """Run `trainyard launch ray`; returns the exit code."""
     from trainyard.launch.ray import launch_ray
     from trainyard.launch.supervisor import Policy
 

@@ -41,6 +41,7 @@ _RESTARTS = 3
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard launch slurm` to its parser."""
     add_job_options(parser, ranks="processes in all, where there are no GPUs")
     parser.add_argument("--nodes", type=_nodes, default="1", metavar="N", help="nodes: 2, or 1-4")
     parser.add_argument("--gpus", type=whole, metavar="N", help="GPUs of each node, a rank on each")
@@ -84,6 +85,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
+    """Run `trainyard launch slurm`; returns the exit code."""
     job, allocation = job_of(options, is_here=False), _allocation(options)
     check_writable(job, "the batch script")
     if options.seeds and "run.seed" in options.overrides:

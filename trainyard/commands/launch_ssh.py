@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `trainyard launch ssh` to its parser."""
     add_job_options(parser, each="host")
     parser.add_argument(
         "--hosts",
@@ -47,6 +48,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
+    """Run `trainyard launch ssh`; returns the exit code."""
     from trainyard.launch.ssh import launch_ssh, sync
     from trainyard.launch.supervisor import Policy
 

@@ -42,6 +42,7 @@ def add_job_options(
 
 
 def add_restarts(parser: argparse.ArgumentParser, default: int = 0) -> None:
+    """Add the option --restarts to a parser."""
     parser.add_argument(
         "--restarts",
         type=whole,
@@ -53,6 +54,7 @@ def add_restarts(parser: argparse.ArgumentParser, default: int = 0) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option --wait, in seconds, to a parser."""
     parser.add_argument(
         "--wait",
         type=whole,
@@ -113,6 +115,7 @@ def _voice(options: argparse.Namespace) -> list[str]:
 
 
 def say(message: str) -> None:
+    """Print a message to stderr, if anyone reads it."""
     with suppress(OSError):  # the reader of stderr is gone
         print(printable(f"trainyard: {message}"), file=sys.stderr)
 

@@ -104,6 +104,7 @@ class StarterValues:
 
 
 def told_by(name: str, env: Mapping[str, str]) -> StarterValues:
+    """The rank and sizes that a starter has set. InputError if one is not a number."""
     starter = STARTERS[name]
     names = starter.places
     signs = (names["rank"], names["size"])
@@ -116,6 +117,7 @@ def told_by(name: str, env: Mapping[str, str]) -> StarterValues:
 
 
 def half_set(told: StarterValues, *wanted: str) -> InputError:
+    """The error for the first of the `wanted` values that a starter has not set."""
     missing = next(what for what in wanted if what not in told.places)
     names = told.starter.places
     present = ", ".join(names[what] for what in told.places)
@@ -124,6 +126,7 @@ def half_set(told: StarterValues, *wanted: str) -> InputError:
 
 
 def whole(name: str, text: str) -> int:
+    """The number in a variable. InputError if its text is not a whole number."""
     if not text.strip().isdigit():
         raise InputError(f"{name} is {text!r}, which is not a whole number")
     return int(text)

@@ -44,9 +44,9 @@ class Start(NamedTuple):
     number: str
     """Unique to this start."""
     address: str
-    """Rank 0's, as the other hosts reach it."""
+    """Rank 0's address, as other hosts reach it."""
     processes: list[ProcessInfo]
-    """By rank."""
+    """The processes, by rank."""
 
 
 class _Arrival(NamedTuple):

@@ -48,7 +48,7 @@ class Alarm(NamedTuple):
     ranks: list[int]
     """The ranks that are gone, or hang. Empty if it is not known which are."""
     verdict: str = ""
-    """Why these ranks hang."""
+    """The reason why these ranks hang."""
 
 
 class Watchdog:
@@ -90,7 +90,7 @@ class Watchdog:
 
     @property
     def reason(self) -> str:
-        """Why there is an alarm, in one line."""
+        """The reason of the alarm, in one line."""
         names = ", ".join(map(self._name, self.alarm.ranks[:NAMED])) or "another rank"
         return self.alarm.verdict or f"{names} is gone; see its output"
 

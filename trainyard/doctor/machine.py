@@ -37,6 +37,7 @@ _UNKNOWN_CHECKPOINT = 1 << 30
 
 
 def machine_checks(context: Context) -> list[Check]:
+    """The checks of each machine: versions, GPUs, cores, memory and limits."""
     return [
         Check("versions", _versions, _judge_versions),
         limit_check(

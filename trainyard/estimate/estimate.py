@@ -261,7 +261,7 @@ class Scenario:
     gpu: "Roofline | MeasuredThroughput"
     network: Network
     data: DataThroughput
-    """Of a node."""
+    """The throughput of a node."""
     slowdown: float = 1.0
     """Factor on compute times."""
 

@@ -155,6 +155,7 @@ def scaled(buckets: Buckets, factor: float) -> Buckets:
 
 
 def total_bytes(buckets: Buckets) -> float:
+    """Bytes of all gradient buckets."""
     return sum(bucket.num_bytes for bucket in buckets)
 
 

@@ -121,6 +121,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> None:
+    """Serve a launcher: messages by stdin and stdout, until either ends."""
     outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
     threading.Thread(target=_write, args=(outbox,), daemon=True).start()
     for number in _END_SIGNALS:

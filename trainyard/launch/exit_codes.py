@@ -49,6 +49,7 @@ def first_cause(codes: dict[int, int]) -> tuple[int, int]:
 
 
 def describe(rank: int, code: int) -> str:
+    """A sentence about the end of a rank; a negative code is the number of a signal."""
     if code > 0:
         return f"rank {rank} has ended with exit code {code}"
     cause = "; signal 9 without your doing usually means that memory ran out" * (code == -9)

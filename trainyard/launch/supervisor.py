@@ -54,7 +54,7 @@ class Cluster(Protocol):
 
     @property
     def hosts(self) -> Mapping[str, Host]:
-        """By name, in the order of ranks."""
+        """The hosts by name, in the order of ranks."""
 
     def shares(self) -> dict[str, Share]:
         """The share of each host in the next attempt. HostsGone if a host does not answer."""

@@ -12,6 +12,7 @@ _NONE = "\N{EM DASH}"
 
 
 def overview_section(groups: Sequence[Group]) -> Html:
+    """The first section of a report: cards of one run, or a comparison of several."""
     runs = [run for group in groups for run in group.runs]
     notes = (tag("p", note, class_="note") for run in runs for note in run.notes)
     return join(_cards(runs[0]) if len(runs) == 1 else _comparison(groups), *notes)

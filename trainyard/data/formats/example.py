@@ -88,6 +88,7 @@ def one_bytes(data: BufferedReader, feature: Span) -> Span:
 
 
 def one_text(data: BufferedReader, feature: Span) -> str:
+    """The only element of a list of bytes, as text. ValueError if it is long, or one of several."""
     start, end = one_bytes(data, feature)
     if end - start > _MAX_TEXT:
         raise ValueError(f"has a text of {end - start:,} bytes")

@@ -48,6 +48,7 @@ Serve = Callable[["Channel", int, dict[str, Any]], None]
 
 
 def run(channel_fd: int, memory_fd: int, serve: Serve) -> None:
+    """Serve batches until the trainer closes the channel; never returns."""
     warnings.filterwarnings("ignore", module="PIL")  # odd metadata does not make an image bad
     Image.init()  # not in threads: one would miss formats that another is registering
     channel = mpc.Connection(channel_fd)

@@ -117,6 +117,7 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def send(channel: "Channel", message: dict[str, Any]) -> None:
+    """Send a message to the trainer; ends the process if the trainer is gone."""
     try:
         channel.send_bytes(json.dumps(message).encode())
     except OSError:  # the trainer is gone

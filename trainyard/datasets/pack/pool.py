@@ -55,7 +55,7 @@ def write_shards(
         remove_stale(work.destination)
         raise TrainyardError(
             f"{work.destination}: a packing process died, perhaps out of memory or disk space; "
-            "the same command resumes from what is complete"
+            "the same command resumes after the complete shards"
         ) from None
     finally:
         signals.stop.value = 1

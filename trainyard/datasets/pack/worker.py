@@ -135,8 +135,8 @@ def write_shard(job: ShardJob) -> tuple[Written, Outputs]:
         reason = why_unwritable(error, final, _num_bytes(job), part)
         remove(outputs)
         raise DataError(
-            f"{final}: cannot be written ({reason}); what is complete stays, and the same command "
-            "resumes"
+            f"{final}: cannot be written ({reason}); complete shards stay, and the same "
+            "command resumes"
         ) from None
     except BaseException:
         remove(outputs)
