@@ -82,8 +82,9 @@ def test_a_line_that_is_none_of_ours_is_named(line: str, tmp_path: Path) -> None
         quarantine(path)
 
 
-@pytest.mark.parametrize(("split", "allowed"), [("train", 5), ("val", 0)])
+@pytest.mark.parametrize(("split", "allowed"), [("train", 5), ("val", 1)])
 def test_more_than_max_bad(split: str, allowed: int, tmp_path: Path) -> None:
+    """5% of ten samples are rounded up to one: a few photographs may have one broken file."""
     path = tmp_path / "quarantine.jsonl"
     kept = quarantine(path, max_bad=0.05)
     kept.note(split, [bad(sample) for sample in range(allowed)])

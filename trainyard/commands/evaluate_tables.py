@@ -125,7 +125,8 @@ def _notes(trees: list[dict[str, Any]]) -> Iterator[str]:
             of = f"{tree['classes']:,} of {tree['model_classes']:,} classes"
             yield f"{where}: guesses among its {of} alone"
         if tree["bad"]:
-            yield f"{where}: {tree['bad']:,} images cannot be read and count for nothing"
+            images = "image" if tree["bad"] == 1 else "images"
+            yield f"{where}: left out {tree['bad']:,} {images} that cannot be read"
         for prefix, weights in _WEIGHTS.items():
             if tree.get(f"{prefix}not_finite"):
                 count = tree[f"{prefix}not_finite"]

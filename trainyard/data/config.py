@@ -84,7 +84,7 @@ class DataConfig(Section):
     `exif_transpose` does. Photographs of phones need it. torchvision's ImageFolder and timm ignore
     the orientation, so published accuracies are without it."""
     max_bad: float = Field(0.01, ge=0, le=1)
-    """Largest share of unreadable samples; the run stops beyond it."""
+    """Largest share of unreadable samples, rounded up to whole samples; more end the run."""
     decode: Literal["cpu", "gpu"] = "cpu"
     """Device that decodes JPEGs. gpu needs the extra `nvimgcodec`; it helps with few cores."""
     threads: int | None = Field(None, ge=1)

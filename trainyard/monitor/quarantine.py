@@ -1,6 +1,7 @@
 """Unreadable samples: recorded and counted; too many of them stop the run."""
 
 import json
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +57,7 @@ class Quarantine:
                     self._lines.append(bad._asdict())
         self._noted = []
         for split, size in self._num_samples.items():
-            if self.count(split) > self._max_bad * size:
+            if self.count(split) > math.ceil(round(self._max_bad * size, 6)):
                 error = DataError(
                     f"{self.count(split)} of {size:,} {split} samples cannot be read, more than "
                     f"data.max_bad = {self._max_bad} allows; {self._path} names them"
