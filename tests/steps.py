@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
+from trainyard.averaging.sharded import Sharded
 from trainyard.monitor.clock import Clock
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
@@ -115,7 +116,13 @@ def make_step(
         model=wrapped,
         averager=averager,
         loss=build_loss(LossConfig(), 0.1, teacher=None, mixes=case.mixed),
-        micro=MicroBatchSize(case.micro, world=world, phase=lambda step: 0, report=print),
+        micro=MicroBatchSize(
+            case.micro,
+            world=world,
+            phase=lambda step: 0,
+            report=print,
+            is_tried=not isinstance(averager, Sharded),
+        ),
         to_reserve=lambda: 0,
         buffers=Buffers(model),
         autocast=case.autocast,

@@ -40,7 +40,8 @@ class MicroBatchSize:
     ) -> None:
         """`size` None takes a rank's whole share. `phase` maps a step to its phase, in which
         batches and images keep their size. `report` receives a message if a size did not fit.
-        Without `is_tried` the size is fixed: no rank can repeat a step that involves all of them.
+        Without `is_tried` the size is fixed: no rank can repeat a step that involves all of them,
+        and gradients that sharded weights have added up cannot be dropped.
         """
         self.size = self._asked = size
         self._world, self._phase, self._report = world, phase, report
