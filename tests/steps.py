@@ -68,7 +68,7 @@ def share_of(whole: MicroBatch, world: World) -> MicroBatch:
 
 def plain_batch(images: Tensor, labels: Tensor) -> MicroBatch:
     """Samples that all are good and none of which is mixed."""
-    ones = torch.ones(len(images))
+    ones = torch.ones(len(images), device=images.device)
     return MicroBatch(images, labels, labels, ones, ones)
 
 
