@@ -42,9 +42,9 @@ class Device(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return 1.0
         if first is not None and func is aten.copy_.default and args[1].device != first.device:
             return first if first.is_meta else first.zero_()
-        if first is not None and func is aten._to_copy.default and first.is_meta:
-            if torch.device(kwargs.get("device") or META).type == "cpu":
-                return torch.zeros(first.shape, dtype=kwargs.get("dtype") or first.dtype)
+        to_host = torch.device(kwargs.get("device") or META).type == "cpu"
+        if first is not None and func is aten._to_copy.default and first.is_meta and to_host:
+            return torch.zeros(first.shape, dtype=kwargs.get("dtype") or first.dtype)
         if func is aten._foreach_copy_.default:
             pairs = [
                 pair for pair in zip(*args[:2], strict=True) if pair[0].device == pair[1].device
@@ -89,7 +89,7 @@ def test_nothing_leaves_the_device_of_the_model(
     recipe = load_recipe("debug").model_copy(update={"average": AverageConfig(**OURS[way])})
     images = torch.empty(4, 3, 8, 8, device=META)
     batch = plain_batch(images, torch.zeros(4, dtype=torch.int64, device=META))
-    with Device():
+    with Device():  # type: ignore[no-untyped-call]
         model = model_on_device()
         averager = build_averager(recipe, world, META)
         ema = Ema(model, 0.5, warmup=False, cpu=ema_cpu)
