@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import SHORT, Capture, complaint, newest
+from tests.training.test_checkpoint import flip_a_bit, truncate
 
 # --- wrong words ---
 
@@ -343,16 +344,6 @@ def test_digits_into_a_folder_of_something_else(tmp_path: Path, capsys: Capture)
 def copied(finished: Path, tmp_path: Path) -> Path:
     """A copy of the finished run, to be damaged."""
     return Path(shutil.copytree(finished, tmp_path / "copy", symlinks=True))
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def flip_a_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink])

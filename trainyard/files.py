@@ -177,7 +177,7 @@ class JsonLines:
 
     def append(self, line: dict[str, Any]) -> None:
         """Append a line. DiskError if there is no room; the file is then unchanged."""
-        text = json.dumps({key: _finite(value) for key, value in line.items()}) + "\n"
+        text = json.dumps({key: finite(value) for key, value in line.items()}) + "\n"
         with writing(self._path, len(text)), _cut_back(self._path), open(self._path, "ab") as file:
             file.write(text.encode())
 
@@ -194,7 +194,7 @@ def _cut_back(path: Path) -> Iterator[None]:
         raise
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """None for NaN and infinity, which JSON lacks."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -63,7 +63,6 @@ def through_int8(values: Array) -> Array:
 
 
 THROUGH = {"bf16": through_bf16, "int8": through_int8}
-MULTIPLES = {"bf16": 1, "int8": BLOCK}
 
 
 def plain_mean(name: str, replicas: list[Array]) -> Array:

@@ -51,8 +51,6 @@ WAYS = {
     | {"average.overlap": "true", "average.outer_momentum": "0.5", "average.compress": "int8"},
     "sharded": ADAMW | {"average.name": "sharded", "batch.micro": "8"},
 }
-DIFFER = [way for way in WAYS if way != "sharded"]
-"""Averagers whose replicas differ."""
 CUTS = {"in mid-period": 4, "after a period": 6}
 
 

@@ -91,11 +91,6 @@ def test_a_topology_that_needs_other_numbers_says_so() -> None:
     assert all("needs" in reason for reason in reasons)
 
 
-def test_a_batch_has_a_sample_for_each_gpu() -> None:
-    with pytest.raises(InputError, match="a batch of 64 is not enough for 128 GPUs"):
-        scenario(128)
-
-
 def run_of(folder: Path, *rates: float) -> Path:
     recipe = (
         "[data]\nimage_size = 160\n[schedule]\nbatch_size = ['40 steps: 128']\n[batch]\nsize = 64\n"
@@ -118,8 +113,6 @@ def test_the_throughput_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_run_without_reports_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no run directory"):
-        measured_in_run(tmp_path / "none", gpus=1, fixed=0.0)
     with pytest.raises(InputError, match="no second report"):
         measured_in_run(run_of(tmp_path, 5.0), gpus=1, fixed=0.0)
     (tmp_path / "metrics.jsonl").write_text("")

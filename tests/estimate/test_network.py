@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.spawn import spawn
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.topology import expand_nodes, rounds
-from trainyard.errors import InputError, RecipeError
+from trainyard.errors import InputError
 from trainyard.estimate.network import (
     LINKS,
     Bucket,
@@ -312,13 +312,6 @@ def test_a_nodes_weights_cross_the_network_once(
     ]
     once = total_bytes(BUCKETS) / 1e8  # seconds
     assert found == pytest.approx([between * once, (2 * 3 / 4 + inside) * once])
-
-
-def test_an_unknown_topology_is_refused() -> None:
-    with pytest.raises(RecipeError, match="star"):
-        step_time(
-            AverageConfig(name="gossip", topology="star"), BUCKETS, TEN_GBE, ranks=8, compute=0.1
-        )
 
 
 # --- traffic ---

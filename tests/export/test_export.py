@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.command_line import Capture, newest, run, shown
+from tests.test_classifier import files_of
 from trainyard.classifier import load
 from trainyard.config import load_recipe
 from trainyard.errors import InputError, TrainyardError
@@ -87,11 +88,6 @@ def said(trained: Path) -> tuple[NDArray[np.float32], float]:
     )
     prefix = "ema_" if load(trained).uses_ema else ""
     return result.predictions[prefix].guess, result.as_dict()[f"{prefix}top1"]
-
-
-def files_of(digits: Path) -> list[Path]:
-    """The validation images in the order of their index."""
-    return sorted((digits / "val").glob("*/*"))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -155,7 +155,6 @@ def test_a_recipe_of_ones_own_goes_along(tmp_path: Path, capsys: Capture) -> Non
         (["--namespace", "my_own"], "'my_own' is not of small letters"),
         (["--node-selector", "gpu"], "'gpu' is not KEY=VALUE"),
         (["--kind", "mpijob"], "--kind"),
-        (["--gpus", "8", "--ranks", "4"], "--gpus and --ranks both set the number"),
         (["--optim.rate", "1"], "optim.rate"),
     ],
 )

@@ -38,7 +38,6 @@ def test_a_ray_that_was_asked_for_is_not_replaced(
 
 
 def test_mistakes(capsys: Capture, tmp_path: Path) -> None:
-    assert "--gpus and --ranks" in complaint(capsys, *LAUNCH, "--gpus", 1, "--ranks", 1)
     assert "where the working directory is a copy" in complaint(
         capsys, *LAUNCH, "--working-dir", "."
     )

@@ -92,11 +92,6 @@ def test_what_ssh_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
     remote.close()
 
 
-def test_both_gpus_and_ranks(capsys: Capture, digits: Path) -> None:
-    words = ("launch", "ssh", "debug", "--data", digits, "--hosts", "a")
-    assert "drop one" in complaint(capsys, *words, "--gpus", 1, "--ranks", 1)
-
-
 @pytest.mark.parametrize(
     ("code", "said", "told"),
     [

@@ -1,19 +1,9 @@
 """Where the time of a run goes, over all its restarts."""
 
-import time
-
 import pytest
 import torch
 
 from trainyard.monitor.clock import Clock, Stopwatch
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time, as a list of one number that a test may set."""
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    return now
 
 
 def test_phases_add_up(now: list[float]) -> None:

@@ -1,19 +1,10 @@
 """How long a run will take from here."""
 
-import time
-
 import pytest
 
 from trainyard.course import Course, build_course
 from trainyard.monitor.clock import Clock
 from trainyard.monitor.eta import Eta
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    return now
 
 
 def course(length: str = "10 epochs", **options: object) -> Course:

@@ -1,7 +1,6 @@
 """Means and rates over a stretch of training."""
 
 import json
-import time
 from dataclasses import dataclass
 
 import pytest
@@ -39,13 +38,6 @@ def stats(
     ratio = None if update_ratio is None else torch.tensor(update_ratio)
     norm = torch.tensor(float(grad_norm))
     return Stats(sums[0], sums[1], sums[2], norm, torch.tensor(float(skipped)), ratio)
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    return now
 
 
 def test_means_and_rates(now: list[float]) -> None:

@@ -1,13 +1,11 @@
 import json
 from pathlib import Path
 
-import pytest
 import timm
 
 from tests.report.conftest import STEPS
 from tests.report.histories import train_report, write_run
 from trainyard.compare import PRACTICAL
-from trainyard.errors import InputError
 from trainyard.report.runs import differences, groups_of, read_runs
 
 
@@ -43,16 +41,6 @@ def test_how_much_of_a_run_is_done(tmp_path: Path) -> None:
     assert run.share_done() == 0.25
     (run,) = read_runs([write_run(tmp_path / "b", [])])
     assert run.share_done() == 0
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no run directory"):
-        read_runs([tmp_path])
-
-
-def test_a_run_given_twice_is_refused(trained: list[Path]) -> None:
-    with pytest.raises(InputError, match="given twice"):
-        read_runs([trained[0], trained[0]])
 
 
 def test_names_tell_runs_apart(tmp_path: Path) -> None:

@@ -1,19 +1,16 @@
 """Results of an evaluation as tables, as JSON, and as a file with a line per image."""
 
-import csv
-import io
-import math
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.table import Table
 
-from trainyard.commands.printing import result_console
+from trainyard.commands.printing import result_console, write_csv
 from trainyard.data.index.table import Index
-from trainyard.errors import InputError
-from trainyard.files import write_text
+from trainyard.files import finite
 from trainyard.run.evaluation import DataSetResult
 from trainyard.training.predictions import Predictions, confusions, per_class
 
@@ -30,12 +27,7 @@ def as_json(result: DataSetResult, worst: int | None, wrong: int | None) -> dict
             tree[f"{prefix}per_class"] = _classes(result, said, worst)
         if wrong is not None:
             tree[f"{prefix}confusions"] = _confusions(result, said, wrong)
-    return {key: _strict(value) for key, value in tree.items()}
-
-
-def _strict(value: Any) -> Any:
-    """None for NaN and infinity, which JSON lacks."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return {key: finite(value) for key, value in tree.items()}
 
 
 def _classes(result: DataSetResult, said: Predictions, count: int) -> list[dict[str, Any]]:
@@ -158,16 +150,12 @@ _COLUMNS = ("data", "weights", "sample", "file", "offset", "class", "guess", "co
 
 def write_predictions(path: Path, results: list[DataSetResult]) -> None:
     """Write the prediction for each readable image; place is the rank of the true class."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(_COLUMNS)
-    for result in results:
-        for prefix, said in result.predictions.items():
-            writer.writerows(_lines(result, said, _WEIGHTS[prefix]))
-    try:
-        write_text(path, text.getvalue(), errors="surrogateescape")
-    except OSError as error:
-        raise InputError(f"--predictions {path}: cannot be written ({error.strerror})") from None
+    lines = (
+        _lines(result, said, _WEIGHTS[prefix])
+        for result in results
+        for prefix, said in result.predictions.items()
+    )
+    write_csv("--predictions", path, [_COLUMNS, *chain.from_iterable(lines)])
 
 
 def _lines(result: DataSetResult, said: Predictions, weights: str) -> Iterator[tuple[object, ...]]:

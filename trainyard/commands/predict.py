@@ -61,7 +61,7 @@ def predict(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from trainyard.classifier import load
-    from trainyard.commands.predict_tables import as_json, print_answers, write_csv
+    from trainyard.commands.predict_tables import as_json, print_answers, write_answers
     from trainyard.data.index.unlabelled import open_images
     from trainyard.monitor.progress import counter
 
@@ -78,7 +78,7 @@ def predict(options: argparse.Namespace) -> int:
         more = "" if total == 1 else f"; of {total:,} images none can be read"
         raise InputError(f"{name}: {reason}{more}")
     if options.csv:
-        write_csv(Path(options.csv), classifier, answers)
+        write_answers(Path(options.csv), classifier, answers)
     if options.json:
         print(as_json(classifier, answers))
     else:

@@ -1,7 +1,5 @@
 """Predictions as tables, as JSON, and as a file with a line per image."""
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,10 +10,8 @@ from rich import box
 from rich.table import Table
 
 from trainyard.classifier import Classifier, Guess, Guesses
-from trainyard.commands.printing import result_console
+from trainyard.commands.printing import result_console, write_csv
 from trainyard.data.index.unlabelled import Images
-from trainyard.errors import InputError
-from trainyard.files import write_text
 
 _IN_FULL = 3  # up to so many images are shown with all guesses
 _ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
@@ -53,28 +49,23 @@ def _entry(classifier: Classifier, answer: Predicted, number: int) -> dict[str, 
     return entry | {"guesses": [{"class": g.name, "probability": g.probability} for g in guesses]}
 
 
-def write_csv(path: Path, classifier: Classifier, answers: Sequence[Predicted]) -> None:
+def write_answers(path: Path, classifier: Classifier, answers: Sequence[Predicted]) -> None:
     """Write a line per image: its name, its classes with probabilities, or its error.
 
     InputError if the file cannot be written.
     """
     top = max(said.classes.shape[1] for _, said in answers)
     columns = [f"{what}_{place + 1}" for place in range(top) for what in ("class", "probability")]
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
-    writer.writerow(["image", "error", *columns])
+    rows: list[list[str]] = [["image", "error", *columns]]
     for answer, number in _rows(answers):
         name = answer.images.name(number)
         if number in answer.said.bad:
-            writer.writerow([name, answer.said.bad[number], *[""] * len(columns)])
+            rows.append([name, answer.said.bad[number], *[""] * len(columns)])
             continue
         guesses = _guesses(classifier, answer, number)
         cells = [cell for g in guesses for cell in (g.name, f"{g.probability:.6f}")]
-        writer.writerow([name, "", *cells])
-    try:
-        write_text(path, text.getvalue(), errors="surrogateescape")
-    except OSError as error:
-        raise InputError(f"--csv {path}: cannot be written ({error.strerror})") from None
+        rows.append([name, "", *cells])
+    write_csv("--csv", path, rows)
 
 
 def _rows(answers: Sequence[Predicted]) -> Iterator[tuple[Predicted, int]]:

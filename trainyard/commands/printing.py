@@ -1,9 +1,14 @@
-"""Tables and texts on a terminal."""
+"""Tables and texts on a terminal, and tables in files."""
 
+import csv
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainyard.errors import InputError
+from trainyard.files import write_text
 from trainyard.monitor.units import in_bytes as size
 
 if TYPE_CHECKING:
@@ -12,7 +17,7 @@ if TYPE_CHECKING:
 
 _WIDE = 250  # columns
 
-__all__ = ["print_table", "result_console", "size", "text"]
+__all__ = ["print_table", "result_console", "size", "text", "write_csv"]
 
 
 def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
@@ -41,3 +46,13 @@ def result_console() -> "Console":
 def text(value: Any) -> str:
     """A value as text: strings as they are, others as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def write_csv(option: str, path: Path, rows: Iterable[Iterable[object]]) -> None:
+    """Write a table to a file; InputError, which names the option, if that fails."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    try:
+        write_text(path, text.getvalue(), errors="surrogateescape")
+    except OSError as error:
+        raise InputError(f"{option} {path}: cannot be written ({error.strerror})") from None

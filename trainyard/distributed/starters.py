@@ -17,29 +17,21 @@ class Starter:
     """The variable with the list of hosts; the first one is rank 0's."""
 
 
+_OF_TORCHRUN = {
+    "rank": "RANK",
+    "size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_size": "LOCAL_WORLD_SIZE",
+}
+
 # Innermost first. https://docs.pytorch.org/docs/stable/elastic/run.html, ray.train, mpirun(1),
 # Hydra and Intel MPI, submitit.local, srun(1)
 STARTERS = {
     "torchrun": Starter(
-        {
-            "rank": "RANK",
-            "size": "WORLD_SIZE",
-            "local_rank": "LOCAL_RANK",
-            "local_size": "LOCAL_WORLD_SIZE",
-            "node": "GROUP_RANK",
-            "num_nodes": "GROUP_WORLD_SIZE",
-        },
+        _OF_TORCHRUN | {"node": "GROUP_RANK", "num_nodes": "GROUP_WORLD_SIZE"},
         job=("TORCHELASTIC_RUN_ID",),
     ),
-    "Ray Train": Starter(
-        {
-            "rank": "RANK",
-            "size": "WORLD_SIZE",
-            "local_rank": "LOCAL_RANK",
-            "local_size": "LOCAL_WORLD_SIZE",
-            "node": "NODE_RANK",
-        },
-    ),
+    "Ray Train": Starter(_OF_TORCHRUN | {"node": "NODE_RANK"}),
     "OpenMPI": Starter(
         {
             "rank": "OMPI_COMM_WORLD_RANK",

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from trainyard.distributed.starters import whole
 from trainyard.errors import DivergedError, InputError, Requeued, TrainyardError
 from trainyard.launch.events import Events, Signal, handling
 from trainyard.launch.exit_codes import (
@@ -46,10 +47,8 @@ def pod_share(job: Job, env: Mapping[str, str]) -> Share:
                 f"{name} is not set: `launch pod` is what `launch kubernetes` starts in every pod; "
                 "on one machine use `launch local`"
             )
-        if name in _NUMBERS and not text.isdigit():
-            raise InputError(f"{name} is {text!r}, which is not a whole number")
         texts[name] = text
-    node, num_nodes, count, port = (int(texts[name]) for name in _NUMBERS)
+    node, num_nodes, count, port = (whole(name, texts[name]) for name in _NUMBERS)
     return Share(
         job.command,
         first=node * count,

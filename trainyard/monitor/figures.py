@@ -12,6 +12,7 @@ Report = dict[str, Any]
 
 _MUCH = 0.05  # share of time waiting for data above which it is highlighted
 _DAY_S = 24 * 3600
+_GAP = 2  # spaces between figures
 
 
 class Figure(NamedTuple):
@@ -51,13 +52,13 @@ def _of_gpu(use: float | None, power: float | None) -> Iterator[Figure]:
         yield Figure(f"GPU {' '.join(said)}", 7)
 
 
-def fitted(found: Iterable[Figure], width: int, *, gap: int = 2) -> list[Figure]:
+def fitted(found: Iterable[Figure], width: int) -> list[Figure]:
     """The figures of highest priority that fit into a line, in their original order."""
     found = list(found)
     kept: set[int] = set()
-    room = width + gap
+    room = width + _GAP
     for number in sorted(range(len(found)), key=lambda number: found[number].rank):
-        needed = len(found[number].text) + gap
+        needed = len(found[number].text) + _GAP
         if needed > room:
             break  # a figure of lower priority does not fill the gap
         kept.add(number)
@@ -65,18 +66,18 @@ def fitted(found: Iterable[Figure], width: int, *, gap: int = 2) -> list[Figure]
     return [figure for number, figure in enumerate(found) if number in kept]
 
 
-def joined(found: Iterable[Figure], style: str = "", *, gap: int = 2) -> Text:
+def joined(found: Iterable[Figure], style: str = "") -> Text:
     """Figures as one text with gaps between them."""
     text = Text(no_wrap=True, overflow="crop", end="")
     for figure in found:
-        text.append(" " * gap if text else "")
+        text.append(" " * _GAP if text else "")
         text.append(figure.text, figure.style or style)
     return text
 
 
 def as_markup(found: Iterable[Figure]) -> str:
     """Figures as rich markup."""
-    return "  ".join(
+    return (" " * _GAP).join(
         f"[{figure.style}]{escape(figure.text)}[/]" if figure.style else escape(figure.text)
         for figure in found
     )

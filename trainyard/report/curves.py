@@ -12,6 +12,8 @@ from trainyard.report.runs import Group, Run, number
 
 Floats = NDArray[np.float64]
 
+_MOST_STEPS = 400  # of the axes
+
 
 class Points(NamedTuple):
     steps: Floats
@@ -76,13 +78,14 @@ def _common_steps(found: Sequence[Points]) -> Floats:
     return np.asarray(steps[(steps >= low) & (steps <= high)])
 
 
-def axes_of(group: Group, count: int = 400) -> Axes:
-    """Axes of a group, at `count` steps at most; the mean over its runs."""
+def axes_of(group: Group) -> Axes:
+    """Axes of a group, at _MOST_STEPS steps at most; the mean over its runs."""
     found = [axes for run in group.runs if len((axes := _axes(run)).steps)]
     if not found:
         return Axes(*np.zeros((3, 0)))
     steps = np.unique(np.concatenate([axes.steps for axes in found]))
-    steps = steps[np.unique(np.linspace(0, len(steps) - 1, min(count, len(steps))).astype(int))]
+    kept = np.linspace(0, len(steps) - 1, min(_MOST_STEPS, len(steps))).astype(int)
+    steps = steps[np.unique(kept)]
     seconds = np.mean([np.interp(steps, axes.steps, axes.seconds) for axes in found], axis=0)
     epochs = np.mean([np.interp(steps, axes.steps, axes.epochs) for axes in found], axis=0)
     return Axes(steps, seconds, epochs)
