@@ -15,7 +15,7 @@ from trainyard.distributed.process_info import ProcessInfo
 def test_ends_of_processes_are_seen_without_proc_and_waitid(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On macOS a rank failed at its start, for want of /proc, and its launcher of waitid."""
+    """Without /proc a rank failed at its start, and its launcher without waitid."""
     monkeypatch.setattr(process_info, "_PROC", tmp_path / "none")
     monkeypatch.delattr(os, "waitid")
     child = subprocess.Popen(["sleep", "60"], start_new_session=True)
