@@ -33,6 +33,14 @@ def _is_zombie(process: "subprocess.Popen[Any]") -> bool:
         return True
 
 
+def wait_for(process: "subprocess.Popen[Any]") -> None:
+    """Wait for the end of a process without reaping it, where the system can (see _is_zombie)."""
+    if hasattr(os, "waitid"):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    else:
+        process.wait()
+
+
 def kill_group(process: "subprocess.Popen[Any]") -> None:
     """Send SIGKILL to a process and its group, unless it has been reaped. Does not wait."""
     if process.returncode is None:

@@ -1,7 +1,9 @@
 """At which addresses a rank listens, and by which interface it talks."""
 
+import fcntl
 import os
 import socket
+import sys
 from typing import Any
 
 import pytest
@@ -71,3 +73,11 @@ def test_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     use_interface_to("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_macos_is_not_asked_for_interfaces_as_linux_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo would look for an interface lo, which macOS calls lo0. Never run on macOS."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.delattr(fcntl, "ioctl")
+    assert name_of("127.0.0.1") == "lo0"
+    assert name_of("192.0.2.1") is None

@@ -5,6 +5,7 @@ import fcntl
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -87,10 +88,12 @@ def _plain(address: str) -> IPv4Address | IPv6Address:
 
 
 def name_of(address: str) -> str | None:
-    """The interface with an address; None if there is none."""
+    """The interface with an address; None if there is none, or on macOS, but for loopback."""
     wanted = _plain(address)
     if wanted.is_loopback:
-        return "lo"
+        return "lo0" if sys.platform == "darwin" else "lo"
+    if sys.platform == "darwin":  # what follows is of Linux
+        return None
     if wanted.version == 6:
         for line in Path("/proc/net/if_inet6").read_text().splitlines():
             digits, *_, name = line.split()

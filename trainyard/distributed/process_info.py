@@ -3,10 +3,12 @@
 import os
 import signal
 import socket
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+_PROC = Path("/proc")
 NAMED = 8
 """Ranks that a message names; more are counted."""
 
@@ -23,7 +25,9 @@ class ProcessInfo(NamedTuple):
     def current(cls) -> "ProcessInfo":
         state = _state_of(os.getpid())
         assert state is not None
-        namespaces = " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net"))
+        namespaces = ""
+        if _PROC.is_dir():
+            namespaces = " ".join(os.readlink(_PROC / f"self/ns/{kind}") for kind in ("pid", "net"))
         return cls(socket.gethostname(), namespaces, os.getpid(), state[1])
 
     def is_visible_from(self, other: "ProcessInfo") -> bool:
@@ -53,8 +57,13 @@ def rank_name(rank: int, process: ProcessInfo) -> str:
 
 def _state_of(pid: int) -> tuple[str, str] | None:
     """State and start time of a process; see proc(5), stat. None if there is no such process."""
+    if not _PROC.is_dir():  # macOS
+        command = ["ps", "-o", "state=", "-o", "lstart=", "-p", str(pid)]
+        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
+        state, _, started = said.strip().partition(" ")
+        return (state[0], started.strip()) if state else None
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
     return fields[0], fields[19]

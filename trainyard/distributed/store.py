@@ -66,7 +66,8 @@ def _file_store(path: Path, world: World) -> "Store":
 
     if not path.parent.is_dir():
         raise InputError(f"TRAINYARD_RENDEZVOUS: no such folder: {path.parent}")
-    kind = file_system_of(path.parent, Path("/proc/self/mountinfo").read_text())
+    mounts = Path("/proc/self/mountinfo")  # not on macOS
+    kind = file_system_of(path.parent, mounts.read_text() if mounts.exists() else "")
     if world.is_first and kind.startswith(_SHARED):
         sys.stderr.write(
             f"trainyard: {path} is on a network file system ({kind}), whose locks may make ranks "

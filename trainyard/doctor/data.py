@@ -154,7 +154,7 @@ def _read(index: Index, context: Context) -> _ReadSpeed:
 
 def _drop(name: str, offset: int, size: int) -> bool:
     """True if a piece of a file stays in memory after the kernel was asked to drop it."""
-    if is_remote(name):
+    if is_remote(name) or not hasattr(os, "posix_fadvise"):  # macOS
         return False
     file = os.open(name, os.O_RDONLY | os.O_CLOEXEC)
     try:

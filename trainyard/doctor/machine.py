@@ -207,6 +207,8 @@ def _cgroup(name: str, older: str, default: str) -> str:
 
 def _shared(context: Context) -> float:
     """Bytes free in /dev/shm. OSError if memory cannot be shared between processes."""
+    if not hasattr(os, "memfd_create"):  # macOS, where batches lie in a temporary file
+        return _free(Path(tempfile.gettempdir()))
     probe = os.memfd_create("trainyard-doctor")
     try:
         os.posix_fallocate(probe, 0, _PROBE)

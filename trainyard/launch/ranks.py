@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from trainyard.children import kill_group
+from trainyard.children import kill_group, wait_for
 from trainyard.parent import LAUNCHER
 
 _READ_S = 10  # to read a rank's last output; a process that left its session may hold the pipe open
@@ -182,7 +182,7 @@ class Ranks:
         for reader in readers:
             reader.start()
         # WNOWAIT does not reap the process, so its pid is not reused.
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        wait_for(process)
         with self._lock:
             kill_group(process)
             code = process.wait()

@@ -17,7 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
-from trainyard.children import has_ended, kill_group
+from trainyard.children import has_ended, kill_group, wait_for
 from trainyard.errors import InputError
 from trainyard.launch.agent import PING_S
 from trainyard.launch.events import Events, Gone, answers, event_of, forget, passing_signals, pause
@@ -341,7 +341,7 @@ class Remote:
             with suppress(ValueError):  # greeting of a login shell
                 self._hear(json.loads(line))
         # WNOWAIT does not reap the process, so its pid is not reused.
-        os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
+        wait_for(self._process)
         with self._ending:
             kill_group(self._process)
             code = self._process.wait()

@@ -11,6 +11,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#ifndef RUSAGE_THREAD /* macOS: faults of other threads count too, so less seems to be in memory */
+#define RUSAGE_THREAD RUSAGE_SELF
+#endif
+#ifndef BUS_MCEERR_AR
+#define BUS_MCEERR_AR BUS_ADRERR
+#endif
+
 /* --- read whole --- */
 
 #define OTHER_LENGTH (-1) /* in place of an errno */
