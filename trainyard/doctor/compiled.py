@@ -26,7 +26,13 @@ from trainyard.image_size import height_width
 from trainyard.monitor.clock import Clock
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Rates
-from trainyard.run.build import build_mode, build_run_course, build_run_model, build_step
+from trainyard.run.build import (
+    build_mode,
+    build_run_course,
+    build_run_model,
+    build_run_schedule,
+    build_step,
+)
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
 from trainyard.training.losses import build_loss
@@ -35,8 +41,9 @@ from trainyard.training.step import MicroBatch
 from trainyard.training.update import DynamicLossScale, LossScale
 from trainyard.world import World
 
-LIMIT = 10.0
-"""Most that a compiled value may be off by, in errors of the eager one."""
+LIMIT = 5.0
+"""Most that a compiled value may be off by, in errors of the eager one; 1.4 was seen, in fp32 and
+bf16, of ViT, ConvNeXt and ResNet on a CPU."""
 
 _STEPS = 20
 _SAMPLES = 8
@@ -78,7 +85,7 @@ class _Noting(AllReduce):
 
     def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
         for parameters in super().ready_parameters(step, divisible):
-            self.gradients = [parameter.grad for parameter in parameters]
+            self.gradients: list[Tensor | None] = [parameter.grad for parameter in parameters]
             yield parameters
 
 
@@ -120,6 +127,7 @@ class _Training:
         stats = self._step(batch._replace(images_BCHW=images), number, self._rates)
         trained = [name for name, weight in self.model.named_parameters() if weight.requires_grad]
         gradients = dict(zip(trained, self._averager.gradients, strict=True))
+        self._averager.gradients = []  # CUDA graphs write the next ones in their place
         found = {f"{_GRADIENT} of {name}": each for name, each in gradients.items()}
         found |= {f"buffer {name}": each for name, each in self.model.named_buffers()}
         return {"the loss": stats.loss_sum} | {
@@ -181,8 +189,9 @@ def compare(
 ) -> Comparison:
     """Train a model of a recipe for 20 steps as a run would, compiled, eager and in float64.
 
-    Images are random. It ends early once `seconds` have passed after the first step, which compiles.
-    RuntimeError if the model cannot be compiled, or if memory does not suffice.
+    Images are random. It ends early, once `seconds` have passed after the first step, which
+    compiles.
+    RuntimeError if the model cannot be compiled or memory does not suffice.
     """
     model = model.to(device).train()
     eager = _with(config, model={"compile": "off"}, optim={"compile": False})
@@ -242,7 +251,7 @@ def compiled_checks(context: Context) -> list[Check]:
     """The check of a recipe that compiles its model; none of others."""
     if context.options.config.model.compile == "off":
         return []
-    advice = "a run would fail too: install a C++ compiler (g++), or set model.compile = 'off'"
+    advice = "a run fails too: set model.compile = 'off', unless the message tells what is missing"
     return [Check(_WHAT, _measure, _judge, advice)]
 
 
@@ -253,6 +262,7 @@ def _measure(context: Context) -> Comparison | str | None:
     options, device = context.options, context.device
     config = options.config
     torch.manual_seed(config.run.seed)
+    build_run_schedule(config, build_run_course(config, config.batch.size))  # refuses some
     model = build_run_model(config, _CLASSES)
     mode = build_mode(config, model, device)
     if mode.name == "off":
@@ -288,6 +298,5 @@ def _judge(values: list[Comparison | str | None], context: Context) -> Row:
 
 
 def _said(error: Error) -> str:
-    return (
-        f"{error.what} is off from float64 by {error.compiled:.1e} compiled, {error.eager:.1e} eager"
-    )
+    off_by = f"{error.compiled:.1e} compiled, {error.eager:.1e} eager"
+    return f"{error.what} is off from float64 by {off_by}"
