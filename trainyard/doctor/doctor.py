@@ -7,6 +7,7 @@ from rich.console import Console
 from trainyard.distributed import init_distributed
 from trainyard.distributed.heartbeat import Heartbeat
 from trainyard.doctor.check import FAIL, OK, WARN, Context, Options, Row, collect_context, run_check
+from trainyard.doctor.compiled import compiled_checks
 from trainyard.doctor.data import data_rows
 from trainyard.doctor.machine import disk_checks, machine_checks
 from trainyard.doctor.network import network_checks
@@ -62,7 +63,7 @@ def examine_joined(
             status.update(what)
 
         context = collect_context(options, world, pick_device(world), say)
-        checks = [*machine_checks(context), *disk_checks(context)]
+        checks = [*machine_checks(context), *disk_checks(context), *compiled_checks(context)]
         checks += network_checks(context) if world.size > 1 else []
         rows = [run_check(check, context) for check in checks]
         has_data = options.config.data.train is not None
