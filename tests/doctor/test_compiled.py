@@ -46,17 +46,16 @@ def recipe(name: str, precision: str = "fp32", **keys: Any) -> RunConfig:
     ],
 )
 def test_a_compiled_family_trains_as_it_does_eager(
-    name: str, precision: str, smaller: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: str, precision: str, smaller: dict[str, Any]
 ) -> None:
     """By inductor's code, with dropout and drop path, for which it draws torch's numbers here."""
-    monkeypatch.setattr(torch._inductor.config, "fallback_random", True)
-    # A pool of compilers takes longer to start than one takes for all of this.
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
     torch._dynamo.reset()
     torch.manual_seed(0)
-    rates = {"drop_rate": 0.1, "drop_path_rate": 0.1}
-    model = timm.create_model(name, num_classes=CLASSES, **rates, **smaller)
-    found = compare(recipe(name, precision), model, CPU)
+    smaller = smaller | {"drop_rate": 0.1, "drop_path_rate": 0.1}
+    model = timm.create_model(name, num_classes=CLASSES, **smaller)
+    # A pool of compilers takes longer to start than one takes for all of this.
+    with torch._inductor.config.patch(fallback_random=True, compile_threads=1):
+        found = compare(recipe(name, precision), model, CPU)
     torch._dynamo.reset()
     assert found.steps == 20
     assert found.whole.eager < 0.05 * (1 if precision == "bf16" else 1e-1)  # not of other numbers
@@ -75,7 +74,7 @@ def change_by(monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
 
 
 def scale_a_gradient(model: nn.Module) -> None:
-    bias = model.get_parameter("blocks.2.norm1.bias")
+    bias: Any = model.get_parameter("blocks.2.norm1.bias")
     bias.register_hook(lambda gradient: 1.1 * gradient)
 
 
@@ -84,12 +83,12 @@ def keep_first_weights(model: nn.Module) -> None:
     head = model.get_submodule("head")
     assert isinstance(head, nn.Linear)
     first = head.weight.detach().clone()
-    monkey: Any = head
-    monkey.forward = lambda x: linear(x, head.weight - head.weight.detach() + first, head.bias)
+    changed: Any = head
+    changed.forward = lambda x: linear(x, head.weight - head.weight.detach() + first, head.bias)
 
 
 def round_to_bf16(model: nn.Module) -> None:
-    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)  # type: ignore[method-assign]
+    model.forward = torch.autocast("cpu", torch.bfloat16)(model.forward)
 
 
 def change_momentum(model: nn.Module) -> None:
