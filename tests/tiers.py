@@ -105,6 +105,7 @@ SLOW = {
         "tests/benchmarks",
         "tests/data/native/test_build.py",
         "tests/test_makefile.py",
+        "tests/test_wheel.py",
     ),
     "reports and pages in a browser, the documentation, notebooks, trackers": (
         "tests/docs/test_code_blocks.py",

@@ -24,6 +24,7 @@ from trainyard.commands import (
     predict,
     recipes,
     report,
+    results,
     train,
 )
 from trainyard.commands.mistakes import explain_argument, explain_choice
@@ -133,6 +134,16 @@ class _Parser(argparse.ArgumentParser):
             raise InputError(explain_choice(action, value))
 
 
+class _Version(argparse.Action):
+    """Prints the installed version; the import that finds it waits until then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"trainyard {version('trainyard')}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="trainyard",
@@ -140,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="First steps: trainyard data prepare digits data/digits; trainyard train digits",
     )
     parser.set_defaults(takes_overrides=False)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module, about in (
         ("train", train, "train a recipe, or go on with a run"),
@@ -148,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
         ("predict", predict, "what a run or checkpoint says of images"),
         ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),
         ("report", report, "a run, or several, as one HTML file"),
+        ("results", results, "the board of results, or a new record on it"),
         ("estimate", estimate, "hours, memory, energy and money of a run before it starts"),
         ("doctor", doctor, "are machines, network, disks and data fit to train"),
         ("bench", bench, "images per second of this machine, and what bounds them"),

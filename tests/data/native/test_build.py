@@ -47,11 +47,11 @@ def test_without_a_compiler_the_package_is_plain_python(tmp_path: Path) -> None:
     assert "no-such-compiler" in said
 
 
-@pytest.mark.parametrize("compiler", ["gcc", "clang-16"])
-def test_one_wheel_for_every_python_and_processor(tmp_path: Path, compiler: str) -> None:
-    if not shutil.which(compiler):
-        pytest.skip(f"needs {compiler}: apt install {compiler}")
-    path, said = wheel(tmp_path, compiler)
+def test_clang_builds_it_too(tmp_path: Path) -> None:
+    """gcc builds the wheel of tests/test_wheel.py."""
+    if not shutil.which("clang-16"):
+        pytest.skip("needs clang-16: apt install clang-16")
+    path, said = wheel(tmp_path, "clang-16")
     assert extensions(path) == ["trainyard/data/_native/core.abi3.so"]
     assert "-cp311-abi3-" in path.name
     assert not re.findall(r"_native/.*warning: .*", said)

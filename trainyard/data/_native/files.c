@@ -8,7 +8,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #ifndef RUSAGE_THREAD /* macOS: faults of other threads count too, so less seems to be in memory */
@@ -36,24 +35,21 @@ bool files_fit(const FilesToRead *files) {
     return true;
 }
 
-/* All of an open file, which has `size` bytes; 0, or why not. */
+/* All of an open file, which has `size` bytes; 0, or why not.
+
+   Whether it ends there is found by reading on: fstat would need glibc 2.33. */
 static int read_whole(int file, uint8_t *to, int64_t size) {
-    struct stat about;
-    if (fstat(file, &about) < 0)
-        return errno;
-    if (S_ISDIR(about.st_mode))
-        return EISDIR;
-    if (!S_ISREG(about.st_mode) || about.st_size != size)
-        return OTHER_LENGTH;
-    for (int64_t done = 0; done < size;) {
-        ssize_t count = read(file, to + done, (size_t)(size - done)); /* 2 GiB at a time */
+    uint8_t beyond; /* a byte that should not be there */
+    int64_t done = 0;
+    for (;;) {
+        int64_t rest = size - done; /* 2 GiB at a time */
+        ssize_t count = read(file, rest ? to + done : &beyond, rest ? (size_t)rest : 1);
         if (count < 0 && errno != EINTR)
             return errno;
-        if (count == 0)
-            return OTHER_LENGTH;
+        if (count == 0 || (count > 0 && rest == 0))
+            return count == 0 && rest == 0 ? 0 : OTHER_LENGTH;
         done += count > 0 ? count : 0;
     }
-    return 0;
 }
 
 static int read_named(int folder, const uint8_t *name, size_t length, uint8_t *to, int64_t size) {
