@@ -1,8 +1,10 @@
 """Environment of a run: versions, hardware, state of the code."""
 
+import os
 import platform
 import subprocess
 import sys
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,18 @@ def describe_environment() -> dict[str, Any]:
         "cpus": usable_cores(),
         "devices": devices,
         "git": _git_state(),
+        "startup_s": _startup_s(),
     }
+
+
+def _startup_s() -> float | None:
+    """Seconds since this process began; None where there is no /proc (proc_pid_stat(5))."""
+    try:
+        stat = Path("/proc/self/stat").read_text()
+    except OSError:
+        return None
+    ticks = int(stat.rpartition(")")[2].split()[19])  # field 22, from the boot of the machine
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> dict[str, str | None]:

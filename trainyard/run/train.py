@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,6 +108,8 @@ class _Run:
     schedule: Schedule
     model: nn.Module
     loss: Loss
+    clock: Clock = field(default_factory=Clock)
+    """Starts before environment.json tells how long the start took: no second is in neither."""
 
 
 def _train(
@@ -350,7 +352,7 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
         averager=averager,
         scale=build_loss_scale(run.config, run.device),
         guard=Guard(run.device, run.config.run.max_skipped, averager.all_reduce_max),
-        clock=Clock(),
+        clock=run.clock,
         best_by=run.config.run.best_by,
         classes=list(run.data.train.classes),
     )
