@@ -19,6 +19,10 @@ from trainyard.config import all_keys, builtin_recipes
 from trainyard.errors import TrainyardError
 
 NARROW = {"width": 390, "height": 800}
+AXE = (
+    *("first-run", "hour", "compare", "learns-nothing", "come-from/timm", "how-it-works/index"),
+    *("report", "reference/recipe-keys"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +128,7 @@ def test_search_works_without_a_server(site: Path, browser: Any) -> None:
 def test_pages_can_be_read_by_everyone(site: Path, browser: Any, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     tab = browser.new_context(color_scheme=scheme).new_page()
-    for name in ("first-run", "come-from/timm", "how-it-works/index", "reference/recipe-keys"):
+    for name in AXE:
         tab.goto((site / f"{name}.html").as_uri())
         tab.wait_for_function("document.querySelector('.md-search[aria-label]')")
         found = axe.Axe().run(tab).response["violations"]

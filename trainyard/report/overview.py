@@ -5,6 +5,7 @@ from statistics import mean, median_high, stdev
 
 from trainyard.monitor.figures import duration
 from trainyard.report.charts import COLOURS
+from trainyard.report.findings import PAGE, findings
 from trainyard.report.markup import Child, Html, join, table, tag
 from trainyard.report.runs import Group, Run, counted, number
 
@@ -14,8 +15,14 @@ _NONE = "\N{EM DASH}"
 def overview_section(groups: Sequence[Group]) -> Html:
     """The first section of a report: cards of one run, or a comparison of several."""
     runs = [run for group in groups for run in group.runs]
-    notes = (tag("p", note, class_="note") for run in runs for note in run.notes)
+    notes = (tag("p", note, class_="note") for run in runs for note in _notes(run, len(runs) > 1))
     return join(_cards(runs[0]) if len(runs) == 1 else _comparison(groups), *notes)
+
+
+def _notes(run: Run, is_named: bool) -> list[str]:
+    found = findings(run)
+    said = [f"{' '.join(found)} Causes are in {PAGE}."] if found else []
+    return [*run.notes, *(f"{run.name}: {text}" if is_named else text for text in said)]
 
 
 def _cards(run: Run) -> Html:
