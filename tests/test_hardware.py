@@ -64,7 +64,7 @@ def test_prices_of_ones_own(tmp_path: Path) -> None:
     file.write_text("h100-sxm = 2.49\nt4 = 0\n")
     assert read_prices(file) == {"h100-sxm": 2.49, "t4": 0}
     for text, complaint in {
-        "h100 = 2.49": "'h100' is no GPU that is known; did you mean 'h100-sxm'",
+        "h100 = 2.49": "'h100' is not a known GPU; did you mean 'h100-sxm'",
         't4 = "cheap"': "t4 = 'cheap' is no price",
         "t4 = -1": "t4 = -1 is no price",
         "t4 = true": "t4 = True is no price",

@@ -61,7 +61,7 @@ def explain_unknown(key: str) -> str:
     """The message about an unknown GPU name, with the nearest names."""
     known = list(_rows())
     hint = did_you_mean(key, known) or f"; known are {', '.join(known)}"
-    return f"{key!r} is no GPU that is known{hint}"
+    return f"{key!r} is not a known GPU{hint}"
 
 
 def _accelerator(row: dict[str, Any]) -> Accelerator:

@@ -508,11 +508,14 @@ def test_copies_in_use_are_not_evicted(tmp_path: Path) -> None:
     assert "ends with 0 of 4 copies" in str(Stager(first, str(tmp_path / "x"), 1e-6).run())
 
 
-def test_a_disk_that_is_full_for_others_too(tmp_path: Path, monkeypatch: Patch) -> None:
-    """The reserve stays free: 1 GB here, and what a part will still need counts as used."""
+@pytest.mark.parametrize(("size", "reserve"), [(10, 1), (100, 5), (30_000, 50)])  # GB
+def test_a_disk_that_is_full_for_others_too(
+    tmp_path: Path, monkeypatch: Patch, size: int, reserve: int
+) -> None:
+    """The reserve stays free, and what a part will still need counts as used."""
     first, second, _ = three_sets(tmp_path)
-    node, total = tmp_path / "node", 10 * GB
-    disk = GB + int(1.5 * bytes_of(first))  # free while the folder is empty
+    node, total = tmp_path / "node", size * GB
+    disk = reserve * GB + int(1.5 * bytes_of(first))  # free while the folder is empty
 
     def usage(path: Path) -> Any:
         used = sum(path.stat().st_size for path in node.rglob("*") if path.is_file())
@@ -523,7 +526,7 @@ def test_a_disk_that_is_full_for_others_too(tmp_path: Path, monkeypatch: Patch) 
     copies = staged(second, node)  # makes room on the disk as it does under a cap
     check_copies(second, copies)
     assert 0 < len(Copies(first, node).missing()) < 4
-    assert usage(node).free >= GB
+    assert usage(node).free >= reserve * GB
     disk -= bytes_of(first)  # another program fills the disk
     (copies.path / "1").unlink()
     copies.refresh()

@@ -198,8 +198,8 @@ def _key(index: Index, is_grouped: bool) -> str:
 
 
 def _reserve(total: int) -> int:
-    """Bytes of disk space that staging leaves free."""
-    return max(10**9, total // 20)
+    """Bytes of disk space that staging leaves free: a twentieth, from 1 GB to 50 GB."""
+    return min(max(10**9, total // 20), 50 * 10**9)
 
 
 def _evict(parent: Path, excess: int) -> bool:
