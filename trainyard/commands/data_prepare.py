@@ -20,7 +20,7 @@ _FORMATS = ("webdataset", "folder", "tfrecord", "hdf5")
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard data prepare` to its parser."""
     datasets = parser.add_subparsers(dest="dataset", required=True, metavar="DATASET")
-    digits = datasets.add_parser("digits", help="the 1,797 handwritten digits of scikit-learn")
+    digits = datasets.add_parser("digits", help="1,797 scanned handwritten digits, made offline")
     digits.add_argument("destination", metavar="DESTINATION", help="folder to create")
     digits.add_argument("--json", action="store_true", help="print as JSON")
     digits.set_defaults(run_command=_prepare_digits)
