@@ -104,7 +104,8 @@ def test_prices_of_ones_own(capsys: Capture, tmp_path: Path) -> None:
     said = shown(capsys, *BY_SHEET, "--prices", tmp_path / "prices.toml")
     assert "0.25 USD per GPU and hour (yours)" in said
     (tmp_path / "prices.toml").write_text("t5 = 0.25\n")
-    assert "'t5' is not a known GPU" in complaint(capsys, *BY_SHEET, "--prices", tmp_path / "prices.toml")
+    said = complaint(capsys, *BY_SHEET, "--prices", tmp_path / "prices.toml")
+    assert "'t5' is not a known GPU" in said
 
 
 def test_what_does_not_fit(capsys: Capture) -> None:
