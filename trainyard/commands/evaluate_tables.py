@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from trainyard.commands.printing import result_console, write_csv
+from trainyard.commands.printing import print_text, result_console, write_csv
 from trainyard.data.index.table import Index
 from trainyard.files import finite
 from trainyard.run.evaluation import DataSetResult
@@ -64,7 +64,7 @@ def print_results(results: list[DataSetResult], worst: int | None, wrong: int | 
     trees = [result.as_dict() for result in results]
     console.print(_overview(trees))
     for note in _notes(trees):
-        console.print(note, soft_wrap=not console.is_terminal)
+        print_text(note)
     for result, tree in zip(results, trees, strict=True):
         prefix = max(result.predictions, key=lambda prefix: float(tree[f"{prefix}top1"]))
         of = f"{result.data.where}, {_WEIGHTS[prefix]} weights"
@@ -72,7 +72,7 @@ def print_results(results: list[DataSetResult], worst: int | None, wrong: int | 
         if worst is not None:
             rows = _classes(result, said, worst)
             title = f"\nThe {len(rows)} worst of {len(result.classes):,} classes ({of})"
-            console.print(title, soft_wrap=not console.is_terminal)
+            print_text(title)
             console.print(_class_table(rows))
         if wrong is not None:
             console.print(
