@@ -78,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _say_first(options: argparse.Namespace) -> None:
     """A line on a terminal at once, as the import of torch takes seconds."""
     is_heard = sys.stderr.isatty() and not getattr(options, "quiet", False)
-    if options.command in _LOAD_TORCH and is_heard and _world().is_first:
+    loads = options.command in _LOAD_TORCH or getattr(options, "params", False)
+    if loads and is_heard and _world().is_first:
         print(f"trainyard {options.command}: loading torch", file=sys.stderr, flush=True)
 
 

@@ -143,7 +143,7 @@ def advice(found: dict[str, Any]) -> str:
 
 
 def _print(found: dict[str, Any]) -> None:
-    from trainyard.commands.printing import print_table, size
+    from trainyard.commands.printing import print_table, print_text, size
 
     threads = found["threads"]
     per_core = min(threads, found["cores"])
@@ -152,10 +152,10 @@ def _print(found: dict[str, Any]) -> None:
     rates["whole loader" + ", with its seek table" * found["seek_table"]] = found["loader"]
     rows = [[what, f"{rate:,.0f}", f"{rate / per_core:,.0f}"] for what, rate in rates.items()]
     path = found["path"] or "not built"
-    print(
+    print_text(
         f"{found['split']}: {found['samples']:,} samples of {size(found['bytes_per_image'])}, "
         f"{found['format']}; threads {threads}, cores {found['cores']}, extension {path}, "
         f"left to the libraries {found['fallback']:.1%}"
     )
     print_table(["", "images/s", "of a core"], rows)
-    print(f"First batch after {found['first_batch_s']:.2f} s. Advice: {found['advice']}.")
+    print_text(f"First batch after {found['first_batch_s']:.2f} s. Advice: {found['advice']}.")

@@ -85,7 +85,7 @@ def _config(options: argparse.Namespace) -> "RunConfig":
 def _print(findings: "Findings") -> None:
     from rich.text import Text
 
-    from trainyard.commands.printing import print_table
+    from trainyard.commands.printing import print_table, print_text
 
     rows: list[list[str | Text]] = [
         [
@@ -96,9 +96,7 @@ def _print(findings: "Findings") -> None:
         for row in findings.rows
     ]
     print_table(["check", "", "found"], rows)
-    for what in findings.left_out:
-        print(f"Left out: {what}.")
-    print(_sentence(findings))
+    print_text(*(f"Left out: {what}." for what in findings.left_out), _sentence(findings))
 
 
 def _sentence(findings: "Findings") -> str:

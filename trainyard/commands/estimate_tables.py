@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from trainyard.commands.printing import print_table, size
+from trainyard.commands.printing import print_table, print_text, size
 from trainyard.config import RunConfig
 from trainyard.estimate.estimate import (
     STORAGE_FORMATS,
@@ -35,15 +35,15 @@ def print_all(
     """`comparisons`: the averagers for each estimate; empty if not asked for."""
     course, first = workload.course, estimates[0]
     epochs = course.samples(course.num_steps) / course.epoch_samples
-    print(
+    print_text(
         f"{options.recipe}: {workload.sizes.trained / 1e6:,.4g} million weights, "
         f"{workload.flops / 1e9:,.3g} GFLOP to train on an image of "
         f"{size_text(workload.work.image_size)} pixels; {epochs:,.4g} epochs of "
         f"{course.epoch_samples:,} images, {course.num_steps:,} steps"
     )
     _print_estimates(estimates)
-    print(*_bounds(workload.config, estimates), "", sep="\n")
-    print(_memory(first), _disk(workload, first), *_assumptions(options, cluster), sep="\n")
+    print_text(*_bounds(workload.config, estimates), "")
+    print_text(_memory(first), _disk(workload, first), *_assumptions(options, cluster))
     for rows, estimate in zip(comparisons, estimates, strict=True):
         if rows:
             _print_averagers(rows, estimate, cluster)
@@ -176,7 +176,7 @@ def _print_averagers(rows: Sequence[AveragerTime], estimate: Estimate, cluster: 
         cells += [] if price is None else [_amount(hours * estimate.gpus * price)]
         table.append(cells)
     gpus, nodes, compute = estimate.gpus, estimate.nodes, possible[0][1].compute
-    print(
+    print_text(
         f"\n{_gpus([gpus])}, {nodes:,} x {gpus // nodes}: {estimate.share:,} images each, "
         f"{1000 * compute:,.1f} ms of compute in a step"
     )
@@ -184,7 +184,7 @@ def _print_averagers(rows: Sequence[AveragerTime], estimate: Estimate, cluster: 
     print_table(columns + ["USD"] * (price is not None), table)
     for row in rows:
         if row.step is None:
-            print(f"{describe(row.average)}: {row.reason}")
+            print_text(f"{describe(row.average)}: {row.reason}")
 
 
 # --- advice ---

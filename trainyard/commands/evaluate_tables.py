@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from trainyard.commands.printing import result_console, write_csv
+from trainyard.commands.printing import print_text, result_console, write_csv
 from trainyard.data.index.table import Index
 from trainyard.files import finite
 from trainyard.run.evaluation import DataSetResult
@@ -16,7 +16,7 @@ from trainyard.training.predictions import Predictions, confusions, per_class
 
 _WEIGHTS = {"": "raw", "ema_": "EMA"}
 _SHARES = ("top1", "top5", "balanced_accuracy", "macro_f1")
-_WIDTH = 96  # characters; lines wrap in a narrower terminal, so that no column is lost
+_WIDTH = 80  # characters; lines wrap in a narrower terminal, so that no column is lost
 
 
 def as_json(result: DataSetResult, worst: int | None, wrong: int | None) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def print_results(results: list[DataSetResult], worst: int | None, wrong: int | 
     trees = [result.as_dict() for result in results]
     console.print(_overview(trees))
     for note in _notes(trees):
-        console.print(note, soft_wrap=True)
+        print_text(note)
     for result, tree in zip(results, trees, strict=True):
         prefix = max(result.predictions, key=lambda prefix: float(tree[f"{prefix}top1"]))
         of = f"{result.data.where}, {_WEIGHTS[prefix]} weights"
@@ -72,15 +72,17 @@ def print_results(results: list[DataSetResult], worst: int | None, wrong: int | 
         if worst is not None:
             rows = _classes(result, said, worst)
             title = f"\nThe {len(rows)} worst of {len(result.classes):,} classes ({of})"
-            console.print(title, soft_wrap=True)
+            print_text(title)
             console.print(_class_table(rows))
         if wrong is not None:
-            console.print(f"\nThe most frequent wrong guesses ({of})", soft_wrap=True)
+            console.print(
+                f"\nThe most frequent wrong guesses ({of})", soft_wrap=not console.is_terminal
+            )
             console.print(_confusion_table(_confusions(result, said, wrong)))
 
 
 def _table(texts: list[str], numbers: list[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in texts:
         table.add_column(name, overflow="fold")
     for name in numbers:
@@ -90,8 +92,8 @@ def _table(texts: list[str], numbers: list[str]) -> Table:
 
 def _overview(trees: list[dict[str, Any]]) -> Table:
     is_new = any("reassessed" in tree for tree in trees)
-    numbers = ["samples", "top-1", "top-5", "balanced", "macro F1", "loss", "ECE"]
-    table = _table(["data", "weights"], numbers + (["new top-1"] if is_new else []))
+    numbers = ["samples", "top-1", "top-5", "balanced", "macro\nF1", "loss", "ECE"]
+    table = _table(["data"], numbers + (["new top-1"] if is_new else []))
     for tree in trees:
         for prefix in (prefix for prefix in _WEIGHTS if f"{prefix}top1" in tree):
             row = [
@@ -101,7 +103,7 @@ def _overview(trees: list[dict[str, Any]]) -> Table:
             ]
             if "reassessed" in tree:
                 row.append(f"{tree['reassessed'][prefix + 'top1']:.2%}")
-            table.add_row("" if prefix else tree["data"], _WEIGHTS[prefix], *row)
+            table.add_row(f"  {_WEIGHTS[prefix]}" if prefix else tree["data"], *row)
     return table
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.commands.checkpoints import SECTIONS, add_checkpoint, check_overrides, check_target
-from trainyard.commands.printing import size
+from trainyard.commands.printing import print_text, size
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def export(options: argparse.Namespace) -> int:
         print(json.dumps({"exports": [_as_json(one) for one in written]}))
         return 0
     for one in written:
-        print(_line(one))
+        print_text(_line(one))
     return 0
 
 

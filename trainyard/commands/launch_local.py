@@ -3,6 +3,7 @@
 import argparse
 import os
 import shlex
+import sys
 
 from trainyard.commands.launching import add_job_options, add_restarts, job_of, num_devices, say
 from trainyard.data.storage.credentials import without_secrets
@@ -27,6 +28,8 @@ def launch(options: argparse.Namespace) -> int:
     ranks = options.ranks or num_devices()
     if ranks > num_devices():
         _hide_gpus(ranks)
+    if sys.stderr.isatty() and not options.quiet:
+        say(f"starting {ranks} {'rank' if ranks == 1 else 'ranks'}, which load torch")
     return launch_local(job, ranks=ranks, restarts=options.restarts, say=say)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _WIDE = 250  # columns
 
-__all__ = ["print_table", "result_console", "size", "text", "write_csv"]
+__all__ = ["print_table", "print_text", "result_console", "size", "text", "write_csv"]
 
 
 def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> None:
@@ -30,6 +30,13 @@ def print_table(columns: list[str], rows: Sequence[Sequence["str | Text"]]) -> N
     for row in rows:
         table.add_row(*row)
     result_console().print(table)
+
+
+def print_text(*lines: str) -> None:
+    """Print lines on stdout; on a terminal, long ones wrap between words."""
+    console = result_console()
+    for line in lines:
+        console.print(line, soft_wrap=not console.is_terminal)
 
 
 def result_console() -> "Console":

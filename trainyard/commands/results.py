@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
+from trainyard.commands.printing import result_console
 from trainyard.errors import InputError
 
 _OF_RECORDS = ("task", "name", "hardware", "note")
@@ -37,9 +39,14 @@ def results(options: argparse.Namespace) -> int:
             raise InputError(f"--{name} is for a new record: add --add RUN")
     from trainyard.report.board import as_json, as_markdown
 
-    print(json.dumps(as_json(board)) if options.json else as_markdown(board), end="")
     if options.json:
-        print()
+        print(json.dumps(as_json(board)))
+    elif sys.stdout.isatty():
+        from rich.markdown import Markdown
+
+        result_console().print(Markdown(as_markdown(board), hyperlinks=False))
+    else:
+        print(as_markdown(board), end="")
     return 0
 
 
