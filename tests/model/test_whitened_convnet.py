@@ -23,8 +23,8 @@ NAMED = {"model.name": "whitened_convnet", "model.options": '{widths = "8-16-16"
 KEYS = [word for key, value in NAMED.items() for word in (f"--{key}", value)]
 
 
-def small() -> WhitenedConvNet:
-    return WhitenedConvNet(10, 3, widths=(8, 8, 8), depth=2)
+def small(*, grey: bool = False) -> WhitenedConvNet:
+    return WhitenedConvNet(10, 3, widths=(8, 8, 8), depth=2, grey=grey)
 
 
 def test_the_first_layer_whitens() -> None:
@@ -45,13 +45,17 @@ def test_the_first_layer_whitens() -> None:
     assert (covariance - diagonal.diag()).abs().max() < 1e-3
 
 
-def test_constant_directions_are_not_blown_up() -> None:
-    """Grey images have three equal channels, so most directions have no variance."""
+def test_grey_images() -> None:
+    """Of three equal channels one is used; directions between them would have no variance."""
     grey = torch.rand(8, 1, 18, 18, generator=torch.Generator().manual_seed(0)).repeat(1, 3, 1, 1)
-    model = small()
+    model = small(grey=True)
     model.adapt_to(grey)
-    assert model(grey).isfinite().all()
-    assert model.whitening.weight.abs().max() < 50
+    assert model.whitening.weight.shape == (8, 1, 2, 2)
+    assert model.whitening.weight.abs().max() < 10
+    assert torch.equal(model(grey), model(grey[:, :1]))
+    colours = small()
+    colours.adapt_to(grey)
+    assert colours(grey).isfinite().all()
 
 
 @pytest.mark.parametrize(
