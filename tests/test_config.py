@@ -243,6 +243,7 @@ OTHER_VALUES = {
     "optim.betas": "0.125,0.875",
     "optim.decay_scale": '["head.*: 2"]',
     "optim.lr_scale": '["head.*: 2"]',
+    "schedule.decay": "7 steps",
     "schedule.milestones": '["7 steps"]',
     "schedule.image_size": '["7 steps: 64"]',
     "schedule.batch_size": '["7 steps: 64"]',
@@ -259,6 +260,7 @@ OTHER_VALUES = {
 
 # Keys that are of no use without another, by that one and its value.
 NEEDED = {
+    ("augment.flip", "0.5"): ("augment.flip_mode",),
     ("model.checkpoint", "a.pth"): ("model.checkpoint_key", "model.checkpoint_prefix"),
     ("data.order", "join"): ("data.samples",),
     ("loss.name", "focal"): ("loss.focal_gamma",),

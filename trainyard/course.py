@@ -160,6 +160,17 @@ class Course:
         amount, is_steps = self._amount(duration)
         return amount if is_steps else _steps(amount, self.phases)
 
+    def before_end(self, duration: str) -> Fraction:
+        """The time that is a duration before the end of the run, in steps; 0 if it is longer."""
+        end, (amount, is_steps) = self.at(self.length), self._amount(duration)
+        if not is_steps:
+            return _steps(max(_samples(end, self.phases) - amount, Fraction(0)), self.phases)
+        return max(end - amount, Fraction(0))
+
+    def epochs_at(self, step: Fraction) -> Fraction:
+        """A time in steps, in epochs."""
+        return _samples(step, self.phases) / self.epoch_samples
+
     def epochs(self, duration: str) -> Fraction:
         """A duration from the start of the run, in epochs."""
         amount, is_steps = self._amount(duration)

@@ -149,6 +149,20 @@ def test_flip_rate(rate: float) -> None:
         assert widths[flips].mean() == pytest.approx(widths[~flips].mean(), rel=0.02)
 
 
+def test_alternating_flips() -> None:
+    """Every image in every other epoch; half of them in the first, other ones for another seed."""
+    crops = RandomResizedCrop(3, (0.5, 1.0), (0.8, 1.2), 0.5, alternates=True)
+    ids, sizes = np.arange(10_000), np.full((10_000, 2), 64)
+    first, *later = (crops.draw(ids, np.full_like(ids, n))(sizes).flips for n in range(4))
+    assert first.mean() == pytest.approx(0.5, abs=0.02)
+    for epoch, flips in enumerate(later, 1):
+        np.testing.assert_array_equal(flips, ~first if epoch % 2 else first)
+    other = replace(crops, seed=4).draw(ids, np.zeros_like(ids))(sizes)
+    assert (other.flips == first).mean() == pytest.approx(0.5, abs=0.02)
+    random = replace(crops, alternates=False).draw(ids, ids % 7)(sizes)
+    np.testing.assert_array_equal(crops.draw(ids, ids % 7)(sizes).boxes, random.boxes)
+
+
 # --- central crops ---
 
 PHOTOGRAPH = Image.fromarray(load_sample_images().images[0])
@@ -219,6 +233,9 @@ REFUSED = [
         'augment.color_jitter = .*: augment.randaugment = "rand-m9" changes colours already',
     ),
     ({"mixup": -1.0}, "augment.mixup = -1.0"),
+    ({"flip_mode": "alternating", "flip": 0.3}, "augment.flip_mode = .*: leave out augment.flip"),
+    ({"flip": 0.3, "flip_mode": "alternating"}, "augment.flip_mode = .*: leave out augment.flip"),
+    ({"translate": -1}, "augment.translate = -1"),
     ({"mix_mode": "half"}, "augment.mix_mode"),
 ]
 

@@ -295,12 +295,64 @@ def test_linear_ends_at_min_lr() -> None:
     assert_close(found, [0.2 + 0.8 * (8 - step) / 8 for step in range(8)])
 
 
+@pytest.mark.parametrize("name", ["cosine", "linear", "sqrt"])
+@pytest.mark.parametrize("decay", ["4 steps", "50%", "0.5 epochs", "40 samples"])
+def test_a_constant_rate_before_the_decay(name: str, decay: str) -> None:
+    """Warm-up, stable, decay: the decay is that of a run of four steps without a warm-up."""
+    eight = course("8 steps", steps_per_epoch=8)
+    found = lrs(eight, name=name, warmup="2 steps", decay=decay, min_lr=0.2)
+    alone = lrs(course("4 steps", steps_per_epoch=8), name=name, min_lr=0.2)
+    assert_close(found[1:], [0.5, 1, 1, *alone])
+    assert found[0] == 0
+
+
+def test_a_cooldown_by_the_square_root() -> None:
+    found = lrs(course("100 steps", steps_per_epoch=100), name="sqrt", decay="20%", min_lr=0.1)
+    assert np.all(found[:80] == 1)
+    assert_close(found[80:], [1 - 0.9 * math.sqrt(step / 20) for step in range(20)])
+
+
+def test_a_longer_run_has_the_same_rates_up_to_its_decay() -> None:
+    keys: dict[str, Any] = {"name": "sqrt", "warmup": "3 steps", "decay": "1 epoch"}
+    short = lrs(course("2 epochs", steps_per_epoch=10), **keys)
+    long = lrs(course("5 epochs", steps_per_epoch=10), **keys)
+    assert_close(short[1:10], long[1:10])
+    assert np.all(long[10:40] == 1)
+    assert_close(short[10:], long[40:])
+
+
+def test_a_decay_by_epochs() -> None:
+    six = course("6 epochs", steps_per_epoch=5)
+    found = lrs(six, name="linear", per="epoch", decay="2 epochs")
+    assert_close(found, np.repeat([1, 1, 1, 1, 1, 0.5], 5))
+
+
+def test_a_decay_counts_from_the_end_where_the_batch_changes() -> None:
+    """40 samples are two steps of 20; the steps before were of 10."""
+    growing = course("12 steps", steps_per_epoch=10, stages="80 samples: 20")
+    assert_close(lrs(growing, name="linear", decay="40 samples"), [1] * 11 + [0.5])
+    assert_close(lrs(growing, name="linear", decay="80 samples")[8:], [1, 0.75, 0.5, 0.25])
+
+
+def test_a_decay_longer_than_the_rest_starts_after_the_warm_up() -> None:
+    ten = course("10 steps", steps_per_epoch=10)
+    found = lrs(ten, name="linear", warmup="2 steps", decay="2 epochs")
+    assert_close(found[1:], lrs(ten, name="linear", warmup="2 steps")[1:])
+
+
+@pytest.mark.parametrize("name", ["step", "constant"])
+def test_shapes_without_an_end_have_no_decay(name: str) -> None:
+    keys = {"name": name, "milestones": ["2 steps"], "decay": "5 steps"}
+    with pytest.raises(RecipeError, match=rf'schedule.decay = .*"{name}" has no decay: use cosine'):
+        check({"schedule": keys})
+
+
 def test_no_warm_up_begins_with_the_peak() -> None:
-    for name in ("cosine", "linear", "constant"):
+    for name in ("cosine", "linear", "sqrt", "constant"):
         assert lrs(course("8 steps", steps_per_epoch=8), name=name)[0] == 1
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear", "step", "constant"])
+@pytest.mark.parametrize("name", ["cosine", "linear", "sqrt", "step", "constant"])
 @pytest.mark.parametrize("per", ["step", "epoch"])
 @pytest.mark.parametrize("length", ["4 steps", "1 step", "3 epochs", "10 samples"])
 def test_a_run_shorter_than_its_warm_up_is_cut_off_on_the_way(

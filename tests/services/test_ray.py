@@ -1,13 +1,14 @@
 """`launch ray` on a real cluster of two nodes."""
 
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint
+from tests.command_line import Capture, complaint, run
 from tests.services.losses import SAME, Losses, has_gone_on, losses_of
 from tests.services.ray_cluster import RayNodes, ray_nodes
 from tests.test_cli_signals import LONG, check_stopped_run, has_saved, started, wait_for
@@ -50,6 +51,38 @@ def test_same_losses_as_without_ray(
     # A loopback address that a node was given, or in its place, as Ray sometimes has it, another.
     assert re.match(r"\d+\.\d+\.\d+\.\d+/0 \| ", out)
     wait_for(lambda: not cluster.ours(), "the actors to end", PATIENCE_S)
+
+
+def test_a_pack_on_two_nodes(
+    cluster: RayNodes, second: str, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Eight parts, the same bytes as here; a shard that is lost meanwhile is written again."""
+    words = ("--format", "webdataset", "--shard-samples", 100, "--seed", 3)
+    assert run("data", "pack", digits, tmp_path / "whole", *words) == 0
+    pack = ("data", "pack", digits, tmp_path / "parts", *words, "--ray")
+    with started(tmp_path, *pack) as command:
+        out, err = command.process.communicate(timeout=PATIENCE_S)
+    assert (command.process.returncode, out.count("\n")) == (0, 2), err
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert "leave one of them out" in complaint(capsys, *pack, "--part", "1/2")
+
+
+def test_a_part_that_fails_on_ray(
+    cluster: RayNodes, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(digits, source)
+    assert run("data", "index", source) == 0
+    image = next((source / "val" / "9").iterdir())
+    image.write_bytes(image.read_bytes() + b"longer")
+    words = (source, tmp_path / "out", "--format", "webdataset", "--ray")
+    with started(tmp_path, "data", "pack", *words) as it:
+        _, err = it.process.communicate(timeout=PATIENCE_S)
+    assert it.process.returncode == 1
+    assert re.search(rf"trainyard: part \d/\d: .*{image.name}.*cannot be read", err)
 
 
 def test_what_ray_does_not_have(capsys: Capture, cluster: RayNodes, tmp_path: Path) -> None:

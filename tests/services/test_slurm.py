@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, newest, run, shown
+from tests.docs.pages import DOCS, blocks
 from tests.runs import curve, events
 from tests.services.slurm_cluster import SlurmCluster, needs_slurm, wait_long_for
 
@@ -166,6 +167,24 @@ def test_seeds(at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: 
     assert losses[0] != losses[1]
     assert ["seed = 3\n" in (f / "recipe.toml").read_text() for f in folders] == [True, False]
     assert all("stop" not in output(folder) and output(folder) for folder in folders)
+
+
+def test_a_pack_as_an_array(
+    at_slurm: SlurmCluster, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """As docs/data.md has it: a part per task, and a job after them that joins the parts."""
+    page = next(block.text for block in blocks(DOCS / "data.md") if "--array" in block.text)
+    script = page.replace("LOCATION", str(digits)).replace("DESTINATION", "parts")
+    script = script.replace("trainyard data", f"{sys.executable} -m trainyard data")
+    script = script.replace("16", "3").replace("webdataset", "webdataset --shard-samples 100")
+    said = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True)
+    assert at_slurm.wait_for_end(said.stdout.split()[-1]) == "COMPLETED"
+    words = ("--format", "webdataset", "--shard-samples", 100)
+    assert run("data", "pack", digits, "whole", *words) == 0
+    names = sorted(path.name for path in (tmp_path / "whole").iterdir())
+    assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 def test_a_job_that_slurm_refuses(

@@ -264,6 +264,25 @@ def test_from_a_checkpoint_of_another_run(
     assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
 
 
+def test_a_longer_run_from_the_end_of_a_shorter_one(digits: Path, tmp_path: Path) -> None:
+    """Trained on after its end, and branched before its decay: bit for bit the whole runs."""
+    rates = {"schedule.name": "sqrt", "schedule.decay": "6 steps", "schedule.warmup": "3 steps"}
+    for length in (16, 24):
+        whole = {**RESNET, **rates, "run.length": f"{length} steps"}
+        assert exit_code(words(digits, tmp_path / f"{length}", whole)) == 0
+    steady = RESNET | {"schedule.name": "constant", "schedule.warmup": "3 steps"}
+    assert exit_code(words(digits, tmp_path / "steady", steady | {"run.length": "10 steps"})) == 0
+    last = str(newest(tmp_path / "steady"))
+    for length in (16, 24):
+        folder, branch = tmp_path / f"branch-{length}", {"run.length": f"{length} steps"}
+        assert exit_code(words(digits, folder, RESNET, rates, branch, {"run.resume": last})) == 0
+        assert curve(folder, "train")[11] == curve(tmp_path / f"{length}", "train")[11]
+        ours, theirs = newest(folder), newest(tmp_path / f"{length}")
+        for name in ("model.safetensors", "ema.safetensors"):
+            if (theirs / name).exists():
+                assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+
+
 def claim(folder: RunDirectory, config: RunConfig, train: str) -> None:
     """Make the directory a run's, and leave it."""
     with claim_directory(folder, config, {"train": train, "val": "b"}, World()):

@@ -1,6 +1,7 @@
 """`trainyard data pack`: converts a data set from any readable to any writable format."""
 
 import argparse
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from trainyard.world import usable_cores
 
 if TYPE_CHECKING:
     from trainyard.data.index.table import Index
+    from trainyard.datasets.pack.journal import Part
     from trainyard.datasets.pack.pack import PackOptions
     from trainyard.datasets.pack.recode import Recode
 
@@ -22,6 +24,10 @@ _FORMATS = (
     "packed",
     "parquet",
 )  # --help needs no import
+_OF_PARTS = (  # options that a part of the pack is given too
+    *("name", "split", "shard_samples", "shard_size", "short_side", "quality", "pixels"),
+    *("classes", "seed", "no_shuffle"),
+)
 _SAMPLES = 1000
 _ANY_NUMBER = 1 << 62  # samples per shard, if bytes or nothing limit it
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -55,8 +61,26 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the order and of --classes N")
     parser.add_argument("--no-shuffle", action="store_true", help="keep the stored order of train")
     parser.add_argument("--workers", type=int, metavar="N", help="processes; default: one per core")
+    _add_parts(parser)
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run_command=data_pack)
+
+
+def _add_parts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--part",
+        type=_part,
+        metavar="I/N",
+        help="write one of N shares, on machines that share DESTINATION; then, once all are "
+        "written, give the command without --part",
+    )
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="HOST:PORT",
+        help="write parts on the nodes of a Ray cluster that share DESTINATION, then join them",
+    )
 
 
 def _add_recoding(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +110,7 @@ def data_pack(options: argparse.Namespace) -> int:
     from trainyard.commands.packed import print_packed
     from trainyard.data.storage.source import is_remote
     from trainyard.datasets.pack.class_subset import choose_classes
-    from trainyard.datasets.pack.pack import only_classes, pack, shuffled
+    from trainyard.datasets.pack.pack import num_samples, only_classes, pack, pack_part, shuffled
     from trainyard.monitor.progress import counter
 
     if is_remote(options.destination):
@@ -103,13 +127,41 @@ def data_pack(options: argparse.Namespace) -> int:
         keep, classes = choose_classes(options.classes, classes, count, options.seed)
         splits = {name: only_classes(selection, keep) for name, selection in splits.items()}
     destination = Path(options.destination)
-    total = sum(len(selection.ids) for selection in splits.values())
-    with counter(Console(stderr=True), "packing", total) as progress:
-        manifest = pack(
-            splits, classes, destination, pack_options, about=_about(options), progress=progress
-        )
+    if options.ray is not None:
+        _pack_on_ray(options, destination)
+    more: dict[str, Any] = {"about": _about(options)}
+    total = num_samples(splits, pack_options, options.part)
+    with counter(Console(stderr=True), "packing", total) as more["progress"]:
+        if options.part is not None:
+            pack_part(splits, classes, destination, pack_options, part=options.part, **more)
+            _print_part(options, total)
+            return 0
+        manifest = pack(splits, classes, destination, pack_options, **more)
     print_packed(destination, manifest, as_json=options.json)
     return 0
+
+
+def _pack_on_ray(options: argparse.Namespace, destination: Path) -> None:
+    from trainyard.commands.pack_on_ray import pack_on_ray
+
+    if options.part is not None:
+        raise InputError("--part: --ray writes all parts, leave one of them out")
+    words = ["data", "pack", options.location, options.destination, "--format", options.format]
+    for name in _OF_PARTS:
+        value = getattr(options, name)
+        if value is True:
+            words.append(f"--{name.replace('_', '-')}")
+        elif value not in (None, False):
+            words.append(f"--{name.replace('_', '-')}={value}")
+    pack_on_ray(words, destination, options)
+
+
+def _print_part(options: argparse.Namespace, samples: int) -> None:
+    if options.json:
+        about = {"destination": options.destination, "part": str(options.part)}
+        print(json.dumps(about | {"samples": samples}))
+        return
+    print(f"part {options.part}: {samples:,} samples; the same command without --part joins all")
 
 
 def _pack_options(options: argparse.Namespace) -> "PackOptions":
@@ -177,6 +229,16 @@ def _same_classes(indices: "dict[str, Index]") -> "tuple[str, ...] | None":
     for other in others:
         check_same_classes(first.classes, other.classes, other.root, has_names=other.has_names)
     return first.classes if first.has_names else None
+
+
+def _part(text: str) -> "Part":
+    from trainyard.datasets.pack.journal import Part
+
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text.strip())
+    part = Part(int(match[1]), int(match[2])) if match else Part(0, 0)
+    if not 1 <= part.number <= part.of:
+        raise argparse.ArgumentTypeError(f"{text!r} is no share; write 1/8, 2/8, … 8/8")
+    return part
 
 
 def _bytes(text: str) -> int:

@@ -129,7 +129,7 @@ class Feeds:
         """
         assert isinstance(index, Index)  # config.py refuses run.bn_samples of a stream
         batch = min(self.global_batch, max(samples, self.world.size))
-        kept = {key: getattr(self.augment, key) for key in ("scale", "ratio", "flip")}
+        kept = {key: getattr(self.augment, key) for key in ("scale", "ratio", "flip", "flip_mode")}
         plain = replace(self, augment=AugmentConfig(**kept), global_batch=batch)
         plan = training_plan(self.data, index, global_batch=batch, seed=self.seed)
         course = build_course(
@@ -169,7 +169,10 @@ class Feeds:
 
     def _crop(self) -> RandomResizedCrop:
         augment = self.augment
-        return RandomResizedCrop(self.seed, augment.scale, augment.ratio, augment.flip)
+        alternates = augment.flip_mode == "alternating"
+        return RandomResizedCrop(
+            self.seed, augment.scale, augment.ratio, augment.flip, alternates=alternates
+        )
 
     def _augmentation(self, first: int, batch: int) -> Augmentation:
         pixels = pixel_transforms(

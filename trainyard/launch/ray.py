@@ -74,7 +74,7 @@ def launch_ray(job: Job, options: RayOptions, policy: Policy, say: Say) -> int:
     """
     events = Events()
     with (
-        _connected(options),
+        connected(options),
         passing_signals(events),
         _placed(job.command, options, events, say) as cluster,
     ):
@@ -86,8 +86,11 @@ def launch_ray(job: Job, options: RayOptions, policy: Policy, say: Say) -> int:
 
 
 @contextmanager
-def _connected(options: RayOptions) -> Iterator[None]:
-    """Connects to a cluster. A cluster started here is shut down at the end."""
+def connected(options: RayOptions) -> Iterator[None]:
+    """Inside, Ray is connected to a cluster; one that is started here ends with it.
+
+    InputError if there is no such cluster, or Ray is not installed.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning
     try:

@@ -68,6 +68,8 @@ def _of_timm(
 ) -> nn.Module:
     import timm
 
+    import trainyard.model.whitened_convnet  # noqa: F401  # timm then knows its name
+
     _check_name(config.name)
     options: dict[str, Any] = {"num_classes": num_classes, **config.options}
     if config.drop_path is not None:

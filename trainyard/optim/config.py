@@ -108,8 +108,9 @@ class OptimConfig(Section):
 
 
 class ScheduleConfig(Section):
-    name: Literal["cosine", "linear", "step", "constant"] = "cosine"
-    """Shape of the learning rate after the warm-up."""
+    name: Literal["cosine", "linear", "sqrt", "step", "constant"] = "cosine"
+    """Shape of the learning rate after the warm-up. sqrt: 1 minus the square root of progress, a
+    good cooldown (Hägele et al. 2024)."""
     per: Literal["step", "epoch"] = "step"
     """Update rates in every step, or once per epoch."""
     warmup: Duration = "0 steps"
@@ -119,8 +120,11 @@ class ScheduleConfig(Section):
     warmup_ends: Literal["first", "both", "neither"] = "first"
     """Ends of the ramp that belong to the warm-up steps: the first (torch, timm), both (ConvNeXt)
     or neither (Colossal-AI)."""
+    decay: Duration | None = None
+    """Length of the decay of cosine, linear and sqrt at the end of the run, after a constant rate
+    (warm-up, stable, decay); from the warm-up to the end if not set."""
     min_lr: float = Field(0.0, ge=0)
-    """Learning rate at the end of cosine and linear."""
+    """Learning rate at the end of cosine, linear and sqrt."""
     milestones: tuple[Duration, ...] = Field((), validate_default=True)
     """Times at which the schedule `step` multiplies the learning rate by `gamma`."""
     gamma: float = Field(0.1, gt=0, le=1)
@@ -136,6 +140,14 @@ class ScheduleConfig(Section):
     ["6 epochs: 160", "12 epochs: 192"]; of rectangles: ["6 epochs: [128, 256]"]."""
     batch_size: tuple[Stage, ...] = ()
     """Later global batch sizes, after `batch.size`: ["30 epochs: 4096"]."""
+
+    @field_validator("decay")
+    @classmethod
+    def _decays(cls, decay: str | None, info: ValidationInfo) -> str | None:
+        name = info.data.get("name")
+        if decay is not None and name in ("step", "constant"):
+            raise ValueError(f'schedule.name = "{name}" has no decay: use cosine, linear or sqrt')
+        return decay
 
     @field_validator("milestones")
     @classmethod

@@ -53,6 +53,10 @@ def build_schedule(
 def _learning_rate(config: ScheduleConfig, course: Course, lr: float) -> Curve:
     measure = course.at if config.per == "step" else course.epochs
     warmup, end = float(measure(config.warmup)), float(measure(course.length))
+    start = warmup
+    if config.decay is not None:
+        first = course.before_end(config.decay)
+        start = max(start, float(first if config.per == "step" else course.epochs_at(first)))
     milestones = [measure(milestone) for milestone in config.milestones]
     _check(config, lr, milestones)
 
@@ -61,8 +65,8 @@ def _learning_rate(config: ScheduleConfig, course: Course, lr: float) -> Curve:
             return lr * config.gamma ** bisect_right(milestones, now)
         if config.name == "constant":
             return lr
-        shape = {"cosine": cosine, "linear": linear}[config.name]
-        return shape(lr, config.min_lr, (now - warmup) / (end - warmup))
+        shape = {"cosine": cosine, "linear": linear, "sqrt": sqrt}[config.name]
+        return shape(lr, config.min_lr, (now - start) / (end - start)) if now >= start else lr
 
     def rate(now: float) -> float:
         if now >= warmup:
@@ -107,7 +111,7 @@ def _drop_path(
 
 
 def _check(config: ScheduleConfig, lr: float, milestones: list[Fraction]) -> None:
-    if config.name in ("cosine", "linear") and config.min_lr > lr:
+    if config.name in ("cosine", "linear", "sqrt") and config.min_lr > lr:
         raise RecipeError(
             f"schedule.min_lr = {config.min_lr:g} is above optim.lr = {lr:g}, the start of the "
             "decay: lower min_lr or raise lr"
@@ -129,3 +133,8 @@ def cosine(first: float, last: float, progress: float) -> float:
 def linear(first: float, last: float, progress: float) -> float:
     """A straight line, from progress 0 to 1."""
     return (1 - progress) * first + progress * last
+
+
+def sqrt(first: float, last: float, progress: float) -> float:
+    """1 minus the square root, from progress 0 to 1 (Hägele et al. 2024, section 3.2)."""
+    return linear(first, last, math.sqrt(progress))

@@ -17,8 +17,10 @@ from trainyard.config import RunConfig
 from trainyard.course import Course, build_course, seconds_of, stage_size
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
+from trainyard.data.index.table import Index
 from trainyard.data.open_datasets import Datasets, open_datasets, split_remarks
 from trainyard.data.slow_paths import warn, warn_of_slow_paths
+from trainyard.data.stream.shards import Stream
 from trainyard.data.transforms.extra import check_extra
 from trainyard.distributed import Heartbeat, discover
 from trainyard.errors import InputError, RecipeError
@@ -61,6 +63,8 @@ AVERAGERS: dict[str, Callable[[AverageConfig, World], Averager]] = {
     "gossip": Gossip,
     "periodic": Periodic,
 }
+
+_FIRST_IMAGES = 4096  # that a model which adapts to images sees before the first step
 
 
 def build_data(config: RunConfig, world: World, console: Console, heartbeat: Heartbeat) -> Datasets:
@@ -207,6 +211,31 @@ def build_run_model(config: RunConfig, num_classes: int) -> nn.Module:
     if config.model.grad_checkpointing:
         recompute_activations(model, config.model.name)
     return model
+
+
+def adapt_to_images(
+    config: RunConfig,
+    model: nn.Module,
+    data: Index | Stream,
+    *,
+    course: Course,
+    device: torch.device,
+) -> None:
+    """Show a fresh model that has a method adapt_to the first training images of the run.
+
+    The method takes normalised images, float[B, 3, H, W]. Each rank reads the same ones.
+    """
+    adapt_to: Callable[[Tensor], None] | None = getattr(model, "adapt_to", None)
+    if adapt_to is None:
+        return
+    if isinstance(data, Stream):
+        raise RecipeError(
+            f"model.name = {config.model.name!r} starts from training images, which "
+            "data.order = 'join' cannot show twice: use another order"
+        )
+    feeds = build_feeds(config, World(), device)
+    with feeds.statistics(data, _FIRST_IMAGES, course.phases[0].image_size) as feed:
+        adapt_to(torch.cat([batch.images_BCHW[batch.weights > 0].float() for batch in feed]))
 
 
 def trained_model(config: RunConfig, path: Path, num_classes: int, *, ema: bool) -> nn.Module:

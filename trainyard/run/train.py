@@ -36,6 +36,7 @@ from trainyard.monitor.sinks import JsonLinesSink, Sinks
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.optim.schedules import Schedule
 from trainyard.run.build import (
+    adapt_to_images,
     build_averager,
     build_data,
     build_ema,
@@ -152,6 +153,8 @@ def _built(
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = build_run_model(config, len(classes))
         put = put_initial_weights(config.model, model, classes) if is_new else []
+        if is_new and config.model.checkpoint is None:
+            adapt_to_images(config, model, data.train, course=course, device=device)
         loss = build_run_loss(config, data.train, course=course, device=device)
     run = _Run(
         config=config,

@@ -23,6 +23,7 @@ from trainyard.data.transforms.erasing import RandomErasing
 from trainyard.data.transforms.jitter import ColorJitter
 from trainyard.data.transforms.mixing import Mixing
 from trainyard.data.transforms.randaugment.augment import RandAugment
+from trainyard.data.transforms.translate import Translate
 from trainyard.world import World
 
 torch.set_num_threads(1)
@@ -45,6 +46,7 @@ CONFIGS: list[tuple[dict[str, Any], list[type]]] = [
     ({"cutmix": 1.0}, [Mixing]),
     ({"erasing": 0.25, **MIXES}, [RandomErasing, Mixing]),
     ({"color_jitter": JITTER}, [ColorJitter]),
+    ({"translate": 2, "color_jitter": JITTER}, [Translate, ColorJitter]),
     ({"randaugment": "rand-m9-mstd0.5-inc1", "mixup": 0.2}, [RandAugment, Mixing]),
     ({"randaugment": "3a", "color_jitter": JITTER}, [RandAugment, ColorJitter]),  # DeiT III
 ]

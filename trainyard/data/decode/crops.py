@@ -17,6 +17,7 @@ from trainyard.image_size import ImageSize, height_width
 
 _ATTEMPTS = 10  # as in torchvision and timm
 _CROP_STREAM = 1  # keeps crops independent of other uses of the same seed
+_FLIP_STREAM = 12
 
 
 class Crops(NamedTuple):
@@ -49,6 +50,9 @@ class RandomResizedCrop:
     scale: tuple[float, float]
     ratio: tuple[float, float]
     flip: float
+    alternates: bool = False
+    """True if a sample is flipped in every other visit, and the first is drawn; `flip` is unused.
+    From Jordan 2024 (arXiv 2404.00498)."""
 
     def draw(self, ids: NDArray[np.int64], epochs: NDArray[np.int64]) -> "RandomCropParameters":
         stream = np.full_like(ids, _CROP_STREAM)
@@ -57,7 +61,11 @@ class RandomResizedCrop:
         logarithms = np.log(self.ratio[0]), np.log(self.ratio[1])
         ratios = np.exp(between(logarithms, random[:, 3 + _ATTEMPTS :]))
         drawn = np.concatenate([random[:, :2], shares, ratios], axis=1)
-        return RandomCropParameters(drawn, random[:, 2] < self.flip, self.ratio)
+        flips = random[:, 2] < self.flip
+        if self.alternates:
+            first = uniforms(fold_in(self.seed, np.full_like(ids, _FLIP_STREAM), ids), 1)[:, 0]
+            flips = (first < 0.5) ^ (epochs % 2 == 1)
+        return RandomCropParameters(drawn, flips, self.ratio)
 
 
 @dataclass(frozen=True)

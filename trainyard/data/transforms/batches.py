@@ -16,6 +16,7 @@ from trainyard.data.transforms.extra import Extra
 from trainyard.data.transforms.jitter import ColorJitter
 from trainyard.data.transforms.mixing import Mixing
 from trainyard.data.transforms.randaugment.augment import RandAugment
+from trainyard.data.transforms.translate import Translate
 
 
 class PixelTransform(Protocol):
@@ -37,6 +38,8 @@ def pixel_transforms(
 ) -> list[PixelTransform]:
     """Transforms of colour and shape, before normalising; `mean` fills uncovered pixels (timm)."""
     found: list[PixelTransform] = []
+    if config.translate:
+        found.append(Translate(config.translate, seed=seed))
     if config.randaugment:
         found.append(
             RandAugment(config.randaugment, seed=seed, mean=mean, interpolation=interpolation)

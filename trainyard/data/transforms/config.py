@@ -25,6 +25,12 @@ class AugmentConfig(Section):
     """Smallest and largest width over height of a training crop."""
     flip: Probability = 0.5
     """Probability of a horizontal flip; 0 for digits or text."""
+    flip_mode: Literal["random", "alternating"] = "random"
+    """Draw each flip anew, or flip an image in every other epoch, starting at random: half of all
+    visits, so `flip` stays 0.5."""
+    translate: int = Field(0, ge=0)
+    """Pixels by which images move at random, up and down, left and right, after the crop; borders
+    are filled by reflection. 4 is usual for CIFAR."""
     randaugment: Annotated[str, AfterValidator(check_policy)] | None = None
     """RandAugment in timm's notation, such as "rand-m9-mstd0.5-inc1", or "3a" (DeiT III)."""
     color_jitter: tuple[Probability, ...] = ()
@@ -53,6 +59,14 @@ class AugmentConfig(Section):
     @property
     def mixes(self) -> bool:
         return self.mixup > 0 or self.cutmix > 0
+
+    @field_validator("flip_mode")
+    @classmethod
+    def _flips_half(cls, mode: str, others: ValidationInfo) -> str:
+        flip = others.data.get("flip")
+        if mode == "alternating" and flip != 0.5:
+            raise ValueError(f"flips half of all visits: leave out augment.flip = {flip}")
+        return mode
 
     @field_validator("color_jitter")
     @classmethod

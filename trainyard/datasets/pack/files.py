@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.files import fsync, part_of
+from trainyard.datasets.pack.journal import Part
+from trainyard.datasets.pack.shards import ShardJob
+from trainyard.files import fsync, part_of, remove_parts
 
 _WINDOW = 1 << 26  # bytes mapped at a time; a whole large file would count as this process's memory
 
@@ -45,8 +47,13 @@ def remove(outputs: Outputs) -> None:
         part.unlink(missing_ok=True)
 
 
-def remove_stale(destination: Path) -> None:
-    """Removes the temporary files of a killed process."""
+def remove_stale(destination: Path, jobs: Sequence[ShardJob], part: Part | None) -> None:
+    """Removes the temporary files of a killed process; of a part, only those of its shards."""
+    if part is not None:  # other parts may be at work
+        for job in jobs:
+            remove_parts(destination / job.name)
+            remove_parts(destination / "idx_files" / f"{job.name}.idx")
+        return
     for folder, _, names in os.walk(destination):
         for name in names:
             if name.startswith(".") and name.endswith(".part"):

@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,8 +22,17 @@ from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.manifest import Manifest, Split, write_manifest
 from trainyard.datasets.pack.files import remove_stale
-from trainyard.datasets.pack.journal import NAME as JOURNAL
-from trainyard.datasets.pack.journal import Identity, Journal, finished, locked
+from trainyard.datasets.pack.journal import (
+    Identity,
+    Journal,
+    Part,
+    Written,
+    finished,
+    joined,
+    locked,
+    parts_in,
+    remove_journals,
+)
 from trainyard.datasets.pack.pool import Progress, write_shards
 from trainyard.datasets.pack.shards import (
     PackOptions,
@@ -37,7 +48,16 @@ from trainyard.datasets.pack.worker import PackJob, PackSource, stem
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
 
-__all__ = ["PackOptions", "Selection", "only_classes", "pack", "shuffled"]
+__all__ = [
+    "PackOptions",
+    "Part",
+    "Selection",
+    "num_samples",
+    "only_classes",
+    "pack",
+    "pack_part",
+    "shuffled",
+]
 
 # Bytes per sample besides the image: headers, padding, half a block of a file system.
 _OVERHEAD = {
@@ -64,41 +84,99 @@ def pack(
 ) -> Manifest:
     """Writes samples in the order given, and a manifest that names classes, shards and checksums.
 
-    `classes` are the names by label, sorted; None without names. DataError if the destination is in
-    use or holds other data, if space is short, or a sample cannot be read.
+    `classes` are the names by label, sorted; None without names. If `pack_part` has begun at the
+    destination, the parts are joined. DataError if the destination is in use or holds other data,
+    if parts are missing, if space is short, or a sample cannot be read.
     """
+    work, jobs, identity = _planned(splits, classes, destination, options, about=about)
+    with _claimed(destination, None):
+        manifest = finished(destination, identity)
+        if manifest is None and parts_in(destination):
+            every = _shared(jobs, None)
+            done = joined(destination, identity, [job.name for job in every])
+            progress(sum(len(job.ids) for job in every))
+            manifest = _finish(work, jobs, done, identity, clean=True)
+        elif manifest is None:
+            journal = Journal(destination, identity)
+            _write(work, splits, _shared(jobs, None), journal, progress=progress)
+            manifest = _finish(work, jobs, journal.done, identity, clean=journal.is_resumed)
+        remove_journals(destination)
+    return manifest
+
+
+def pack_part(
+    splits: dict[str, Selection],
+    classes: tuple[str, ...] | None,
+    destination: Path,
+    options: PackOptions,
+    *,
+    part: Part,
+    about: dict[str, Any],
+    progress: Progress = lambda _: None,
+) -> None:
+    """Writes a part of what `pack` writes, which joins all parts; errors as there."""
+    work, jobs, identity = _planned(splits, classes, destination, options, about=about)
+    with _claimed(destination, part):
+        if finished(destination, identity) is None:
+            journal = Journal(destination, identity, part)
+            _write(work, splits, _shared(jobs, part), journal, progress=progress)
+
+
+def _planned(
+    splits: dict[str, Selection],
+    classes: tuple[str, ...] | None,
+    destination: Path,
+    options: PackOptions,
+    *,
+    about: dict[str, Any],
+) -> tuple[PackJob, dict[str, list[ShardJob]], Identity]:
     storing(options)  # raises its error before any file is made
     folders = _class_folders(splits, classes, options)
     jobs = plan_jobs(splits, options)
     identity = _identity(splits, classes, options, about)
     _check_outside(destination, splits)
-    work = PackJob(destination, options, classes, folders, _sources(splits, options))
+    return (
+        PackJob(destination, options, classes, folders, _sources(splits, options)),
+        jobs,
+        identity,
+    )
+
+
+@contextmanager
+def _claimed(destination: Path, part: Part | None) -> Iterator[None]:
+    """Inside, the destination exists and is locked; an error of its disk becomes a DataError."""
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        with locked(destination):
-            manifest = finished(destination, identity)
-            if manifest is None:
-                manifest = _write(work, splits, jobs, identity, progress=progress)
-            (destination / JOURNAL).unlink(missing_ok=True)
+        with locked(destination, part):
+            yield
     except OSError as error:
         reason = why_unwritable(error, destination)
         raise DataError(f"{destination}: cannot be written ({reason})") from None
-    return manifest
+
+
+def num_samples(splits: dict[str, Selection], options: PackOptions, part: Part | None) -> int:
+    """The samples that a pack, or a part of it, writes."""
+    return sum(len(job.ids) for job in _shared(plan_jobs(splits, options), part))
+
+
+def _shared(jobs: dict[str, list[ShardJob]], part: Part | None) -> list[ShardJob]:
+    """The shards of a part, or all."""
+    every = [job for of_split in jobs.values() for job in of_split]
+    return [job for place, job in enumerate(every) if part is None or part.owns(place)]
 
 
 def _write(
     work: PackJob,
     splits: dict[str, Selection],
-    jobs: dict[str, list[ShardJob]],
-    identity: Identity,
+    jobs: list[ShardJob],
+    journal: Journal,
     *,
     progress: Progress,
-) -> Manifest:
-    """Writes the shards that an earlier attempt has not, and the manifest of all."""
-    journal = Journal(work.destination, identity)
+) -> None:
+    """Writes the shards that an earlier attempt has not."""
     if journal.is_resumed:
-        remove_stale(work.destination)
-    left = [job for part in jobs.values() for job in part if job.name not in journal.done]
+        remove_stale(work.destination, jobs, journal.part)
+    left = [job for job in jobs if job.name not in journal.done]
     try:
         _check_space(work, splits, left)
     except DataError:
@@ -108,9 +186,20 @@ def _write(
     if work.options.format == "folder":
         _make_folders(work.destination, splits, work.folders)
     write_shards(work, left, journal, progress)
-    manifest = _manifest(jobs, work, journal, identity)
-    if journal.is_resumed:  # a worker of the killed pack may have outlived it briefly
-        remove_stale(work.destination)
+
+
+def _finish(
+    work: PackJob,
+    jobs: dict[str, list[ShardJob]],
+    done: dict[str, Written],
+    identity: Identity,
+    *,
+    clean: bool,
+) -> Manifest:
+    """Writes the manifest of all shards; `clean` removes what killed processes have left."""
+    manifest = _manifest(jobs, work, done, identity)
+    if clean:  # a worker of the killed pack may have outlived it briefly
+        remove_stale(work.destination, _shared(jobs, None), None)
     write_manifest(work.destination, manifest)
     return manifest
 
@@ -246,9 +335,9 @@ def _growth(selection: Selection, options: PackOptions) -> float:
 
 
 def _manifest(
-    jobs: dict[str, list[ShardJob]], work: PackJob, journal: Journal, identity: Identity
+    jobs: dict[str, list[ShardJob]], work: PackJob, done: dict[str, Written], identity: Identity
 ) -> Manifest:
-    written = {split: [journal.done[job.name] for job in part] for split, part in jobs.items()}
+    written = {split: [done[job.name] for job in part] for split, part in jobs.items()}
     odd: dict[str, list[str]] = {}
     for kind, name in (odd for part in written.values() for one in part for odd in one.odd):
         odd.setdefault(kind, []).append(name)

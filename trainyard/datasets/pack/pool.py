@@ -52,7 +52,7 @@ def write_shards(
             progress(before + signals.count.value)
     except BrokenProcessPool:
         pool.shutdown()
-        remove_stale(work.destination)
+        remove_stale(work.destination, jobs, journal.part)
         raise TrainyardError(
             f"{work.destination}: a packing process died, perhaps out of memory or disk space; "
             "the same command resumes after the complete shards"

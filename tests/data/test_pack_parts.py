@@ -1,0 +1,154 @@
+"""A pack in parts, on machines that share a folder, writes the bytes of one machine."""
+
+import fcntl
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import Capture, complaint, run, shown
+from tests.data.test_pack_restart import command, packing, tree
+from trainyard.data.storage.manifest import FILE_NAME
+
+FEW = ("--shard-samples", "100", "--workers", "1")  # 15 + 4 shards
+
+
+def words(source: Path, destination: Path, *more: object) -> tuple[object, ...]:
+    return ("data", "pack", source, destination, "--format", "webdataset", *FEW, *more)
+
+
+@pytest.mark.parametrize("format", ["webdataset", "tfrecord", "folder", "parquet"])
+def test_three_at_once_and_a_join_are_one(digits: Path, tmp_path: Path, format: str) -> None:
+    few = ("--shard-samples", "100", "--workers", "1")
+    subprocess.run(command(digits, tmp_path / "whole", format, *few), check=True)
+    parts = [command(digits, tmp_path / "out", format, *few, "--part", f"{n}/3") for n in (1, 2, 3)]
+    with ThreadPoolExecutor(3) as pool:
+        for done in pool.map(lambda part: subprocess.run(part, capture_output=True), parts):
+            assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "out" / FILE_NAME).exists()
+    subprocess.run(command(digits, tmp_path / "out", format, *few), check=True)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    for again in (parts[1], command(digits, tmp_path / "out", format, *few)):
+        subprocess.run(again, check=True)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+
+
+def test_a_killed_part_goes_on(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    """It leaves the temporary files of the other parts alone."""
+    out = tmp_path / "out"
+    assert run(*words(digits, tmp_path / "whole")) == 0
+    assert run(*words(digits, out, "--part", "2/2")) == 0
+    with packing(command(digits, out, "webdataset", *FEW, "--part", "1/2")) as process:
+        while process.poll() is None and len(list(out.glob("*.tar"))) < 9 + 3:
+            pass
+        process.kill()
+    others = out / ".imagenet-train-000001.tar.0badcafe.part"
+    others.write_bytes(b"of part 2, which is said to be at work again")
+    said = complaint(capsys, *words(digits, out))
+    assert f"{out}: not finished: 1/2: give the same command with --part" in said
+    lines = (out / ".pack-1-of-2.jsonl").read_text().splitlines()[1:]
+    paths = [out / json.loads(line)["shard"]["name"] for line in lines]
+    shards = {path: path.stat().st_mtime_ns for path in paths}
+    assert 2 <= len(shards) < 10
+    assert run(*words(digits, out, "--part", "1/2")) == 0
+    assert shards.items() <= {path: path.stat().st_mtime_ns for path in out.glob("*.tar")}.items()
+    assert others.exists()
+    assert run(*words(digits, out)) == 0
+    assert tree(out) == tree(tmp_path / "whole")
+
+
+def test_what_a_part_prints(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    said = shown(capsys, *words(digits, tmp_path / "out", "--part", "2/2"))
+    assert said == "part 2/2: 900 samples; the same command without --part joins all\n"
+    said = shown(capsys, *words(digits, tmp_path / "out", "--part", "1/2", "--json"))
+    assert json.loads(said) == {
+        "destination": str(tmp_path / "out"),
+        "part": "1/2",
+        "samples": 897,
+    }
+
+
+def test_more_parts_than_shards(digits: Path, tmp_path: Path) -> None:
+    for number in range(1, 31):
+        assert run(*words(digits, tmp_path / "out", "--part", f"{number}/30")) == 0
+    assert run(*words(digits, tmp_path / "out")) == 0
+    assert len(list((tmp_path / "out").glob("*.tar"))) == 19
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "4", "1/0", "-1/4", "a/b", "1/4/4"])
+def test_wrong_parts(text: str, digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    said = complaint(capsys, *words(digits, tmp_path / "out", f"--part={text}"))
+    assert f"{text!r} is no share; write 1/8" in said
+    assert not (tmp_path / "out").exists()
+
+
+Change = Callable[[Path, Path], tuple[object, ...]]
+
+
+def other_seed(source: Path, out: Path) -> tuple[object, ...]:
+    return words(source, out, "--seed", 3)
+
+
+def other_seed_of_a_part(source: Path, out: Path) -> tuple[object, ...]:
+    return words(source, out, "--seed", 3, "--part", "2/2")
+
+
+def other_count(source: Path, out: Path) -> tuple[object, ...]:
+    return words(source, out, "--part", "2/3")
+
+
+def changed_source(source: Path, out: Path) -> tuple[object, ...]:
+    image = next((source / "train" / "0").iterdir())
+    image.write_bytes(image.read_bytes() + b"longer")
+    assert run("data", "index", source) == 0
+    return words(source, out, "--part", "2/2")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (other_seed, "holds part 1/2 of a pack made with seed 0 instead of 3"),
+        (other_seed_of_a_part, "holds parts of a pack made with seed 0 instead of 3"),
+        (other_count, "holds parts of packs in 2 and 3 parts: keep to one number"),
+        (changed_source, "a source that has changed since"),
+    ],
+)
+def test_parts_that_do_not_belong_together(
+    change: Change, reason: str, digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(digits, source)
+    assert run(*words(source, out, "--part", "1/2")) == 0
+    before = tree(out)
+    assert reason in complaint(capsys, *change(source, out))
+    assert tree(out) == before
+
+
+def test_a_part_beside_a_whole_pack(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "out"
+    with packing(command(digits, out, "webdataset")) as process:
+        while process.poll() is None and not list(out.glob("*.tar")):
+            pass
+        process.kill()
+    said = complaint(capsys, *words(digits, out, "--part", "1/2"))
+    assert "holds an unfinished pack that is not in parts" in said
+
+
+def test_a_folder_with_other_files(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert "is not empty" in complaint(capsys, *words(digits, tmp_path, "--part", "1/2"))
+    assert set(tree(tmp_path)) == {"notes.txt"}
+
+
+def test_the_same_part_twice_at_once(digits: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Neither again, nor by a join."""
+    assert run(*words(digits, tmp_path, "--part", "1/2")) == 0
+    with (tmp_path / ".pack-1-of-2.jsonl").open() as journal:
+        fcntl.flock(journal, fcntl.LOCK_EX)
+        for again in (("--part", "1/2"), ()):
+            said = complaint(capsys, *words(digits, tmp_path, *again))
+            assert "another process is packing part 1/2 into it: wait for it" in said
