@@ -272,7 +272,7 @@ NEEDED = {
     ),
     ("average.name", "periodic"): ("average.every", "average.outer_lr", "average.outer_momentum"),
     ("average.name", "sharded"): ("average.accumulate",),
-    ("watch.wandb", "true"): ("watch.artifacts",),
+    ("watch.mlflow", "true"): ("watch.artifacts",),
 }
 
 

@@ -17,10 +17,13 @@ class WatchConfig(Section):
     """Write TensorBoard's event files into the run directory."""
     trackio: bool = False
     """Report to trackio, which keeps its database on this machine."""
+    mlflow: bool = False
+    """Report to MLflow, at the server that `MLFLOW_TRACKING_URI` names. A restart continues the
+    same run there."""
     project: str = "trainyard"
-    """Project name for Weights & Biases and trackio."""
+    """Project name for Weights & Biases and trackio; MLflow's experiment."""
     artifacts: bool = False
-    """Upload the best checkpoint to Weights & Biases at the end of the run."""
+    """Upload the best checkpoint to Weights & Biases and MLflow at the end of the run."""
     profile: str | None = None
     """Steps that torch's profiler records on the first rank: "64:72" for the 8 steps after 64."""
     bounds_minutes: float = Field(10.0, ge=0)
@@ -30,8 +33,8 @@ class WatchConfig(Section):
     @field_validator("artifacts")
     @classmethod
     def _check_artifacts(cls, is_on: bool, info: ValidationInfo) -> bool:
-        if is_on and not info.data.get("wandb", True):
-            raise ValueError("is for watch.wandb = true")
+        if is_on and not (info.data.get("wandb", True) or info.data.get("mlflow", True)):
+            raise ValueError("is for watch.wandb = true or watch.mlflow = true")
         return is_on
 
     @field_validator("profile")

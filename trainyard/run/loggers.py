@@ -15,6 +15,7 @@ from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.reports import Report
 from trainyard.monitor.sinks import JsonLinesSink, Sink, Sinks
+from trainyard.monitor.trackers.mlflow import MlflowTracker
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
 from trainyard.monitor.trackers.tracker import Guarded, Tracker, missing
 from trainyard.monitor.trackers.trackio import TrackioTracker
@@ -113,6 +114,17 @@ def _open_wandb(config: RunConfig, folder: RunDirectory) -> Tracker:
     )
 
 
+def _open_mlflow(config: RunConfig, folder: RunDirectory) -> Tracker:
+    recipe, watch = config.model_dump(mode="json"), config.watch
+    return MlflowTracker(
+        folder,
+        recipe,
+        project=watch.project,
+        artifacts=watch.artifacts,
+        best_by=config.run.best_by,
+    )
+
+
 def _open_tensorboard(config: RunConfig, folder: RunDirectory) -> Tracker:
     return TensorboardTracker(folder.path / "tensorboard")
 
@@ -127,6 +139,7 @@ _TRACKERS: dict[str, Callable[[RunConfig, RunDirectory], Tracker]] = {
     "wandb": _open_wandb,
     "tensorboard": _open_tensorboard,
     "trackio": _open_trackio,
+    "mlflow": _open_mlflow,
 }
 
 

@@ -15,7 +15,7 @@ from trainyard.monitor.history import read_history
 from trainyard.monitor.trackers.tensorboard import TensorboardTracker
 
 
-@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "tensorboard", "trackio", "mlflow"])
 def test_a_package_that_is_missing_is_said_before_anything_is_trained(
     name: str, digits: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,8 @@ def in_order(log: dict[str, float]) -> tuple[float, float, bool]:
 
 OFF = """
 import sys, threading
-sys.modules |= {"wandb": None, "tensorboard": None, "trackio": None}  # to import them is an error
+# To import them is an error.
+sys.modules |= {"wandb": None, "tensorboard": None, "trackio": None, "mlflow": None}
 from trainyard.__main__ import main
 assert main(sys.argv[1:]) == 0
 print(threading.active_count())

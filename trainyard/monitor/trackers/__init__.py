@@ -1,1 +1,1 @@
-"""Experiment trackers: Weights & Biases, TensorBoard, trackio."""
+"""Experiment trackers: Weights & Biases, TensorBoard, trackio, MLflow."""

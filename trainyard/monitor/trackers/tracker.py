@@ -7,6 +7,7 @@ from typing import Protocol
 
 from trainyard.errors import RecipeError
 from trainyard.files import write_text
+from trainyard.monitor.history import read_history, score
 from trainyard.monitor.reports import Report
 
 # Fields of every report, whatever its kind; some trackers have a "time" of their own.
@@ -29,6 +30,23 @@ def figures(report: Report) -> dict[str, float]:
         for key, value in report.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+class BestEvaluation:
+    """The best evaluation of a run so far, those before it was resumed included."""
+
+    def __init__(self, metrics: Path, best_by: str) -> None:
+        self.report: Report = {}
+        self._best_by = best_by
+        for report in read_history(metrics).val if metrics.exists() else []:
+            self.is_improved_by(report)
+
+    def is_improved_by(self, report: Report) -> bool:
+        """Whether an evaluation is the new best one, which is then kept."""
+        is_better = score(report, self._best_by) > score(self.report, self._best_by)
+        if is_better:
+            self.report = report
+        return is_better
 
 
 class TrackerIds:

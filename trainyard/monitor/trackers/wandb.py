@@ -8,9 +8,8 @@ from typing import Any
 
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
-from trainyard.monitor.history import read_history, score
 from trainyard.monitor.reports import Report
-from trainyard.monitor.trackers.tracker import TrackerIds, figures
+from trainyard.monitor.trackers.tracker import BestEvaluation, TrackerIds, figures
 
 _PATIENCE_S = 300.0  # for unsent data at the end of a run; `wandb sync` sends the rest
 
@@ -59,17 +58,16 @@ class WandbTracker:
         self._run.define_metric("*", step_metric="step")
         self._checkpoint = folder.checkpoints / "best" if artifacts else None
         self._is_complete = False
-        self._best: Report = {}
-        self._best_by = best_by
-        for report in _evaluations(folder.metrics):
-            self._note_best(report)
+        self._best = BestEvaluation(folder.metrics, best_by)
+        if self._best.report:
+            self._summarise(self._best.report)
 
     def write(self, report: Report) -> None:
         if report["kind"] == "event":
             return
         self._run.log(figures(report))
-        if report["kind"] == "val":
-            self._note_best(report)
+        if report["kind"] == "val" and self._best.is_improved_by(report):
+            self._summarise(report)
 
     def complete(self) -> None:
         if self._checkpoint is not None:
@@ -84,19 +82,17 @@ class WandbTracker:
                 self._teardown(1)  # otherwise it retries at exit and prints the failure
             raise
 
-    def _note_best(self, report: Report) -> None:
-        if score(report, self._best_by) > score(self._best, self._best_by):
-            self._best = report
-            best = figures(report | {"kind": "best"})
-            # "best/step" and so on: W&B itself puts the latest "step" into the summary.
-            self._run.summary.update(
-                {f"best/{key.removeprefix('best/')}": value for key, value in best.items()}
-            )
+    def _summarise(self, report: Report) -> None:
+        best = figures(report | {"kind": "best"})
+        # "best/step" and so on: W&B itself puts the latest "step" into the summary.
+        self._run.summary.update(
+            {f"best/{key.removeprefix('best/')}": value for key, value in best.items()}
+        )
 
     def _give(self, checkpoint: Path) -> None:
         import wandb
 
-        artifact = wandb.Artifact(f"run-{self._run.id}-best", "model", metadata=self._best)
+        artifact = wandb.Artifact(f"run-{self._run.id}-best", "model", metadata=self._best.report)
         # Immutable: otherwise W&B keeps a copy until the upload is done.
         artifact.add_dir(str(checkpoint), policy="immutable")
         self._run.log_artifact(artifact, aliases=["best"])
@@ -109,8 +105,3 @@ def _identity(folder: RunDirectory) -> str:
         known = os.environ.get("WANDB_RUN_ID") or secrets.token_hex(4)
         memory.keep("wandb", known)
     return known
-
-
-def _evaluations(metrics: Path) -> list[Report]:
-    """Evaluations of a run before it was resumed."""
-    return read_history(metrics).val if metrics.exists() else []
