@@ -22,7 +22,7 @@ from tests.training.test_checkpoint import flip_a_bit, truncate
         ("train resnet-50", ["did you mean 'resnet50-a1', 'resnet50-a2'", "'resnet50-16ep'"]),
         ("train convnext_tiny", ["did you mean 'convnext-tiny'?"]),
         ("train digitz.toml", ["digitz.toml: no such recipe file; did you mean 'digits'?"]),
-        ("train resnet101", ["there are convnext-base"]),
+        ("train resnet101", ["there are cifar10-94"]),
         ("train debug --optim.name adamww", ["did you mean 'adamw'?"]),
         ("train debug --average.name all-reduce", ["did you mean 'allreduce'?"]),
         ("train debug --run.epochs 3", ["'run.epochs'; did you mean 'run.length'?"]),
