@@ -1,12 +1,13 @@
 """One loader on one location, in a process of its own that prints a line of JSON; see remote.py.
 
-python -m benchmarks.remotes.contender NAME LOCATION [--locality N] [--seconds S]
+python -m benchmarks.remotes.contender NAME LOCATION [--locality N] [--stage] [--seconds S]
 
 LOCATION is a brace list of shards, as a path or a URL of server.py.
 """
 
 import argparse
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.index.build import open_index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.sampler.plan import ShuffledPlan
 
 BATCH, SIDE, THREADS = 64, 224, 2
@@ -29,8 +31,8 @@ _SAMPLE_S = 0.1  # between two looks at the memory
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
-def trainyard(location: str, locality: int) -> Iterator[int]:
-    """The size of each batch."""
+def trainyard(location: str, locality: int, stage: str | None) -> Iterator[int]:
+    """The size of each batch; with `stage`, from the moment that all copies are there."""
     index = open_index(location)
     spec = LoaderSpec(
         plan=ShuffledPlan(len(index), BATCH, seed=1, locality=locality),
@@ -38,14 +40,19 @@ def trainyard(location: str, locality: int) -> Iterator[int]:
         image_size=SIDE,
         stop=10**6,
         threads=THREADS,
+        stage=stage,
     )
+    copies = None if stage is None else Copies(index, Path(stage))
     with Loader(index, spec) as loader:
         for batch in loader:
             assert not batch.bad
+            if copies is not None and copies.missing():
+                copies.refresh()
+                continue
             yield len(batch.ids)
 
 
-def webdataset(location: str, _: int) -> Iterator[int]:
+def webdataset(location: str, *_: object) -> Iterator[int]:
     """Shards read in a row by curl for two worker processes, decoded by torchvision."""
     torch = import_module("torch")
     package, image = import_module("webdataset"), _torchvision()
@@ -56,7 +63,7 @@ def webdataset(location: str, _: int) -> Iterator[int]:
         yield len(images)
 
 
-def webdataset_bytes(location: str, _: int) -> Iterator[int]:
+def webdataset_bytes(location: str, *_: object) -> Iterator[int]:
     """The same without decoding."""
     package = import_module("webdataset")
     data = package.WebDataset(f"pipe:curl -sfL {location}", resampled=True, shardshuffle=False)
@@ -150,10 +157,13 @@ def main() -> None:
     parser.add_argument("name", choices=CONTENDERS)
     parser.add_argument("location")
     parser.add_argument("--locality", type=int, default=0)
+    parser.add_argument("--stage", action="store_true")
     parser.add_argument("--seconds", type=float, default=3.0)
     options = parser.parse_args()
-    batches = CONTENDERS[options.name](options.location, options.locality)
-    print(json.dumps(measure(batches, options.location, options.seconds)), flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        stage = folder if options.stage else None
+        batches = CONTENDERS[options.name](options.location, options.locality, stage)
+        print(json.dumps(measure(batches, options.location, options.seconds)), flush=True)
     end_tree()
 
 

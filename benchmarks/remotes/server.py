@@ -1,6 +1,6 @@
 """A web server that answers every request for a range of bytes late: started by remote.py.
 
-python -m benchmarks.remotes.server FOLDER
+python -m benchmarks.remotes.server FOLDER [ADDRESS]
 
 It prints its port. GET /FILE with or without Range sends a file's bytes after the delay;
 GET /-/delay/MS sets the delay; GET /-/counts tells requests and bytes since the last such request,
@@ -100,13 +100,13 @@ def _part(content: memoryview, head: str) -> tuple[str, memoryview, bytes]:
     )
 
 
-async def serve(folder: Path) -> None:
+async def serve(folder: Path, address: str = "127.0.0.1") -> None:
     state = State(folder)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(state), "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(lambda: Connection(state), address, 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1])))
+    asyncio.run(serve(Path(sys.argv[1]), *sys.argv[2:]))
