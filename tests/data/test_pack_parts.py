@@ -113,7 +113,7 @@ def changed_source(source: Path, out: Path) -> tuple[object, ...]:
     [
         (other_seed, "holds part 1/2 of a pack made with seed 0 instead of 3"),
         (other_seed_of_a_part, "holds parts of a pack made with seed 0 instead of 3"),
-        (other_count, "holds parts of packs in 2 and 3 parts: keep to one number"),
+        (other_count, "holds a pack in 2 and in 3 parts: keep to one number"),
         (changed_source, "a source that has changed since"),
     ],
 )
@@ -151,4 +151,4 @@ def test_the_same_part_twice_at_once(digits: Path, tmp_path: Path, capsys: Captu
         fcntl.flock(journal, fcntl.LOCK_EX)
         for again in (("--part", "1/2"), ()):
             said = complaint(capsys, *words(digits, tmp_path, *again))
-            assert "another process is packing part 1/2 into it: wait for it" in said
+            assert "another process is packing into it, part 1/2: wait for it" in said

@@ -16,10 +16,10 @@ import pytest
 
 from tests.command_line import Capture, complaint, run
 from trainyard.data.storage.manifest import FILE_NAME
-from trainyard.datasets.pack.journal import NAME as JOURNAL
 
 OPTIONS = ("--shard-samples", "15", "--workers", "2")
 SHARDS = 96 + 25
+JOURNAL = ".pack.jsonl"
 
 
 def command(source: Path, destination: Path, format: str, *more: str) -> list[str]:

@@ -16,7 +16,7 @@ from tests.data.tars import TAR_FORMATS, Patch, read_rows, write_tar
 from trainyard.data import formats
 from trainyard.data.formats import webdataset as reader
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import FileRows
+from trainyard.data.formats.scan import FileRows, all_rows
 from trainyard.data.formats.webdataset import write
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.errors import DataError
@@ -347,7 +347,7 @@ def test_keys_of_any_letters_up_to_what_a_header_holds(tmp_path: Path) -> None:
 def rows_by_parts(place: ResolvedLocation, monkeypatch: Patch, length: int) -> list[FileRows]:
     monkeypatch.setattr(reader, "_MIN_SEGMENT", length)
     monkeypatch.setattr(reader, "_MAX_SEGMENT", length)
-    return list(reader._remote_rows(place, place.files(".tar")))
+    return list(all_rows(reader._read_remote(place, place.files(".tar"))))
 
 
 @pytest.mark.parametrize("tar_format", TAR_FORMATS)
@@ -393,8 +393,8 @@ def test_a_damaged_shard_walked_by_parts_is_named(
     path.write_bytes(content)
     place = find_place(str(path))
     errors = []
-    for rows in (reader._rows, lambda *of: rows_by_parts(of[0], monkeypatch, 2048)):
+    for rows in (lambda: reader.scan(place).rows, lambda: rows_by_parts(place, monkeypatch, 2048)):
         with pytest.raises(DataError) as caught:
-            list(rows(place, ("0.tar",)))
+            list(rows())
         errors.append(str(caught.value))
     assert errors[0] == errors[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint, run
+from tests.services.in_parts import WorkInParts
 from tests.services.losses import SAME, Losses, has_gone_on, losses_of
 from tests.services.ray_cluster import RayNodes, ray_nodes
 from tests.test_cli_signals import LONG, check_stopped_run, has_saved, started, wait_for
@@ -68,6 +69,17 @@ def test_a_pack_on_two_nodes(
     for name in names:
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert "leave one of them out" in complaint(capsys, *pack, "--part", "1/2")
+
+
+def test_other_work_on_two_nodes(
+    cluster: RayNodes, second: str, own_shards: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    work = WorkInParts(own_shards, tmp_path, capsys)
+    for name, words in work.commands.items():
+        with started(tmp_path, *words, "--ray") as command:
+            out, err = command.process.communicate(timeout=PATIENCE_S)
+        assert command.process.returncode == 0, err
+        assert work.made(name, out) == work.expected[name]
 
 
 def test_a_part_that_fails_on_ray(

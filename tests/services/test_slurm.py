@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from tests.command_line import Capture, newest, run, shown
 from tests.docs.pages import DOCS, blocks
 from tests.runs import curve, events
+from tests.services.in_parts import WorkInParts
 from tests.services.slurm_cluster import SlurmCluster, needs_slurm, wait_long_for
 
 pytestmark = [needs_slurm, pytest.mark.timeout(600)]  # a night is long on a machine that is busy
@@ -169,22 +171,38 @@ def test_seeds(at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: 
     assert all("stop" not in output(folder) and output(folder) for folder in folders)
 
 
+def joined_array(cluster: SlurmCluster, *words: object) -> str:
+    """What the join says of an array as docs/data.md has it: a part per task, and then a job."""
+    page = next(block.text for block in blocks(DOCS / "data.md") if "--array" in block.text)
+    command, script = page.split("\n", 1)
+    assert command.startswith('command="trainyard data ')
+    command = shlex.join(map(str, (sys.executable, "-m", "trainyard", *words)))
+    script = f'command="{command}"\n{script.replace("16", "3")}'
+    said = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True)
+    job = said.stdout.split()[-1]
+    assert cluster.wait_for_end(job) == "COMPLETED"
+    return Path(f"slurm-{job}.out").read_text()
+
+
 def test_a_pack_as_an_array(
     at_slurm: SlurmCluster, digits: Path, tmp_path: Path, capsys: Capture
 ) -> None:
-    """As docs/data.md has it: a part per task, and a job after them that joins the parts."""
-    page = next(block.text for block in blocks(DOCS / "data.md") if "--array" in block.text)
-    script = page.replace("LOCATION", str(digits)).replace("DESTINATION", "parts")
-    script = script.replace("trainyard data", f"{sys.executable} -m trainyard data")
-    script = script.replace("16", "3").replace("webdataset", "webdataset --shard-samples 100")
-    said = subprocess.run(["bash", "-ec", script], check=True, capture_output=True, text=True)
-    assert at_slurm.wait_for_end(said.stdout.split()[-1]) == "COMPLETED"
     words = ("--format", "webdataset", "--shard-samples", 100)
+    joined_array(at_slurm, "data", "pack", digits, "parts", *words)
     assert run("data", "pack", digits, "whole", *words) == 0
     names = sorted(path.name for path in (tmp_path / "whole").iterdir())
     assert sorted(path.name for path in (tmp_path / "parts").iterdir()) == names
     for name in names:
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_other_work_as_an_array(
+    at_slurm: SlurmCluster, own_shards: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    work = WorkInParts(own_shards, tmp_path, capsys)
+    for name, words in work.commands.items():
+        said = joined_array(at_slurm, *words)
+        assert work.made(name, said) == work.expected[name]
 
 
 def test_a_job_that_slurm_refuses(

@@ -2,13 +2,15 @@
 
 import argparse
 import json
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from trainyard.commands.parts import add_parts, parts_on_ray, print_part, words_of
 from trainyard.data.storage.location import take_secrets
 from trainyard.printable import printable
 
 if TYPE_CHECKING:
-    from trainyard.data.index.table import Index
+    from trainyard.datasets.index_parts import IndexWork
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="also read every image once and save a seek table for faster decoding of crops; it "
         "takes about 1.5%% of the size of the data",
     )
+    add_parts(parser, "scan", "the data")
     parser.set_defaults(run_command=data_index)
 
 
@@ -36,23 +39,25 @@ def add_location(parser: argparse.ArgumentParser) -> None:
 
 def data_index(options: argparse.Namespace) -> int:
     """Run `trainyard data index`. Returns the exit code."""
-    from rich.console import Console
-
-    from trainyard.data.index.build import build_index
     from trainyard.data.index.splits import all_splits
-    from trainyard.monitor.progress import counter
+    from trainyard.datasets.index_parts import IndexWork, index_journals
+    from trainyard.datasets.parts import units_of
 
-    found: dict[str, dict[str, Any]] = {}
-    for split, location in all_splits(options.location).items():
-        with counter(Console(stderr=True), f"indexing {location}") as progress:
-            index = build_index(location, progress)
-        found[split] = {
-            "samples": len(index),
-            "index": str(index.path),
-            "fingerprint": index.fingerprint,
-        }
-        if options.seek:
-            found[split] |= _seek_table(index, location)
+    places = all_splits(options.location)
+    journals = {split: index_journals(location) for split, location in places.items()}
+    begun = [part for of_split in journals.values() for part in of_split.parts()]
+    words = ["data", "index", options.location, *words_of(options, "seek")]
+    parts_on_ray(options, words, begun)
+    with ExitStack() as stack:  # no split is joined before all parts of all splits have finished
+        works = {}
+        for split, location in places.items():
+            units = stack.enter_context(units_of(journals[split], options.part))
+            works[split] = IndexWork(location, units, options.part, seek=options.seek)
+        if options.part is not None:
+            samples = sum(_write_part(work) for work in works.values())
+            print_part(options, {"location": options.location}, samples)
+            return 0
+        found = {split: _indexed(work, options.seek) for split, work in works.items()}
     if options.json:
         print(json.dumps(found))
     for split, about in {} if options.json else found.items():
@@ -63,15 +68,33 @@ def data_index(options: argparse.Namespace) -> int:
     return 0
 
 
-def _seek_table(index: "Index", location: str) -> dict[str, Any]:
+def _write_part(work: "IndexWork") -> int:
     from rich.console import Console
 
-    from trainyard.data.decode.seek_tables import build_seek
     from trainyard.monitor.progress import counter
 
-    with counter(Console(stderr=True), f"seek table of {location}", len(index)) as progress:
-        table = build_seek(index, progress)
-    return {
+    with counter(Console(stderr=True), f"indexing {work.location}") as progress:
+        return work.write_part(progress)
+
+
+def _indexed(work: "IndexWork", seek: bool) -> dict[str, Any]:
+    from rich.console import Console
+
+    from trainyard.monitor.progress import counter
+
+    console = Console(stderr=True)
+    with counter(console, f"indexing {work.location}") as progress:
+        index = work.index(progress)
+    found = {
+        "samples": len(index),
+        "index": str(index.path),
+        "fingerprint": index.fingerprint,
+    }
+    if not seek:
+        return found
+    with counter(console, f"seek table of {work.location}", len(index)) as progress:
+        table = work.seek_table(index, progress)
+    return found | {
         "seek": str(table.path),
         "seek_bytes": table.num_bytes,
         "image_bytes": int(index.size.sum()),

@@ -8,7 +8,7 @@ A table lies beside the index, under its name and ".seek": a header, the first e
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -97,17 +97,25 @@ def seek_remark(index: Index) -> str | None:
     )
 
 
-def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
-    """Reads every image once and saves the seek tables of the usual kinds of JPEG.
-
-    Unreadable images have no entries. DataError if no table can be made or saved.
-    """
+def check_extension() -> None:
+    """DataError if no seek tables can be made."""
     if not is_built():
         raise DataError(f"--seek needs the extension in C: {NEEDS_EXTENSION}")
+
+
+def build_seek(
+    index: Index, progress: Callable[[int], None], tables: Iterable[list[bytes]] | None = None
+) -> SeekTable:
+    """Reads every image once and saves the seek tables of the usual kinds of JPEG.
+
+    `tables`: those of all samples in order, if they have been made. Unreadable images have no
+    entries. DataError if no table can be made or saved.
+    """
+    check_extension()
     path = seek_path(index)
     remove_parts(path)
     try:
-        _write(index, path, progress)
+        _write(index, path, seek_entries(index) if tables is None else tables, progress)
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from None
     table = open_seek(index)
@@ -115,14 +123,16 @@ def build_seek(index: Index, progress: Callable[[int], None]) -> SeekTable:
     return table
 
 
-def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
+def _write(
+    index: Index, path: Path, tables: Iterable[list[bytes]], progress: Callable[[int], None]
+) -> None:
     first = np.zeros(len(index) + 1, "<i8")
     with atomic_write(path) as file:
         file.write(_HEADER.pack(_MAGIC, index.fingerprint.encode(), len(index)))
         file.seek(first.nbytes, os.SEEK_CUR)
         count = 0
-        for tables in _tables(index):
-            for table in tables:
+        for some in tables:
+            for table in some:
                 file.write(table)
                 count += 1
                 first[count] = first[count - 1] + len(table) // core.SEEK_ENTRY
@@ -131,8 +141,8 @@ def _write(index: Index, path: Path, progress: Callable[[int], None]) -> None:
         file.write(first.tobytes())
 
 
-def _tables(index: Index) -> Iterator[list[bytes]]:
-    """The tables of all samples in order, in chunks, made by threads."""
+def seek_entries(index: Index) -> Iterator[list[bytes]]:
+    """The entries of each sample in order, in chunks, made by threads."""
     reader = Reader(index)
     where_remote = is_remote(index.locate(0)[0])
     threads = _REMOTE_READS if where_remote else usable_cores()

@@ -1,7 +1,7 @@
 """Readers of container formats: each finds the samples of a place and their bytes.
 
-A reader is a module with `recognises(place) -> bool` and `scan(place) -> Scan`, and, if one file
-may hold several splits, `splits_inside(place) -> tuple of their names`.
+A reader is a module with `recognises(place) -> bool` and `scan(place, via) -> Scan`, and, if one
+file may hold several splits, `splits_inside(place) -> tuple of their names`.
 """
 
 from types import ModuleType
@@ -16,7 +16,7 @@ from trainyard.data.formats import (
     tfrecord,
     webdataset,
 )
-from trainyard.data.formats.scan import Scan
+from trainyard.data.formats.scan import Scan, Via, directly
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.errors import DataError
 
@@ -49,9 +49,9 @@ def recognise(place: ResolvedLocation) -> str:
     )
 
 
-def scan(place: ResolvedLocation) -> Scan:
-    """The samples of a place of any format."""
-    result: Scan = FORMATS[recognise(place)].scan(place)
+def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+    """The samples of a place of any format; `via` reads its files."""
+    result: Scan = FORMATS[recognise(place)].scan(place, via)
     return result
 
 

@@ -10,16 +10,23 @@ The reader does not guess: if the layout is ambiguous, an error says what is mis
 
 import os
 import re
-import threading
 from array import array
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from itertools import groupby, islice
-from operator import itemgetter
 from typing import NamedTuple
 
-from trainyard.data.formats.scan import FileRows, Scan, num_threads, tell_left_out
+from trainyard.data.formats.scan import (
+    FileRows,
+    FileScan,
+    Scan,
+    Via,
+    directly,
+    in_threads,
+    num_threads,
+    tell_left_out,
+)
 from trainyard.data.formats.split_names import splits_named, words_of
 from trainyard.data.formats.tar import (
     BufferedTarReader,
@@ -47,7 +54,7 @@ def recognises(place: ResolvedLocation) -> bool:
     return bool(place.files(".tar", *_COMPRESSED))
 
 
-def scan(place: ResolvedLocation) -> Scan:
+def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a location, tar by tar; DataError if a class is ambiguous."""
     names = place.files(".tar")
     if not names:
@@ -56,13 +63,17 @@ def scan(place: ResolvedLocation) -> Scan:
             "tar, which a compressed one does not have: decompress it to .tar"
         )
     check_all_read(place)
-    labels = _Labels(is_alone=len(names) == 1, has_splits=bool(splits_inside(place)))
+    has_splits = bool(splits_inside(place))
+    labels = _Labels(is_alone=len(names) == 1, has_splits=has_splits)
+    read = in_threads(num_threads(place), partial(_read_whole, place, has_splits))
+    if len(names) == 1:
+        read = partial(_read_piecewise, place, has_splits)
     return Scan(
         place=place,
         format="tar",
         classes=labels.classes,
         watched=place.watched(names),
-        rows=_rows(place, names, labels),
+        rows=_rows(place, via(read, names), labels),
     )
 
 
@@ -106,7 +117,7 @@ class _Home(NamedTuple):
 
 
 class _Labels:
-    """Numbers classes in the order found, from several threads, and rejects ambiguous layouts."""
+    """Numbers classes in the order found, and rejects ambiguous layouts."""
 
     def __init__(self, *, is_alone: bool, has_splits: bool) -> None:
         self.classes: list[str] = []
@@ -115,12 +126,13 @@ class _Labels:
         self._numbers: dict[str, int] = {}
         self._folders: set[tuple[str, ...]] = set()
         self._layout: tuple[str, str] | None = None  # with the first member seen
-        self._lock = threading.Lock()
-        self.hidden: list[str] = []
-        """Hidden images, which are left out."""
 
-    def of_folder(self, path: str, name: str) -> _Home | None:
-        """The split and label of images in the member `name`'s folder; None if in no split."""
+    def of_home(self, path: str, layout: str, name: str) -> _Home | None:
+        """The split and label of images in a folder, or of an inner tar; None if in no split."""
+        of = self._of_inner_tar if layout == _INNER_TARS else self._of_folder
+        return of(path, name)
+
+    def _of_folder(self, path: str, name: str) -> _Home | None:
         parts = tuple(part for part in name.split("/")[:-1] if part not in ("", "."))
         if not parts:
             self._expect(_LOOSE, path, name)
@@ -130,11 +142,10 @@ class _Labels:
         split = self._split(path, name, parts[:-1])
         if split is None:
             return None
-        with self._lock:
-            self._folders.add(parts)
+        self._folders.add(parts)
         return _Home(split, self._number(parts[-1]))
 
-    def of_inner_tar(self, path: str, name: str) -> _Home | None:
+    def _of_inner_tar(self, path: str, name: str) -> _Home | None:
         self._expect(_INNER_TARS, path, name)
         split = self._split(path, name, tuple(name.split("/")[:-1]))
         return None if split is None else _Home(split, self._number(_stem(name)))
@@ -155,16 +166,14 @@ class _Labels:
             )
 
     def _number(self, class_name: str) -> int:
-        with self._lock:
-            number = self._numbers.setdefault(class_name, len(self.classes))
-            if number == len(self.classes):
-                self.classes.append(class_name)
-            return number
+        number = self._numbers.setdefault(class_name, len(self.classes))
+        if number == len(self.classes):
+            self.classes.append(class_name)
+        return number
 
     def _expect(self, layout: str, path: str, name: str) -> None:
-        with self._lock:
-            self._layout = self._layout or (layout, name)
-            known, first = self._layout
+        self._layout = self._layout or (layout, name)
+        known, first = self._layout
         if known != layout:
             raise DataError(
                 f"{path}: {name!r} lies {layout}, but {first!r} {known}: which one is the class?"
@@ -214,45 +223,61 @@ def _is_tar(name: str) -> bool:
     return name.endswith(".tar") and name[name.rfind("/") + 1] != "."
 
 
-def _rows(place: ResolvedLocation, names: tuple[str, ...], labels: _Labels) -> Iterator[FileRows]:
-    if len(names) == 1:
-        yield from _tar_rows(place, names[0], labels)
-    else:
-        with ThreadPoolExecutor(num_threads(place)) as pool:
-            for rows in pool.map(lambda name: list(_tar_rows(place, name, labels)), names):
-                yield from rows
-    labels.check(place.location)
-    tell_left_out(place.location, {"hidden": labels.hidden})
+# --- the rows of a tar: their labels are numbers of its own folders and inner tars ---
 
 
-def _tar_rows(place: ResolvedLocation, name: str, labels: _Labels) -> Iterator[FileRows]:
-    with closing(BufferedTarReader(open_source(place.path(name)))) as tar:
-        for split, images in groupby(_images(tar, labels), key=itemgetter(3)):
-            while chunk := list(islice(images, _CHUNK)):
-                offsets, sizes, numbers, _ = zip(*chunk, strict=True)
-                yield FileRows(
-                    name, array("q", offsets), array("q", sizes), array("i", numbers), split
-                )
+class _About(NamedTuple):
+    """What a tar holds besides its rows."""
+
+    homes: list[tuple[str, str]]
+    """Layout and a member's name of each folder, or of each inner tar."""
+    hidden: list[str]
+    """Hidden images, which are left out."""
 
 
-def _images(tar: BufferedTarReader, labels: _Labels) -> Iterator[tuple[int, int, int, str]]:
-    """Offset, size, label and split of each image."""
-    folder: str | None = None
-    home: _Home | None = None
+def _read_piecewise(
+    place: ResolvedLocation, has_splits: bool, names: Sequence[str]
+) -> Iterator[FileScan]:
+    """Tars of any size, one after the other."""
+    for name in names:
+        about = _About([], [])
+        yield FileScan(_tar_rows(place.path(name), name, about, has_splits), about)
+
+
+def _read_whole(place: ResolvedLocation, has_splits: bool, name: str) -> FileScan:
+    (found,) = _read_piecewise(place, has_splits, [name])
+    return FileScan([*found.rows], found.about)
+
+
+def _tar_rows(path: str, name: str, about: _About, has_splits: bool) -> Iterator[FileRows]:
+    with closing(BufferedTarReader(open_source(path))) as tar:
+        images = _images(tar, about, has_splits)
+        while chunk := list(islice(images, _CHUNK)):
+            offsets, sizes, homes = zip(*chunk, strict=True)
+            yield FileRows(name, array("q", offsets), array("q", sizes), array("i", homes))
+
+
+def _images(
+    tar: BufferedTarReader, about: _About, has_splits: bool
+) -> Iterator[tuple[int, int, int]]:
+    """Offset, size and home of each image; none of inner tars outside of all splits."""
+    home_of: dict[str, int] = {}
     for member in members(tar):
         if _is_tar(member.name):
-            home = labels.of_inner_tar(tar.name, member.name)
-            if home is not None:
+            about.homes.append((_INNER_TARS, member.name))
+            home = len(about.homes) - 1
+            is_read = not has_splits or _split_of(tuple(member.name.split("/")[:-1]))
+            if is_read and about.homes[0][0] == _INNER_TARS:  # else `_rows` refuses the layout
                 for image in _flat_images(tar, member):
-                    yield image.offset, image.size, home.label, home.split
+                    yield image.offset, image.size, home
         elif is_image(member.name):
             parent = member.name.rpartition("/")[0]
-            if parent != folder:
-                folder, home = parent, labels.of_folder(tar.name, member.name)
-            if home is not None:
-                yield member.offset, member.size, home.label, home.split
+            if parent not in home_of:
+                home_of[parent] = len(about.homes)
+                about.homes.append((_FOLDERS, member.name))
+            yield member.offset, member.size, home_of[parent]
         elif is_hidden_image(member.name):
-            labels.hidden.append(member.name)
+            about.hidden.append(member.name)
 
 
 def _flat_images(tar: BufferedTarReader, inner: Member) -> Iterator[Member]:
@@ -275,3 +300,40 @@ def _flat_images(tar: BufferedTarReader, inner: Member) -> Iterator[Member]:
                 _check_is_class(tar.name, stem, base)
                 is_class = True
             yield member
+
+
+# --- the rows of all tars ---
+
+
+def _rows(place: ResolvedLocation, tars: Iterator[FileScan], labels: _Labels) -> Iterator[FileRows]:
+    hidden: list[str] = []
+    for tar, name in zip(tars, place.files(".tar"), strict=False):
+        homes, more = tar.about
+        known: list[_Home | None] = []
+        for rows in tar.rows:
+            _label(known, homes, place.path(name), labels)
+            yield from _by_split(rows, known)
+        _label(known, homes, place.path(name), labels)  # inner tars without images
+        hidden += more
+    labels.check(place.location)
+    tell_left_out(place.location, {"hidden": hidden})
+
+
+def _label(
+    known: list[_Home | None], homes: Sequence[tuple[str, str]], path: str, labels: _Labels
+) -> None:
+    """Adds the labels of the homes that have none yet."""
+    known.extend(labels.of_home(path, *home) for home in homes[len(known) :])
+
+
+def _by_split(rows: FileRows, homes: Sequence[_Home | None]) -> Iterator[FileRows]:
+    """Rows with the labels of their homes, without those in no split."""
+    found = [homes[number] for number in rows.labels]
+    start = 0
+    for split, some in groupby(found, lambda home: None if home is None else home.split):
+        group = list(some)
+        own = slice(start, start + len(group))
+        start += len(group)
+        if split is not None:
+            labels = array("i", [home.label for home in group if home is not None])
+            yield FileRows(rows.path, rows.offsets[own], rows.sizes[own], labels, split)

@@ -12,7 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidden, tell_left_out
+from trainyard.data.formats.scan import (
+    IMAGE_SUFFIXES,
+    FileRows,
+    FileScan,
+    Scan,
+    Via,
+    directly,
+    in_threads,
+    is_hidden,
+    tell_left_out,
+)
 from trainyard.data.formats.split_names import splits_named
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import read_manifest
@@ -50,7 +60,7 @@ def recognises(place: ResolvedLocation) -> bool:
     return place.is_folder and bool(_folders_in(place.root))
 
 
-def scan(place: ResolvedLocation) -> Scan:
+def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a folder. DataError if a folder in it cannot be read."""
     left_out = _LeftOut()
     names = _folders_in(place.root, left_out)
@@ -63,12 +73,14 @@ def scan(place: ResolvedLocation) -> Scan:
     classes = [name for name in names if folders[name].has_image or name in elsewhere]
     # Folders that are left out may gain images, in the other split too.
     watched = [path for tree in trees for path in tree.folders]
+    label_of = {path: n for n, name in enumerate(classes) for path in folders[name].folders}
+    read = in_threads(_STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]))
     return Scan(
         place=place,
         format="folder",
         classes=classes,
         watched=(".", *watched, *telling),
-        rows=_rows(place.root, [folders[name].folders for name in classes], left_out),
+        rows=_rows(place.root, via(read, [*label_of]), left_out),
     )
 
 
@@ -125,25 +137,23 @@ def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]
     return found, watched
 
 
-def _rows(location: str, trees: list[list[str]], left_out: _LeftOut) -> Iterator[FileRows]:
-    labelled = [(path, label) for label, tree in enumerate(trees) for path in tree]
-    with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        listings = pool.map(lambda item: _images(location, item[0], left_out), labelled)
-        for (_, label), images in zip(labelled, listings, strict=True):
-            for path, size in images:
-                yield FileRows(path, [0], [size], [label])
+def _rows(location: str, found: Iterator[FileScan], left_out: _LeftOut) -> Iterator[FileRows]:
+    for folder in found:
+        yield from folder.rows
+        left_out.hidden += folder.about
     left_out.tell(location)
 
 
-def _images(location: str, folder: str, left_out: _LeftOut) -> list[tuple[str, int]]:
-    found = []
+def _read_folder(location: str, folder: str, label: int) -> FileScan:
+    """The images of a folder itself, sorted, and its hidden ones."""
+    found, hidden = [], []
     for entry in _entries(os.path.join(location, folder)):
         path = os.path.join(folder, entry.name)
         if _is_image(entry):
             found.append((path, entry.stat().st_size))
         elif is_hidden(entry.name) and _has_suffix(entry.name) and entry.is_file():
-            left_out.hidden.append(path)
-    return sorted(found)
+            hidden.append(path)
+    return FileScan([FileRows(path, [0], [size], [label]) for path, size in sorted(found)], hidden)
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:

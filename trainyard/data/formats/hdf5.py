@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,15 @@ from trainyard.data.formats.hdf5_layout import (
 )
 from trainyard.data.formats.heap import check_readable_by_offset, find_elements
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import FileRows, Scan, num_threads
+from trainyard.data.formats.scan import (
+    FileRows,
+    FileScan,
+    Scan,
+    Via,
+    all_rows,
+    directly,
+    num_threads,
+)
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
@@ -57,7 +66,7 @@ def recognises(place: ResolvedLocation) -> bool:
         )
 
 
-def scan(place: ResolvedLocation) -> Scan:
+def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a location, file by file; DataError for an unknown layout."""
     names = _hdf5_files(place)
     with _open(place.path(names[0])) as (file, source):
@@ -65,12 +74,13 @@ def scan(place: ResolvedLocation) -> Scan:
         for split in find_splits(file, source.name):
             if split.name == place.split and split.labels is None:
                 raise DataError(f"{place.location}#{split.name}: these images have no labels")
+    read = partial(_read_files, place, names[0], classes)
     return Scan(
         place=place,
         format="hdf5",
         classes=classes,
         watched=place.watched(names),
-        rows=_rows(place, names, classes),
+        rows=all_rows(via(read, names)),
     )
 
 
@@ -164,21 +174,26 @@ def _h5py() -> Any:
 # --- reading ---
 
 
-def _rows(
-    place: ResolvedLocation, names: tuple[str, ...], classes: Sequence[str] | None
-) -> Iterator[FileRows]:
+def _read_files(
+    place: ResolvedLocation, first: str, classes: Sequence[str] | None, names: Sequence[str]
+) -> Iterator[FileScan]:
     with ThreadPoolExecutor(num_threads(place)) as pool:
         for name in names:
             with _open(place.path(name)) as (file, source):
-                if name != names[0] and find_classes(file, source.name) != classes:
-                    raise DataError(f"{source.name}: its classes differ from those of {names[0]}")
-                targets = read_targets(file, classes, source.name)
-                for split, images, labels in _parts(find_splits(file, source.name)):
-                    offsets, sizes = find_elements(file[IMAGES], images, source, pool)
-                    numbers = targets[labels].astype("<i4")
-                    yield FileRows(
-                        name, _array("q", offsets), _array("q", sizes), _array("i", numbers), split
-                    )
+                if name != first and find_classes(file, source.name) != classes:
+                    raise DataError(f"{source.name}: its classes differ from those of {first}")
+                yield FileScan(_file_rows(file, source, name, classes, pool=pool))
+
+
+def _file_rows(
+    file: Any, source: Source, name: str, classes: Sequence[str] | None, *, pool: ThreadPoolExecutor
+) -> Iterator[FileRows]:
+    """The rows of an open file, which are to be taken before it is closed."""
+    targets = read_targets(file, classes, source.name)
+    for split, images, labels in _parts(find_splits(file, source.name)):
+        offsets, sizes = find_elements(file[IMAGES], images, source, pool)
+        numbers = targets[labels].astype("<i4")
+        yield FileRows(name, _array("q", offsets), _array("q", sizes), _array("i", numbers), split)
 
 
 def _parts(splits: list[SplitRows]) -> Iterator[tuple[str, Rows, Rows]]:

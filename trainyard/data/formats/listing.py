@@ -7,13 +7,23 @@ come in the list's order. Other columns are left out, and listed on stderr.
 import csv
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
-from trainyard.data.formats.scan import FileRows, Scan, num_threads, tell_left_out
+from trainyard.data.formats.scan import (
+    FileRows,
+    FileScan,
+    Scan,
+    Via,
+    all_rows,
+    directly,
+    num_threads,
+    tell_left_out,
+)
 from trainyard.data.formats.split_names import splits_named
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import is_inside
@@ -37,20 +47,22 @@ def recognises(place: ResolvedLocation) -> bool:
     return not place.is_folder and len(place.names) == 1 and place.names[0].endswith(_SUFFIXES)
 
 
-def scan(place: ResolvedLocation) -> Scan:
+def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a list. DataError for a wrong line, and for a missing image."""
-    folders, labels = set(), set()
+    folders, labels, count = set(), set(), 0
     for row in _rows(place, tells=True):
+        count += 1
         folders.add(os.path.dirname(row.path) or ".")
         labels.add(row.label)
     names = sorted(labels)
     numbers = {name: number for number, name in enumerate(names)}
+    chunks = [str(number) for number in range(-(-count // _CHUNK))]
     return Scan(
         place=place,
         format="list",
         classes=names,
         watched=(*place.names, *sorted(folders)),  # an image that is replaced changes its folder
-        rows=_sized(place, _rows(place), numbers),
+        rows=all_rows(via(partial(_read_chunks, place, numbers), chunks)),
     )
 
 
@@ -59,14 +71,22 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.split for row in _rows(place) if row.split))
 
 
-def _sized(
-    place: ResolvedLocation, rows: Iterator[_Row], numbers: dict[str, int]
-) -> Iterator[FileRows]:
+def _read_chunks(
+    place: ResolvedLocation, label_of: dict[str, int], chunks: Sequence[str]
+) -> Iterator[FileScan]:
+    """Chunks of the list, by their numbers."""
+    rows, at = _rows(place), 0
     with ThreadPoolExecutor(num_threads(place)) as pool:
-        while chunk := list(islice(rows, _CHUNK)):
-            sizes = pool.map(lambda row: _size(place, row), chunk)
-            for row, size in zip(chunk, sizes, strict=True):
-                yield FileRows(row.path, [0], [size], [numbers[row.label]], row.split)
+        for number in map(int, chunks):
+            chunk = list(islice(rows, (number - at) * _CHUNK, (number - at + 1) * _CHUNK))
+            at = number + 1
+            sizes = pool.map(partial(_size, place), chunk)
+            yield FileScan(
+                [
+                    FileRows(row.path, [0], [size], [label_of[row.label]], row.split)
+                    for row, size in zip(chunk, sizes, strict=True)
+                ]
+            )
 
 
 def _size(place: ResolvedLocation, row: _Row) -> int:

@@ -12,8 +12,7 @@ Numbers are little-endian. A scan reads only the end of the file: footer, names 
 import json
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,17 @@ from numpy.typing import NDArray
 
 from trainyard.data.formats.checksum import checksum
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import MAX_CLASSES, FileRows, Scan, num_threads
+from trainyard.data.formats.scan import (
+    MAX_CLASSES,
+    FileRows,
+    FileScan,
+    Scan,
+    Via,
+    all_rows,
+    directly,
+    in_threads,
+    num_threads,
+)
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
@@ -57,17 +66,18 @@ def recognises(place: ResolvedLocation) -> bool:
     return bool(place.files(SUFFIX))  # `scan` reports a file with this suffix in another format
 
 
-def scan(place: ResolvedLocation) -> Scan:
+def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a location, shard by shard; DataError for a damaged table."""
     names = place.files(SUFFIX)
     with closing(open_source(place.path(names[0]))) as source:
         classes = read_table(source).classes
+    read = in_threads(num_threads(place), partial(_read_shard, place, names[0], classes))
     return Scan(
         place=place,
         format="packed",
         classes=classes,
         watched=place.watched(names),
-        rows=_rows(place, names, classes),
+        rows=all_rows(via(read, names)),
     )
 
 
@@ -113,26 +123,20 @@ def _footer(count: int, names: int, table: int, checksum: int) -> bytes:
 # --- reading ---
 
 
-def _rows(
-    place: ResolvedLocation, names: tuple[str, ...], classes: list[str] | None
-) -> Iterator[FileRows]:
-    with ThreadPoolExecutor(num_threads(place)) as pool:
-        yield from pool.map(partial(_shard_rows, place, names[0], classes), names)
-
-
-def _shard_rows(
+def _read_shard(
     place: ResolvedLocation, first: str, classes: list[str] | None, name: str
-) -> FileRows:
+) -> FileScan:
     with closing(open_source(place.path(name))) as source:
         table = read_table(source)
     if table.classes != classes:
         raise DataError(f"{source.name}: its classes differ from those of {first}")
-    return FileRows(
+    rows = FileRows(
         name,
         _array("q", table.offset, "<i8"),
         _array("q", table.size, "<i8"),
         _array("i", table.label, "<i4"),
     )
+    return FileScan([rows])
 
 
 def read_table(source: Source) -> Table:

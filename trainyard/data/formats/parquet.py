@@ -9,7 +9,6 @@ in the file, from columns that are uncompressed or in Snappy; pyarrow is needed 
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from functools import partial
 from itertools import islice
@@ -22,7 +21,17 @@ from trainyard.data.formats.example import BufferedReader
 from trainyard.data.formats.parquet_layout import Layout, find_layout, metadata_of
 from trainyard.data.formats.parquet_pages import Column, NotByOffset, find_values
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import MAX_CLASSES, FileRows, Scan, num_threads
+from trainyard.data.formats.scan import (
+    MAX_CLASSES,
+    FileRows,
+    FileScan,
+    Scan,
+    Via,
+    all_rows,
+    directly,
+    in_threads,
+    num_threads,
+)
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, is_remote
@@ -44,17 +53,21 @@ def recognises(place: ResolvedLocation) -> bool:
         return source.size >= len(_MAGIC) and source.read(0, len(_MAGIC)) == _MAGIC
 
 
-def scan(place: ResolvedLocation) -> Scan:
+def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a location, file by file; DataError for an unknown layout."""
     names = _files(place)
     with _open(place.path(names[0])) as (file, source):
         classes = find_layout(file, source.name).classes
+    threads = num_threads(place)
+    if is_remote(place.root):  # each holds large ranges
+        threads = min(threads, _REMOTE_THREADS)
+    read = in_threads(threads, partial(_read_file, place, names[0], classes))
     return Scan(
         place=place,
         format="parquet",
         classes=classes,
         watched=place.watched(names),
-        rows=_rows(place, names, classes),
+        rows=all_rows(via(read, names)),
     )
 
 
@@ -100,21 +113,9 @@ def _open(name: str) -> Iterator[tuple[Any, Source]]:
 # --- reading ---
 
 
-def _rows(
-    place: ResolvedLocation, names: tuple[str, ...], classes: Sequence[str] | None
-) -> Iterator[FileRows]:
-    threads = num_threads(place)
-    if is_remote(place.root):  # each holds large ranges
-        threads = min(threads, _REMOTE_THREADS)
-    with ThreadPoolExecutor(threads) as pool:
-        for rows in pool.map(partial(_file_rows, place, names[0], classes), names):
-            if len(rows.labels):
-                yield rows
-
-
-def _file_rows(
+def _read_file(
     place: ResolvedLocation, first: str, classes: Sequence[str] | None, name: str
-) -> FileRows:
+) -> FileScan:
     offsets, sizes, labels = array("q"), array("q"), array("i")
     starts, lengths = array("i"), array("i")
     with _open(place.path(name)) as (file, source):
@@ -130,7 +131,8 @@ def _file_rows(
                     sizes.append(span.size)
                     starts.append(span.start)
                     lengths.append(span.length)
-    return FileRows(name, offsets, sizes, labels, "", starts, lengths)
+    rows = FileRows(name, offsets, sizes, labels, "", starts, lengths)
+    return FileScan([rows] if labels else [])
 
 
 def _spans(file: Any, layout: Layout, group: int, data: BufferedReader) -> Iterator[Any]:

@@ -1,9 +1,10 @@
 """The output of every format's reader: the rows of the index, file by file."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
@@ -53,6 +54,41 @@ class FileRows(NamedTuple):
     # For images in Snappy data: where each begins in its span, and its length; see snappy.py.
     snappy_start: Sequence[int] = ()
     snappy_length: Sequence[int] = ()
+
+
+class FileScan(NamedTuple):
+    """What a reader finds in one file, apart from all others."""
+
+    rows: Iterable[FileRows]
+    about: Any = None
+    """What else the reader needs of the file, as JSON has it; complete after the rows."""
+
+
+ReadFiles = Callable[[Sequence[str]], Iterator[FileScan]]
+"""Reads files of a place, in the order of their names."""
+Via = Callable[[ReadFiles, Sequence[str]], Iterator[FileScan]]
+"""Calls a `ReadFiles` for some of the names, and yields what it or an earlier call has found."""
+
+
+def directly(read: ReadFiles, names: Sequence[str]) -> Iterator[FileScan]:
+    """Reads all files."""
+    return read(names)
+
+
+def in_threads(threads: int, read: Callable[[str], FileScan]) -> ReadFiles:
+    """Reads many files at once, each by one call."""
+
+    def read_files(names: Sequence[str]) -> Iterator[FileScan]:
+        with ThreadPoolExecutor(threads) as pool:
+            yield from pool.map(read, names)
+
+    return read_files
+
+
+def all_rows(scans: Iterable[FileScan]) -> Iterator[FileRows]:
+    """The rows of all files."""
+    for scan in scans:
+        yield from scan.rows
 
 
 @dataclass(frozen=True)

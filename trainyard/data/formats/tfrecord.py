@@ -13,7 +13,6 @@ import re
 import struct
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,16 @@ from trainyard.data.formats.example import (
     one_text,
 )
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import MAX_CLASSES, FileRows, Scan, num_threads
+from trainyard.data.formats.scan import (
+    MAX_CLASSES,
+    FileRows,
+    FileScan,
+    Scan,
+    Via,
+    directly,
+    in_threads,
+    num_threads,
+)
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import LocalFile, Source
@@ -59,16 +67,17 @@ def recognises(place: ResolvedLocation) -> bool:
     return _length_is_sound(head) or is_compressed  # a scan then reports the compression
 
 
-def scan(place: ResolvedLocation) -> Scan:
+def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a location, file by file; DataError for a damaged record."""
     names = _shards(place)
     classes: list[str] = []
+    read = in_threads(num_threads(place), partial(_read_shard, place))
     return Scan(
         place=place,
         format="tfrecord",
         classes=classes,
         watched=place.watched(names),
-        rows=_rows(place, names, classes),
+        rows=_rows(via(read, names), classes),
     )
 
 
@@ -119,14 +128,13 @@ def _shards(place: ResolvedLocation) -> tuple[str, ...]:
     return named or (() if place.is_folder else place.names)
 
 
-def _rows(
-    place: ResolvedLocation, names: tuple[str, ...], classes: list[str]
-) -> Iterator[FileRows]:
+def _rows(shards: Iterable[FileScan], classes: list[str]) -> Iterator[FileRows]:
     """The samples; once exhausted, `classes` holds the names if every record has one."""
     known: dict[int, str] | None = {}
     highest = -1
-    with ThreadPoolExecutor(num_threads(place)) as pool:
-        for rows, found in pool.map(partial(_shard_rows, place), names):
+    for shard in shards:
+        for rows in shard.rows:
+            found = shard.about if known is not None else None
             known = None if known is None or found is None else _united(known, found, rows.path)
             highest = max(highest, *rows.labels, -1)
             yield rows
@@ -134,9 +142,9 @@ def _rows(
         classes.extend(known[label] for label in range(len(known)))
 
 
-def _united(known: dict[int, str], found: dict[int, str], name: str) -> dict[int, str]:
+def _united(known: dict[int, str], found: list[tuple[int, str]], name: str) -> dict[int, str]:
     """The united class names by label. DataError if a label has two names or the reverse."""
-    united = known | found
+    united = known | dict(found)
     for label, synset in known.items():
         if united[label] != synset:
             raise DataError(
@@ -147,8 +155,8 @@ def _united(known: dict[int, str], found: dict[int, str], name: str) -> dict[int
     return united
 
 
-def _shard_rows(place: ResolvedLocation, name: str) -> tuple[FileRows, dict[int, str] | None]:
-    """The rows of a shard, and its class names by label if every record has one."""
+def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
+    """The rows of a shard, and pairs of label and class name if every record has one."""
     offsets, sizes, labels = array("q"), array("q"), array("i")
     synsets: dict[int, str] | None = {}
     with closing(open_source(place.path(name))) as source:
@@ -167,7 +175,8 @@ def _shard_rows(place: ResolvedLocation, name: str) -> tuple[FileRows, dict[int,
             offsets.append(start)
             sizes.append(end - start)
             labels.append(label)
-    return FileRows(name, offsets, sizes, labels), synsets
+    names = None if synsets is None else [*synsets.items()]
+    return FileScan([FileRows(name, offsets, sizes, labels)], names)
 
 
 def _records(data: BufferedReader) -> Iterator[_Record]:

@@ -20,7 +20,18 @@ from zlib import adler32
 
 from trainyard.data.formats.class_tar import check_all_read
 from trainyard.data.formats.sample import EncodedSample
-from trainyard.data.formats.scan import IMAGE_SUFFIXES, MAX_CLASSES, FileRows, Scan, num_threads
+from trainyard.data.formats.scan import (
+    IMAGE_SUFFIXES,
+    MAX_CLASSES,
+    FileRows,
+    FileScan,
+    Scan,
+    Via,
+    all_rows,
+    directly,
+    in_threads,
+    num_threads,
+)
 from trainyard.data.formats.tar import (
     END,
     BufferedTarReader,
@@ -55,16 +66,19 @@ def recognises(place: ResolvedLocation) -> bool:
     return bool(names)
 
 
-def scan(place: ResolvedLocation) -> Scan:
+def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a location, shard by shard; DataError for a damaged tar."""
     names = place.files(".tar")
     check_all_read(place)
+    read = in_threads(num_threads(place), partial(_read_shard, place))
+    if is_remote(place.root):
+        read = partial(_read_remote, place)
     return Scan(
         place=place,
         format="webdataset",
         classes=None,
         watched=place.watched(names),
-        rows=_rows(place, names),
+        rows=all_rows(via(read, names)),
     )
 
 
@@ -85,21 +99,13 @@ def _are_samples(found: list[Member]) -> bool:
     return any(".cls" in f or (".json" in f and f & IMAGE_SUFFIXES) for f in fields.values())
 
 
-def _rows(place: ResolvedLocation, names: tuple[str, ...]) -> Iterator[FileRows]:
-    if is_remote(place.root):
-        yield from _remote_rows(place, names)
-        return
-    with ThreadPoolExecutor(num_threads(place)) as pool:
-        yield from pool.map(partial(_shard_rows, place), names)
-
-
-def _shard_rows(place: ResolvedLocation, name: str) -> FileRows:
+def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
     path = place.path(name)
     with closing(BufferedTarReader(open_source(path))) as tar:
         return _grouped(name, path, _parts(tar, members(tar)))
 
 
-def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileRows:
+def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
     """The samples of a shard."""
     offsets, sizes, labels = array("q"), array("q"), array("i")
     for key, some in groupby(parts, key=attrgetter("key")):
@@ -107,7 +113,7 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileRows:
         offsets.append(image.member.offset)
         sizes.append(image.member.size)
         labels.append(label)
-    return FileRows(name, offsets, sizes, labels)
+    return FileScan([FileRows(name, offsets, sizes, labels)])
 
 
 # --- remote shards: every header costs a request, so many parts are walked at once ---
@@ -127,7 +133,7 @@ class _Walked(NamedTuple):
     next: int  # position of the header after the last
 
 
-def _remote_rows(place: ResolvedLocation, names: tuple[str, ...]) -> Iterator[FileRows]:
+def _read_remote(place: ResolvedLocation, names: Sequence[str]) -> Iterator[FileScan]:
     pool = ThreadPoolExecutor(_WALKERS)
     try:
         tars = list(pool.map(open_source, map(place.path, names)))

@@ -3,7 +3,8 @@
 import hashlib
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from trainyard.data import formats
 from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.remote import Stamps, check_present, fetch_index, remote_stamps
-from trainyard.data.index.table import Columns, Index, load_index, save_index
+from trainyard.data.index.table import Columns, Index, StringColumn, load_index, save_index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import manifest_of
 from trainyard.data.storage.source import Stamp, is_remote
@@ -42,15 +43,18 @@ def saved_index(location: str) -> Index | None:
     return min((index for index in found if index is not None), key=_is_stale, default=None)
 
 
-def build_index(location: str, progress: Progress = lambda _: None) -> Index:
+def build_index(
+    location: str, progress: Progress = lambda _: None, scan: Scan | None = None
+) -> Index:
     """Scans a location and saves its index beside the data, or in the cache if that is read-only.
 
-    For a file of several splits, one scan finds and saves the indices of all.
+    For a file of several splits, one scan finds and saves the indices of all. `scan`: that of the
+    location, if the caller has begun it.
     """
     place = find_place(location)
     if is_remote(place.root):
         check_present(place)
-    headers, tables = _collect(formats.scan(place), progress)
+    headers, tables = _collect(scan or formats.scan(place), progress)
     paths = {
         split: _save(replace(place, split=split or None), headers[split], table)
         for split, table in tables.items()
@@ -66,10 +70,48 @@ def index_scan(scan: Scan, path: Path, progress: Progress = lambda _: None) -> I
     return _loaded(path)
 
 
+def index_of_rows(scan: Scan, rows: Iterable[FileRows]) -> Index | None:
+    """An index, in memory alone, of some rows of a scan; None without any of its split."""
+    table = _Table()
+    for some in rows:
+        if some.split == (scan.place.split or ""):
+            table.add(some)
+    if not table.label:
+        return None
+    columns = table.columns()
+    names = StringColumn(columns.pop("file_name_text"), columns.pop("file_name_ends"))
+    return Index(
+        root=scan.place.root,
+        format=scan.format,
+        classes=(),
+        has_names=False,
+        path=Path(),
+        stamps={},
+        fingerprint="",
+        file_names=names,
+        **columns,
+    )
+
+
+def stamps_of(scan: Scan) -> Stamps:
+    """The stamps of the files and folders whose change makes an index stale."""
+    return _stamps(scan.place.root, scan.watched)
+
+
+def path_beside(location: str, kind: str) -> Path:
+    """A path for files of another kind beside the saved index, hence in the cache if need be."""
+    paths = _saved_paths(find_place(location))
+    with suppress(OSError):
+        paths[-1].parent.mkdir(parents=True, exist_ok=True)
+    writable = (path for path in paths if os.access(path.parent, os.W_OK | os.X_OK))
+    path = next(writable, paths[-1])
+    return path.with_name(path.name.replace("index", kind, 1))
+
+
 def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[str, "_Table"]]:
     """The header and the table of each split in a scan. DataError without the place's own split."""
     # Before the rows: a change during the scan must make this index stale.
-    stamps = _stamps(scan.place.root, scan.watched)
+    stamps = stamps_of(scan)
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
         raise DataError(_wrong_split(scan.place, [split for split in tables if split]))

@@ -23,15 +23,11 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.manifest import Manifest, Split, write_manifest
 from trainyard.datasets.pack.files import remove_stale
 from trainyard.datasets.pack.journal import (
-    Identity,
     Journal,
-    Part,
     Written,
     finished,
     joined,
-    locked,
-    parts_in,
-    remove_journals,
+    journals_in,
 )
 from trainyard.datasets.pack.pool import Progress, write_shards
 from trainyard.datasets.pack.shards import (
@@ -45,12 +41,12 @@ from trainyard.datasets.pack.shards import (
 )
 from trainyard.datasets.pack.stored import storing
 from trainyard.datasets.pack.worker import PackJob, PackSource, stem
+from trainyard.datasets.parts import Identity, Part
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
 
 __all__ = [
     "PackOptions",
-    "Part",
     "Selection",
     "num_samples",
     "only_classes",
@@ -91,7 +87,7 @@ def pack(
     work, jobs, identity = _planned(splits, classes, destination, options, about=about)
     with _claimed(destination, None):
         manifest = finished(destination, identity)
-        if manifest is None and parts_in(destination):
+        if manifest is None and journals_in(destination).parts():
             every = _shared(jobs, None)
             done = joined(destination, identity, [job.name for job in every])
             progress(sum(len(job.ids) for job in every))
@@ -100,7 +96,7 @@ def pack(
             journal = Journal(destination, identity)
             _write(work, splits, _shared(jobs, None), journal, progress=progress)
             manifest = _finish(work, jobs, journal.done, identity, clean=journal.is_resumed)
-        remove_journals(destination)
+        journals_in(destination).remove()
     return manifest
 
 
@@ -147,7 +143,7 @@ def _claimed(destination: Path, part: Part | None) -> Iterator[None]:
     """Inside, the destination exists and is locked; an error of its disk becomes a DataError."""
     try:
         destination.mkdir(parents=True, exist_ok=True)
-        with locked(destination, part):
+        with journals_in(destination).locked(part):
             yield
     except OSError as error:
         reason = why_unwritable(error, destination)

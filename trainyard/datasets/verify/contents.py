@@ -3,18 +3,20 @@
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainyard.data.index.overlap import hash_names
+from trainyard.data.index.overlap import Hashes, hash_names
 from trainyard.data.index.table import Index
 from trainyard.data.storage.manifest import Shard, is_inside
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
+from trainyard.datasets.parts import Codec, Units
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Progress, checked
 from trainyard.datasets.verify.saved_index import hashes_of_names
 from trainyard.datasets.verify.shards import Files, data_files, format_of, plain
@@ -23,44 +25,62 @@ from trainyard.errors import DataError
 _PIECE = 1 << 22  # bytes read at once
 
 Open = Callable[[str], Source]
-_Task = Callable[[Open], Iterable[Finding]]
+
+
+class _Found(NamedTuple):
+    """What reading a file has found."""
+
+    findings: Sequence[Finding]
+    names: Hashes = np.empty(0, np.uint64)
+    """Of a list of checksums: hashes of the images' names, relative to the root."""
+
+    def as_json(self) -> list[Any]:
+        return [self.findings, self.names.tolist()]
+
+
+_Task = Callable[[Open], _Found]
 """Reads files completely. OSError or DataError if one is unreadable or damaged."""
 
 
-def check_contents(
-    files: Files, index: Index | None, workers: int, counters: Counters
-) -> list[Check]:
+def check_contents(files: Files, index: Index | None, work: "Work") -> list[Check]:
     """Checks SHA-256 sums in the manifest, and the format's own checksums."""
-    split, work = files.split, _Work(workers, counters)
+    split = files.split
     paths = [files.place.path(name) for name in data_files(files.place)]
     checks = []
     if files.of_images:
         checks += _check_images(files, index, work)
     elif files.listed:
         known = [path for path in paths if plain(path) in files.listed]
-        tasks = [_sum_of(path, files.listed[plain(path)]) for path in known]
+        tasks = {path: _sum_of(path, files.listed[plain(path)]) for path in known}
         found = work.run(tasks, f"checksums of {split}, MB", sum(map(_size, known)))
-        checks.append(checked(split, "checksums", f"SHA-256 of {_number(known)}", found))
+        about = f"SHA-256 of {_number(known)}"
+        checks.append(checked(split, "checksums", about, _findings(found)))
     check_shard = getattr(format_of(files.place), "check_shard", None)
     if check_shard is not None:
-        tasks = [_shard(path, check_shard) for path in paths]
+        tasks = {path: _shard(path, check_shard) for path in paths}
         found = work.run(tasks, f"records of {split}, MB", sum(map(_size, paths)))
-        checks.append(checked(split, "records", f"checksums in {_number(paths)}", found))
+        about = f"checksums in {_number(paths)}"
+        checks.append(checked(split, "records", about, _findings(found)))
     return checks
 
 
-def _check_images(files: Files, index: Index | None, work: "_Work") -> list[Check]:
+def _findings(found: Iterable[_Found]) -> list[Finding]:
+    return [finding for one in found for finding in one.findings]
+
+
+def _check_images(files: Files, index: Index | None, work: "Work") -> list[Check]:
     """Checks a folder of images against the lists that `data pack` makes."""
     root = f"{files.place.root}{os.sep}"
-    lists = [_List(path, shard, root) for path, shard in files.listed.items()]
-    tasks = [one.check for one in lists if one.path not in files.missing]
+    listed = {path: shard for path, shard in files.listed.items() if path not in files.missing}
+    tasks = {path: _list_of(path, shard, root) for path, shard in listed.items()}
     total = 0 if index is None else int(index.size.sum())
     found = work.run(tasks, f"checksums of {files.split}, MB", total)
     count = sum(shard.samples for shard in files.listed.values())
-    checks = [checked(files.split, "checksums", f"SHA-256 of {count:,} images", found)]
+    about = f"SHA-256 of {count:,} images"
+    checks = [checked(files.split, "checksums", about, _findings(found))]
     if index is None or files.missing:
         return checks
-    known = np.array([name for one in lists for name in one.names], np.uint64)
+    known = np.concatenate([np.empty(0, np.uint64), *(one.names for one in found)])
     extra = np.flatnonzero(~np.isin(hashes_of_names(index), known)).tolist()
     others = (Finding("not listed in dataset.json", index.locate(row)[0]) for row in extra)
     about = f"{len(index):,} images"
@@ -73,49 +93,45 @@ def _check_images(files: Files, index: Index | None, work: "_Work") -> list[Chec
 
 
 def _sum_of(path: str, shard: Shard) -> _Task:
-    def check(open_file: Open) -> Iterable[Finding]:
+    def check(open_file: Open) -> _Found:
         with closing(open_file(path)) as source:
             if source.size != shard.bytes:
                 what = f"holds {source.size:,} bytes instead of {shard.bytes:,}"
-                return [Finding(what, path)]
+                return _Found([Finding(what, path)])
             if _sha256(source) != shard.sha256:
-                return [Finding("its SHA-256 is not that of dataset.json", path)]
-        return []
+                return _Found([Finding("its SHA-256 is not that of dataset.json", path)])
+        return _Found([])
 
     return check
 
 
 def _shard(path: str, check_shard: Callable[[Source], None]) -> _Task:
-    def check(open_file: Open) -> Iterable[Finding]:
+    def check(open_file: Open) -> _Found:
         with closing(open_file(path)) as source:
             check_shard(source)
-        return []
+        return _Found([])
 
     return check
 
 
-@dataclass
-class _List:
-    """A file of lines "SHA-256  name", as written by `sha256sum`."""
+def _list_of(path: str, shard: Shard, root: str) -> _Task:
+    """Checks the images in a file of lines "SHA-256  name", as written by `sha256sum`.
 
-    path: str
-    shard: Shard
-    root: str
-    """The folder of the split, with a slash at its end."""
-    names: Sequence[np.uint64] = ()
-    """Hashes of the listed names, relative to the root, once checked."""
+    `root`: the folder of the split, with a slash at its end.
+    """
 
-    def check(self, open_file: Open) -> Iterable[Finding]:
-        if found := [*_sum_of(self.path, self.shard)(open_file)]:
-            return found
-        with closing(open_file(self.path)) as source:
+    def check(open_file: Open) -> _Found:
+        found = [*_sum_of(path, shard)(open_file).findings]
+        if found:
+            return _Found(found)
+        with closing(open_file(path)) as source:
             text = os.fsdecode(source.read(0, source.size))
         # Names are relative to the parent folder of the split's.
-        above = self.root[: self.root.rstrip(os.sep).rindex(os.sep) + 1]
+        above = root[: root.rstrip(os.sep).rindex(os.sep) + 1]
         rows = [line.split("  ", 1) for line in text.split("\n") if line]
         for known, name in rows:
             if not is_inside(name):
-                found.append(Finding("names a file outside of its folder", self.path))
+                found.append(Finding("names a file outside of its folder", path))
                 continue
             try:
                 with closing(open_file(above + name)) as image:
@@ -123,8 +139,10 @@ class _List:
                         found.append(Finding("its SHA-256 is not the listed one", above + name))
             except FileNotFoundError:
                 found.append(Finding("listed in dataset.json, but not there", above + name))
-        self.names = [*hash_names((above + name).removeprefix(self.root) for _, name in rows)]
-        return found
+        names = hash_names((above + name).removeprefix(root) for _, name in rows)
+        return _Found(found, names)
+
+    return check
 
 
 def _sha256(source: Source) -> str:
@@ -138,28 +156,40 @@ def _sha256(source: Source) -> str:
 
 
 @dataclass(frozen=True)
-class _Work:
+class Work:
+    """How files are read: by threads, all or those of a part."""
+
     workers: int
     counters: Counters
+    units: Units
 
-    def run(self, tasks: Sequence[_Task], what: str, total: int) -> list[Finding]:
+    def run(self, tasks: dict[str, _Task], what: str, total: int) -> list[_Found]:
         """The findings of all tasks, in order; `total` bytes will be read."""
         with self.counters(what, total // 10**6) as progress:
             meter = _Meter(progress)
             pool = ThreadPoolExecutor(self.workers)
+
+            def perform(names: Sequence[str]) -> Iterator[_Found]:
+                return pool.map(lambda name: _perform(tasks[name], meter), names)
+
             try:
-                parts = pool.map(lambda task: _perform(task, meter), tasks)
-                return [finding for part in parts for finding in part]
+                return [*self.units.run(perform, [*tasks], Codec(_Found.as_json, _found))]
             finally:
                 meter.stopped.set()  # so that Ctrl-C does not wait for the end of a file of 100 GB
                 pool.shutdown(cancel_futures=True)
 
 
-def _perform(task: _Task, meter: "_Meter") -> list[Finding]:
+def _found(result: tuple[list[list[Any]], list[int]]) -> _Found:
+    """What a journal holds of a file."""
+    findings, names = result
+    return _Found([Finding(*finding) for finding in findings], np.array(names, np.uint64))
+
+
+def _perform(task: _Task, meter: "_Meter") -> _Found:
     try:
-        return [*task(lambda path: _Metered(open_source(path), meter))]
+        return task(lambda path: _Metered(open_source(path), meter))
     except (DataError, OSError) as error:
-        return [Finding(str(error))]
+        return _Found([Finding(str(error))])
 
 
 class _Meter:

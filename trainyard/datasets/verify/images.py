@@ -1,5 +1,6 @@
 """Reads, hashes and decodes every image as training does, in processes without torch."""
 
+import base64
 import hashlib
 import multiprocessing
 import multiprocessing.connection
@@ -28,6 +29,7 @@ from trainyard.data.decode.packed_record import is_record
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import Credentials, adopt, known
+from trainyard.datasets.parts import Codec, Units
 from trainyard.datasets.verify.checks import MAX_LISTED, Progress
 from trainyard.datasets.verify.records import why_unlike
 from trainyard.errors import DataError
@@ -82,23 +84,34 @@ class ImageFindings:
 
 
 def examine(
-    indices: Sequence[Index], scratch: Path, workers: int, progress: Progress
+    indices: Sequence[Index], scratch: Path, workers: int, progress: Progress, *, units: Units
 ) -> tuple[list[ImageFindings], Hashes]:
     """Examines all images; also returns the hashes, index after index, in a file in `scratch`."""
     total = sum(map(len, indices))
-    np.memmap(scratch / "hashes", "<u8", "w+", shape=(total, 2)).flush()
+    hashes: Hashes = np.memmap(scratch / "hashes", "<u8", "w+", shape=(total, 2))
+    hashes.flush()
     paths = [str(index.path) for index in indices]
+    tasks = list(_tasks(indices))
     found = [ImageFindings() for _ in indices]
-    count = 0
-    with _pool(workers, paths, str(scratch / "hashes")) as pool:
-        for split, part in _in_order(pool, _tasks(indices), workers * _AHEAD):
-            found[split].bad.add(part.bad)
-            found[split].odd.add(part.odd)
-            found[split].turned.add(part.turned)
-            for kind, rows in part.kinds.items():
-                found[split].kinds.setdefault(kind, Tally()).add(rows)
-            count += part.samples
-            progress(count)
+
+    def perform(names: Sequence[str]) -> Iterator[_Part]:
+        count = 0
+        with _pool(workers, paths, str(scratch / "hashes")) as pool:
+            for part in _in_order(pool, (tasks[int(name)] for name in names), workers * _AHEAD):
+                yield part
+                count += part.samples
+                progress(count)
+
+    codec = Codec(lambda part: part.as_json(hashes), lambda row: _part_of_json(row, hashes))
+    parts = units.run(perform, [*map(str, range(len(tasks)))], codec)
+    for part, (split, *_) in zip(parts, tasks, strict=False):  # none of a part
+        of_split = found[split]
+        of_split.bad.add(part.bad)
+        of_split.odd.add(part.odd)
+        of_split.turned.add(part.turned)
+        for kind, rows in part.kinds.items():
+            of_split.kinds.setdefault(kind, Tally()).add(rows)
+    hashes.flush()
     return found, np.memmap(scratch / "hashes", "<u8", "r", shape=(total, 2))
 
 
@@ -131,11 +144,26 @@ def same_bytes(hashes: Hashes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 class _Part(NamedTuple):
     """Findings in one chunk."""
 
+    first: int  # row of the hashes
     samples: int
     bad: list[Oddity]
     odd: list[Oddity]
     kinds: dict[str, list[int]]
     turned: list[Oddity]
+
+    def as_json(self, hashes: Hashes) -> list[Any]:
+        """With the hashes of the samples."""
+        own = hashes[self.first : self.first + self.samples]
+        return [*self, base64.b64encode(own.tobytes()).decode()]
+
+
+def _part_of_json(row: list[Any], hashes: Hashes) -> _Part:
+    """Also puts the hashes of the samples into their places."""
+    first, samples, bad, odd, kinds, turned, text = row
+    own = np.frombuffer(base64.b64decode(text), "<u8").reshape(samples, 2)
+    hashes[first : first + samples] = own
+    bad, odd, turned = ([(sample, what) for sample, what in rows] for rows in (bad, odd, turned))
+    return _Part(first, samples, bad, odd, kinds, turned)
 
 
 _Task = tuple[int, int, int]  # split, first sample, one past the last
@@ -164,21 +192,18 @@ def _pool(workers: int, indices: list[str], hashes: str) -> Iterator[ProcessPool
         pool.shutdown(cancel_futures=True)
 
 
-def _in_order(
-    pool: ProcessPoolExecutor, tasks: Iterator[_Task], ahead: int
-) -> Iterator[tuple[int, _Part]]:
+def _in_order(pool: ProcessPoolExecutor, tasks: Iterator[_Task], ahead: int) -> Iterator[_Part]:
     """The results of the tasks in order; at most `ahead` are pending."""
-    waiting: deque[tuple[int, Future[_Part]]] = deque()
+    waiting: deque[Future[_Part]] = deque()
     while True:
         for task in islice(tasks, ahead - len(waiting)):
             # A process started here must not receive Ctrl-C, on which the pool is shut down.
             mine = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
-            waiting.append((task[0], pool.submit(_examine, task)))
+            waiting.append(pool.submit(_examine, task))
             signal.pthread_sigmask(signal.SIG_SETMASK, mine)
         if not waiting:
             return
-        split, result = waiting.popleft()
-        yield split, result.result()
+        yield waiting.popleft().result()
 
 
 class _Examiner:
@@ -193,7 +218,7 @@ class _Examiner:
         self.starts = np.cumsum([0, *map(len, self.indices)])
 
     def examine(self, split: int, start: int, stop: int) -> _Part:
-        part = _Part(stop - start, [], [], {}, [])
+        part = _Part(int(self.starts[split]) + start, stop - start, [], [], {}, [])
         for sample in range(start, stop):
             if self.stop.value:
                 break

@@ -5,6 +5,8 @@ or beside the class list, and validation images that are trained on. Notes are u
 trained on: unusual files, few images in a class, the same image twice in one split.
 """
 
+import hashlib
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,15 +16,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.index.build import path_beside
 from trainyard.data.index.splits import all_splits
 from trainyard.data.index.table import Index, check_same_classes
 from trainyard.data.index.val_share import Side, save_part
+from trainyard.datasets.parts import AllUnits, Identity, Journals, Units
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked
-from trainyard.datasets.verify.contents import check_contents
+from trainyard.datasets.verify.contents import Work, check_contents
 from trainyard.datasets.verify.images import Hashes, ImageFindings, examine, same_bytes
 from trainyard.datasets.verify.overlap import Part, check_overlap
 from trainyard.datasets.verify.saved_index import check_saved_index
-from trainyard.datasets.verify.shards import check_listing, find_files, index_anew
+from trainyard.datasets.verify.shards import Files, check_listing, find_files, index_anew
 from trainyard.errors import DataError
 
 _UNEVEN = 10  # ratio of images in the largest class to those in a rare one
@@ -46,21 +50,25 @@ def verify(
     workers: int,
     counters: Counters,
     share: tuple[float, int] | None = None,
+    units: Units | None = None,
 ) -> list[Check]:
     """Checks all splits of a data set; `deep` decodes every image and finds duplicates.
 
-    `share`: val_share and val_seed of a recipe, for data without val data. DataError if there is
-    nothing to check, or a server fails.
+    `share`: val_share and val_seed of a recipe, for data without val data. `units`: files and
+    chunks of images, by default all here and now; of a part, the checks tell nothing. DataError if
+    there is nothing to check, or a server fails.
     """
     places = all_splits(location)
     files = [find_files(split, place, location) for split, place in places.items()]
     checks, splits = check_listing(files, location), []
     parts: list[Part] = []
+    units = units or AllUnits()
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
-        for part in files:
-            with counters(f"indexing {part.place.location}", None) as progress:
-                index, found = index_anew(part, Path(folder) / part.split, progress)
-            checks += [*found, *check_contents(part, index, workers, counters)]
+        anew = [_index_anew(part, Path(folder), counters) for part in files]
+        units.begin(_identity(files, [index for index, _ in anew], deep=deep, share=share))
+        work = Work(workers, counters, units)
+        for part, (index, found) in zip(files, anew, strict=True):
+            checks += [*found, *check_contents(part, index, work)]
             if index is None:
                 continue
             # In a split with broken files, every sample of these would differ.
@@ -75,8 +83,41 @@ def verify(
         checks += _check_classes(splits)
         checks += check_overlap(parts)
         if deep and splits:
-            checks += _check_contents_of(splits, Path(folder), workers, counters)
+            checks += _check_contents_of(splits, Path(folder), work)
     return checks
+
+
+def _index_anew(files: Files, folder: Path, counters: Counters) -> tuple[Index | None, list[Check]]:
+    with counters(f"indexing {files.place.location}", None) as progress:
+        return index_anew(files, folder / files.split, progress)
+
+
+def _identity(
+    files: Sequence[Files],
+    indices: Sequence[Index | None],
+    *,
+    deep: bool,
+    share: tuple[float, int] | None,
+) -> Identity:
+    """That of the data, all its files included, and of the settings."""
+    settings = {"deep": deep, "val_share": share and share[0], "val_seed": share and share[1]}
+    rows = [
+        [
+            one.split,
+            sorted((shard.name, shard.sha256) for shard in one.listed.values()),
+            len(one.missing),
+            index and [index.fingerprint, index.stamps],
+        ]
+        for one, index in zip(files, indices, strict=True)
+    ]
+    plan = json.dumps([settings, rows]).encode()
+    return Identity(hashlib.sha256(plan).hexdigest(), settings)
+
+
+def verify_journals(location: str) -> Journals:
+    """The journals of a verification in parts, beside the index, or in its cache."""
+    path = path_beside(location, "verify")
+    return Journals(path.parent, path.name, noun="a verification", doing="verifying it")
 
 
 def _divided(index: Index, share: tuple[float, int], folder: Path) -> list[VerifiedSplit]:
@@ -151,12 +192,12 @@ def _unlike_classes(first: VerifiedSplit, other: VerifiedSplit) -> Iterable[Find
 
 
 def _check_contents_of(
-    splits: Sequence[VerifiedSplit], folder: Path, workers: int, counters: Counters
+    splits: Sequence[VerifiedSplit], folder: Path, work: Work
 ) -> Iterator[Check]:
     """Checks that need every image decoded; `folder` is for scratch."""
     indices = [split.index for split in splits]
-    with counters("decoding images", sum(map(len, indices))) as progress:
-        images, hashes = examine(indices, folder, workers, progress)
+    with work.counters("decoding images", sum(map(len, indices))) as progress:
+        images, hashes = examine(indices, folder, work.workers, progress, units=work.units)
     for split, seen in zip(splits, images, strict=True):
         yield from _check_images(split, seen)
     yield from _check_duplicates(splits, hashes)
