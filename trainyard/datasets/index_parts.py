@@ -9,11 +9,11 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
-from trainyard.data import formats
 from trainyard.data.decode.seek_tables import SeekTable, build_seek, check_extension, seek_entries
 from trainyard.data.formats.scan import FileRows, FileScan, ReadFiles, Scan
 from trainyard.data.index.build import (
     Progress,
+    begin_scan,
     build_index,
     index_of_rows,
     path_beside,
@@ -21,7 +21,6 @@ from trainyard.data.index.build import (
 )
 from trainyard.data.index.table import Index
 from trainyard.data.storage.ahead import map_ahead
-from trainyard.data.storage.location import find_place
 from trainyard.datasets.parts import Codec, Identity, Journals, Part, Units
 
 _LABELS = FileRows._fields.index("labels")
@@ -42,9 +41,9 @@ class IndexWork:
         if seek:
             check_extension()
         self.location, self._units, self._part, self._seek = location, units, part, seek
-        self._scan = formats.scan(find_place(location), self._via)
+        self._scan = begin_scan(location, self._via)
         self._progress: Progress = lambda _: None
-        units.begin(_identity(self._scan, seek))
+        units.begin(partial(_identity, self._scan, seek))
 
     def write_part(self, progress: Progress) -> int:
         """Scans the files of the part, and reads their images for the seek table.

@@ -10,7 +10,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
@@ -184,12 +184,12 @@ class Codec(NamedTuple):
 class Units(Protocol):
     """Units of work: all of them, those of a part, or the results of all parts."""
 
-    def begin(self, identity: Identity) -> None:
-        """Begins, or begins again. DataError if the journals are of other work."""
+    def begin(self, identity_of: Callable[[], Identity]) -> None:
+        """Begins. DataError if the journals are of other work."""
 
     def run(
         self, do: Callable[[Sequence[str]], Iterator[T]], names: Sequence[str], codec: Codec
-    ) -> Iterator[T]:
+    ) -> Generator[T, None, None]:
         """The results of units, in order; none of a part, which adds them to its journal.
 
         `do` performs those that it is given the names of.
@@ -223,13 +223,13 @@ def units_of(journals: Journals, part: Part | None) -> Iterator[Units]:
 class AllUnits:
     """Every unit, on this machine, without a journal."""
 
-    def begin(self, identity: Identity) -> None:
+    def begin(self, identity_of: Callable[[], Identity]) -> None:
         pass
 
     def run(
         self, do: Callable[[Sequence[str]], Iterator[T]], names: Sequence[str], codec: Codec
-    ) -> Iterator[T]:
-        return do(names)
+    ) -> Generator[T, None, None]:
+        yield from do(names)
 
     def results(self) -> None:
         return None
@@ -241,8 +241,8 @@ class _OnePart:
         self._lines = JsonLines(journals.path(part))
         self._done, self._is_over = 0, False
 
-    def begin(self, identity: Identity) -> None:
-        state = _state(self._journals.path(self._part))
+    def begin(self, identity_of: Callable[[], Identity]) -> None:
+        identity, state = identity_of(), _state(self._journals.path(self._part))
         if state.head is None:
             self._journals.check_others(self._part, identity)
             self._lines.append(asdict(identity))
@@ -252,7 +252,7 @@ class _OnePart:
 
     def run(
         self, do: Callable[[Sequence[str]], Iterator[T]], names: Sequence[str], codec: Codec
-    ) -> Iterator[T]:
+    ) -> Generator[T, None, None]:
         own = names[self._part.number - 1 :: self._part.of]
         before = min(self._done, len(own))
         self._done -= before
@@ -274,7 +274,8 @@ class _Joined:
         self._journals, self._count = journals, journals.count(begun)
         self._streams: list[Iterator[dict[str, Any]]] = []
 
-    def begin(self, identity: Identity) -> None:
+    def begin(self, identity_of: Callable[[], Identity]) -> None:
+        identity = identity_of()
         parts = [Part(number + 1, self._count) for number in range(self._count)]
         states = [_state(self._journals.path(part)) for part in parts]
         for part, state in zip(parts, states, strict=True):
@@ -287,7 +288,7 @@ class _Joined:
 
     def run(
         self, do: Callable[[Sequence[str]], Iterator[T]], names: Sequence[str], codec: Codec
-    ) -> Iterator[T]:
+    ) -> Generator[T, None, None]:
         for place, name in enumerate(names):
             line = next(self._streams[place % self._count])
             assert line["unit"] == name, (line["unit"], name)  # the identities are equal

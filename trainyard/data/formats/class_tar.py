@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from itertools import groupby, islice
+from operator import itemgetter
 from typing import NamedTuple
 
 from trainyard.data.formats.scan import (
@@ -109,13 +110,6 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     return tuple(split for split in _SPLITS if split in found)
 
 
-class _Home(NamedTuple):
-    """The split and the label of the images of a folder or a tar."""
-
-    split: str
-    label: int
-
-
 class _Labels:
     """Numbers classes in the order found, and rejects ambiguous layouts."""
 
@@ -127,28 +121,29 @@ class _Labels:
         self._folders: set[tuple[str, ...]] = set()
         self._layout: tuple[str, str] | None = None  # with the first member seen
 
-    def of_home(self, path: str, layout: str, name: str) -> _Home | None:
-        """The split and label of images in a folder, or of an inner tar; None if in no split."""
-        of = self._of_inner_tar if layout == _INNER_TARS else self._of_folder
-        return of(path, name)
+    def of_home(self, path: str, layout: str, name: str) -> int:
+        """The label of images in a folder, or in an inner tar; -1 if in no split.
 
-    def _of_folder(self, path: str, name: str) -> _Home | None:
-        parts = tuple(part for part in name.split("/")[:-1] if part not in ("", "."))
-        if not parts:
+        `name`: the inner tar, or the folder's first image.
+        """
+        folders = _folders_of(name)
+        if layout == _FOLDERS and not folders:
             self._expect(_LOOSE, path, name)
             _check_is_class(path, _stem(path), os.path.basename(name), alone=self._is_alone)
-            return _Home("", self._number(_stem(path)))
-        self._expect(_FOLDERS, path, name)
-        split = self._split(path, name, parts[:-1])
-        if split is None:
-            return None
-        self._folders.add(parts)
-        return _Home(split, self._number(parts[-1]))
-
-    def _of_inner_tar(self, path: str, name: str) -> _Home | None:
-        self._expect(_INNER_TARS, path, name)
-        split = self._split(path, name, tuple(name.split("/")[:-1]))
-        return None if split is None else _Home(split, self._number(_stem(name)))
+            return self._number(_stem(path))
+        self._expect(layout, path, name)
+        split = _split_above(layout, name)
+        if split and not self._has_splits:
+            raise DataError(
+                f"{path}: {name!r} lies in a folder of {split} data, but most of the tar lies in "
+                "none; name the folders train and val, or give each split a tar of its own"
+            )
+        if self._has_splits and not split:
+            return -1
+        if layout == _INNER_TARS:
+            return self._number(_stem(name))
+        self._folders.add(folders)
+        return self._number(folders[-1])
 
     def check(self, location: str) -> None:
         """DataError if a class is inside another or the splits are classes; call it at the end."""
@@ -179,15 +174,6 @@ class _Labels:
                 f"{path}: {name!r} lies {layout}, but {first!r} {known}: which one is the class?"
             )
 
-    def _split(self, path: str, name: str, folders: tuple[str, ...]) -> str | None:
-        split = _split_of(folders)
-        if split and not self._has_splits:
-            raise DataError(
-                f"{path}: {name!r} lies in a folder of {split} data, but most of the tar lies in "
-                "none; name the folders train and val, or give each split a tar of its own"
-            )
-        return None if self._has_splits and not split else split
-
 
 def _check_is_class(path: str, stem: str, name: str, *, alone: bool = False) -> None:
     """DataError unless a tar of loose images, such as `name`, is surely a class."""
@@ -199,6 +185,17 @@ def _check_is_class(path: str, stem: str, name: str, *, alone: bool = False) -> 
         f"class around it, and {stem!r} does not look like a class (its images would be named "
         f"'{stem}_…'); ImageNet's own archives go through `trainyard data prepare`"
     )
+
+
+def _folders_of(name: str) -> tuple[str, ...]:
+    """The folders of a member, without those that are none."""
+    return tuple(part for part in name.split("/")[:-1] if part not in ("", "."))
+
+
+def _split_above(layout: str, name: str) -> str:
+    """The split of the class's folder or inner tar; "" if it lies in none."""
+    folders = _folders_of(name)
+    return _split_of(folders if layout == _INNER_TARS else folders[:-1])
 
 
 def _split_of(folders: tuple[str, ...]) -> str:
@@ -234,6 +231,11 @@ class _About(NamedTuple):
     hidden: list[str]
     """Hidden images, which are left out."""
 
+    def add(self, layout: str, name: str) -> tuple[int, str]:
+        """The number of a new home, and its split."""
+        self.homes.append((layout, name))
+        return len(self.homes) - 1, _split_above(layout, name)
+
 
 def _read_piecewise(
     place: ResolvedLocation, has_splits: bool, names: Sequence[str]
@@ -251,31 +253,35 @@ def _read_whole(place: ResolvedLocation, has_splits: bool, name: str) -> FileSca
 
 def _tar_rows(path: str, name: str, about: _About, has_splits: bool) -> Iterator[FileRows]:
     with closing(BufferedTarReader(open_source(path))) as tar:
-        images = _images(tar, about, has_splits)
-        while chunk := list(islice(images, _CHUNK)):
-            offsets, sizes, homes = zip(*chunk, strict=True)
-            yield FileRows(name, array("q", offsets), array("q", sizes), array("i", homes))
+        for split, images in groupby(_images(tar, about, has_splits), key=itemgetter(3)):
+            while chunk := list(islice(images, _CHUNK)):
+                offsets, sizes, homes, _ = zip(*chunk, strict=True)
+                yield FileRows(
+                    name, array("q", offsets), array("q", sizes), array("i", homes), split
+                )
 
 
 def _images(
     tar: BufferedTarReader, about: _About, has_splits: bool
-) -> Iterator[tuple[int, int, int]]:
-    """Offset, size and home of each image; none of inner tars outside of all splits."""
-    home_of: dict[str, int] = {}
+) -> Iterator[tuple[int, int, int, str]]:
+    """Offset, size, home and split of each image; with splits, none outside of them."""
+    found: dict[str, tuple[int, str, bool]] = {}  # by the image's folder
     for member in members(tar):
         if _is_tar(member.name):
-            about.homes.append((_INNER_TARS, member.name))
-            home = len(about.homes) - 1
-            is_read = not has_splits or _split_of(tuple(member.name.split("/")[:-1]))
-            if is_read and about.homes[0][0] == _INNER_TARS:  # else `_rows` refuses the layout
+            home, split = about.add(_INNER_TARS, member.name)
+            is_alike = about.homes[0][0] == _INNER_TARS  # else `_rows` refuses the layout
+            if is_alike and (split or not has_splits):
                 for image in _flat_images(tar, member):
-                    yield image.offset, image.size, home
+                    yield image.offset, image.size, home, split
         elif is_image(member.name):
-            parent = member.name.rpartition("/")[0]
-            if parent not in home_of:
-                home_of[parent] = len(about.homes)
-                about.homes.append((_FOLDERS, member.name))
-            yield member.offset, member.size, home_of[parent]
+            folder = member.name.rpartition("/")[0]
+            if folder not in found:
+                is_loose = not _folders_of(member.name)
+                home, split = about.add(_FOLDERS, member.name)
+                found[folder] = home, split, bool(split or is_loose or not has_splits)
+            home, split, is_wanted = found[folder]
+            if is_wanted:
+                yield member.offset, member.size, home, split
         elif is_hidden_image(member.name):
             about.hidden.append(member.name)
 
@@ -307,33 +313,18 @@ def _flat_images(tar: BufferedTarReader, inner: Member) -> Iterator[Member]:
 
 def _rows(place: ResolvedLocation, tars: Iterator[FileScan], labels: _Labels) -> Iterator[FileRows]:
     hidden: list[str] = []
-    for tar, name in zip(tars, place.files(".tar"), strict=False):
+    for tar, name in zip(tars, place.files(".tar"), strict=False):  # a part yields no tars
         homes, more = tar.about
-        known: list[_Home | None] = []
+        known: list[int] = []
         for rows in tar.rows:
             _label(known, homes, place.path(name), labels)
-            yield from _by_split(rows, known)
+            yield rows._replace(labels=array("i", [known[home] for home in rows.labels]))
         _label(known, homes, place.path(name), labels)  # inner tars without images
         hidden += more
     labels.check(place.location)
     tell_left_out(place.location, {"hidden": hidden})
 
 
-def _label(
-    known: list[_Home | None], homes: Sequence[tuple[str, str]], path: str, labels: _Labels
-) -> None:
+def _label(known: list[int], homes: Sequence[tuple[str, str]], path: str, labels: _Labels) -> None:
     """Adds the labels of the homes that have none yet."""
     known.extend(labels.of_home(path, *home) for home in homes[len(known) :])
-
-
-def _by_split(rows: FileRows, homes: Sequence[_Home | None]) -> Iterator[FileRows]:
-    """Rows with the labels of their homes, without those in no split."""
-    found = [homes[number] for number in rows.labels]
-    start = 0
-    for split, some in groupby(found, lambda home: None if home is None else home.split):
-        group = list(some)
-        own = slice(start, start + len(group))
-        start += len(group)
-        if split is not None:
-            labels = array("i", [home.label for home in group if home is not None])
-            yield FileRows(rows.path, rows.offsets[own], rows.sizes[own], labels, split)

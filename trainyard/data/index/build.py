@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data import formats
-from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.formats.scan import FileRows, Scan, Via, directly
 from trainyard.data.index.remote import Stamps, check_present, fetch_index, remote_stamps
 from trainyard.data.index.table import Columns, Index, StringColumn, load_index, save_index
 from trainyard.data.storage.location import ResolvedLocation, find_place
@@ -51,15 +51,22 @@ def build_index(
     For a file of several splits, one scan finds and saves the indices of all. `scan`: that of the
     location, if the caller has begun it.
     """
-    place = find_place(location)
-    if is_remote(place.root):
-        check_present(place)
-    headers, tables = _collect(scan or formats.scan(place), progress)
+    scan = scan or begin_scan(location)
+    place = scan.place
+    headers, tables = _collect(scan, progress)
     paths = {
         split: _save(replace(place, split=split or None), headers[split], table)
         for split, table in tables.items()
     }
     return _loaded(paths[place.split or ""])
+
+
+def begin_scan(location: str, via: Via = directly) -> Scan:
+    """The scan of a location, whose files `via` reads; the first missing one is an error."""
+    place = find_place(location)
+    if is_remote(place.root):
+        check_present(place)
+    return formats.scan(place, via)
 
 
 def index_scan(scan: Scan, path: Path, progress: Progress = lambda _: None) -> Index:
@@ -78,7 +85,7 @@ def index_of_rows(scan: Scan, rows: Iterable[FileRows]) -> Index | None:
             table.add(some)
     if not table.label:
         return None
-    columns = table.columns()
+    columns: dict[str, Any] = table.columns()
     names = StringColumn(columns.pop("file_name_text"), columns.pop("file_name_ends"))
     return Index(
         root=scan.place.root,
@@ -100,11 +107,12 @@ def stamps_of(scan: Scan) -> Stamps:
 
 def path_beside(location: str, kind: str) -> Path:
     """A path for files of another kind beside the saved index, hence in the cache if need be."""
-    paths = _saved_paths(find_place(location))
-    with suppress(OSError):
-        paths[-1].parent.mkdir(parents=True, exist_ok=True)
-    writable = (path for path in paths if os.access(path.parent, os.W_OK | os.X_OK))
-    path = next(writable, paths[-1])
+    *beside, path = _saved_paths(find_place(location))
+    for there in beside:
+        if os.access(there.parent, os.W_OK | os.X_OK):
+            path = there
+    with suppress(OSError):  # whoever writes there reports it
+        path.parent.mkdir(parents=True, exist_ok=True)
     return path.with_name(path.name.replace("index", kind, 1))
 
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -82,13 +82,20 @@ class ImageFindings:
     turned: Tally[Oddity] = field(default_factory=Tally)
     """Images whose orientation is not 1."""
 
+    def add(self, part: "_Part") -> None:
+        self.bad.add(part.bad)
+        self.odd.add(part.odd)
+        self.turned.add(part.turned)
+        for kind, rows in part.kinds.items():
+            self.kinds.setdefault(kind, Tally()).add(rows)
+
 
 def examine(
     indices: Sequence[Index], scratch: Path, workers: int, progress: Progress, *, units: Units
 ) -> tuple[list[ImageFindings], Hashes]:
     """Examines all images; also returns the hashes, index after index, in a file in `scratch`."""
     total = sum(map(len, indices))
-    hashes: Hashes = np.memmap(scratch / "hashes", "<u8", "w+", shape=(total, 2))
+    hashes = np.memmap(scratch / "hashes", np.uint64, "w+", shape=(total, 2))
     hashes.flush()
     paths = [str(index.path) for index in indices]
     tasks = list(_tasks(indices))
@@ -103,14 +110,10 @@ def examine(
                 progress(count)
 
     codec = Codec(lambda part: part.as_json(hashes), lambda row: _part_of_json(row, hashes))
-    parts = units.run(perform, [*map(str, range(len(tasks)))], codec)
-    for part, (split, *_) in zip(parts, tasks, strict=False):  # none of a part
-        of_split = found[split]
-        of_split.bad.add(part.bad)
-        of_split.odd.add(part.odd)
-        of_split.turned.add(part.turned)
-        for kind, rows in part.kinds.items():
-            of_split.kinds.setdefault(kind, Tally()).add(rows)
+    names = [*map(str, range(len(tasks)))]
+    with closing(units.run(perform, names, codec)) as parts:
+        for part, (split, *_) in zip(parts, tasks, strict=False):  # none of a part
+            found[split].add(part)
     hashes.flush()
     return found, np.memmap(scratch / "hashes", "<u8", "r", shape=(total, 2))
 

@@ -11,6 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,8 @@ def verify(
     units = units or AllUnits()
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
         anew = [_index_anew(part, Path(folder), counters) for part in files]
-        units.begin(_identity(files, [index for index, _ in anew], deep=deep, share=share))
+        indices = [index for index, _ in anew]
+        units.begin(partial(_identity, files, indices, deep=deep, share=share))
         work = Work(workers, counters, units)
         for part, (index, found) in zip(files, anew, strict=True):
             checks += [*found, *check_contents(part, index, work)]
