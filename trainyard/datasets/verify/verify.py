@@ -63,12 +63,10 @@ def verify(
     files = [find_files(split, place, location) for split, place in places.items()]
     checks, splits = check_listing(files, location), []
     parts: list[Part] = []
-    units = units or AllUnits()
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
         anew = [_index_anew(part, Path(folder), counters) for part in files]
-        indices = [index for index, _ in anew]
-        units.begin(partial(_identity, files, indices, deep=deep, share=share))
-        work = Work(workers, counters, units)
+        work = Work(workers, counters, units or AllUnits())
+        work.units.begin(partial(_identity, files, anew, deep=deep, share=share))
         for part, (index, found) in zip(files, anew, strict=True):
             checks += [*found, *check_contents(part, index, work)]
             if index is None:
@@ -96,7 +94,7 @@ def _index_anew(files: Files, folder: Path, counters: Counters) -> tuple[Index |
 
 def _identity(
     files: Sequence[Files],
-    indices: Sequence[Index | None],
+    anew: Sequence[tuple[Index | None, list[Check]]],
     *,
     deep: bool,
     share: tuple[float, int] | None,
@@ -110,7 +108,7 @@ def _identity(
             len(one.missing),
             index and [index.fingerprint, index.stamps],
         ]
-        for one, index in zip(files, indices, strict=True)
+        for one, (index, _) in zip(files, anew, strict=True)
     ]
     plan = json.dumps([settings, rows]).encode()
     return Identity(hashlib.sha256(plan).hexdigest(), settings)
