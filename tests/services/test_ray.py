@@ -71,13 +71,14 @@ def test_a_pack_on_two_nodes(
     assert "leave one of them out" in complaint(capsys, *pack, "--part", "1/2")
 
 
+@pytest.mark.timeout(600)  # three times eight parts, each a command of its own
 def test_other_work_on_two_nodes(
     cluster: RayNodes, second: str, own_shards: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     work = WorkInParts(own_shards, tmp_path, capsys)
     for name, words in work.commands.items():
         with started(tmp_path, *words, "--ray") as command:
-            out, err = command.process.communicate(timeout=PATIENCE_S)
+            out, err = command.process.communicate(timeout=2 * PATIENCE_S)
         assert command.process.returncode == 0, err
         assert work.made(name, out) == work.expected[name]
 
