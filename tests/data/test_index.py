@@ -12,7 +12,7 @@ import pytest
 from tests.data.tars import Patch, stored, write_files, write_shard
 from trainyard import files
 from trainyard.data import formats
-from trainyard.data.formats.scan import FileRows, Scan
+from trainyard.data.formats.scan import FileRows, Scan, Via
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
 from trainyard.data.storage.location import ResolvedLocation, find_place
@@ -27,9 +27,9 @@ def scans(monkeypatch: Patch) -> list[str]:
     seen: list[str] = []
     real_scan = formats.scan
 
-    def scan(place: ResolvedLocation) -> Scan:
+    def scan(place: ResolvedLocation, via: Via) -> Scan:
         seen.append(place.location)
-        return real_scan(place)
+        return real_scan(place, via)
 
     monkeypatch.setattr(formats, "scan", scan)
     return seen
@@ -426,7 +426,7 @@ def test_columns_are_views_of_one_mapped_file(tmp_path: Path, monkeypatch: Patch
             yield FileRows(f"{number:04d}.tar", offsets, [7] * per_file, [number] * per_file)
 
     synthetic = Scan(find_place(str(tmp_path)), "webdataset", None, (), rows())
-    monkeypatch.setattr(formats, "scan", lambda _: synthetic)
+    monkeypatch.setattr(formats, "scan", lambda *_: synthetic)
     build_index(str(tmp_path))
     table = open_index(str(tmp_path))
     assert len(table) == per_file * num_files
