@@ -97,10 +97,10 @@ class Reader:
 
     def expect(self, ids: Ids) -> "PlannedReads":
         """Announces samples: requests remote ones, and asks the system to read local ones ahead."""
-        mapped = self._maps(ids) if self._is_plain and self._are_parts(ids) else None
+        mapped = self._mapped_parts(ids)
         if mapped is not None:
             self._hints.give(mapped[0])
-        if self._prefetcher is not None:
+        elif self._prefetcher is not None:
             index, remote = self._index, ids[self._to_be_fetched(ids)]
             places = index.file[remote], index.offset[remote], index.size[remote]
             self._prefetcher.expect(remote, *places)
@@ -155,12 +155,22 @@ class Reader:
                 unreadable[position] = str(error)
         return in_memory(contents), unreadable
 
+    def _mapped_parts(self, ids: Ids) -> tuple[EncodedSpans, Unreadable] | None:
+        """Spans of mapped files, if the samples are parts of local files or of complete copies."""
+        if self._is_plain:
+            return self._maps(ids) if self._are_parts(ids) else None
+        if self._copies is None or not is_built() or not self._copies.hold(self._index.file[ids]):
+            return None
+        found = self._maps(ids)
+        return None if found[1] else found  # a copy was deleted by hand: see `_from_copy`
+
     def _maps(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
         """Spans of mapped files; libraries get bytes by a read, since access to a map may fail."""
         index = self._index
         files, which = np.unique(index.file[ids], return_inverse=True)
         offsets, lengths = index.offset[ids], index.size[ids]
-        maps, ends, errors = self._mapped.get(files.tolist(), self._path)
+        place_of = self._path if self._copies is None else self._copies.path_of
+        maps, ends, errors = self._mapped.get(files.tolist(), place_of)
         unreadable = {}
         outside = np.flatnonzero(offsets + lengths > ends[which])
         if outside.size:
