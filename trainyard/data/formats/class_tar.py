@@ -63,6 +63,7 @@ def scan(place: ResolvedLocation) -> Scan:
         classes=labels.classes,
         watched=place.watched(names),
         rows=_rows(place, names, labels),
+        files=len(names),
     )
 
 

@@ -68,6 +68,7 @@ def scan(place: ResolvedLocation) -> Scan:
         classes=classes,
         watched=place.watched(names),
         rows=_rows(place, names, classes),
+        files=len(names),
     )
 
 

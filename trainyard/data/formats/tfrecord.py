@@ -69,6 +69,7 @@ def scan(place: ResolvedLocation) -> Scan:
         classes=classes,
         watched=place.watched(names),
         rows=_rows(place, names, classes),
+        files=len(names),
     )
 
 
