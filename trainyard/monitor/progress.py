@@ -13,6 +13,7 @@ from trainyard.printable import printable
 
 _PATIENCE_S = 2  # shorter work shows no counter
 _REDRAW_S = 0.2
+_ENOUGH = 20  # a 20th of the files tells the time left; before, many are read at once
 _AT_ONCE_S = 1  # a first count this early is the work of an earlier attempt
 
 
@@ -60,7 +61,9 @@ def _text(what: str, count: int, total: int | None, seconds_each: float) -> str:
 def _files_text(files: tuple[int, int], seconds: float) -> str:
     done, total = files
     text = f", {done:,} of {total:,} files"
-    return f"{text}, {_left(seconds / done * (total - done))}" if done and seconds else text
+    if done * _ENOUGH < total:
+        return text
+    return f"{text}, {_left(seconds / done * (total - done))}"
 
 
 def _left(seconds: float) -> str:
