@@ -75,10 +75,13 @@ class Reader:
         index = self._index
         if index.snappy_length is None:
             return images, unreadable
+        left = np.flatnonzero(index.snappy_length[ids])
+        if is_built():
+            images, left = self._natively_unpacked(ids, images, left)
         buffers, which, offsets, lengths, reread = images
         buffers, bad = list(buffers), dict(unreadable)
         which, offsets, lengths = which.copy(), offsets.copy(), lengths.copy()
-        for position in np.flatnonzero(index.snappy_length[ids]).tolist():
+        for position in left.tolist():
             content = b""
             try:
                 if position not in bad:
@@ -90,6 +93,26 @@ class Reader:
             which[position], offsets[position], lengths[position] = len(buffers), 0, len(content)
             buffers.append(content)
         return EncodedSpans(buffers, which, offsets, lengths, reread), bad
+
+    def _natively_unpacked(
+        self, ids: Ids, images: EncodedSpans, places: NDArray[np.intp]
+    ) -> tuple[EncodedSpans, NDArray[np.intp]]:
+        """The images with those at `places` unpacked, and the places where that failed."""
+        index, samples = self._index, ids[places]
+        assert index.snappy_start is not None and index.snappy_length is not None
+        starts = index.snappy_start[samples].astype(np.int64)
+        sizes = index.snappy_length[samples].astype(np.int64)
+        ends, status = np.cumsum(sizes - np.minimum(starts, 0)), np.zeros(len(places), np.uint8)
+        memory = self._room(int(ends[-1]) if len(ends) else 0)
+        buffers, which, offsets, lengths, reread = images
+        spans = buffers, which[places], offsets[places], lengths[places]
+        core.unpack_snappy(*spans, starts, ends, memory, status)
+        which, offsets, lengths = which.copy(), offsets.copy(), lengths.copy()
+        is_done = status == core.OK
+        done = places[is_done]
+        which[done], lengths[done] = len(buffers), sizes[is_done]
+        offsets[done] = (ends - sizes)[is_done]
+        return EncodedSpans([*buffers, memory], which, offsets, lengths, reread), places[~is_done]
 
     def reread(self, ids: Ids, position: int) -> bytes:
         """The encoded image of `ids[position]`."""
