@@ -351,7 +351,7 @@ def main() -> None:
     index = [line for line in journal.lines if "shards" in line]
     found: Results = {}
     for line in journal.lines:
-        if "round" in line:
+        if line.get("round", options.rounds) < options.rounds:
             key = line["title"], line["mbit"], line["delay_ms"]
             found.setdefault(key, []).append(line["found"])
     about = {
