@@ -279,12 +279,12 @@ def test_images_to_predict_keep_what_tells_them_apart(tmp_path: Path) -> None:
     (folder / "get").write_bytes(png(1))
     with GuardedServer(folder, "signature") as server:
         urls = [f"{server.url}/get?id={number}&sig={SIGNATURE}" for number in (1, 2)]
-        (found,) = open_images([*urls, f"{server.url}/get?id=3&sig=no"], tmp_path, lambda _: None)
+        (found,) = open_images([*urls, f"{server.url}/get?id=3&sig=no"], tmp_path, lambda *_: None)
     assert found.names == [f"{server.url}/get?id={number}" for number in (1, 2, 3)]
     assert found.index.size.tolist() == [len(png(1))] * 2 + [0]
     assert SIGNATURE not in str(found)
     with pytest.raises(DataError, match=r"^http://…: a URL with a login or a query"):
-        open_images([f"http://host/get?sig=no {SIGNATURE}"], tmp_path, lambda _: None)
+        open_images([f"http://host/get?sig=no {SIGNATURE}"], tmp_path, lambda *_: None)
 
 
 # --- who else writes ---

@@ -373,7 +373,7 @@ def open_there(world: World, folder: Path, val: Path) -> str:
     os.chdir(folder / str(world.rank))
     config = DataConfig(train="data", val=str(val), order="join", samples=9)
     try:
-        open_datasets(config, world, lambda _: None)
+        open_datasets(config, world, lambda *_: None)
     except (DataError, PeerError) as error:
         return str(error)
     return ""
@@ -392,7 +392,7 @@ def test_ranks_that_see_other_shards(shards: Path, tmp_path: Path) -> None:
 def test_mistakes_are_told_before_validation_data_is_indexed() -> None:
     config = DataConfig(train="pipe:true", val="/nowhere", order="join")
     with pytest.raises(RecipeError, match=r"data\.samples is not set"):
-        open_datasets(config, World(), lambda _: None)
+        open_datasets(config, World(), lambda *_: None)
 
 
 @pytest.mark.parametrize(

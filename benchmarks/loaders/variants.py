@@ -61,18 +61,23 @@ def _with_seek(variant: str) -> Callable[[Path, Path], None]:
 
 
 def _by_peer(peer: str, function: str, source: str) -> Callable[[Path, Path], None]:
-    """Written by a peer's own writer, in its environment."""
-
     def make(folder: Path, out: Path) -> None:
-        python = python_of(folder, peer)
-        assert python is not None
-        module = f"benchmarks.loaders.peers.{peer}_loader"
-        code = f"import {module} as peer, sys; from pathlib import Path\n"
-        code += f"if __name__ == '__main__': peer.{function}(*map(Path, sys.argv[1:]))"
-        words = [str(python), "-c", code, str(data_of(folder) / source), str(out)]
-        subprocess.run(words, check=True, capture_output=True)
+        write_by_peer(folder, peer, data_of(folder) / source, out, function)
 
     return make
+
+
+def write_by_peer(
+    folder: Path, peer: str, source: Path, out: Path, function: str = "write"
+) -> None:
+    """The images of class folders, by a peer's own writer in its environment in `folder`."""
+    python = python_of(folder, peer)
+    assert python is not None
+    module = f"benchmarks.loaders.peers.{peer}_loader"
+    code = f"import {module} as peer, sys; from pathlib import Path\n"
+    code += f"if __name__ == '__main__': peer.{function}(*map(Path, sys.argv[1:]))"
+    words = [str(python), "-c", code, str(source), str(out)]
+    subprocess.run(words, check=True, capture_output=True)
 
 
 VARIANTS: dict[str, Callable[[Path, Path], None]] = {

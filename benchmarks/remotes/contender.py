@@ -1,110 +1,38 @@
 """One loader on one location, in a process of its own that prints a line of JSON; see remote.py.
 
-python -m benchmarks.remotes.contender NAME LOCATION [--locality N] [--stage] [--seconds S]
+python -m benchmarks.remotes.contender NAME LOCATION FOLDER [--locality N] [--stage] [--seconds S]
 
-LOCATION is a brace list of shards, as a path or a URL of server.py.
+LOCATION is a brace list of shards, as a path or a URL of server.py, or the folder of a peer there.
+FOLDER is for copies.
 """
 
 import argparse
 import json
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 from benchmarks.loaders.measure import cpu_seconds, end_tree, processes
-from trainyard.data.decode.crops import RandomResizedCrop
-from trainyard.data.index.build import open_index
-from trainyard.data.loader.loader import Loader
-from trainyard.data.loader.spec import LoaderSpec
-from trainyard.data.reading.staged_copies import Copies
-from trainyard.data.sampler.plan import ShuffledPlan
 
-BATCH, SIDE, THREADS = 64, 224, 2
+THREADS = 2
 _WARM_S = 1.0
 _SAMPLE_S = 0.1  # between two looks at the memory
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
-def trainyard(location: str, locality: int, stage: str | None) -> Iterator[int]:
-    """The size of each batch; with `stage`, from the moment that all copies are there."""
-    index = open_index(location)
-    spec = LoaderSpec(
-        plan=ShuffledPlan(len(index), BATCH, seed=1, locality=locality),
-        crop=RandomResizedCrop(seed=1, scale=SCALE, ratio=RATIO, flip=0.5),
-        image_size=SIDE,
-        stop=10**6,
-        threads=THREADS,
-        stage=stage,
-    )
-    copies = None if stage is None else Copies(index, Path(stage))
-    with Loader(index, spec) as loader:
-        for batch in loader:
-            assert not batch.bad
-            if copies is not None and copies.missing():
-                copies.refresh()
-                continue
-            yield len(batch.ids)
-
-
-def webdataset(location: str, *_: object) -> Iterator[int]:
-    """Shards read in a row by curl for two worker processes, decoded by torchvision."""
-    torch = import_module("torch")
-    package, image = import_module("webdataset"), _torchvision()
-    torch.set_num_threads(1)
-    data = package.WebDataset(f"pipe:curl -sfL {location}", resampled=True, shardshuffle=False)
-    data = data.shuffle(500).to_tuple("jpg", "cls").map_tuple(image, int).batched(BATCH)
-    for images, _ in package.WebLoader(data, batch_size=None, num_workers=THREADS):
-        yield len(images)
-
-
-def webdataset_bytes(location: str, *_: object) -> Iterator[int]:
-    """The same without decoding."""
-    package = import_module("webdataset")
-    data = package.WebDataset(f"pipe:curl -sfL {location}", resampled=True, shardshuffle=False)
-    data = data.shuffle(500).to_tuple("jpg", "cls").map_tuple(len, int).batched(BATCH)
-    for sizes, _ in package.WebLoader(data, batch_size=None, num_workers=THREADS):
-        yield len(sizes)
-
-
-def _torchvision() -> Callable[[bytes], Any]:
-    torch, io = import_module("torch"), import_module("torchvision.io")
-    v2 = import_module("torchvision.transforms.v2")
-    transform = v2.Compose(
-        [
-            v2.RandomResizedCrop(SIDE, scale=SCALE, ratio=RATIO, antialias=True),
-            v2.RandomHorizontalFlip(),
-        ]
-    )
-
-    def image(content: bytes) -> Any:
-        encoded = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        return transform(io.decode_jpeg(encoded, io.ImageReadMode.RGB))
-
-    return image
-
-
-CONTENDERS = {
-    "trainyard": trainyard,
-    "webdataset": webdataset,
-    "webdataset-bytes": webdataset_bytes,
-}
-
-
 # --- what is measured ---
 
 
-def counts(location: str) -> dict[str, int]:
-    """The requests that the server has counted since the last call; none for a local path."""
+def counts(location: str) -> dict[str, float]:
+    """What the server has counted since the last call; nothing for a local path."""
     if not location.startswith("http"):
-        return {"requests": 0, "bytes": 0, "most": 0}
-    with urlopen(f"{location.rpartition('/')[0]}/-/counts") as answer:
-        found: dict[str, int] = json.load(answer)
+        return {"requests": 0, "bytes": 0, "most": 0, "cpu_s": 0}
+    with urlopen("/".join([*location.split("/")[:3], "-/counts"])) as answer:
+        found: dict[str, float] = json.load(answer)
         return found
 
 
@@ -144,6 +72,7 @@ def measure(batches: Iterator[int], location: str, seconds: float) -> dict[str, 
     return {
         "images_per_second": count / seconds,
         "cpu_ms": cpu / count * 1000,
+        "server_cpu_ms": asked["cpu_s"] / count * 1000,
         "requests": asked["requests"] / count,
         "kb": asked["bytes"] / count / 1e3,
         "in_flight": asked["most"],
@@ -152,18 +81,27 @@ def measure(batches: Iterator[int], location: str, seconds: float) -> dict[str, 
     }
 
 
+def batches(options: argparse.Namespace) -> Iterator[int]:
+    folder: str = options.folder
+    if options.name == "trainyard":
+        from benchmarks.remotes.ours import trainyard
+
+        return trainyard(options.location, options.locality, folder if options.stage else None)
+    peer = getattr(import_module("benchmarks.remotes.peers"), options.name)
+    found: Iterator[int] = peer(options.location, folder)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("name", choices=CONTENDERS)
+    parser.add_argument("name", help="trainyard, or a function of peers.py")
     parser.add_argument("location")
+    parser.add_argument("folder")
     parser.add_argument("--locality", type=int, default=0)
     parser.add_argument("--stage", action="store_true")
     parser.add_argument("--seconds", type=float, default=3.0)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        stage = folder if options.stage else None
-        batches = CONTENDERS[options.name](options.location, options.locality, stage)
-        print(json.dumps(measure(batches, options.location, options.seconds)), flush=True)
+    print(json.dumps(measure(batches(options), options.location, options.seconds)), flush=True)
     end_tree()
 
 

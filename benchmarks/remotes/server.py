@@ -1,10 +1,11 @@
 """A web server that answers every request for a range of bytes late: started by remote.py.
 
-python -m benchmarks.remotes.server FOLDER [ADDRESS]
+python -m benchmarks.remotes.server FOLDER [ADDRESS [PORT]]
 
-It prints its port. GET /FILE with or without Range sends a file's bytes after the delay;
-GET /-/delay/MS sets the delay; GET /-/counts tells requests and bytes since the last such request,
-and the most requests that waited at once, as JSON.
+It prints its port. GET and HEAD of /PATH, with or without Range, are answered after the delay. So
+it is also an S3 endpoint whose buckets are the folders in FOLDER, for clients that only read.
+GET /-/delay/MS sets the delay; GET /-/counts tells requests, bytes and seconds of CPU since the
+last such request, and the most requests that waited at once, as JSON.
 """
 
 import asyncio
@@ -12,20 +13,30 @@ import json
 import mmap
 import socket
 import sys
+import time
 from pathlib import Path
 
 SEND_BUFFER = 4 << 20  # bytes; an image leaves in one system call
+_HEAD = (
+    b'HTTP/1.1 %b\r\nContent-Length: %d\r\nETag: "1"\r\nAccept-Ranges: bytes\r\n'
+    b"Last-Modified: Thu, 01 Jan 1970 00:00:00 GMT\r\n%b\r\n"
+)
 
 
 class State:
     def __init__(self, folder: Path) -> None:
         self.delay_s = 0.0
         self.in_flight = 0
-        self.files = {f"/{path.name}": _mapped(path) for path in folder.iterdir() if path.is_file()}
+        self.files = {
+            f"/{path.relative_to(folder)}": _mapped(path)
+            for path in folder.rglob("*")
+            if path.is_file()
+        }
         self.reset()
 
     def reset(self) -> None:
         self.requests = self.bytes = 0
+        self.cpu = time.process_time()
         self.most_in_flight = self.in_flight
 
 
@@ -54,7 +65,8 @@ class Connection(asyncio.Protocol):
             self._answer(head.decode("latin-1"))
 
     def _answer(self, head: str) -> None:
-        path = head.split(" ", 2)[1].partition("?")[0]
+        method, path = head.split(" ", 2)[:2]
+        path = path.partition("?")[0]
         if path.startswith("/-/"):
             return self._send("200 OK", self._command(path), b"")
         state = self._state
@@ -65,23 +77,31 @@ class Connection(asyncio.Protocol):
         status, part, span = "404 Not Found", memoryview(b""), b""
         if content is not None:
             status, part, span = _part(content, head)
-        state.bytes += len(part)
-        asyncio.get_running_loop().call_later(state.delay_s, self._late, status, part, span)
+        answer = status, part, span, method == "HEAD"
+        asyncio.get_running_loop().call_later(state.delay_s, self._late, *answer)
 
-    def _late(self, status: str, part: memoryview, span: bytes) -> None:
+    def _late(self, status: str, part: memoryview, span: bytes, is_head: bool) -> None:
         self._state.in_flight -= 1
-        self._send(status, part, span)
+        self._send(status, part, span, is_head)
 
-    def _send(self, status: str, content: memoryview | bytes, span: bytes) -> None:
-        head = b'HTTP/1.1 %b\r\nContent-Length: %d\r\nETag: "1"\r\nAccept-Ranges: bytes\r\n%b\r\n'
-        self._transport.write(head % (status.encode(), len(content), span))
-        self._transport.write(content)
+    def _send(
+        self, status: str, content: memoryview | bytes, span: bytes, is_head: bool = False
+    ) -> None:
+        self._transport.write(_HEAD % (status.encode(), len(content), span))
+        if not is_head:
+            self._state.bytes += len(content)
+            self._transport.write(content)
 
     def _command(self, path: str) -> bytes:
         state = self._state
         if path.startswith("/-/delay/"):
             state.delay_s = float(path.rpartition("/")[2]) / 1000
-        counts = {"requests": state.requests, "bytes": state.bytes, "most": state.most_in_flight}
+        counts = {
+            "requests": state.requests,
+            "bytes": state.bytes,
+            "most": state.most_in_flight,
+            "cpu_s": time.process_time() - state.cpu,
+        }
         state.reset()
         return json.dumps(counts).encode()
 
@@ -100,10 +120,10 @@ def _part(content: memoryview, head: str) -> tuple[str, memoryview, bytes]:
     )
 
 
-async def serve(folder: Path, address: str = "127.0.0.1") -> None:
+async def serve(folder: Path, address: str = "127.0.0.1", port: str = "0") -> None:
     state = State(folder)
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Connection(state), address, 0, backlog=1024)
+    server = await loop.create_server(lambda: Connection(state), address, int(port), backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

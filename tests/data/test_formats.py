@@ -95,7 +95,7 @@ def test_hidden_files_and_folders_are_left_out(tmp_path: Path, capsys: Capture) 
     assert capsys.readouterr().err == (
         f"trainyard: {tmp_path}: left out: hidden (.git, @eaDir, __MACOSX, … 6 in all)\n"
     )
-    (images,) = open_images([str(tmp_path)], tmp_path, lambda _: None)
+    (images,) = open_images([str(tmp_path)], tmp_path, lambda *_: None)
     assert len(images.index) == 1
 
 

@@ -151,4 +151,4 @@ def test_names_that_are_not_there(hub: Path) -> None:
 def test_a_random_order_of_single_requests_is_refused(hub: Path) -> None:
     config = DataConfig(train=f"{_at()}/data/train-*.parquet", val="x")
     with pytest.raises(RecipeError, match=r"set data\.stage"):
-        open_datasets(config, World(), lambda _: None)
+        open_datasets(config, World(), lambda *_: None)

@@ -117,9 +117,9 @@ def test_the_index_of_a_folder(folder: Path) -> None:
 
 
 def test_the_index_of_shards(shards: Path) -> None:
-    counts: list[int] = []
-    table = open_index(str(shards), counts.append)
-    assert counts == [2, 4, 6]
+    told: list[tuple[object, ...]] = []
+    table = open_index(str(shards), lambda *count: told.append(count))
+    assert told == [(2, (1, 3)), (4, (2, 3)), (6, (3, 3))]
     assert (len(table), table.format, table.root) == (6, "webdataset", str(shards))
     assert (table.classes, table.has_names) == (("0", "1", "2", "3", "4"), False)
     assert table.label.tolist() == [0, 4, 1, 4, 2, 4]

@@ -71,12 +71,12 @@ def test_a_pipe_is_no_file(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="not a regular file"):
             open_source(str(tmp_path / name))
     with pytest.raises(DataError, match=r"x\.jpg: not a regular file"):
-        open_images([str(tmp_path / "x.jpg")], tmp_path, lambda _: None)
+        open_images([str(tmp_path / "x.jpg")], tmp_path, lambda *_: None)
     (tmp_path / "class").mkdir()
     (tmp_path / "class" / "1.jpg").write_bytes(b"1")
     os.mkfifo(tmp_path / "class" / "2.jpg")
     assert [row.path for row in scan(find_place(str(tmp_path))).rows] == ["class/1.jpg"]
-    (images,) = open_images([str(tmp_path / "class")], tmp_path, lambda _: None)
+    (images,) = open_images([str(tmp_path / "class")], tmp_path, lambda *_: None)
     assert len(images.index) == 1
 
 

@@ -20,7 +20,7 @@ from trainyard.world import World
 
 def opened(train: object, val: object, **others: object) -> Datasets:
     config = DataConfig.model_validate({"train": train, "val": val, **others})
-    return open_datasets(config, World(), lambda _: None)
+    return open_datasets(config, World(), lambda *_: None)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from trainyard.data.decode.decode import decode_batch, reference_image
 from trainyard.data.decode.packed_record import has_pixels, is_record, pixels_of
 from trainyard.data.formats import packed
 from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.index.build import Progress
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.splits import find_splits
 from trainyard.data.reading.reader import Reader
@@ -31,7 +32,7 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
 from trainyard.datasets.pack.pack import PackOptions, pack, shuffled
 from trainyard.datasets.pack.recode import ShortSide
-from trainyard.datasets.verify.checks import Check, Progress
+from trainyard.datasets.verify.checks import Check
 from trainyard.datasets.verify.records import why_unlike
 from trainyard.datasets.verify.verify import verify
 from trainyard.errors import DataError
@@ -291,7 +292,7 @@ def test_merged_with_other_formats(photos: Path, tmp_path: Path) -> None:
 
 @contextmanager
 def no_counters(what: str, total: int | None) -> Iterator[Progress]:
-    yield lambda count: None
+    yield lambda *_: None
 
 
 def problems(location: Path) -> list[Check]:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.data.tars import stored
+from trainyard.data._native import core, is_built
 from trainyard.data.formats import parquet
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.build import build_index, open_index
@@ -149,6 +150,36 @@ def test_damaged_snappy_data_is_an_error() -> None:
         unpacked(content[span.offset : span.offset + span.size // 2], span.start, span.length)
     with pytest.raises(ValueError, match="cut short"):
         SnappyStream(content[:-1])
+
+
+def unpacked_by_extension(stored: bytes, start: int, length: int) -> bytes | None:
+    room = length + max(0, -start)
+    out, status = np.zeros(room + 1, np.uint8), np.ones(1, np.uint8)
+    zero, size = np.zeros(1, np.int64), np.array([len(stored)])
+    core.unpack_snappy([stored], zero, zero, size, np.array([start]), np.array([room]), out, status)
+    assert not out[-1]
+    return bytes(out[room - length : room]) if status[0] == core.OK else None
+
+
+@pytest.mark.skipif(not is_built(), reason="needs the extension")
+def test_the_extension_unpacks_what_python_unpacks() -> None:
+    """Whole spans and damaged ones, which it never takes for another image."""
+    random = np.random.default_rng(0)
+    words = [random.bytes(size) for size in (3, 5, 70, 900)]
+    text = b"".join(words[n] * (1 + n % 3) for n in random.integers(0, 4, 800)) + b"a" * 999
+    content = bytes(pa.compress(text + random.bytes(99_000), "snappy", asbytes=True))
+    stream = SnappyStream(content)
+    for _ in range(300):
+        span = stream.span(int(random.integers(0, len(text))), int(random.integers(1, 99_000)))
+        stored = content[span.offset : span.offset + span.size]
+        length = span.length or span.size
+        if span.length:
+            assert unpacked_by_extension(stored, span.start, length) == unpacked(stored, *span[2:])
+        damaged = bytearray(stored[: random.integers(0, len(stored) + 1)])
+        if damaged:
+            damaged[random.integers(0, len(damaged))] ^= int(random.integers(1, 256))
+        found = unpacked_by_extension(bytes(damaged), span.start, length)
+        assert found is None or found == unpacked(bytes(damaged), span.start, length)
 
 
 def test_other_tools_read_what_pack_writes(tmp_path: Path) -> None:

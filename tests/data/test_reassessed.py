@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from tests.command_line import run
 from tests.mini_imagenet import MiniImageNet, write_mini_imagenet
-from trainyard.data.index.build import open_index
+from trainyard.data.index.build import Progress, open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.real_labels import read_labels
 from trainyard.data.index.splits import find_splits
@@ -46,8 +46,8 @@ def of(number: int) -> list[int]:
 
 
 @contextmanager
-def silent(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    yield lambda count: None
+def silent(what: str, total: int | None) -> Iterator[Progress]:
+    yield lambda *_: None
 
 
 def prepared(mini: MiniImageNet, folder: Path, kind: str, samples: int | None = None) -> str:

@@ -15,14 +15,14 @@ from sklearn.datasets import load_sample_images
 
 from tests.data.tars import open_splits
 from trainyard.data.decode.crops import CentralCrop
-from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.build import Progress, build_index, open_index
 from trainyard.data.index.splits import find_splits
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.sampler.plan import OnePassPlan
 from trainyard.data.storage.manifest import read_manifest, write_manifest
 from trainyard.datasets.pack.pack import PackOptions, Selection, pack, shuffled
-from trainyard.datasets.verify.checks import MAX_LISTED, Check, Finding, Progress, checked
+from trainyard.datasets.verify.checks import MAX_LISTED, Check, Finding, checked
 from trainyard.datasets.verify.images import same_bytes
 from trainyard.datasets.verify.verify import verify
 from trainyard.errors import DataError
@@ -69,7 +69,7 @@ def packed(originals: Path, destination: Path, form: str) -> Path:
 
 @contextmanager
 def silent(what: str, total: int | None) -> Iterator[Progress]:
-    yield lambda count: None
+    yield lambda *_: None
 
 
 def look(location: Path | str, *, deep: bool = False) -> dict[tuple[str, str], Check]:

@@ -393,6 +393,23 @@ def test_a_count_that_takes_long_is_shown(monkeypatch: pytest.MonkeyPatch) -> No
     assert "indexing [/a]: 100,000 (25,000 a second) of 1,000,000, 0:00:36 left" in seen(target)
 
 
+def test_files_tell_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    first, second = console(terminal=True), console(terminal=True)
+    with counter(first, "indexing") as count:
+        now[0] += 10
+        count(5_000, (10, 40))
+    assert "indexing: 5,000 (500 a second), 10 of 40 files, 0:00:30 left" in seen(first)
+    with counter(second, "indexing") as count:
+        now[0] += 38
+        count(20_000, (40, 40))
+        count(20_100, (1, 20))  # of the validation data, which alone counts from here
+        now[0] += 2
+        count(20_400, (4, 20))
+    assert "20,400 (510 a second), 4 of 20 files, 0:00:08 left" in seen(second)
+
+
 def test_a_count_that_is_over_soon_is_not_shown() -> None:
     target = console(terminal=True)
     with counter(target, "indexing") as count:

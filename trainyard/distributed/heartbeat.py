@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec
+
+P = ParamSpec("P")
 
 BEGINNING = 4
 """Factor on the limit before the first step is done: a rank reads indexes and compiles."""
@@ -69,12 +71,12 @@ class Heartbeat:
         step, doing, _ = self._marked
         self.mark(doing, step)
 
-    def counted(self, doing: str, show: Callable[[int], None]) -> Callable[[int], None]:
+    def counted(self, doing: str, show: Callable[P, None]) -> Callable[P, None]:
         """Wrap `show`, which receives a count: each call also marks progress."""
 
-        def mark_and_show(count: int) -> None:
+        def mark_and_show(*args: P.args, **kwargs: P.kwargs) -> None:
             self.mark(doing)
-            show(count)
+            show(*args, **kwargs)
 
         return mark_and_show
 

@@ -27,6 +27,15 @@ def _read(sample: tuple[str, int]) -> dict[str, Any]:
 
 
 def write(folder: Path, out: Path) -> None:
+    _write(folder, out, chunk_bytes="64MB")
+
+
+def write_even(folder: Path, out: Path) -> None:
+    """A dozen chunks. Of a chunk that two workers share, it reads all for every image."""
+    _write(folder, out, chunk_size=-(-len(listed(folder)) // 12))
+
+
+def _write(folder: Path, out: Path, **how: Any) -> None:
     import_module("litdata").optimize(
-        fn=_read, inputs=listed(folder), output_dir=str(out), chunk_bytes="64MB", num_workers=1
+        fn=_read, inputs=listed(folder), output_dir=str(out), num_workers=1, **how
     )

@@ -103,6 +103,18 @@ def touch(buffers: Sequence[Buffer], which: Buffer, offsets: Buffer, lengths: Bu
     """Reads a byte of each span of memory-mapped files, up to the first that is not in memory,
     which causes a major page fault of this process."""
 
+def unpack_snappy(
+    buffers: Sequence[Buffer],
+    which: Buffer,
+    offsets: Buffer,
+    lengths: Buffer,
+    starts: Buffer,  # int64[n], see SnappySpan
+    ends: Buffer,  # int64[n]: span i is unpacked into out[ends[i - 1]:ends[i]]
+    out: Buffer,  # uint8
+    out_status: Buffer,  # uint8[n]: OK, DAMAGED or UNREADABLE
+) -> None:
+    """Unpacks spans of Snappy streams. A span with a negative start gives so many bytes before."""
+
 def permute(positions: Buffer, keys: Buffer, size: int, out: Buffer) -> None:
     """`permute` of keyed.py, for int64[n] and uint64[n]; ValueError for a position outside."""
 

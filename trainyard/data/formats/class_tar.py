@@ -75,6 +75,7 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
         classes=labels.classes,
         watched=place.watched(names),
         rows=_rows(place, via(read, names), labels),
+        files=len(names),
     )
 
 

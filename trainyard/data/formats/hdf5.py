@@ -81,6 +81,7 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
         classes=classes,
         watched=place.watched(names),
         rows=all_rows(via(read, names)),
+        files=len(names),
     )
 
 

@@ -103,3 +103,5 @@ class Scan:
     watched: tuple[str, ...]
     """Files and folders, relative to the root, whose change makes the index stale."""
     rows: Iterator[FileRows]
+    files: int = 0
+    """Number of shards that the rows come from; 0 if files hold single images."""

@@ -48,7 +48,7 @@ from trainyard.data.storage.source import Source, is_remote
 from trainyard.errors import DataError
 
 _WALKERS = 192  # parts of remote shards that are walked at once
-_MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 64 << 20  # bytes; a segment of a remote shard
+_MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 16 << 20  # bytes; a segment of a remote shard
 _REMOTE_AHEAD, _REMOTE_PAGE = 2 << 20, 8 << 10  # bytes; see ReadAhead
 _MAX_JSON = 1 << 20  # bytes; a larger file is no label
 _PEEKED = 64  # members: some samples, and other members before the first
@@ -79,6 +79,7 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
         classes=None,
         watched=place.watched(names),
         rows=all_rows(via(read, names)),
+        files=len(names),
     )
 
 

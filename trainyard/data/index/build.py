@@ -3,11 +3,11 @@
 import hashlib
 import os
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,18 @@ from trainyard.errors import DataError
 from trainyard.files import cache_folder
 from trainyard.hints import closest
 
-Progress = Callable[[int], None]
-"""Called now and then with the number of samples found so far."""
 Header = dict[str, Any]
 
 
-def open_index(location: str, progress: Progress = lambda _: None) -> Index:
+class Progress(Protocol):
+    def __call__(self, count: int, files: tuple[int, int] | None = None, /) -> None:
+        """Called now and then with the number of samples found so far.
+
+        `files`: the number of shards done, and of all; None unless there are several.
+        """
+
+
+def open_index(location: str, progress: Progress = lambda *_: None) -> Index:
     """The index of a location: the saved one if the data has not changed since, else a new one."""
     for path in _saved_paths(find_place(location)):
         index = load_index(path)
@@ -44,7 +50,7 @@ def saved_index(location: str) -> Index | None:
 
 
 def build_index(
-    location: str, progress: Progress = lambda _: None, scan: Scan | None = None
+    location: str, progress: Progress = lambda *_: None, scan: Scan | None = None
 ) -> Index:
     """Scans a location and saves its index beside the data, or in the cache if that is read-only.
 
@@ -69,7 +75,7 @@ def begin_scan(location: str, via: Via = directly) -> Scan:
     return formats.scan(place, via)
 
 
-def index_scan(scan: Scan, path: Path, progress: Progress = lambda _: None) -> Index:
+def index_scan(scan: Scan, path: Path, progress: Progress = lambda *_: None) -> Index:
     """The index of a scan that the caller made, saved at `path`."""
     headers, tables = _collect(scan, progress)
     split = scan.place.split or ""
@@ -203,7 +209,8 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
     for rows in scan.rows:
         tables.setdefault(rows.split, _Table()).add(rows)
         count += len(rows.labels)
-        progress(count)
+        done = min(sum(len(table.ends) for table in tables.values()), scan.files)
+        progress(count, *([(done, scan.files)] if scan.files > 1 else []))
     return {split: table for split, table in tables.items() if table.label}
 
 

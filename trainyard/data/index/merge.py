@@ -68,7 +68,7 @@ def validation_splits(locations: Sequence[str]) -> list[str]:
 def open_merged(
     locations: Sequence[str],
     known: Sequence[str] | None,
-    progress: Progress = lambda _: None,
+    progress: Progress = lambda *_: None,
     side: Side | None = None,
 ) -> Index:
     """The index of one location, or of several merged; with `side`, of a part of each.
@@ -91,7 +91,7 @@ def open_merged(
 
 
 def _counting_from(done: int, progress: Progress) -> Progress:
-    return lambda count: progress(done + count)
+    return lambda count, files=None: progress(done + count, files)
 
 
 def _unite(

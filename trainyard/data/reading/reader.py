@@ -75,10 +75,13 @@ class Reader:
         index = self._index
         if index.snappy_length is None:
             return images, unreadable
+        left = np.flatnonzero(index.snappy_length[ids])
+        if is_built():
+            images, left = self._natively_unpacked(ids, images, left)
         buffers, which, offsets, lengths, reread = images
         buffers, bad = list(buffers), dict(unreadable)
         which, offsets, lengths = which.copy(), offsets.copy(), lengths.copy()
-        for position in np.flatnonzero(index.snappy_length[ids]).tolist():
+        for position in left.tolist():
             content = b""
             try:
                 if position not in bad:
@@ -91,16 +94,36 @@ class Reader:
             buffers.append(content)
         return EncodedSpans(buffers, which, offsets, lengths, reread), bad
 
+    def _natively_unpacked(
+        self, ids: Ids, images: EncodedSpans, places: NDArray[np.intp]
+    ) -> tuple[EncodedSpans, NDArray[np.intp]]:
+        """The images with those at `places` unpacked, and the places where that failed."""
+        index, samples = self._index, ids[places]
+        assert index.snappy_start is not None and index.snappy_length is not None
+        starts = index.snappy_start[samples].astype(np.int64)
+        sizes = index.snappy_length[samples].astype(np.int64)
+        ends, status = np.cumsum(sizes - np.minimum(starts, 0)), np.zeros(len(places), np.uint8)
+        memory = self._room(int(ends[-1]) if len(ends) else 0)
+        buffers, which, offsets, lengths, reread = images
+        spans = buffers, which[places], offsets[places], lengths[places]
+        core.unpack_snappy(*spans, starts, ends, memory, status)
+        which, offsets, lengths = which.copy(), offsets.copy(), lengths.copy()
+        is_done = status == core.OK
+        done = places[is_done]
+        which[done], lengths[done] = len(buffers), sizes[is_done]
+        offsets[done] = (ends - sizes)[is_done]
+        return EncodedSpans([*buffers, memory], which, offsets, lengths, reread), places[~is_done]
+
     def reread(self, ids: Ids, position: int) -> bytes:
         """The encoded image of `ids[position]`."""
         return self.read(int(ids[position]))
 
     def expect(self, ids: Ids) -> "PlannedReads":
         """Announces samples: requests remote ones, and asks the system to read local ones ahead."""
-        mapped = self._maps(ids) if self._is_plain and self._are_parts(ids) else None
+        mapped = self._mapped_parts(ids)
         if mapped is not None:
             self._hints.give(mapped[0])
-        if self._prefetcher is not None:
+        elif self._prefetcher is not None:
             index, remote = self._index, ids[self._to_be_fetched(ids)]
             places = index.file[remote], index.offset[remote], index.size[remote]
             self._prefetcher.expect(remote, *places)
@@ -155,12 +178,22 @@ class Reader:
                 unreadable[position] = str(error)
         return in_memory(contents), unreadable
 
+    def _mapped_parts(self, ids: Ids) -> tuple[EncodedSpans, Unreadable] | None:
+        """Spans of mapped files, if the samples are parts of local files or of complete copies."""
+        if self._is_plain:
+            return self._maps(ids) if self._are_parts(ids) else None
+        if self._copies is None or not is_built() or not self._copies.hold(self._index.file[ids]):
+            return None
+        found = self._maps(ids)
+        return None if found[1] else found  # a copy was deleted by hand: see `_from_copy`
+
     def _maps(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
         """Spans of mapped files; libraries get bytes by a read, since access to a map may fail."""
         index = self._index
         files, which = np.unique(index.file[ids], return_inverse=True)
         offsets, lengths = index.offset[ids], index.size[ids]
-        maps, ends, errors = self._mapped.get(files.tolist(), self._path)
+        place_of = self._path if self._copies is None else self._copies.path_of
+        maps, ends, errors = self._mapped.get(files.tolist(), place_of)
         unreadable = {}
         outside = np.flatnonzero(offsets + lengths > ends[which])
         if outside.size:

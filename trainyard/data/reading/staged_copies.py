@@ -22,6 +22,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainyard.data.index.table import Index
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
@@ -85,7 +88,14 @@ class Copies:
         offset = int(index.offset[sample])
         if self.is_grouped:
             offset = int(index.size[number * GROUP : sample].sum())
-        return Copy(number, str(self.path / str(number)), offset, int(index.size[sample]))
+        return Copy(number, self.path_of(number), offset, int(index.size[sample]))
+
+    def path_of(self, number: int) -> str:
+        return str(self.path / str(number))
+
+    def hold(self, files: NDArray[np.int32]) -> bool:
+        """True if `refresh` has seen a copy of each of these files; False for copies of groups."""
+        return not self.is_grouped and self._ready.issuperset(np.unique(files).tolist())
 
     def refresh(self) -> None:
         """Lists the existing copies."""

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal, NamedTuple
 
+from trainyard.data.index.build import Progress
+
 Result = Literal["ok", "note", "problem"]
 """A note is unusual but does not harm training; a problem makes it fail or its result wrong."""
 
-Progress = Callable[[int], None]
 Counters = Callable[[str, int | None], AbstractContextManager[Progress]]
 """Given a description and a total, gives a function that receives the count so far."""
 

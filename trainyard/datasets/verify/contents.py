@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainyard.data.index.build import Progress
 from trainyard.data.index.overlap import Hashes, hash_names
 from trainyard.data.index.table import Index
 from trainyard.data.storage.manifest import Shard, is_inside
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
 from trainyard.datasets.parts import Codec, Units
-from trainyard.datasets.verify.checks import Check, Counters, Finding, Progress, checked
+from trainyard.datasets.verify.checks import Check, Counters, Finding, checked
 from trainyard.datasets.verify.saved_index import hashes_of_names
 from trainyard.datasets.verify.shards import Files, data_files, format_of, plain
 from trainyard.errors import DataError

@@ -26,11 +26,12 @@ from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch, open_lazily
 from trainyard.data.decode.orientation import orientation_of
 from trainyard.data.decode.packed_record import is_record
+from trainyard.data.index.build import Progress
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import Credentials, adopt, known
 from trainyard.datasets.parts import Codec, Units
-from trainyard.datasets.verify.checks import MAX_LISTED, Progress
+from trainyard.datasets.verify.checks import MAX_LISTED
 from trainyard.datasets.verify.records import why_unlike
 from trainyard.errors import DataError
 

@@ -9,13 +9,13 @@ from types import ModuleType
 import numpy as np
 
 from trainyard.data import formats
-from trainyard.data.index.build import index_scan
+from trainyard.data.index.build import Progress, index_scan
 from trainyard.data.index.table import Index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest, Shard, manifest_of, read_manifest
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
-from trainyard.datasets.verify.checks import Check, Finding, Progress, checked
+from trainyard.datasets.verify.checks import Check, Finding, checked
 from trainyard.errors import DataError
 
 

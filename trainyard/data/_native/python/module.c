@@ -4,6 +4,7 @@
 #include "python/decoder.h"
 #include "files.h"
 #include "permute.h"
+#include "snappy.h"
 
 enum { TOUCHED = 16 }; /* of the images of a call */
 
@@ -78,6 +79,41 @@ static PyObject *touch_(PyObject *module, PyObject *args) {
     return with_images(args, touch_some);
 }
 
+static bool do_not_fall(const int64_t *ends, int64_t count, int64_t size) {
+    for (int64_t i = 0, begin = 0; i < count; begin = ends[i++])
+        if (ends[i] < begin || ends[i] > size)
+            return false;
+    return true;
+}
+
+static PyObject *unpack_snappy_(PyObject *module, PyObject *args) {
+    (void)module;
+    PyObject *stored[4], *from, *to, *target, *states;
+    if (!PyArg_ParseTuple(args, "OOOOOOOO", &stored[0], &stored[1], &stored[2], &stored[3], &from,
+                          &to, &target, &states))
+        return NULL;
+    Views views = {0};
+    Images spans;
+    int64_t *starts = NULL, *ends = NULL;
+    uint8_t *out = NULL, *status = NULL;
+    bool is_ready = views_add_images(&views, &spans, stored) &&
+                    (starts = views_add(&views, from, "starts", spans.count * 8, false)) &&
+                    (ends = views_add(&views, to, "ends", spans.count * 8, false)) &&
+                    (status = views_add(&views, states, "out_status", spans.count, true)) &&
+                    (out = views_add(&views, target, "out", ANY_SIZE, true));
+    if (is_ready && !do_not_fall(ends, spans.count, views.views[views.count - 1].len)) {
+        PyErr_SetString(PyExc_ValueError, "ends: must not fall, nor exceed `out`");
+        is_ready = false;
+    }
+    if (is_ready) {
+        Py_BEGIN_ALLOW_THREADS;
+        snappy_unpack(&spans, starts, ends, out, status);
+        Py_END_ALLOW_THREADS;
+    }
+    views_release(&views);
+    return is_ready ? Py_NewRef(Py_None) : NULL;
+}
+
 static PyObject *permute_(PyObject *module, PyObject *args) {
     (void)module;
     PyObject *from, *keyed, *to;
@@ -126,6 +162,7 @@ static PyMethodDef functions[] = {
     {"read_files", read_files_, METH_VARARGS, NULL},
     {"will_need", will_need_, METH_VARARGS, NULL},
     {"touch", touch_, METH_VARARGS, NULL},
+    {"unpack_snappy", unpack_snappy_, METH_VARARGS, NULL},
     {"permute", permute_, METH_VARARGS, NULL},
     {"random_boxes", random_boxes_, METH_VARARGS, NULL},
     {"guard_bus_errors", guard_bus_errors_, METH_NOARGS, NULL},
