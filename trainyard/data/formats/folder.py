@@ -12,7 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidden, tell_left_out
+from trainyard.data.formats.scan import (
+    ARRAY_SUFFIX,
+    IMAGE_SUFFIXES,
+    FileRows,
+    Scan,
+    is_hidden,
+    tell_left_out,
+)
 from trainyard.data.formats.split_names import splits_named
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import read_manifest
@@ -35,12 +42,14 @@ class _LeftOut:
     hidden: list[str] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
+    arrays: list[str] = field(default_factory=list)
 
     def tell(self, location: str) -> None:
         kinds = {
             "hidden": self.hidden,
             "links to a folder that holds them": self.loops,
             "folders without an image": self.empty,
+            "arrays in folders of other images": self.arrays,
         }
         tell_left_out(location, kinds)
 
@@ -143,7 +152,10 @@ def _images(location: str, folder: str, left_out: _LeftOut) -> list[tuple[str, i
             found.append((path, entry.stat().st_size))
         elif is_hidden(entry.name) and _has_suffix(entry.name) and entry.is_file():
             left_out.hidden.append(path)
-    return sorted(found)
+    others = [one for one in found if not _is_array(one[0])]
+    if others:  # arrays may hold features of these
+        left_out.arrays += [path for path, _ in found if _is_array(path)]
+    return sorted(others or found)
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
@@ -151,7 +163,11 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
 
 
 def _has_suffix(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES or _is_array(name)
+
+
+def _is_array(name: str) -> bool:
+    return name.lower().endswith(ARRAY_SUFFIX)
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:
