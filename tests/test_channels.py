@@ -102,7 +102,8 @@ def test_exports_take_images_of_these_channels(
 ) -> None:
     """The code in the card of each gives the logits of the classifier."""
     hub, file, program = tmp_path / "hub", tmp_path / "m.onnx", tmp_path / "m.pt2"
-    shown(capsys, "export", runs[channels], file, program, "--hub", hub)
+    shown(capsys, "export", runs[channels], file, "--hub", hub)
+    shown(capsys, "export", runs[channels], program)
     (inputs,) = onnx.load(file).graph.input
     assert [axis.dim_value for axis in inputs.type.tensor_type.shape.dim[1:]] == [channels, 32, 32]
     assert timm.create_model(f"local-dir:{hub}").pretrained_cfg["input_size"][0] == channels

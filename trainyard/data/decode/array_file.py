@@ -54,4 +54,5 @@ def _header(content: bytes) -> tuple[tuple[int, int, int], bool, int]:
         raise ValueError(f"an array of {dtype}: store uint8")
     if len(shape) not in (2, 3) or 0 in shape:
         raise ValueError(f"an array of shape {list(shape)}: store [height, width, channels]")
-    return (*shape[:2], shape[2] if len(shape) == 3 else 1), is_fortran, file.tell()
+    height, width = shape[:2]
+    return (height, width, shape[2] if len(shape) == 3 else 1), is_fortran, file.tell()
