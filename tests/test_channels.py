@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file
@@ -106,7 +105,8 @@ def test_exports_take_images_of_these_channels(
     shown(capsys, "export", runs[channels], program)
     (inputs,) = onnx.load(file).graph.input
     assert [axis.dim_value for axis in inputs.type.tensor_type.shape.dim[1:]] == [channels, 32, 32]
-    assert timm.create_model(f"local-dir:{hub}").pretrained_cfg["input_size"][0] == channels
+    about = json.loads((hub / "config.json").read_text())
+    assert about["pretrained_cfg"]["input_size"] == [channels, 32, 32]
     image = pictures(data)[0]
     classifier = load(runs[channels])
     ours = classifier.logits(classifier.preprocess([image])).numpy()
@@ -114,8 +114,8 @@ def test_exports_take_images_of_these_channels(
         code = card.read_text().partition("```python\n")[2].partition("```")[0]
         for name in ("image.png", "image.npy"):
             code = code.replace(name, str(image))
-        for name in (file, program):
-            code = code.replace(f'"{name.name}"', json.dumps(str(name)))
+        for path in (file, program):
+            code = code.replace(f'"{path.name}"', json.dumps(str(path)))
         names: dict[str, object] = {}
         exec(code, names)
         np.testing.assert_allclose(np.asarray(names["logits"]).reshape(1, -1), ours, atol=0.02)
@@ -124,7 +124,7 @@ def test_exports_take_images_of_these_channels(
 def test_a_contact_sheet_and_verify_of_arrays(bands: Path, tmp_path: Path, capsys: Capture) -> None:
     assert "8 x 8" in shown(capsys, "data", "show", bands, "--sheet", tmp_path / "sheet.png")
     with Image.open(tmp_path / "sheet.png") as sheet:
-        assert len(sheet.convert("RGB").getcolors(1 << 24)) > 100
+        assert len(np.unique(np.asarray(sheet))) > 100
     capsys.readouterr()
     assert run("data", "verify", bands, "--deep", "--json") == 0
     assert "NPY 4 channels" in capsys.readouterr().out

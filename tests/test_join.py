@@ -363,7 +363,7 @@ def test_ranks_have_agreed_before_a_step_is_made(monkeypatch: pytest.MonkeyPatch
 
 class Endless:
     def take(self) -> tuple[HostBatch, bool]:
-        return _no_samples(16), False
+        return _no_samples(16, 3), False
 
 
 # --- what is wrong is named ---
