@@ -70,8 +70,8 @@ def decode_batch(
     `decoder`, see `own_decoder`, the libraries decode all images; they read every byte of an image,
     not its crop alone. With `exif`, images are turned upright first, by their orientation.
     """
-    stored, channels = as_stored(images), out_BHWC.shape[3]
-    decoder = decoder if channels in _OF_PICTURES else None
+    stored, shape = as_stored(images), out_BHWC.shape[1:]
+    decoder = decoder if shape[2] in _OF_PICTURES else None
     sizes, status = native_sizes(stored, decoder)
     orientations = native_orientations(stored, decoder) if exif else None
     contents, bad = _library_sizes(stored, sizes, status, orientations)
@@ -87,18 +87,13 @@ def decode_batch(
         if position not in bad:
             try:
                 content = contents.get(position) or stored.content(position)
-                whole = _images(content, tuple(sizes[position].tolist()), channels)
-                turn = 1 if orientations is None else int(orientations[position])
-                pixels = _resize(
-                    *([upright(image, turn) for image in whole], crops, position),
-                    shape=out_BHWC.shape[1:],
-                    how=interpolation,
-                )
-                out_BHWC[position] = pixels[:, ::-1] if crops.flips[position] else pixels
+                whole = _images(content, tuple(sizes[position].tolist()), shape[2])
+                if orientations is not None:
+                    whole = [upright(image, orientations[position]) for image in whole]
+                out_BHWC[position] = _resized(whole, crops, position, shape, how=interpolation)
             except (BadImageError, OSError) as error:
                 bad[position] = str(error)
-    for position in bad:
-        out_BHWC[position] = 0
+    out_BHWC[list(bad)] = 0
     return bad
 
 
@@ -366,15 +361,17 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
     return JpegHeader((width, height), colours)
 
 
-def _resize(
+def _resized(
     images: Sequence[Image.Image],
     crops: Crops,
     position: int,
-    *,
     shape: tuple[int, ...],
+    *,
     how: Interpolation,
 ) -> NDArray[np.uint8]:
-    """The box at `position` as pixels of `shape` (height, width, channels), antialiased."""
+    """The box at `position` as pixels of `shape` (height, width, channels), antialiased, flipped
+    if it is to be.
+    """
     left, top, right, bottom = crops.boxes[position].tolist()
     if not crops.resizes_first:
         x, y = math.floor(left), math.floor(top)
@@ -383,9 +380,9 @@ def _resize(
         left, top, right, bottom = left - x, top - y, right - x, bottom - y
     size, inside = (shape[1], shape[0]), (left, top, right, bottom)
     resized = [np.asarray(image.resize(size, _FILTERS[how], box=inside)) for image in images]
-    if len(resized) == 1:  # of RGBX without the X
-        return resized[0].reshape(*size[::-1], -1)[..., : shape[2]]
-    return np.stack(resized, axis=2)
+    pixels = np.concatenate([each.reshape(*shape[:2], -1) for each in resized], axis=2)
+    pixels = pixels[..., : shape[2]]  # of RGBX without the X
+    return pixels[:, ::-1] if crops.flips[position] else pixels
 
 
 def _size(content: bytes) -> tuple[int, int]:
