@@ -78,7 +78,7 @@ def test_it_works_without_the_extension(jpegs: Path) -> None:
     assert "extension" in found["advice"]
 
 
-@pytest.mark.parametrize("option", ["--batch", "--size", "--threads", "--seconds"])
+@pytest.mark.parametrize("option", ["--batch", "--size", "--channels", "--threads", "--seconds"])
 def test_numbers_are_above_zero(option: str, jpegs: Path, capsys: Capture) -> None:
     message = complaint(capsys, "bench", "loader", jpegs, option, "0")
     assert f"{option} 0" in message
@@ -92,6 +92,7 @@ def test_a_missing_location_is_named(tmp_path: Path, capsys: Capture) -> None:
 
 FOUND: dict[str, Any] = {
     "location": "photos",
+    "channels": 3,
     "path": "avx2",
     "fallback": 0.0,
     "seek_table": False,

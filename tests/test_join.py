@@ -348,6 +348,7 @@ def test_ranks_have_agreed_before_a_step_is_made(monkeypatch: pytest.MonkeyPatch
         course,
         open_loader=lambda number, batches: nullcontext(Endless()),  # type: ignore[arg-type, return-value]
         open_feed=lambda batches, first: batches,  # type: ignore[arg-type, return-value]
+        channels=3,
         place=place,
         world=World(),
         report=lambda line: None,
@@ -362,7 +363,7 @@ def test_ranks_have_agreed_before_a_step_is_made(monkeypatch: pytest.MonkeyPatch
 
 class Endless:
     def take(self) -> tuple[HostBatch, bool]:
-        return _no_samples(16), False
+        return _no_samples(16, 3), False
 
 
 # --- what is wrong is named ---

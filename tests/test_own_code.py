@@ -110,7 +110,7 @@ def test_options_are_the_parameters(here: Path) -> None:
 )
 def test_mistakes_in_an_augmentation(name: str, words: str, here: Path) -> None:
     with pytest.raises(RecipeError, match=words):
-        check_extra(f"{NAME}:{name}", image_size=8, num_classes=5, device=torch.device("cpu"))
+        check_extra(f"{NAME}:{name}", shape=(3, 8, 8), num_classes=5, device=torch.device("cpu"))
 
 
 def test_the_noise_is_of_seed_position_and_rank(here: Path) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data._native import own_decoder
+from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch
 from trainyard.data.device.normalise import Normalise
@@ -133,13 +134,14 @@ class Classifier:
         return found
 
     def preprocess(self, images: Sequence[Picture]) -> Tensor:
-        """Input of the model: central crops, normalised; [B, 3, height, width].
+        """Input of the model: central crops, normalised; [B, channels, height, width].
 
         DataError, which names the first unreadable image.
         """
-        contents = [_content(image, number) for number, image in enumerate(images)]
         data, size = self.config.data, self.image_size
-        pixels_BHWC = np.empty((len(contents), *height_width(size), 3), np.uint8)
+        channels = data.channels
+        contents = [_content(image, number, channels) for number, image in enumerate(images)]
+        pixels_BHWC = np.empty((len(contents), *height_width(size), channels), np.uint8)
         crop, decoder = CentralCrop(size, data.crop_pct), own_decoder()
         how, exif = data.interpolation, data.exif
         bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, exif=exif)
@@ -214,10 +216,12 @@ def _arithmetic(precision: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def _content(image: Picture, number: int) -> bytes:
-    """The encoded image."""
+def _content(image: Picture, number: int, channels: int) -> bytes:
+    """The encoded image, for a model of some channels."""
     if isinstance(image, bytes):
         return image
+    if isinstance(image, Image.Image) and channels == len(image.getbands()) not in (1, 3):
+        return array_file(np.asarray(image))
     if isinstance(image, Image.Image):
         file = io.BytesIO()
         try:

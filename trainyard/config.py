@@ -164,6 +164,7 @@ def check(tree: dict[str, Any]) -> RunConfig:
         raise RecipeError(f"a recipe holds numbers, text and lists only: {error}") from None
     _check_order(config)
     _check_balance(config)
+    _check_channels(config)
     _check_average(config)
     _check_sharded(config)
     return config
@@ -211,6 +212,22 @@ def _check_balance(config: RunConfig) -> None:
         if data.balance and is_so:
             raise RecipeError(
                 f"{reason} cannot go with data.balance = {data.balance}: leave one of them out"
+            )
+
+
+def _check_channels(config: RunConfig) -> None:
+    """RecipeError if a key needs RGB images, and data.channels has others."""
+    augment, channels = config.augment, config.data.channels
+    reasons = {
+        f"augment.randaugment = {augment.randaugment!r}": augment.randaugment is not None,
+        f"augment.color_jitter = {list(augment.color_jitter)}": bool(augment.color_jitter),
+        f"data.decode = {config.data.decode!r}": config.data.decode != "cpu",
+    }
+    for reason, is_so in reasons.items():
+        if channels != 3 and is_so:
+            raise RecipeError(
+                f"{reason} is for images of 3 channels and cannot go with data.channels = "
+                f"{channels}: change one of them"
             )
 
 
@@ -327,7 +344,8 @@ def _value(key: str, text: str) -> Any:
         except tomllib.TOMLDecodeError:
             continue
         if not is_location or isinstance(value, list):
-            return value
+            is_single = get_origin(annotation) is tuple and not isinstance(value, list)
+            return [value] if is_single else value
     return [text] if get_origin(annotation) is tuple else text  # a single pattern or stage
 
 

@@ -27,6 +27,7 @@ _FOREIGN = {
     "epochs": "run.length: {} epochs",
     "hflip": "augment.flip",
     "img_size": "data.image_size",
+    "in_chans": "data.channels",
     "initial_checkpoint": "model.checkpoint",
     "j": "data.threads",
     "learning_rate": "optim.lr",

@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,11 @@ from torchvision.transforms import InterpolationMode, functional
 from tests.images import encode
 from trainyard.data._native import core, own_decoder
 from trainyard.data.decode import decode
+from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import BadImageError, decode_batch, reference_image
 from trainyard.data.decode.interpolation import Interpolation
+from trainyard.data.decode.orientation import TAG, upright
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
 from trainyard.data.storage.encoded import EncodedSpans, in_memory
 from trainyard.datasets.pack.recode import Repair, ShortSide, Squash
@@ -94,7 +97,12 @@ def test_fast_jpeg_path_equals_pillow_bit_for_bit(
     for photograph in PHOTOGRAPHS:
         image = photograph.crop((0, 0, *size)).convert(mode)
         content = encode(image, "JPEG", quality=quality, **others)
-        assert decode._fast_image(content) is not None
+        for channels in (1, 3):
+            fast = decode._fast_image(content, channels)
+            assert fast is not None
+            expected = np.asarray(reference_image(content, channels))
+            shown = fast.convert("RGB") if channels == 3 else fast
+            np.testing.assert_array_equal(np.asarray(shown), expected)
         np.testing.assert_array_equal(decoded(content), np.asarray(pillow(content)))
 
 
@@ -140,6 +148,114 @@ KINDS = {
 @pytest.mark.parametrize("name", KINDS)
 def test_every_kind_equals_pillow(name: str) -> None:
     np.testing.assert_array_equal(decoded(KINDS[name]), np.asarray(pillow(KINDS[name])))
+
+
+# --- other numbers of channels ---
+
+
+def luminance(content: bytes) -> Image.Image:
+    """The Y of a JPEG in YCbCr, as libjpeg gives it, and Pillow's L of all other images."""
+    image = Image.open(io.BytesIO(content))
+    if image.format == "JPEG" and image.mode == "RGB":
+        image.draft("L", None)
+        return image
+    return pillow(content).convert("L")
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_one_channel_is_luminance_resized(name: str) -> None:
+    image = luminance(KINDS[name])
+    assert image.mode == "L"
+    out = np.empty((1, 31, 23, 1), np.uint8)
+    assert decode_batch([KINDS[name]], whole(), out, "bilinear") == {}
+    expected = image.resize((23, 31), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(out[0, ..., 0], np.asarray(expected))
+
+
+NOISE_HWC = np.random.default_rng(0).integers(0, 256, (48, 64, 13), np.uint8)
+MULTISPECTRAL = {
+    "13 of .npy": (array_file(NOISE_HWC), NOISE_HWC),
+    "2 of .npy in Fortran's order": (
+        array_file(np.asfortranarray(NOISE_HWC[..., :2])),
+        NOISE_HWC[..., :2],
+    ),
+    "4 of .png": (encode(Image.fromarray(NOISE_HWC[..., :4]), "PNG"), NOISE_HWC[..., :4]),
+    "4 of .tif": (
+        encode(Image.fromarray(NOISE_HWC[..., :4], "CMYK"), "TIFF"),
+        NOISE_HWC[..., :4],
+    ),
+}
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("resizes_first", [False, True])
+@pytest.mark.parametrize("name", MULTISPECTRAL)
+def test_each_channel_is_cropped_and_resized_like_a_grey_image(
+    name: str, resizes_first: bool, interpolation: Interpolation
+) -> None:
+    """Transparency, say, is a channel like the others: Pillow would multiply colours by it."""
+    content, pixels_HWC = MULTISPECTRAL[name]
+    channels = pixels_HWC.shape[2]
+    crop = boxed((3.25, 7.5, 60.125, 41.75), flip=True, resizes_first=resizes_first)
+    out, grey = np.empty((1, 24, 16, channels), np.uint8), np.empty((1, 24, 16, 1), np.uint8)
+    decoder = own_decoder()
+    assert decode_batch([content], crop, out, interpolation, decoder=decoder) == {}
+    for channel in range(channels):
+        alone = encode(Image.fromarray(pixels_HWC[..., channel]), "PNG")
+        assert decode_batch([alone], crop, grey, interpolation) == {}
+        np.testing.assert_array_equal(out[..., channel : channel + 1], grey)
+
+
+def test_arrays_of_one_and_three_channels_are_pictures() -> None:
+    for pixels in (NOISE_HWC[..., :3], NOISE_HWC[..., :1], NOISE_HWC[..., 0]):
+        shown = Image.fromarray(pixels.squeeze())
+        for channels in (1, 3):
+            two = np.empty((2, 48, 64, channels), np.uint8)
+            contents = [array_file(pixels), encode(shown, "PNG")]
+            assert decode_batch(contents, whole(), two, "bilinear") == {}
+            np.testing.assert_array_equal(two[0], two[1])
+
+
+@pytest.mark.parametrize(
+    ("content", "channels", "reason"),
+    [
+        (array_file(NOISE_HWC), 3, "it has 13 channels, and data.channels = 3"),
+        (array_file(NOISE_HWC), 1, "it has 13 channels, and data.channels = 1"),
+        (array_file(NOISE_HWC), 4, "it has 13 channels, and data.channels = 4"),
+        (encode(FLOWER, "JPEG"), 4, "it has 3 channels, and data.channels = 4"),
+        (encode(FLOWER.convert("L"), "PNG"), 2, "it has 1 channel, and data.channels = 2"),
+        (array_file(NOISE_HWC)[:-1], 13, "39,935 bytes of pixels instead of 39,936"),
+        (array_file(NOISE_HWC.astype(np.uint16)), 13, "an array of uint16: store uint8"),
+        (array_file(NOISE_HWC[None]), 13, "an array of shape [1, 48, 64, 13]: store [height"),
+        (b"\x93NUMPY", 13, "EOF"),
+    ],
+)
+def test_an_image_of_other_channels_is_bad(content: bytes, channels: int, reason: str) -> None:
+    out = np.full((1, 8, 8, channels), 77, np.uint8)
+    bad = decode_batch([content], whole(), out, "bilinear", decoder=own_decoder())
+    assert reason in bad[0]
+    assert not out.any()
+
+
+def test_pickled_objects_are_not_loaded() -> None:
+    file, out = io.BytesIO(), np.empty((1, 8, 8, 2), np.uint8)
+    np.save(file, np.array([Path("x")], object), allow_pickle=True)
+    bad = decode_batch([file.getvalue()], whole(), out, "bilinear")
+    assert "an array of object: store uint8" in bad[0]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_luminance_is_turned_upright(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[TAG] = orientation
+    content = encode(FLOWER, "JPEG", exif=exif)
+    out, plain = np.empty((2, 1, 40, 24, 1), np.uint8)
+    for place, decoder in ((out, own_decoder()), (plain, None)):
+        assert decode_batch([content], whole(), place, "bilinear", decoder=decoder, exif=True) == {}
+    expected = upright(luminance(content), orientation)
+    resized = np.asarray(expected.resize((24, 40), Image.Resampling.BILINEAR))
+    np.testing.assert_array_equal(plain[0, ..., 0], resized)
+    assert np.abs(out.astype(int) - plain).max() <= 1
 
 
 # --- more than 8 bits ---

@@ -272,7 +272,7 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, monkeypatch: Patch) -> No
     monkeypatch.setattr(mapped, "_map", refuse)
     ids = np.arange(9)
     with tempfile.TemporaryFile() as file:
-        slot = Ring(file.fileno(), num_slots=1, batch=9, size=24).slots[0]
+        slot = Ring(file.fileno(), num_slots=1, batch=9, size=24, channels=3).slots[0]
         fill = SliceFiller(index, config)
         assert fill(fill.plan(ids, np.zeros_like(ids)), 0, slot, slice(0, 9)) == []
     assert slot.weights.tolist() == [1] * 9

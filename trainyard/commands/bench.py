@@ -36,6 +36,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add("--batch", type=int, default=256, metavar="N", help="images per batch (256)")
     add("--size", type=int, default=224, metavar="PIXELS", help="side of a training image (224)")
+    add("--channels", type=int, default=3, metavar="N", help="channels of an image (3)")
     add("--threads", type=int, metavar="N", help="loader threads; default: one per core")
     add("--seconds", type=float, default=10.0, metavar="S", help="total duration in seconds (10)")
     add("--json", action="store_true", help="print as JSON")
@@ -44,7 +45,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def bench_loader(options: argparse.Namespace) -> int:
     """Run `trainyard bench loader`. Returns the exit code."""
-    for name in ("batch", "size", "threads", "seconds"):
+    for name in ("batch", "size", "channels", "threads", "seconds"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             raise InputError(f"--{name} {value}: choose a number above 0")
@@ -77,6 +78,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
         index=index,
         batch=options.batch,
         side=options.size,
+        channels=options.channels,
         threads=options.threads or cores,
         seconds=options.seconds / (len(ways) + 2),
     )
@@ -92,6 +94,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
         "format": index.format,
         "samples": len(index),
         "bytes_per_image": held.bytes_per_image,
+        "channels": task.channels,
         "path": core.paths[0] if is_built() else None,
         "fallback": held.fallback,
         "seek_table": open_seek(index) is not None,
@@ -121,7 +124,7 @@ def advice(found: dict[str, Any]) -> str:
         )
     if found["threads"] < found["cores"]:
         return f"more threads: this machine has {found['cores']} cores"
-    if found["fallback"] > _NOTABLE:
+    if found["fallback"] > _NOTABLE and found["channels"] in (1, 3):
         return (
             f"{found['fallback']:.0%} of the images are no baseline JPEGs, which are decoded "
             "several times as fast: see `trainyard data pack --short`"

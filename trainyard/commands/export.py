@@ -31,7 +31,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the written files as JSON")
     parser.epilog = (
         "Each exported model is loaded again and compared with the trained one before it is put "
-        "in place. It takes normalised images, float32[batch, 3, size, size]; its card and "
+        "in place. It takes normalised images, float32[batch, channels, size, size]; its card and "
         "metadata hold mean, std, size and classes. --data.eval_size 288 exports it for images of "
         "that size."
     )

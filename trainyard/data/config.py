@@ -1,13 +1,16 @@
 """The [data] section of a recipe."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
     Field,
     ValidationError,
+    ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    field_validator,
+    model_validator,
 )
 
 from trainyard.data.decode.interpolation import Interpolation
@@ -73,10 +76,16 @@ class DataConfig(Section):
     crop_pct: float = Field(0.875, gt=0, le=1)
     """Share of the short side that the central evaluation crop covers. For a height and width: the
     image is resized to the smallest size of its own shape that covers both over `crop_pct`."""
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    """Mean of each colour channel, on a scale of 0 to 1."""
-    std: tuple[Positive, Positive, Positive] = (0.229, 0.224, 0.225)
-    """Standard deviation of each colour channel, on a scale of 0 to 1."""
+    channels: int = Field(3, ge=1)
+    """Channels of an image. 3: RGB. 1: luminance, the Y of a JPEG. Other numbers: multispectral
+    images as .npy files, uint8[height, width, channels], or of two or four channels as PNG or TIFF;
+    images with another number are bad samples."""
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    """Mean of each channel, on a scale of 0 to 1; by default ImageNet's, for one channel the mean
+    of these, and 0.5 for multispectral images."""
+    std: tuple[Positive, ...] = (0.229, 0.224, 0.225)
+    """Standard deviation of each channel, on a scale of 0 to 1; by default ImageNet's, for one
+    channel the mean of these, and 0.5 for multispectral images."""
     interpolation: Interpolation = "bilinear"
     """Filter for resizing; always antialiased."""
     exif: bool = False
@@ -94,3 +103,23 @@ class DataConfig(Section):
     copies once, while it trains; later runs use the copies again."""
     stage_gb: float | None = Field(None, gt=0)
     """Largest total size of the copies in `stage`, in GB; the least recently used are deleted."""
+
+    @field_validator("mean", "std")
+    @classmethod
+    def _is_per_channel(
+        cls, values: tuple[float, ...], others: ValidationInfo
+    ) -> tuple[float, ...]:
+        channels = others.data.get("channels", len(values))
+        if len(values) != channels and values != cls.model_fields[str(others.field_name)].default:
+            raise ValueError(f"write one number for each channel, as data.channels = {channels}")
+        return values
+
+    @model_validator(mode="after")
+    def _has_statistics(self) -> Self:
+        """Replaces the defaults of RGB, written out or not, by those of other channels."""
+        if self.channels != 3:
+            mean, std = (0.449, 0.226) if self.channels == 1 else (0.5, 0.5)
+            for key, value in (("mean", mean), ("std", std)):
+                if getattr(self, key) == type(self).model_fields[key].default:
+                    self.__dict__[key] = (value,) * self.channels  # the section is frozen
+        return self

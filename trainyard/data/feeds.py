@@ -115,6 +115,7 @@ class Feeds:
             open_feed=lambda batches, first: self._feed(
                 batches, transfer_to(self.device), self._augmentation(first, phase.batch)
             ),
+            channels=self.data.channels,
             place=place,
             world=self.world,
             report=report,
@@ -188,6 +189,7 @@ class Feeds:
         return {
             "interpolation": self.data.interpolation,
             "exif": self.data.exif,
+            "channels": self.data.channels,
             "rank": self.world.rank,
             "size": self.world.size,
             "threads": self.data.threads or cores_per_rank(self.world),

@@ -42,7 +42,7 @@ class IndexWork:
             check_extension()
         self.location, self._units, self._part, self._seek = location, units, part, seek
         self._scan = begin_scan(location, self._via)
-        self._progress: Progress = lambda _: None
+        self._progress: Progress = lambda *_: None
         units.begin(partial(_identity, self._scan, seek))
 
     def write_part(self, progress: Progress) -> int:

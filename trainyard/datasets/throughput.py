@@ -50,6 +50,7 @@ class MeasuredLoad:
     side: int  # pixels of a training image
     threads: int
     seconds: float  # of each measurement
+    channels: int = 3
 
     @property
     def plan(self) -> ShuffledPlan:
@@ -85,6 +86,7 @@ def loader_rate(task: MeasuredLoad) -> tuple[float, float]:
         plan=task.plan,
         crop=_CROP,
         image_size=task.side,
+        channels=task.channels,
         stop=1 << 40,
         threads=task.threads,
     )
@@ -157,7 +159,7 @@ def decoding_rate(task: MeasuredLoad, held: EncodedSamples, way: str) -> DecodeR
     starts, guard = cycle(range(0, len(contents), _SLICE)), threading.Lock()
 
     def begin() -> Turn:
-        out = np.empty((_SLICE, task.side, task.side, 3), np.uint8)
+        out = np.empty((_SLICE, task.side, task.side, task.channels), np.uint8)
         rounds = count()
 
         def decode() -> int:

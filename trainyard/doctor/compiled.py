@@ -233,7 +233,8 @@ def _batch(config: RunConfig, step: int, device: torch.device) -> MicroBatch:
     generator = torch.Generator().manual_seed(step)
     labels = torch.randint(_CLASSES, (_SAMPLES,), generator=generator)
     size = build_run_course(config, config.batch.size).phase(0).image_size
-    images = torch.randn(_SAMPLES, 3, *height_width(size), generator=generator)
+    shape = (config.data.channels, *height_width(size))
+    images = torch.randn(_SAMPLES, *shape, generator=generator)
     images += labels.view(-1, 1, 1, 1) / _CLASSES
     if config.model.channels_last:
         images = images.contiguous(memory_format=torch.channels_last)

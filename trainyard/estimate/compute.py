@@ -63,13 +63,14 @@ class TrainingWork(NamedTuple):
 
 
 def trace_training(
-    model: nn.Module, image_size: ImageSize, dtype: torch.dtype | None
+    model: nn.Module, image_size: ImageSize, dtype: torch.dtype | None, channels: int = 3
 ) -> TrainingWork:
     """The work of a model in training, on any device; the model stays unchanged.
 
     `dtype`: of the autocast; None for float32 throughout. Nothing is computed.
     """
-    few, more = (_trace(model, images, image_size, dtype) for images in (_FEW, _MORE))
+    shape = (channels, *height_width(image_size))
+    few, more = (_trace(model, (images, *shape), dtype) for images in (_FEW, _MORE))
     operations = []
     for (kind, *fewer), (_, *larger) in zip(few.rows, more.rows, strict=True):
         (flops, _), (image_bytes, step_bytes) = map(_line, fewer, larger)
@@ -88,17 +89,14 @@ class _Trace(NamedTuple):
     kept: float  # bytes
 
 
-def _trace(
-    model: nn.Module, images: int, image_size: ImageSize, dtype: torch.dtype | None
-) -> _Trace:
+def _trace(model: nn.Module, shape: tuple[int, int, int, int], dtype: torch.dtype | None) -> _Trace:
     step = _Step(model, dtype)
     with FakeTensorMode():
         tensors = chain(step.named_parameters(), step.named_buffers())
         fakes = {name: _like(tensor) for name, tensor in tensors}
         own = {tensor.untyped_storage()._cdata for tensor in fakes.values()}
-        batch = torch.empty(images, 3, *height_width(image_size))
-        batch = batch.to(memory_format=torch.channels_last)
-        labels = torch.zeros(images, dtype=torch.long)
+        batch = torch.empty(shape).to(memory_format=torch.channels_last)
+        labels = torch.zeros(shape[0], dtype=torch.long)
         with _Recorder() as recorder, _keeping(own) as kept:
             functional_call(step, fakes, (batch, labels))
     return _Trace(recorder.rows, sum(kept.values()))

@@ -194,15 +194,15 @@ def build_workload(
         model = build_run_model(config, num_classes)
     mode = build_mode(config, model, torch.device("cuda")).name
     config = config.model_copy(update={"model": config.model.model_copy(update={"compile": mode})})
-    size = config.data.image_size
+    size, channels = config.data.image_size, config.data.channels
     trained = [weight.numel() for weight in model.parameters() if weight.requires_grad]
     return Workload(
         config=config,
         course=build_run_course(config, samples),
-        work=trace_training(model.train(), size, AUTOCASTS[config.batch.precision]),
+        work=trace_training(model.train(), size, AUTOCASTS[config.batch.precision], channels),
         sizes=model_sizes(model, config),
         buckets=build_buckets(trained),
-        flops=3.0 * forward_flops(model, size),
+        flops=3.0 * forward_flops(model, size, channels),
         val_samples=val_samples,
     )
 

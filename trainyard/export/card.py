@@ -30,7 +30,7 @@ $made_by: the $weights of step $step, as $format.
 |---|---|
 | architecture | `$architecture` of $owner, $parameters parameters |
 | built with | $model_args |
-| input | float32[batch, 3, $height, $width], RGB, normalised; batch as you like |
+| input | float32[batch, $channels, $height, $width], $pixels, normalised; batch as you like |
 | preprocessing | $resizing ($interpolation), central $height x $width, \
 from 0 to 1, minus mean $mean, divided by std $std |
 | output | logits of $num_classes classes; softmax makes probabilities |
@@ -61,27 +61,49 @@ $recipe
 
 _TIMM_TRANSFORM = """\
 transform = timm.data.create_transform(
-    input_size=(3, $height, $width),
+    input_size=($channels, $height, $width),
     crop_pct=$crop_pct,
     interpolation="$interpolation",
     mean=$mean,
     std=$std,
 )
 with torch.no_grad():
-    logits = model(transform(Image.open("image.png").convert("RGB"))[None])
+    logits = model(transform(Image.open("image.png").convert("$mode"))[None])
+print(classes[logits.argmax()])"""
+
+_HUB_TRANSFORM = """\
+transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+with torch.no_grad():
+    logits = model(transform(Image.open("image.png").convert("$mode"))[None])
 print(classes[logits.argmax()])"""
 
 _PREPARE = """\
 
-def prepare(path):
-    image = Image.open(path).convert("RGB")
+def crop(image):
 $resize
     left, top = round((image.width - $width) / 2), round((image.height - $height) / 2)
-    image = image.crop((left, top, left + $width, top + $height))
-    pixels = (np.asarray(image, np.float32) / 255 - $mean) / $std
+    return np.asarray(image.crop((left, top, left + $width, top + $height)), np.float32)
+
+def prepare(path):
+    pixels = ($cropped / 255 - $mean) / $std
     return pixels.transpose(2, 0, 1)[None].astype(np.float32)
 
 """
+# Crops of the file at `path`, as height x width x channels.
+_CROPPED = {
+    1: 'crop(Image.open(path).convert("L"))[..., None]',
+    3: 'crop(Image.open(path).convert("RGB"))',
+}
+_CROPPED_ARRAY = (
+    "np.stack([crop(Image.fromarray(c)) for c in np.load(path).transpose(2, 0, 1)], -1)"
+)
+_PREPARED = (
+    _PREPARE
+    + """
+with torch.no_grad():
+    logits = model(torch.from_numpy(prepare("$image")))
+print(classes[logits.argmax()])"""
+)
 
 _RESIZE_SHORT_SIDE = """\
     shortest = min(image.size)
@@ -95,7 +117,7 @@ _USAGE = {
     "safetensors": """\
 import json
 
-import timm
+${numpy}import timm
 import torch
 from PIL import Image
 from safetensors import safe_open
@@ -105,19 +127,15 @@ model = $build(${name}num_classes=$num_classes$arguments).eval()
 model.load_state_dict(load_file("$file"))
 with safe_open("$file", "pt") as file:
     classes = json.loads(file.metadata()["classes"])
-"""
-    + _TIMM_TRANSFORM,
+""",
     "hub": """\
-import timm
+${numpy}import timm
 import torch
 from PIL import Image
 
 model = timm.create_model("local-dir:$file", pretrained=True).eval()
 classes = model.pretrained_cfg["label_names"]
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
-with torch.no_grad():
-    logits = model(transform(Image.open("image.png").convert("RGB"))[None])
-print(classes[logits.argmax()])""",
+""",
     "onnx": """\
 import json
 
@@ -130,7 +148,7 @@ classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
 """
     + _PREPARE
     + """
-(logits,) = session.run(["$output"], {"$input": prepare("image.png")})
+(logits,) = session.run(["$output"], {"$input": prepare("$image")})
 print(classes[logits.argmax()])""",
     "pt2": """\
 import json
@@ -145,7 +163,7 @@ classes = json.loads(json.loads(extra["$metadata"])["classes"])
 """
     + _PREPARE
     + """
-logits = model(torch.from_numpy(prepare("image.png")))
+logits = model(torch.from_numpy(prepare("$image")))
 print(classes[logits.argmax()])""",
 }
 
@@ -155,6 +173,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
     sizes, resize = _sizes(about)
     texts = {
         **sizes,
+        **_channels(about),
         "architecture": about.architecture,
         "num_classes": str(len(about.classes)),
         "crop_pct": str(about.crop_pct),
@@ -182,10 +201,32 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         accuracy=_accuracy(about),
         checked=_checked(difference),
         versions=", ".join(f"{name} {version}" for name, version in about.versions.items()),
-        usage=Template(_USAGE[kind]).substitute(texts),
+        usage=_usage(kind, texts),
         classes=_classes(about.classes),
         recipe=tree_as_toml(about.recipe).rstrip(),
     )
+
+
+def _usage(kind: str, texts: dict[str, str]) -> str:
+    """A program that uses the model."""
+    ending = ""
+    if kind in ("safetensors", "hub"):  # the programs of other formats are complete
+        ending = _TIMM_TRANSFORM if kind == "safetensors" else _HUB_TRANSFORM
+        ending = _PREPARED if texts["numpy"] else ending
+    return Template(_USAGE[kind] + ending).substitute(texts)
+
+
+def _channels(about: Description) -> dict[str, str]:
+    """Texts about the channels. timm's transforms take pictures, not arrays."""
+    is_array = about.channels not in _CROPPED
+    return {
+        "channels": str(about.channels),
+        "pixels": about.pixels,
+        "mode": "L" if about.channels == 1 else "RGB",
+        "cropped": _CROPPED.get(about.channels, _CROPPED_ARRAY),
+        "image": "image.npy" if is_array else "image.png",
+        "numpy": "import numpy as np\n" if is_array else "",
+    }
 
 
 def _sizes(about: Description) -> tuple[dict[str, str], str]:

@@ -18,7 +18,7 @@ from trainyard.errors import DataError, TrainyardError
 from trainyard.image_size import height_width
 
 Exported = Callable[[Tensor], Tensor]
-"""A reloaded exported model: float32[B, 3, height, width] to logits."""
+"""A reloaded exported model: float32[B, C, height, width] to logits."""
 
 _TOLERANCE = 1e-3  # relative to the largest logit; other libraries sum in another order
 _REAL = 16  # validation images
@@ -49,7 +49,8 @@ def plain_model(classifier: Classifier) -> nn.Module:
 def examples(classifier: Classifier) -> list[Tensor]:
     """Batches to compare on: noise, and validation images if they can be read."""
     size, generator = height_width(classifier.image_size), torch.Generator().manual_seed(0)
-    noise = [torch.randn(count, 3, *size, generator=generator) for count in _RANDOM]
+    channels = classifier.config.data.channels
+    noise = [torch.randn(count, channels, *size, generator=generator) for count in _RANDOM]
     contents = _real(classifier)
     return [*noise, classifier.preprocess(contents).cpu().float()] if contents else noise
 

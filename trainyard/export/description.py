@@ -34,8 +34,8 @@ class Description:
     image_size: ImageSize
     crop_pct: float
     interpolation: str
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     parameters: int
     step: int
     weights: str
@@ -50,6 +50,16 @@ class Description:
     """The keys that differ from their defaults."""
     versions: dict[str, str]
 
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+    @property
+    def pixels(self) -> str:
+        """The channels of an image, in words."""
+        usual = {1: "luminance", 3: "RGB"}
+        return usual.get(self.channels, f"{self.channels} channels")
+
     def metadata(self) -> dict[str, str]:
         """Metadata for the header of a file, by name; values other than text are JSON."""
         height, width = height_width(self.image_size)
@@ -59,7 +69,8 @@ class Description:
             "classes": self.classes,
             "num_classes": len(self.classes),
             "image_size": self.image_size,
-            "input": f"float32[batch, 3, {height}, {width}], RGB from 0 to 1, minus mean, by std",
+            "input": f"float32[batch, {self.channels}, {height}, {width}], {self.pixels} from 0 to "
+            "1, minus mean, by std",
             "mean": self.mean,
             "std": self.std,
             "interpolation": self.interpolation,

@@ -124,7 +124,7 @@ def _quiet() -> Iterator[None]:
 
 def _example(about: Description) -> Tensor:
     """Two images: with one, the exporter would fix the batch size at 1."""
-    return torch.zeros(2, 3, *height_width(about.image_size))
+    return torch.zeros(2, about.channels, *height_width(about.image_size))
 
 
 FORMATS = {

@@ -53,7 +53,7 @@ def _config(model: Any, about: Description) -> dict[str, Any]:
             "pool_size": None,
             "custom_load": False,
             "num_classes": count,
-            "input_size": [3, *height_width(about.image_size)],
+            "input_size": [about.channels, *height_width(about.image_size)],
             "interpolation": about.interpolation,
             "crop_pct": about.crop_pct,
             "crop_mode": "center",

@@ -40,9 +40,10 @@ def adapt_weights(
     """Load the weights of `source` into a timm model, `name`. Returns a log, as sentences.
 
     Names of the original programs become timm's. Position embeddings and tables are resampled to
-    the model's grid, the stem to its kernel. The classifier is left out if the source has other
-    classes than `classes`, or another number of them. All else must fit exactly, or a
-    CheckpointError lists the misfits, and the model stays unchanged.
+    the model's grid, the stem to its kernel; a stem for RGB is adapted to other channels. The
+    classifier is left out if the source has other classes than `classes`, or another number of
+    them. All else must fit exactly, or a CheckpointError lists the misfits, and the model stays
+    unchanged.
     """
     own = model.state_dict()
     weights, done = without_prefix(source, prefix, set(own))
@@ -50,6 +51,7 @@ def adapt_weights(
     rest = {key: tensor for key, tensor in own.items() if key not in classifier}
     if _misfits(rest, {k: w for k, w in weights.items() if k not in classifier}):
         weights = _converted(weights, model, name, done)
+        _fit_channels(weights, model, own, done, about=source.about)
         _resample_stem(weights, model, own, done)
     _fit_classifier(weights, own, classifier, done, there=source.classes, here=classes)
     expected = rest if not any(key in weights for key in classifier) else own
@@ -115,20 +117,45 @@ def _conversion(name: str) -> Callable[[Weights, nn.Module], Weights] | None:
     return asked.get("filter_fn")
 
 
+def _fit_channels(
+    weights: Weights, model: nn.Module, own: dict[str, Tensor], done: list[str], *, about: str
+) -> None:
+    """Adapt first convolutions for RGB to other channels as timm does: by their sum for one
+    channel, else by repeating them, scaled to the same sum. CheckpointError for others.
+    """
+    from timm.models import adapt_input_conv
+
+    for key in _stem(weights, model, own):
+        there, here = weights[key], own[key]  # out, in, height, width
+        if there.shape[1] == here.shape[1]:
+            continue
+        if there.shape[1] != 3:
+            raise CheckpointError(
+                f"{about}: takes images of {there.shape[1]} channels, not {here.shape[1]}: set "
+                "data.channels to that; only weights for 3 channels are adapted to others"
+            )
+        weights[key] = adapt_input_conv(here.shape[1], there)
+        done.append(f"adapted {key} from 3 channels to {here.shape[1]}")
+
+
+def _stem(weights: Weights, model: nn.Module, own: dict[str, Tensor]) -> list[str]:
+    """Names of the weights of the model's first convolutions, where both sides have them."""
+    first: Any = getattr(model, "pretrained_cfg", {}).get("first_conv")
+    layers = (first,) if isinstance(first, str) else first or ()
+    names = [f"{layer}.weight" for layer in layers]
+    both = [name for name in names if name in weights and name in own]
+    return [name for name in both if weights[name].ndim == own[name].ndim == 4]
+
+
 def _resample_stem(
     weights: Weights, model: nn.Module, own: dict[str, Tensor], done: list[str]
 ) -> None:
     """Resample the first convolution to the model's kernel size (FlexiViT, Beyer et al. 2023)."""
     from timm.layers import resample_patch_embed
 
-    first: Any = getattr(model, "pretrained_cfg", {}).get("first_conv")
-    for layer in (first,) if isinstance(first, str) else first or ():
-        key = f"{layer}.weight"
-        if key not in weights or key not in own:
-            continue
+    for key in _stem(weights, model, own):
         there, here = weights[key], own[key]  # out, in, height, width
-        is_kernel = there.ndim == here.ndim == 4 and there.shape[:2] == here.shape[:2]
-        if is_kernel and there.shape != here.shape:
+        if there.shape[:2] == here.shape[:2] and there.shape != here.shape:
             weights[key] = resample_patch_embed(there, list(here.shape[2:]))
             _tell_sizes(done, {key: there}, weights)
 

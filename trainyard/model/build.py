@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean
-from trainyard.image_size import ImageSize, height_width, size_text
+from trainyard.image_size import ImageSize, as_size, height_width, size_text
 from trainyard.model.config import ModelConfig
 from trainyard.model.own import build_own_model
 from trainyard.own_code import is_own
@@ -20,7 +20,7 @@ from trainyard.own_code import is_own
 # Options of timm that belong to another recipe key or are not configurable.
 _ELSEWHERE = {
     "num_classes": "the data says it",
-    "in_chans": "images have 3 channels",
+    "in_chans": "say data.channels",
     "img_size": "say data.image_size",
     "drop_path_rate": "say model.drop_path",
     "pretrained": 'say model.checkpoint = "timm"',
@@ -42,36 +42,42 @@ def build_model(
     num_classes: int,
     image_size: ImageSize,
     other_sizes: Collection[ImageSize] = (),
+    channels: int = 3,
 ) -> nn.Module:
     """The model on the CPU, freshly initialised from torch's random state.
 
-    It accepts images of `image_size`, the size of its position embeddings, and of each of
-    `other_sizes`. RecipeError if there is no such model, or none with these options or sizes.
+    It accepts images of `channels`, of `image_size`, the size of its position embeddings, and of
+    each of `other_sizes`. RecipeError if there is no such model, or none with these options or
+    sizes.
     """
     _check_options(config.options)
     if is_own(config.name):
-        model = build_own_model(config, num_classes=num_classes, image_size=image_size)
+        model = build_own_model(
+            config, num_classes=num_classes, image_size=image_size, channels=channels
+        )
     else:
-        model = _of_timm(config, num_classes, image_size, other_sizes)
+        of_data = {"num_classes": num_classes} | ({} if channels == 3 else {"in_chans": channels})
+        model = _of_timm(config, of_data, image_size, other_sizes)
     for size in (image_size, *sorted(other_sizes, key=height_width)):
         with _whole_patches(model, config, size):
-            _check_images(model, config, size, num_classes)
+            _check_images(model, config, (channels, *height_width(size)), num_classes)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(memory_format=layout)
 
 
 def _of_timm(
     config: ModelConfig,
-    num_classes: int,
+    of_data: dict[str, int],
     image_size: ImageSize,
     other_sizes: Collection[ImageSize],
 ) -> nn.Module:
+    """`of_data`: options that follow from the data."""
     import timm
 
     import trainyard.model.whitened_convnet  # noqa: F401  # timm then knows its name
 
     _check_name(config.name)
-    options: dict[str, Any] = {"num_classes": num_classes, **config.options}
+    options: dict[str, Any] = {**of_data, **config.options}
     if config.drop_path is not None:
         options["drop_path_rate"] = config.drop_path
     ways: tuple[dict[str, bool], ...] = ({},)
@@ -99,12 +105,15 @@ def _first_that_takes(
     raise AssertionError("the last way has no further options")
 
 
-def _check_images(model: nn.Module, config: ModelConfig, size: ImageSize, num_classes: int) -> None:
-    """RecipeError unless the model maps an image of `size` to one score per class.
+def _check_images(
+    model: nn.Module, config: ModelConfig, of_image: tuple[int, int, int], num_classes: int
+) -> None:
+    """RecipeError unless the model maps an image, of channels, height and width, to one score per
+    class.
 
     Tried on torch's meta device; if that fails, also with real data, to be sure.
     """
-    shape = (1, 3, *height_width(size))
+    shape = (1, *of_image)
     named = chain(model.named_parameters(), model.named_buffers())
     shapes = {key: torch.empty_like(tensor, device="meta") for key, tensor in named}
     was_training = model.training
@@ -117,8 +126,10 @@ def _check_images(model: nn.Module, config: ModelConfig, size: ImageSize, num_cl
                 scores = model(torch.zeros(shape))
     except Exception as error:
         other = "other model.options" if config.options else "another model"
+        channels, size = of_image[0], size_text(as_size(*of_image[1:]))
+        of_channels = "" if channels == 3 else f" and {channels} channels, as in data.channels"
         raise RecipeError(
-            f"model.name: {config.name} does not accept images of {size_text(size)} pixels "
+            f"model.name: {config.name} does not accept images of {size} pixels{of_channels} "
             f"({_first_line(error)}): "
             f"choose {other}, or other data.image_size, data.eval_size, schedule.image_size"
         ) from error
@@ -225,8 +236,9 @@ def _unknown_option(error: Exception) -> str | None:
 def _explain(error: Exception, refused: str | None, config: ModelConfig) -> str:
     if refused == "drop_path_rate":
         return f"model.name: {config.name} does not take model.drop_path"
-    if refused == "img_size":
-        return f"model.name: {config.name} does not take data.image_size"
+    keys = {"img_size": "data.image_size", "in_chans": "data.channels"}
+    if refused in keys:
+        return f"model.name: {config.name} does not take {keys[refused]}"
     if refused is not None:
         return f"model.options: {config.name} does not take {refused!r}"
     options = f" with model.options = {config.options}" if config.options else ""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 _BATCH = 2  # batch norm rejects a single sample of one pixel
 
 
-def forward_flops(model: "nn.Module", image_size: ImageSize) -> int:
+def forward_flops(model: "nn.Module", image_size: ImageSize, channels: int = 3) -> int:
     """Floating-point operations of one image's forward pass; training takes three times as many.
 
     A multiply-add counts as two, as in peaks of devices: twice the FLOPs or MACs of papers.
@@ -24,7 +24,7 @@ def forward_flops(model: "nn.Module", image_size: ImageSize) -> int:
 
     tensors = chain(model.named_parameters(), model.named_buffers())
     shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    images = torch.empty(_BATCH, 3, *height_width(image_size), device="meta")
+    images = torch.empty(_BATCH, channels, *height_width(image_size), device="meta")
     counter = FlopCounterMode(display=False)
     # A compiled model runs uncompiled here.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:

@@ -15,13 +15,16 @@ from trainyard.own_code import blamed, imported
 KEY = "model.name"
 
 
-def build_own_model(config: ModelConfig, *, num_classes: int, image_size: ImageSize) -> nn.Module:
+def build_own_model(
+    config: ModelConfig, *, num_classes: int, image_size: ImageSize, channels: int
+) -> nn.Module:
     """The model that the function in `model.name` returns.
 
     It is called as timm's create_model is: with num_classes, model.options, with drop_path_rate if
-    `model.drop_path` is set, and with img_size if it has such a parameter. The arguments besides
-    num_classes are recorded in the model, where timm records its own. RecipeError if the function
-    cannot be imported, does not take these arguments, fails, or returns something else.
+    `model.drop_path` is set, and with img_size and in_chans if it has such parameters. The
+    arguments besides num_classes are recorded in the model, where timm records its own. RecipeError
+    if the function cannot be imported, does not take these arguments, fails, or returns something
+    else.
     """
     function = imported(KEY, config.name)
     options: dict[str, Any] = dict(config.options)
@@ -30,6 +33,8 @@ def build_own_model(config: ModelConfig, *, num_classes: int, image_size: ImageS
     named = _parameters(function)
     if "img_size" in named:
         options["img_size"] = image_size
+    if "in_chans" in named:
+        options["in_chans"] = channels
     _check_taken(config, named, ("num_classes", *options))
     model = called(config.name, {"num_classes": num_classes, **options})
     model.__dict__["_model_args"] = options

@@ -23,16 +23,15 @@ class WhitenedConvNet(nn.Module):
     """
 
     def __init__(
-        self, num_classes: int, in_chans: int, *, widths: tuple[int, ...], depth: int, grey: bool
+        self, num_classes: int, in_chans: int, *, widths: tuple[int, ...], depth: int
     ) -> None:
         """`widths`: channels of each stage; `depth`: convolutions of each stage.
 
-        `grey`: takes the first channel of images whose channels are equal. Directions between equal
-        channels have no variance, and batch norm would enlarge their rounding errors.
+        Grey images need `in_chans` 1: directions between equal channels have no variance, and batch
+        norm enlarges their rounding errors.
         """
         super().__init__()
-        self.num_classes, self.grey = num_classes, grey
-        in_chans = 1 if grey else in_chans
+        self.num_classes = num_classes
         first = 2 * in_chans * _PATCH**2
         self.whitening = nn.Conv2d(in_chans, first, _PATCH)
         self.whitening.weight.requires_grad_(False)
@@ -42,13 +41,10 @@ class WhitenedConvNet(nn.Module):
         self.activation = nn.GELU()
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
-        maps_BCHW = self.stages(self.activation(self.whitening(self._used(images_BCHW))))
+        maps_BCHW = self.stages(self.activation(self.whitening(images_BCHW)))
         # Scaled, so that the first losses are those of an untrained classifier.
         scores: Tensor = self.head(maps_BCHW.amax(dim=(2, 3))) / 9
         return scores
-
-    def _used(self, images_BCHW: Tensor) -> Tensor:
-        return images_BCHW[:, :1] if self.grey else images_BCHW
 
     def get_classifier(self) -> nn.Module:
         """As in timm's models."""
@@ -60,8 +56,7 @@ class WhitenedConvNet(nn.Module):
         covariance of patches, over the standard deviation, and their negatives.
         """
         size = self.whitening.weight.shape[1:]
-        images_BCHW = self._used(images_BCHW).double().cpu()
-        patches_BKN = functional.unfold(images_BCHW, _PATCH)
+        patches_BKN = functional.unfold(images_BCHW.double().cpu(), _PATCH)
         patches_NK = patches_BKN.transpose(1, 2).reshape(-1, size.numel())
         variances, vectors = torch.linalg.eigh(torch.cov(patches_NK.T))
         # The sign of an eigenvector is arbitrary: fixed here, for equal weights on every machine.
@@ -113,11 +108,10 @@ def whitened_convnet(
     in_chans: int = 3,
     widths: str = "64-256-256",
     depth: int = 2,
-    grey: bool = False,
     **_: Any,
 ) -> WhitenedConvNet:
     """The network; see WhitenedConvNet. ValueError if `widths` are not like "64-256-256"."""
     if pretrained:
         raise ValueError("whitened_convnet has no pretrained weights")
     numbers = tuple(int(width) for width in widths.split("-"))
-    return WhitenedConvNet(num_classes, in_chans, widths=numbers, depth=depth, grey=grey)
+    return WhitenedConvNet(num_classes, in_chans, widths=numbers, depth=depth)

@@ -24,7 +24,7 @@ from trainyard.data.stream.shards import Stream
 from trainyard.data.transforms.extra import check_extra
 from trainyard.distributed import Heartbeat, discover
 from trainyard.errors import InputError, RecipeError
-from trainyard.image_size import num_pixels
+from trainyard.image_size import height_width, num_pixels
 from trainyard.model.build import build_model
 from trainyard.model.drop_path import drop_path_setter
 from trainyard.model.ema import Ema
@@ -157,7 +157,8 @@ def check_extra_transform(config: RunConfig, num_classes: int, device: torch.dev
     if _is_first():
         announce("augment.extra", extra)
     size = config.data.image_size
-    check_extra(extra, image_size=size, num_classes=num_classes, device=device)
+    shape = (config.data.channels, *height_width(size))
+    check_extra(extra, shape=shape, num_classes=num_classes, device=device)
 
 
 def _is_first() -> bool:
@@ -206,6 +207,7 @@ def build_run_model(config: RunConfig, num_classes: int) -> nn.Module:
         num_classes=num_classes,
         image_size=largest,
         other_sizes=sizes - {largest},
+        channels=config.data.channels,
     )
     freeze(model, config.model.freeze)
     if config.model.grad_checkpointing:
@@ -223,7 +225,7 @@ def adapt_to_images(
 ) -> None:
     """Show a fresh model that has a method adapt_to the first training images of the run.
 
-    The method takes normalised images, float[B, 3, H, W]. Each rank reads the same ones.
+    The method takes normalised images, float[B, C, H, W]. Each rank reads the same ones.
     """
     adapt_to: Callable[[Tensor], None] | None = getattr(model, "adapt_to", None)
     if adapt_to is None:

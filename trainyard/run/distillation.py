@@ -1,5 +1,6 @@
 """The loss of a recipe, with its class weights and the teacher that it may distil from."""
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -101,7 +102,7 @@ def build_teacher(
     teacher = as_teacher(model.to(device), AUTOCASTS[config.batch.precision])
     for size in sorted({height_width(phase.image_size) for phase in course.phases}):
         try:
-            teacher(torch.zeros(1, 3, *size, device=device))
+            teacher(torch.zeros(1, config.data.channels, *size, device=device))
         except (AssertionError, RuntimeError) as error:
             raise RecipeError(
                 f"loss.teacher: {recipe.model.name} in {path} does not accept the student's images "
@@ -119,10 +120,10 @@ def _check_teacher(
                 f"{config.loss.teacher}: its class {number} is {theirs!r}, the data's is {ours!r}; "
                 "names and order must be the same"
             )
-    for key in ("mean", "std"):
-        theirs, ours = getattr(recipe.data, key), getattr(config.data, key)
+    for key in ("channels", "mean", "std"):
+        theirs, ours = (json.dumps(getattr(each.data, key)) for each in (recipe, config))
         if theirs != ours:
             raise RecipeError(
-                f"{config.loss.teacher}: was trained with data.{key} = {list(theirs)}: set the "
-                f"same here instead of {list(ours)}"
+                f"{config.loss.teacher}: was trained with data.{key} = {theirs}: set the same here "
+                f"instead of {ours}"
             )

@@ -22,7 +22,7 @@ from trainyard.world import World, together
 
 
 def ideal_seconds(
-    course: Course, model: nn.Module, peak: float | None
+    course: Course, model: nn.Module, peak: float | None, *, channels: int = 3
 ) -> Callable[[int], float | None]:
     """Seconds per image at a device's peak, as a function of the step; None if not known.
 
@@ -32,7 +32,7 @@ def ideal_seconds(
         return lambda step: None
     sizes = {phase.image_size for phase in course.phases}
     try:  # backward takes twice the time of forward
-        seconds = {size: 3.0 * forward_flops(model, size) / peak for size in sizes}
+        seconds = {size: 3.0 * forward_flops(model, size, channels) / peak for size in sizes}
     except RuntimeError:  # the model cannot run on meta tensors
         return lambda step: None
     return lambda step: seconds[course.phase(step).image_size]

@@ -177,7 +177,8 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     config, folder, world, course = run.config, run.folder, run.world, run.course
     device, averager, data = run.device, run.averager, run.data
     ema, heartbeat = build_ema(config, run.model), watchdog.heartbeat
-    ideal_s = ideal_seconds(course, run.model, peak_flops(device, config.batch.precision))
+    peak = peak_flops(device, config.batch.precision)
+    ideal_s = ideal_seconds(course, run.model, peak, channels=config.data.channels)
     wrapped = averager.wrap(run.model.train())
     if ema is not None:
         averager.register_ema(ema.module)

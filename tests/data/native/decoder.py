@@ -24,10 +24,12 @@ def decode(
 
     What lies before and behind the pixels in memory is not written to.
     """
-    height, width = size
-    room = np.full((3, height * width * 3), 171, np.uint8)
+    (height, width), channels = size, options.get("channels", 3)
+    room = np.full((3, height * width * channels), 171, np.uint8)
     room[1] = 0
-    shape = (1, 3, height, width) if options.get("planar") else (1, height, width, 3)
+    shape = (1, height, width, channels)
+    if options.get("planar"):
+        shape = (1, channels, height, width)
     out, status, zero = room[1].reshape(shape), np.zeros(1, np.uint8), np.zeros(1, np.int64)
     core.Decoder(path).decode(
         *([content], zero, zero, np.array([len(content)]), np.array([box], np.float64)),

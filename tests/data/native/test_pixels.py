@@ -148,6 +148,42 @@ def test_flat_images_stay_flat(stored: int, bicubic: bool, path: str) -> None:
             assert (out == value).all()
 
 
+# --- luma ---
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, "grey"])
+def test_one_channel_is_luma(sampling: str, path: str) -> None:
+    """That of libjpeg bit for bit at its own size; of a packed record too. A grey JPEG of the same
+    luma gives the same bits in any box of any size, by any filter."""
+    rng = np.random.default_rng(1)
+    for height, width in [(427, 640), (33, 17), (300, 7), (5, 4), (1, 1)]:
+        content = jpeg(np.ascontiguousarray(PHOTOGRAPHS[0][:height, :width]), sampling, 100)
+        image = Image.open(io.BytesIO(content))
+        image.draft("L", None)
+        luma = np.asarray(image)
+        record = core.Decoder(path).pack(content)
+        assert record is not None
+        for stored in (content, record):
+            out = decode(stored, (0, 0, width, height), (height, width), path, channels=1)
+            np.testing.assert_array_equal(out[..., 0], luma)
+        colours = record_of_pixels(np.repeat(luma[..., None], 3, axis=2))
+        for _ in range(8):
+            box, size = random_boxes(rng, width, height), (int(rng.integers(1, 90)), 45)
+            options = {name: bool(rng.random() < 0.5) for name in ("flip", "beyond", "bicubic")}
+            out = decode(record, box, size, path, channels=1, **options)
+            equal = decode(colours, box, size, path, **options)
+            np.testing.assert_array_equal(out[..., 0], equal[..., 0])
+
+
+def test_luma_of_a_record_of_pixels_is_left_to_the_libraries() -> None:
+    content = record_of_pixels(PHOTOGRAPHS[0])
+    _, status = decode_one(content, (0, 0, 9, 9), (9, 9), PATHS[0], channels=1)
+    assert status == core.NOT_OURS
+    with pytest.raises(ValueError, match="channels: 1 or 3"):
+        decode_one(content, (0, 0, 9, 9), (9, 9), PATHS[0], channels=2)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_a_flip_is_a_mirror(path: str) -> None:
     for sampling in ("4:4:4", "4:2:0"):

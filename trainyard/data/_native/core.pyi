@@ -57,7 +57,7 @@ class Decoder:
         lengths: Buffer,
         boxes: Buffer,  # float64[n, 4]: left, top, right, bottom
         flips: Buffer,  # bool[n]
-        out: Buffer,  # uint8[n, height, width, 3], or [n, 3, height, width] if planar
+        out: Buffer,  # uint8[n, height, width, channels], or [n, channels, height, width] if planar
         out_status: Buffer,  # uint8[n], read first: only images whose status is OK are decoded
         *,
         height: int,
@@ -68,6 +68,7 @@ class Decoder:
         seek: Buffer | None = None,  # entries of many images
         seek_begins: Buffer | None = None,  # int64[n]: entries [begin, end) are those of image i
         seek_ends: Buffer | None = None,
+        channels: int = 3,  # 3: RGB; 1: luma, which is NOT_OURS for a record of pixels
     ) -> None:
         """Decodes, resizes (antialiased) and flips a box of each image into its place in `out`.
 

@@ -3,11 +3,16 @@
 `decode_batch` is called once per slice of a batch. The C extension decodes the formats that it
 supports, in one call; simplejpeg and Pillow decode the other images, or without the extension all,
 one at a time. `reference_image`, plain Pillow, defines the right pixels.
+
+The last axis of a batch is its channels. 3: RGB. 1: luminance, which is the Y of a JPEG in YCbCr,
+and Pillow's convert("L") of the RGB pixels of any other image. Other numbers: multispectral images,
+whose channels are resized one by one.
 """
 
 import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from trainyard.data._native import core
+from trainyard.data.decode.array_file import array_shape, is_array, pixels_of_array
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.orientation import (
@@ -37,6 +43,8 @@ _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.B
 
 # Formats that image data sets use.
 _FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+
+_OF_PICTURES = (1, 3)  # channels
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit; larger images are taken for decompression bombs
 
@@ -62,7 +70,8 @@ def decode_batch(
     `decoder`, see `own_decoder`, the libraries decode all images; they read every byte of an image,
     not its crop alone. With `exif`, images are turned upright first, by their orientation.
     """
-    stored = as_stored(images)
+    stored, shape = as_stored(images), out_BHWC.shape[1:]
+    decoder = decoder if shape[2] in _OF_PICTURES else None
     sizes, status = native_sizes(stored, decoder)
     orientations = native_orientations(stored, decoder) if exif else None
     contents, bad = _library_sizes(stored, sizes, status, orientations)
@@ -78,14 +87,13 @@ def decode_batch(
         if position not in bad:
             try:
                 content = contents.get(position) or stored.content(position)
-                image = _image(content, tuple(sizes[position].tolist()))
-                image = image if orientations is None else upright(image, orientations[position])
-                pixels = _resize(image, crops, position, out_BHWC.shape[1:3], how=interpolation)
-                out_BHWC[position] = pixels[:, ::-1] if crops.flips[position] else pixels
+                whole = _images(content, tuple(sizes[position].tolist()), shape[2])
+                if orientations is not None:
+                    whole = [upright(image, orientations[position]) for image in whole]
+                out_BHWC[position] = _resized(whole, crops, position, shape, how=interpolation)
             except (BadImageError, OSError) as error:
                 bad[position] = str(error)
-    for position in bad:
-        out_BHWC[position] = 0
+    out_BHWC[list(bad)] = 0
     return bad
 
 
@@ -131,14 +139,14 @@ def _upright_pixels(
     native(stored, crops, out_BHWC, status=of_others, seek=seek)
     status[~turns] = of_others[~turns]
     boxes = stored_boxes(crops.boxes, upright_sizes(sizes, orientations), orientations)
-    height, width = out_BHWC.shape[1:3]
+    height, width, channels = out_BHWC.shape[1:]
     for row in np.flatnonzero(turns).tolist():
         orientation, one, found = int(orientations[row]), slice(row, row + 1), status[row : row + 1]
         where = stored.which[one], stored.offsets[one], stored.lengths[one]
         spans = EncodedSpans(stored.buffers, *where)
         crop = Crops(boxes[one], np.zeros(1, bool), crops.resizes_first)
-        shape = (1, width, height, 3) if orientation > 4 else (1, height, width, 3)
-        pixels_BHWC = np.empty(shape, np.uint8)
+        shape = (width, height) if orientation > 4 else (height, width)
+        pixels_BHWC = np.empty((1, *shape, channels), np.uint8)
         native(spans, crop, pixels_BHWC, status=found, seek=seek and seek.part(one))
         pixels_HWC = turned(pixels_BHWC[0], orientation)
         out_BHWC[row] = pixels_HWC[:, ::-1] if crops.flips[row] else pixels_HWC
@@ -172,6 +180,7 @@ def native_pixels(
         seek=seek and seek.entries,
         seek_begins=seek and seek.begins,
         seek_ends=seek and seek.ends,
+        channels=out_BHWC.shape[3],
     )
 
 
@@ -201,21 +210,62 @@ def _library_sizes(
     return contents, bad
 
 
-def _image(content: bytes, size: tuple[int, ...]) -> Image.Image:
-    """The whole image. BadImageError if its size is not `size`, the one in its header."""
-    image = _fast_image(content) or reference_image(content)
-    if image.size != size:
+def _images(content: bytes, size: tuple[int, ...], channels: int) -> list[Image.Image]:
+    """The whole image: RGB, luminance, or the channels of a multispectral image, each as grey.
+
+    BadImageError if its size is not `size`, the one in its header.
+    """
+    if channels in _OF_PICTURES:
+        found = [_fast_image(content, channels) or reference_image(content, channels)]
+    else:
+        found = _channel_images(content, channels)
+    if found[0].size != size:
         raise BadImageError("its header and its content differ in size")
-    return image
+    return found
 
 
-def reference_image(content: bytes) -> Image.Image:
-    """The whole image as RGB, by Pillow; grey, palette, CMYK and alpha are converted."""
+def reference_image(content: bytes, channels: int = 3) -> Image.Image:
+    """The whole image by Pillow; grey, palette, CMYK and alpha are converted.
+
+    `channels`: 3 for RGB, or 1 for luminance.
+    """
+    with _blamed(content):
+        if is_array(content) and array_shape(content)[2] not in _OF_PICTURES:
+            raise _unlike(array_shape(content)[2], channels)
+        image = open_lazily(content)
+        if channels == 3:
+            return as_rgb(image)
+        image.draft("L", image.size)  # of a JPEG the Y, without a way through RGB
+        return (image if image.mode == "L" else as_rgb(image)).convert("L")
+
+
+def _channel_images(content: bytes, channels: int) -> list[Image.Image]:
+    with _blamed(content):
+        if is_array(content):
+            pixels_HWC = pixels_of_array(content)
+            if pixels_HWC.shape[2] != channels:
+                raise _unlike(pixels_HWC.shape[2], channels)
+            return [Image.fromarray(pixels_HWC[..., each]) for each in range(channels)]
+        image = open_lazily(content)
+        if len(image.getbands()) != channels:
+            raise _unlike(len(image.getbands()), channels)
+        return list(image.split())
+
+
+def _unlike(found: int, wanted: int) -> BadImageError:
+    return BadImageError(
+        f"it has {found} channel{'' if found == 1 else 's'}, and data.channels = {wanted}"
+    )
+
+
+@contextmanager
+def _blamed(content: bytes) -> Iterator[None]:
+    """Inside, any error counts as one of the image: Pillow's plugins raise almost all kinds."""
     try:
-        return as_rgb(open_lazily(content))
+        yield
     except BadImageError:
         raise
-    except Exception as error:  # Pillow's plugins raise almost anything on damaged input
+    except Exception as error:
         raise BadImageError(_reason(content, error)) from None
 
 
@@ -242,11 +292,13 @@ def _grey(pixels_HW: NDArray[Any]) -> Image.Image:
 
 
 def whole_image(content: bytes, *, exif: bool = False) -> Image.Image:
-    """Like `reference_image`, for display; BadImageError also for more than `MAX_PIXELS`.
+    """Any image as RGB, for display; BadImageError also for more than `MAX_PIXELS`.
 
-    With `exif`, it is turned upright.
+    Of a multispectral image the first three channels; of two the first one. With `exif`, it is
+    turned upright.
     """
-    image = reference_image(content)
+    with _blamed(content):
+        image = as_rgb(open_lazily(content))
     image = upright(image, image_orientation(content)) if exif else image
     if image.width * image.height > MAX_PIXELS:
         raise BadImageError(f"{image.width} x {image.height} pixels are implausible")
@@ -254,9 +306,16 @@ def whole_image(content: bytes, *, exif: bool = False) -> Image.Image:
 
 
 def open_lazily(content: bytes) -> Image.Image:
-    """The image with only its header read; raises almost any error if damaged."""
+    """The image with only its header read; raises almost any error if damaged.
+
+    Of an array the first three channels, or the first one, as `whole_image` shows it.
+    """
     if content.startswith(PACKED_MAGIC):
         return _unpacked(content)
+    if is_array(content):
+        pixels_HWC = pixels_of_array(content)
+        shown_HWC = pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., 0]
+        return Image.fromarray(np.ascontiguousarray(shown_HWC))
     # Only known formats: Pillow would hand an EPS to Ghostscript to run.
     return Image.open(io.BytesIO(content), formats=_FORMATS)
 
@@ -267,16 +326,17 @@ def _unpacked(record: bytes) -> Image.Image:
     return Image.open(io.BytesIO(jpeg_of(record)), formats=("JPEG",))
 
 
-def _fast_image(content: bytes) -> Image.Image | None:
+def _fast_image(content: bytes, channels: int) -> Image.Image | None:
     """The whole image by libjpeg-turbo, without the interpreter lock; None if not supported."""
     if _fast_size(content) is None:
         return None
+    turbos, mode = ("RGBX", "RGBX") if channels == 3 else ("GRAY", "L")
     try:
-        pixels = simplejpeg.decode_jpeg(content, "RGBX")
+        pixels = simplejpeg.decode_jpeg(content, turbos)
     except (ValueError, KeyError):  # damaged, or only unusual: left to Pillow
         return None
     height, width = pixels.shape[:2]
-    return Image.frombuffer("RGBX", (width, height), pixels, "raw", "RGBX", 0, 1)
+    return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
 
 
 def _fast_size(content: bytes) -> tuple[int, int] | None:
@@ -301,33 +361,42 @@ def jpeg_header(content: bytes) -> JpegHeader | None:
     return JpegHeader((width, height), colours)
 
 
-def _resize(
-    image: Image.Image,
+def _resized(
+    images: Sequence[Image.Image],
     crops: Crops,
     position: int,
     shape: tuple[int, ...],
     *,
     how: Interpolation,
 ) -> NDArray[np.uint8]:
-    """The box at `position` as RGB pixels of `shape` (height, width), antialiased."""
+    """The box at `position` as pixels of `shape` (height, width, channels), antialiased, flipped
+    if it is to be.
+    """
     left, top, right, bottom = crops.boxes[position].tolist()
     if not crops.resizes_first:
         x, y = math.floor(left), math.floor(top)
-        image = image.crop((x, y, math.ceil(right), math.ceil(bottom)))
+        whole = (x, y, math.ceil(right), math.ceil(bottom))
+        images = [image.crop(whole) for image in images]
         left, top, right, bottom = left - x, top - y, right - x, bottom - y
     size, inside = (shape[1], shape[0]), (left, top, right, bottom)
-    resized = image.resize(size, _FILTERS[how], box=inside)
-    return np.asarray(resized)[:, :, :3]
+    resized = [np.asarray(image.resize(size, _FILTERS[how], box=inside)) for image in images]
+    pixels = np.concatenate([each.reshape(*shape[:2], -1) for each in resized], axis=2)
+    pixels = pixels[..., : shape[2]]  # of RGBX without the X
+    return pixels[:, ::-1] if crops.flips[position] else pixels
 
 
 def _size(content: bytes) -> tuple[int, int]:
     try:
-        width, height = _fast_size(content) or open_lazily(content).size
+        width, height = _fast_size(content) or _lazy_size(content)
     except Exception as error:
         raise BadImageError(_reason(content, error)) from None
     if not 0 < width * height <= MAX_PIXELS:
         raise BadImageError(f"{width} x {height} pixels are implausible")
     return width, height
+
+
+def _lazy_size(content: bytes) -> tuple[int, int]:
+    return array_shape(content)[1::-1] if is_array(content) else open_lazily(content).size
 
 
 def image_orientation(content: bytes) -> int:

@@ -29,7 +29,7 @@ class InFlightBatch:
     """A batch in flight to the device."""
 
     pixels_BHWC: Callable[[], AbstractContextManager[Tensor]]
-    """uint8[B, H, W, 3] on the device, inside a block; may be altered, and is lost at its end."""
+    """uint8[B, H, W, C] on the device, inside a block; may be altered, and is lost at its end."""
     samples: Samples[Tensor]  # columns on the device may be used only after the pixels
     bad: list[BadSample]
     capacity: float = 0.0  # see HostBatch; unknown for a loader that does not decode

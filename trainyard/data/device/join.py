@@ -48,6 +48,7 @@ class JoinFeed:
         *,
         open_loader: Callable[[int, int], StreamLoader],
         open_feed: Callable[[HostBatches, int], Feed],
+        channels: int,
         place: JoinState,
         world: World,
         report: Callable[[dict[str, Any]], None],
@@ -59,6 +60,7 @@ class JoinFeed:
         """
         self._course, self._open_loader, self._open_feed = course, open_loader, open_feed
         self._place, self._world, self._report = place, world, report
+        self._channels = channels
         self._num_passes = num_passes(course)
         self._ends: list[int] = []
         self._seen = 0
@@ -126,7 +128,7 @@ class JoinFeed:
     def _host_batches(self) -> Generator[HostBatch, None, None]:
         phase, world = self._course.phases[0], self._world
         fewest = min(_FEWEST, len(range(world.rank, phase.batch, world.size)))
-        nothing = _no_samples(phase.image_size)
+        nothing = _no_samples(phase.image_size, self._channels)
         begin = max(self._ends, default=0)
         with self._open_loader(len(self._ends), self._step - begin) as loader:
             while True:
@@ -203,8 +205,8 @@ def num_passes(course: Course) -> int | None:
     return math.ceil(course.epochs(course.length)) if "epoch" in course.length else None
 
 
-def _no_samples(image_size: ImageSize) -> HostBatch:
-    images_BHWC = np.zeros((0, *height_width(image_size), 3), np.uint8)
+def _no_samples(image_size: ImageSize, channels: int) -> HostBatch:
+    images_BHWC = np.zeros((0, *height_width(image_size), channels), np.uint8)
     return HostBatch(**samples_of(0).columns(), images_BHWC=images_BHWC)
 
 

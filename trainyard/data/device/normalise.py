@@ -11,20 +11,22 @@ class Normalise:
         self,
         device: torch.device,
         *,
-        mean: tuple[float, float, float],
-        std: tuple[float, float, float],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
         channels_last: bool,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`mean` and `std` are on a scale of 0 to 1. Results are float32, rounded to `dtype`."""
+        """`mean` and `std`: of each channel, on a scale of 0 to 1. Results are float32, rounded
+        to `dtype`.
+        """
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
         self._dtype = dtype
-        self._shift = torch.tensor(mean, device=device).mul(255).view(1, 3, 1, 1)
-        self._scale = torch.tensor(std, device=device).mul(255).reciprocal().view(1, 3, 1, 1)
+        self._shift = torch.tensor(mean, device=device).mul(255).view(1, -1, 1, 1)
+        self._scale = torch.tensor(std, device=device).mul(255).reciprocal().view(1, -1, 1, 1)
         self._bias = -self._shift * self._scale
 
     def __call__(self, pixels_BCHW: Tensor) -> Tensor:
-        """Normalises uint8[B, 3, H, W] of any layout to `dtype`, in the layout of the model."""
+        """Normalises uint8[B, C, H, W] of any layout to `dtype`, in the layout of the model."""
         if pixels_BCHW.device.type == "cpu":
             return self._in_passes(pixels_BCHW).to(self._dtype)
         return self._in_one_kernel(pixels_BCHW)
@@ -39,7 +41,7 @@ class Normalise:
         images_BCHW = self._empty(pixels_BCHW, torch.float32)
         images_BHWC, pixels_BHWC = (x.permute(0, 2, 3, 1) for x in (images_BCHW, pixels_BCHW))
         if images_BHWC.is_contiguous() and pixels_BHWC.is_contiguous():
-            # On whole rows of pixels: a last dimension of three is slow.
+            # On whole rows of pixels: a last dimension of few channels is slow.
             shift, scale = (x.repeat(1, 1, 1, images_BCHW.shape[3]) for x in self._per_channel)
             rows = images_BHWC.flatten(2).copy_(pixels_BHWC.flatten(2))
             rows.sub_(shift.view(-1)).mul_(scale.view(-1))
@@ -48,7 +50,7 @@ class Normalise:
 
     @property
     def _per_channel(self) -> tuple[Tensor, Tensor]:
-        return self._shift.view(1, 1, 1, 3), self._scale.view(1, 1, 1, 3)
+        return self._shift.view(1, 1, 1, -1), self._scale.view(1, 1, 1, -1)
 
     def _empty(self, pixels_BCHW: Tensor, dtype: torch.dtype) -> Tensor:
         device = pixels_BCHW.device

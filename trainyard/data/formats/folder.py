@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from trainyard.data.formats.scan import (
+    ARRAY_SUFFIX,
     IMAGE_SUFFIXES,
     FileRows,
     FileScan,
@@ -45,12 +46,14 @@ class _LeftOut:
     hidden: list[str] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
+    arrays: list[str] = field(default_factory=list)
 
     def tell(self, location: str) -> None:
         kinds = {
             "hidden": self.hidden,
             "links to a folder that holds them": self.loops,
             "folders without an image": self.empty,
+            "arrays in folders of other images": self.arrays,
         }
         tell_left_out(location, kinds)
 
@@ -140,12 +143,13 @@ def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]
 def _rows(location: str, found: Iterator[FileScan], left_out: _LeftOut) -> Iterator[FileRows]:
     for folder in found:
         yield from folder.rows
-        left_out.hidden += folder.about
+        left_out.hidden += folder.about["hidden"]
+        left_out.arrays += folder.about["arrays"]
     left_out.tell(location)
 
 
 def _read_folder(location: str, folder: str, label: int) -> FileScan:
-    """The images of a folder itself, sorted, and its hidden ones."""
+    """The images of a folder itself, sorted, and those that are left out."""
     found, hidden = [], []
     for entry in _entries(os.path.join(location, folder)):
         path = os.path.join(folder, entry.name)
@@ -153,7 +157,11 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
             found.append((path, entry.stat().st_size))
         elif is_hidden(entry.name) and _has_suffix(entry.name) and entry.is_file():
             hidden.append(path)
-    return FileScan([FileRows(path, [0], [size], [label]) for path, size in sorted(found)], hidden)
+    others = [one for one in found if not _is_array(one[0])]
+    # Arrays may hold features of the other images.
+    arrays = [path for path, _ in found if _is_array(path)] if others else []
+    rows = [FileRows(path, [0], [size], [label]) for path, size in sorted(others or found)]
+    return FileScan(rows, {"hidden": hidden, "arrays": arrays})
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
@@ -161,7 +169,11 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
 
 
 def _has_suffix(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES or _is_array(name)
+
+
+def _is_array(name: str) -> bool:
+    return name.lower().endswith(ARRAY_SUFFIX)
 
 
 def _entries(path: str) -> list[os.DirEntry[str]]:

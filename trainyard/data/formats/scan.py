@@ -13,6 +13,8 @@ from trainyard.data.storage.source import is_remote
 IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 )
+ARRAY_SUFFIX = ".npy"
+"""Of an array, which is a multispectral image unless it accompanies another image."""
 _THREADS, _REMOTE_THREADS = 8, 64  # every remote read waits for a server
 # Folders of macOS, Synology, Windows and ext4.
 _NOT_DATA = frozenset(

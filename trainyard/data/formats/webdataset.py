@@ -21,6 +21,7 @@ from zlib import adler32
 from trainyard.data.formats.class_tar import check_all_read
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
+    ARRAY_SUFFIX,
     IMAGE_SUFFIXES,
     MAX_CLASSES,
     FileRows,
@@ -47,6 +48,7 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, is_remote
 from trainyard.errors import DataError
 
+_IMAGES = IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 _WALKERS = 192  # parts of remote shards that are walked at once
 _MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 16 << 20  # bytes; a segment of a remote shard
 _REMOTE_AHEAD, _REMOTE_PAGE = 2 << 20, 8 << 10  # bytes; see ReadAhead
@@ -97,7 +99,7 @@ def _are_samples(found: list[Member]) -> bool:
     for member in found:
         key, field = _split(member.name)
         fields.setdefault(key, set()).add(field)
-    return any(".cls" in f or (".json" in f and f & IMAGE_SUFFIXES) for f in fields.values())
+    return any(".cls" in f or (".json" in f and f & _IMAGES) for f in fields.values())
 
 
 def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
@@ -219,7 +221,7 @@ def _parts(
     """The images and labels. `images`: with the content of images, not only of labels."""
     for member in found:
         key, field = _split(member.name)
-        if field in IMAGE_SUFFIXES:
+        if field in _IMAGES:
             content = tar.read(member.offset, member.size) if images else b""
             yield _Part(key, field, member, content)
         elif field == ".cls":
@@ -243,8 +245,9 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _sample(parts: list[_Part], where: str) -> tuple[_Part, int]:
-    """The image and the label among the parts of one key."""
+    """The image and the label among the parts of one key; an array counts without other images."""
     images = [part for part in parts if part.field in IMAGE_SUFFIXES]
+    images = images or [part for part in parts if part.field == ARRAY_SUFFIX]
     labels = [part for part in parts if part.field == ".cls"]
     labels = labels or [part for part in parts if part.field == ".json"]
     if len(images) != 1 or len(labels) != 1:

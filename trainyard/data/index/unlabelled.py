@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.data import formats
-from trainyard.data.formats.scan import IMAGE_SUFFIXES, FileRows, Scan, is_hidden
+from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_SUFFIXES, FileRows, Scan, is_hidden
 from trainyard.data.index.build import Progress, index_scan, open_index
 from trainyard.data.index.table import Index
 from trainyard.data.storage.credentials import check_url, without_secrets, without_signature
@@ -17,6 +17,7 @@ from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
+_SUFFIXES = IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 _DOWNLOADS = 8  # at a time
 _CONTAINERS = (".tar", ".tar.gz", ".tgz", ".tfrecord", ".h5", ".hdf5", ".packed", ".parquet")
 
@@ -96,7 +97,7 @@ def _is_image(name: str) -> bool:
         return False
     if not os.path.isfile(name):
         raise DataError(f"{name}: not a regular file")
-    if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES:
+    if os.path.splitext(name)[1].lower() in _SUFFIXES:
         return True
     place = find_place(name)
     return not any(reader.recognises(place) for reader in formats.FORMATS.values())
@@ -117,7 +118,7 @@ def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
                 continue
             if entry.is_dir():
                 yield from _walk(entry.path, above | {here})
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and (
+            elif os.path.splitext(entry.name)[1].lower() in _SUFFIXES and (
                 entry.is_file() or entry.is_symlink()  # the loader reports a broken link
             ):
                 yield entry.path

@@ -42,11 +42,12 @@ class LoaderProcess:
         *,
         batch: int,
         image_size: ImageSize,
+        channels: int,
         threads: int,
     ) -> None:
         """`command CHANNEL_FD MEMORY_FD` fills slots of up to `batch` images by `spec`."""
-        slots = num_slots(batch, threads)
-        shape: dict[str, Any] = {"num_slots": slots, "batch": batch, "size": image_size}
+        slots, images = num_slots(batch, threads), {"size": image_size, "channels": channels}
+        shape: dict[str, Any] = {"num_slots": slots, "batch": batch, **images}
         ours, theirs = socket.socketpair()
         memory = _anonymous_memory()
         try:

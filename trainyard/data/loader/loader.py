@@ -25,7 +25,13 @@ class Loader(LoaderProcess):
         size = config.image_size
         if config.decode == "gpu":  # the slots are for encoded images
             size = side_of(float(index.size.mean()), size)
-        super().__init__(_COMMAND, spec, batch=share, image_size=size, threads=config.threads)
+        super().__init__(
+            *(_COMMAND, spec),
+            batch=share,
+            image_size=size,
+            channels=config.channels,
+            threads=config.threads,
+        )
 
     def __iter__(self) -> Iterator[HostBatch]:
         if self._steps_left == 0:

@@ -31,8 +31,10 @@ def num_slots(batch: int, threads: int) -> int:
 class Ring:
     """`num_slots` batches of up to `batch` images of a size, in one block of memory."""
 
-    def __init__(self, fd: int, *, num_slots: int, batch: int, size: ImageSize) -> None:
-        self._images = (batch, *height_width(size), 3)
+    def __init__(
+        self, fd: int, *, num_slots: int, batch: int, size: ImageSize, channels: int
+    ) -> None:
+        self._images = (batch, *height_width(size), channels)
         columns = [(name, column.dtype, (batch,)) for name, column in COLUMNS.items()]
         self._columns = np.dtype(columns, align=True)
         stride = -(-(self._columns.itemsize + math.prod(self._images)) // _PAGE) * _PAGE

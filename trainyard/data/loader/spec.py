@@ -29,6 +29,7 @@ class LoaderSpec:
     plan: Plan
     crop: RandomResizedCrop | CentralCrop
     image_size: ImageSize
+    channels: int = 3  # as in DataConfig
     interpolation: Interpolation = "bilinear"
     exif: bool = False  # as in DataConfig
     start: int = 0  # first step

@@ -18,6 +18,7 @@ class StreamLoader(LoaderProcess):
             {"config": config},
             batch=config.share,
             image_size=config.image_size,
+            channels=config.channels,
             threads=config.threads,
         )
 

@@ -45,7 +45,8 @@ class StreamSpec:
     image_size: ImageSize
     interpolation: Interpolation
     threads: int
-    exif: bool = False  # as in DataConfig
+    channels: int = 3  # as in DataConfig
+    exif: bool = False
 
 
 class Item(NamedTuple):

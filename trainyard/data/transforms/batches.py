@@ -21,7 +21,7 @@ from trainyard.data.transforms.translate import Translate
 
 class PixelTransform(Protocol):
     def __call__(self, pixels_BCHW: Tensor, keys: Keys) -> Tensor:
-        """Maps uint8[B, 3, H, W] in any layout to the same; may alter its input."""
+        """Maps uint8[B, C, H, W] in any layout to the same; may alter its input."""
 
 
 class BatchTransform(Protocol):
@@ -33,7 +33,7 @@ def pixel_transforms(
     config: AugmentConfig,
     *,
     seed: int,
-    mean: tuple[float, float, float],
+    mean: tuple[float, ...],
     interpolation: Interpolation,
 ) -> list[PixelTransform]:
     """Transforms of colour and shape, before normalising; `mean` fills uncovered pixels (timm)."""

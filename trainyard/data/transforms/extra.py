@@ -11,7 +11,6 @@ from torch import Tensor
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import fold_in
 from trainyard.errors import RecipeError
-from trainyard.image_size import ImageSize, height_width
 from trainyard.own_code import blamed, imported
 
 KEY = "augment.extra"
@@ -51,9 +50,12 @@ class Extra:
 
 
 def check_extra(
-    name: str, *, image_size: ImageSize, num_classes: int, device: torch.device
+    name: str, *, shape: tuple[int, int, int], num_classes: int, device: torch.device
 ) -> None:
-    """RecipeError if a function cannot be imported, fails on two grey images, or misbehaves."""
+    """RecipeError if a function cannot be imported, fails on two grey images, or misbehaves.
+
+    `shape`: channels, height and width of an image.
+    """
     ids = torch.arange(2)
     labels = (ids % num_classes).to(device)
     batch = Batch(
@@ -61,7 +63,7 @@ def check_extra(
         epochs=torch.zeros_like(ids),
         labels=labels,
         weights=torch.ones(2, device=device),
-        images_BCHW=torch.zeros(2, 3, *height_width(image_size), device=device),
+        images_BCHW=torch.zeros(2, *shape, device=device),
         mixed_labels=labels,
         lam=torch.ones(2, device=device),
     )

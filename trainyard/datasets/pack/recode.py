@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.decode.array_file import MAGIC
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ _START = {
     b"MM\0*": "TIFF",
     b"P5": "PGM",
     b"P6": "PPM",
+    MAGIC: "NPY",
 }
 _SUFFIXES = {"PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "TIFF": ".tif"} | {
     "PGM": ".pgm",
     "PPM": ".ppm",
+    "NPY": ".npy",
 }
 
 

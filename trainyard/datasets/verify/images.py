@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from trainyard.data.decode.array_file import array_shape, is_array
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch, open_lazily
 from trainyard.data.decode.orientation import orientation_of
@@ -54,6 +55,7 @@ _FORMAT_OF = {
     ".pgm": ("PPM",),
     ".tif": ("TIFF",),
     ".tiff": ("TIFF",),
+    ".npy": ("NPY",),
 }
 
 
@@ -234,7 +236,7 @@ class _Examiner:
             if content:
                 digest = hashlib.blake2b(content, digest_size=16).digest()
                 self.hashes[self.starts[split] + sample] = np.frombuffer(digest, "<u8")
-            reason = decode_batch([content], _corner, _pixel(), "bilinear").get(0)
+            reason = decode_batch([content], _corner, _pixel(content), "bilinear").get(0)
             if reason is None and is_record(content):
                 reason = why_unlike(content)
             if reason is not None:
@@ -289,8 +291,13 @@ def _corner(sizes: NDArray[np.int64]) -> Crops:
     return Crops(boxes, np.zeros(len(sizes), bool))
 
 
-def _pixel() -> NDArray[np.uint8]:
-    return np.empty((1, 1, 1, 3), np.uint8)
+def _pixel(content: bytes) -> NDArray[np.uint8]:
+    """Room for a pixel: of an array, with all of its channels."""
+    try:
+        channels = array_shape(content)[2] if is_array(content) else 3
+    except ValueError:  # decoding tells the reason
+        channels = 3
+    return np.empty((1, 1, 1, channels), np.uint8)
 
 
 def _describe(content: bytes, suffix: str) -> tuple[str, list[str], int]:
@@ -299,6 +306,8 @@ def _describe(content: bytes, suffix: str) -> tuple[str, list[str], int]:
         with open_lazily(content) as image:
             kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
             orientation = orientation_of(image, content)
+        if is_array(content):
+            kind, mode = "NPY", f"{array_shape(content)[2]} channels"
     except Exception:  # libjpeg-turbo reads its header and Pillow does not
         return "JPEG of unknown mode", ["a JPEG that Pillow does not open"], 1
     odd = []

@@ -81,10 +81,11 @@ static Status read_component(const Plane *plane, uint8_t *to, const Packed *pack
     return status;
 }
 
-static Status coefficients_planes(Plane planes[3], Scratch *scratch, const Packed *packed,
+/* The first `used` components as samples. */
+static Status coefficients_planes(Plane planes[3], int used, Scratch *scratch, const Packed *packed,
                                   const Taking *taking) {
     Status status = OK;
-    for (int c = 0; c < packed->jpeg.num_components && status == OK; c++) {
+    for (int c = 0; c < used && status == OK; c++) {
         Blocks blocks = blocks_needed(taking, c);
         status = plane_reserve(&planes[c], &scratch->planes[c], blocks);
         if (status == OK)
@@ -107,6 +108,8 @@ static Status decode_packed(Scratch *scratch, const Stored *stored, const Crop *
     Status status = packed_open(&packed, stored->bytes, stored->size);
     if (status != OK)
         return status;
+    if (packed.kind == PACKED_PIXELS && target->channels == 1)
+        return NOT_OURS; /* the libraries make luma of colours */
     if (!box_is_inside(crop, packed.width, packed.height))
         return BAD_BOX;
     Taking taking;
@@ -118,8 +121,9 @@ static Status decode_packed(Scratch *scratch, const Stored *stored, const Crop *
     if (packed.kind == PACKED_PIXELS) {
         pixels_planes(planes, &packed);
     } else {
-        colours = packed.jpeg.num_components == 1 ? GREY : YCBCR;
-        status = coefficients_planes(planes, scratch, &packed, &taking);
+        int used = components_needed(&packed.jpeg, target);
+        colours = used == 1 ? GREY : YCBCR;
+        status = coefficients_planes(planes, used, scratch, &packed, &taking);
     }
     if (status != OK)
         return status;

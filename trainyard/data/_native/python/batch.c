@@ -95,7 +95,7 @@ static SeekTable seek_of(const SeekTables *seek, int64_t image) {
 
 void batch_decode(const Path *path, Scratch *scratch, const Images *images, const Crops *crops,
                   const SeekTables *seek, const Target *target, uint8_t *status) {
-    size_t image_bytes = (size_t)target->width * (size_t)target->height * 3;
+    size_t image_bytes = (size_t)target->width * (size_t)target->height * (size_t)target->channels;
     for (int64_t i = 0; i < images->count; i++) {
         if (status[i] != OK)
             continue;

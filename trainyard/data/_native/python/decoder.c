@@ -126,22 +126,26 @@ static PyObject *orientations(PyObject *object, PyObject *args) {
 /* The arguments of `decode` as Python gives them. */
 typedef struct {
     PyObject *stored[4], *boxes, *flips, *out, *status;
-    int height, width, bicubic, beyond, planar;
+    int height, width, bicubic, beyond, planar, channels;
     PyObject *seek, *begins, *ends; /* NULL or None: no tables */
 } DecodeArguments;
 
 static bool parse_decode(DecodeArguments *a, PyObject *args, PyObject *kwargs) {
     static char *names[] = {"buffers", "which",  "offsets",     "lengths",   "boxes",   "flips",
                             "out",     "status", "height",      "width",     "bicubic", "beyond",
-                            "planar",  "seek",   "seek_begins", "seek_ends", NULL};
-    *a = (DecodeArguments){0};
+                            "planar",  "seek",   "seek_begins", "seek_ends", "channels", NULL};
+    *a = (DecodeArguments){.channels = 3};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOOO|$iipppOOO", names, &a->stored[0], &a->stored[1], &a->stored[2],
+            args, kwargs, "OOOOOOOO|$iipppOOOi", names, &a->stored[0], &a->stored[1], &a->stored[2],
             &a->stored[3], &a->boxes, &a->flips, &a->out, &a->status, &a->height, &a->width,
-            &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->begins, &a->ends))
+            &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->begins, &a->ends, &a->channels))
         return false;
     if (a->height < 1 || a->width < 1 || a->height > 65535 || a->width > 65535) {
         PyErr_SetString(PyExc_ValueError, "height and width: 1 to 65535");
+        return false;
+    }
+    if (a->channels != 1 && a->channels != 3) {
+        PyErr_SetString(PyExc_ValueError, "channels: 1 or 3");
         return false;
     }
     if (a->seek == Py_None)
@@ -184,9 +188,10 @@ static PyObject *decode(PyObject *object, PyObject *args, PyObject *kwargs) {
     Images images;
     SeekTables seek;
     Crops crops = {.beyond = a.beyond, .filter = a.bicubic ? BICUBIC : BILINEAR};
-    Target target = {.width = a.width, .height = a.height, .planar = a.planar};
+    Target target = {
+        .width = a.width, .height = a.height, .channels = a.channels, .planar = a.planar};
     uint8_t *status = NULL;
-    int64_t pixels = 3LL * a.width * a.height;
+    int64_t pixels = (int64_t)a.channels * a.width * a.height;
     bool is_ready =
         views_add_images(&views, &images, a.stored) && add_seek(&views, &seek, &a, images.count) &&
         (crops.boxes = views_add(&views, a.boxes, "boxes", images.count * 32, false)) &&

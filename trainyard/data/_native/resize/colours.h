@@ -32,6 +32,16 @@ static inline Octets finish(Lanes a, Lanes b, int bits) {
     return pack(shift_right(a, bits), shift_right(b, bits));
 }
 
+/* 32 samples of luma; only `count` of them are of the target. */
+static inline void store_luma(const Rgb pixels[2], const Target *target, int x, int y, int count,
+                              int bits) {
+    Octets luma = finish(pixels[0].red, pixels[1].red, bits);
+    uint8_t *to = target->pixels + (size_t)y * target->width + x, part[32];
+    store_octets(count < 32 ? part : to, luma);
+    if (count < 32)
+        memcpy(to, part, (size_t)count);
+}
+
 /* 32 pixels; only `count` of them are of the target. */
 static inline void store_pixels(const Rgb pixels[2], const Target *target, int x, int y, int count,
                                 int bits) {
@@ -61,7 +71,11 @@ static inline __attribute__((always_inline)) void
 put_row_as(const int16_t *const rows[3], Colours colours, const Target *target, int y, int bits) {
     for (int x = 0; x < target->width; x += 32) {
         Rgb pixels[2] = {to_rgb(rows, x, colours, bits), to_rgb(rows, x + 16, colours, bits)};
-        store_pixels(pixels, target, x, y, min_int(target->width - x, 32), bits);
+        int count = min_int(target->width - x, 32);
+        if (colours == GREY && target->channels == 1)
+            store_luma(pixels, target, x, y, count, bits);
+        else
+            store_pixels(pixels, target, x, y, count, bits);
     }
 }
 

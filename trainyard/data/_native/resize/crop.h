@@ -7,10 +7,10 @@
 #include "jpeg/scan.h"
 #include "resize/taking.h"
 
-/* MCUs [first, last) x [top, bottom) that hold all blocks needed. */
-static Blocks mcus_needed(const JpegHeader *header, const Taking *taking) {
+/* MCUs [first, last) x [top, bottom) that hold all blocks needed of the first `used` components. */
+static Blocks mcus_needed(const JpegHeader *header, int used, const Taking *taking) {
     Blocks mcus = {header->mcus_across, header->mcus_down, 0, 0};
-    for (int c = 0; c < header->num_components; c++) {
+    for (int c = 0; c < used; c++) {
         const JpegComponent *component = &header->components[c];
         Blocks blocks = blocks_needed(taking, c);
         mcus.left = min_int(mcus.left, blocks.left / component->h);
@@ -31,9 +31,10 @@ static void put_row(const int16_t *blocks, int count, const int16_t *quant, uint
     }
 }
 
-static Status jpeg_planes(Plane planes[3], Scratch *scratch, const JpegHeader *header,
+/* The first `used` components as samples. The others are read, as they lie in between. */
+static Status jpeg_planes(Plane planes[3], int used, Scratch *scratch, const JpegHeader *header,
                           const Stored *stored, const Taking *taking) {
-    Blocks mcus = mcus_needed(header, taking);
+    Blocks mcus = mcus_needed(header, used, taking);
     int16_t *blocks[3] = {0};
     for (int c = 0; c < header->num_components; c++) {
         const JpegComponent *component = &header->components[c];
@@ -44,7 +45,7 @@ static Status jpeg_planes(Plane planes[3], Scratch *scratch, const JpegHeader *h
         if (!buffer_reserve(&scratch->blocks[c], size))
             return NO_MEMORY;
         blocks[c] = scratch->blocks[c].data;
-        Status status = plane_reserve(&planes[c], &scratch->planes[c], all);
+        Status status = c < used ? plane_reserve(&planes[c], &scratch->planes[c], all) : OK;
         if (status != OK)
             return status;
     }
@@ -52,7 +53,7 @@ static Status jpeg_planes(Plane planes[3], Scratch *scratch, const JpegHeader *h
     Status status = scan_begin(&scan, scratch, header, stored->bytes, stored->size, &stored->seek);
     for (int row = mcus.top; row < mcus.bottom && status == OK; row++) {
         status = scan_row(&scan, row, mcus.left, mcus.right, blocks);
-        for (int c = 0; c < header->num_components && status == OK; c++) {
+        for (int c = 0; c < used && status == OK; c++) {
             const JpegComponent *component = &header->components[c];
             int across = (mcus.right - mcus.left) * component->h;
             uint8_t *samples = scratch->planes[c].data;
@@ -79,13 +80,14 @@ static Status decode(Scratch *scratch, const Stored *stored, const Crop *crop,
         return BAD_BOX;
     Taking taking;
     Plane planes[3];
+    int used = components_needed(&header, target);
     status = make_taking(&taking, scratch, &header, crop, target);
     if (status == OK)
-        status = jpeg_planes(planes, scratch, &header, stored, &taking);
+        status = jpeg_planes(planes, used, scratch, &header, stored, &taking);
     if (status != OK)
         return status;
-    return resize(scratch, planes, header.num_components == 1 ? GREY : YCBCR, taking.x, taking.y,
-                  crop->filter, target);
+    return resize(scratch, planes, used == 1 ? GREY : YCBCR, taking.x, taking.y, crop->filter,
+                  target);
 }
 
 #endif

@@ -137,7 +137,8 @@ static Status make_columns(Columns columns[2], Scratch *scratch, const Taps *con
 }
 
 /* Resize planes to a target. Taps 0 are of luma or of all planes, and 1 of chroma. Planes have at
- * least the samples [first, last) of the taps; GREY has one plane, and gives R = G = B. */
+ * least the samples [first, last) of the taps; GREY has one plane, and gives R = G = B, or luma for
+ * a target of one channel. */
 static Status resize(Scratch *scratch, const Plane *planes, Colours colours, const Taps *const x[2],
                      const Taps *const y[2], Filter filter, const Target *target) {
     Columns columns[2];

@@ -18,6 +18,11 @@ typedef struct {
     const Taps *x[2], *y[2]; /* of luma, and of chroma */
 } Taking;
 
+/* Components that a target needs: of luma alone, the first. */
+static int components_needed(const JpegHeader *header, const Target *target) {
+    return target->channels == 1 ? 1 : header->num_components;
+}
+
 static Axis make_axis(double from, double to, int size, int length, bool flip, bool beyond) {
     int low = beyond ? 0 : (int)floor(from), high = beyond ? size : (int)ceil(to);
     return (Axis){from, to, clamp_int(low, 0, size), clamp_int(high, 0, size), size, length, flip};

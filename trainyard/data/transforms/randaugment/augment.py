@@ -26,7 +26,7 @@ class RandAugment:
         policy: str,
         *,
         seed: int,
-        mean: tuple[float, float, float],
+        mean: tuple[float, ...],
         interpolation: Literal["bilinear", "bicubic"] | None = None,
     ) -> None:
         """`mean`, from 0 to 1, fills pixels that geometry uncovers. `interpolation`: of geometry;
