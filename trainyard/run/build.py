@@ -334,6 +334,7 @@ def build_step(
         update_ema=update_ema,
         seed=config.run.seed,
         world=world,
+        counts_hits=not state.has_lists,
     )
 
 
