@@ -149,7 +149,7 @@ def _built(
         check_labels(config, data)
         check_batches(config, course, world)
         check_decoding(config, device)
-        check_extra_transform(config, len(classes), device)
+        check_extra_transform(config, data.train, device)
         check_trackers(config.watch, world)
         schedule = build_run_schedule(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
