@@ -3,7 +3,6 @@
 import csv
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -165,8 +164,14 @@ def test_data_of_the_other_kind_is_refused(
 ) -> None:
     said = complaint(capsys, *train(digits, tmp_path / "run"))
     assert "run.best_by = 'map' is for data with lists of labels" in said
-    mixed: dict[str, Any] = {"data.val": str(digits / "val")}
-    said = complaint(capsys, *train(listed_digits, tmp_path / "run", **mixed))
+    (tmp_path / "val").symlink_to(listed_digits.parent / "val")
+    images = sorted((listed_digits.parent / "val" / "0").iterdir())[: len(NAMES)]
+    rows = [f"val/0/{path.name},{name}" for path, name in zip(images, NAMES, strict=True)]
+    single = tmp_path / "single.csv"
+    single.write_text("path,label\n" + "\n".join(rows) + "\n")
+    where = ("--data.train", f"{listed_digits}#train", "--data.val", single)
+    keys = [word for key, value in RECIPE.items() for word in (f"--{key}", value)]
+    said = complaint(capsys, "train", "digits", *where, "--run", tmp_path / "run", *keys)
     assert "the validation data: has one label for each image, but the training data lists" in said
-    said = complaint(capsys, "evaluate", trained, "--data", digits)
-    assert "its classes differ" in said or "has one label for each image" in said
+    said = complaint(capsys, "evaluate", trained, "--data", single)
+    assert f"{single}: has one label for each image, but the training data lists of labels" in said

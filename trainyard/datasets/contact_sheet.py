@@ -31,8 +31,7 @@ _PAPER, _GROUND, _INK, _FAINT, _RED = "#ffffff", "#ececec", "#202020", "#767676"
 
 def random_samples(index: Index, count: int, seed: int, label: int | None = None) -> Ids:
     """Ids of up to `count` distinct samples, of one class or all; equal on every machine."""
-    rows, labels = index.all_labels()
-    known = np.arange(len(index)) if label is None else rows[labels == label]
+    known = np.arange(len(index)) if label is None else index.of_class(label)
     positions = np.arange(min(count, len(known)))
     if not len(positions):
         return positions

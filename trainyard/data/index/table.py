@@ -87,6 +87,11 @@ class Index:
         """Number of samples of each class: int64[classes]."""
         return np.bincount(self.all_labels()[1], minlength=len(self.classes))
 
+    def of_class(self, label: int) -> NDArray[np.int64]:
+        """The samples of a class, ascending."""
+        rows, labels = self.all_labels()
+        return rows[labels == label]
+
     def class_names(self, sample: int) -> list[str]:
         """The names of a sample's classes: one, or any number with lists of labels."""
         label = int(self.label[sample])
