@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from tests.command_line import Capture, run
 from tests.data.tars import open_splits, write_files, write_tar
@@ -204,6 +205,17 @@ def test_targets_on_the_device_are_dense_ones() -> None:
     found = MultiHot(lists, 3, torch.device("cpu"))(torch.from_numpy(numbers))
     assert np.array_equal(found, expected)
     assert np.array_equal(lists.multi_hot(numbers, 3), expected > 0)
+
+
+def test_targets_wait_for_no_device() -> None:
+    """On tensors of a GPU that have a shape but no values, where reading one raises."""
+    lists = LabelLists(np.array([2, 2, 3]), np.array([0, 2, 1], np.int32))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        numbers = torch.zeros(5, dtype=torch.long).to("cuda")
+        targets = MultiHot(lists, 4, torch.device("cuda"))(numbers)
+        assert (targets.device.type, targets.shape) == ("cuda", (5, 4))
+        with pytest.raises(DataDependentOutputException):
+            float(targets[0, 0])
 
 
 @pytest.mark.parametrize(

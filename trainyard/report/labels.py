@@ -82,17 +82,21 @@ def _errors(run: Run, recorded: Recorded, said: LabelScores, album: Album) -> Ht
 
 
 def _tile(run: Run, own: Chosen, guessed: Chosen, sample: int, *, album: Album) -> Html:
-    missed, wrong = (_names(run, chosen) for chosen in (own & ~guessed, guessed & ~own))
+    missed, wrong = own & ~guessed, guessed & ~own
     image = picture(album, sample, f"has {_names(run, own)}")
     where = f"#{sample} {album.file(sample)}".strip()
     return tag(
         "li",
         tag("div", image or tag("span", "no picture", class_="no-picture"), class_="picture"),
-        tag("p", tag("span", "has ", class_="detail"), tag("b", _names(run, own))),
-        tag("p", tag("span", "missed ", class_="detail"), tag("b", missed)),
-        tag("p", tag("span", "wrong ", class_="detail"), tag("b", wrong, class_="wrong")),
+        _line("has ", _names(run, own)),
+        _line("missed ", _names(run, missed)) if missed.any() else None,
+        _line("wrongly ", _names(run, wrong), class_="wrong") if wrong.any() else None,
         tag("p", where, class_="detail file", title=where),
     )
+
+
+def _line(what: str, names: str, class_: str | None = None) -> Html:
+    return tag("p", tag("span", what, class_="detail"), tag("b", names, class_=class_))
 
 
 def _names(run: Run, chosen: Chosen) -> str:
