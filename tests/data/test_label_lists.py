@@ -55,7 +55,9 @@ def named_contents(index: Index) -> dict[bytes, list[str]]:
 
 def test_csv_and_json_lines(tmp_path: Path) -> None:
     location = write_csv(tmp_path)
-    lines = [{"path": f"{n}.jpg", "labels": some} for n, some in enumerate(LISTS)]
+    lines: list[dict[str, Any]] = [
+        {"path": f"{n}.jpg", "labels": some} for n, some in enumerate(LISTS)
+    ]
     lines[5]["labels"] = ["bee", 7]
     (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, lines)))
     index = open_index(location)

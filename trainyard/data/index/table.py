@@ -85,7 +85,8 @@ class Index:
 
     def samples_per_class(self) -> NDArray[np.int64]:
         """Number of samples of each class: int64[classes]."""
-        return np.bincount(self.all_labels()[1], minlength=len(self.classes))
+        counts: NDArray[np.int64] = np.bincount(self.all_labels()[1], minlength=len(self.classes))
+        return counts
 
     def of_class(self, label: int) -> NDArray[np.int64]:
         """The samples of a class, ascending."""
