@@ -91,7 +91,8 @@ class Index:
     def of_class(self, label: int) -> NDArray[np.int64]:
         """The samples of a class, ascending."""
         rows, labels = self.all_labels()
-        return rows[labels == label]
+        found: NDArray[np.int64] = rows[labels == label]
+        return found
 
     def class_names(self, sample: int) -> list[str]:
         """The names of a sample's classes: one, or any number with lists of labels."""
