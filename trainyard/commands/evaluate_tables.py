@@ -189,7 +189,7 @@ def write_predictions(path: Path, results: list[DataSetResult]) -> None:
 
     Lists of labels, and of classes with a probability above 0.5, are separated by "|".
     """
-    has_lists = results[0].data.index.lists is not None
+    has_lists = any(result.data.index.lists is not None for result in results)
     lines = (
         _lines(result, said, _WEIGHTS[prefix])
         for result in results
