@@ -1,6 +1,7 @@
 """Data sets and recipes that several tests share."""
 
 import os
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 
@@ -48,6 +49,23 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data") / "digits"
     prepare_digits(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def listed_digits(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A list of the digits, whose labels are the digit and "even" or "odd"; nines have none.
+
+    Not to be written to, nor the folder that it is in.
+    """
+    folder = tmp_path_factory.mktemp("lists") / "digits"
+    shutil.copytree(digits, folder)
+    rows = ["path,labels,split"]
+    for path in sorted(folder.glob("*/*/*.png")):
+        digit = path.parent.name
+        labels = "" if digit == "9" else f"{digit}|{('even', 'odd')[int(digit) % 2]}"
+        rows.append(f"{path.relative_to(folder)},{labels},{path.parts[-3]}")
+    (folder / "list.csv").write_text("\n".join(rows) + "\n")
+    return folder / "list.csv"
 
 
 @pytest.fixture

@@ -42,7 +42,8 @@ def train(
     terminal or the notebook's cell; Console(quiet=True) shows none.
 
     The Outcome has `step`, `seconds`, and the `last` and `best` evaluations: dicts with "top1",
-    "top5", "loss", and "ema_top1" … if there is a moving average. `stopped` is set if Ctrl-C, or
+    "top5", "loss", and "ema_top1" … if there is a moving average; with lists of labels "map",
+    "micro_f1", "macro_f1" instead of "top1", "top5". `stopped` is set if Ctrl-C, or
     the kernel's Interrupt, ended the run early: a checkpoint is saved, and the same call resumes.
     RecipeError, DataError or CheckpointError for wrong input.
     """
@@ -77,7 +78,8 @@ def evaluate(
 
     Returns the content of `trainyard evaluate --json`: "samples", "bad" (unreadable images),
     "top1", "top5", "loss", "ece" (expected calibration error), and "ema_top1" … if there is a
-    moving average. CheckpointError or DataError if something is missing or does not fit.
+    moving average; with lists of labels "map", "micro_f1", "macro_f1", "loss". CheckpointError or
+    DataError if something is missing or does not fit.
     """
     from trainyard.distributed import discover
 
@@ -114,7 +116,8 @@ def predictions(run: StrPath) -> "Recorded":
 
     `.labels` is int32[samples]; `.said` has columns float32[samples]: `guess`, `confidence`,
     `place` (the rank of the true class, 1 for the best) and `loss`; `.step` is the step of the
-    weights. DataError if there are none yet.
+    weights. With lists of labels, `.labels` is bool[samples, classes], and `.said` has `logits`,
+    float32[classes, samples], and `read`, bool[samples]. DataError if there are none yet.
     """
     from trainyard.errors import DataError
     from trainyard.files import RunDirectory

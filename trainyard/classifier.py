@@ -83,6 +83,7 @@ def load(
         classes=classes,
         config=config,
         checkpoint=found,
+        has_lists=progress.get("has_lists", False),
         step=progress["step"],
         uses_ema=uses_ema,
         device=place,
@@ -111,6 +112,8 @@ class Classifier:
     """Names by class number."""
     config: RunConfig
     checkpoint: Path
+    has_lists: bool
+    """True if an image may have any number of classes: probabilities are then independent."""
     step: int
     """Number of steps that the weights were trained."""
     uses_ema: bool
@@ -125,6 +128,7 @@ class Classifier:
     def predict(self, images: Sequence[Picture], top: int = 5) -> list[list[Guess]]:
         """The `top` likeliest classes of each image, with their probabilities.
 
+        They add up to 1 over all classes, except with lists of labels (`has_lists`).
         DataError, which names the first unreadable image.
         """
         found = []
@@ -190,7 +194,9 @@ class Classifier:
         self, images_BCHW: Tensor, top: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The top classes; among equal logits the lower class number first, as in evaluate.py."""
-        found = self.logits(images_BCHW).softmax(dim=1).sort(dim=1, descending=True, stable=True)
+        logits_BC = self.logits(images_BCHW)
+        shares_BC = logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
+        found = shares_BC.sort(dim=1, descending=True, stable=True)
         return found.indices[:, :top].cpu().numpy(), found.values[:, :top].cpu().numpy()
 
     @cached_property

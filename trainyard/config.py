@@ -49,10 +49,10 @@ class LengthConfig(Section):
     """Seed of the order, the crops and the initial weights."""
     eval_every: Duration = "1 epoch"
     """Interval of evaluations; the last step is always evaluated. "0 steps": only the last."""
-    best_by: Literal["top1", "balanced_accuracy", "macro_f1"] = "top1"
+    best_by: Literal["top1", "balanced_accuracy", "macro_f1", "map", "micro_f1"] = "top1"
     """Value of an evaluation that decides the best checkpoint, the higher of the weights and their
     moving average. balanced_accuracy: mean accuracy of the classes; macro_f1: mean F1 of the
-    classes."""
+    classes. With lists of labels: map, the mean average precision; micro_f1 or macro_f1."""
     save_every: Interval = "10 minutes"
     """Time or steps between checkpoints, besides the best and the last: a killed run loses at most
     this much. "0 steps": never."""

@@ -177,7 +177,7 @@ def test_a_label_in_json(tmp_path: Path, extra: dict[str, object], is_first: boo
         b'{"label": "n01440764"}',
         b'{"label": true}',
         b'{"label": 1.0}',
-        b'{"label": [3]}',
+        b'{"label": ["3"]}',
         b'{"label": -1}',
         b'{"label": 99999999999999999999}',
         b'{"cls": 3}',
@@ -288,7 +288,7 @@ def test_a_written_shard_is_read_by_the_webdataset_package(tmp_path: Path, count
         for sample in read_by_webdataset(shard)
         for suffix in sorted({*sample} & {"jpg", "png", "webp"})
     ]
-    assert found == [tuple(sample) for sample in encoded(count)]
+    assert found == [tuple(sample[:4]) for sample in encoded(count)]
     assert read_rows(shard) == [(sample.image, sample.label) for sample in encoded(count)]
 
 

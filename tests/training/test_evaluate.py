@@ -22,8 +22,9 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
-from trainyard.training.evaluate import evaluate
-from trainyard.training.predictions import NOWHERE, Evaluation, Predictions
+from trainyard.run.labels import labels_of
+from trainyard.training.evaluate import evaluate, score_labels
+from trainyard.training.predictions import NOWHERE, Evaluation, Predictions, summary
 from trainyard.world import World
 
 NUM_BAD = 2
@@ -129,6 +130,44 @@ def test_equal_to_a_plain_evaluation(
             assert result.top1 == pytest.approx(reference.top1, rel=1e-12), name
             assert result.top5 == pytest.approx(reference.top5, rel=1e-12), name
             assert result.loss == pytest.approx(reference.loss, rel=1e-5), name
+
+
+def summaries(world: World, places: dict[str, Path], listing: str) -> list[dict[str, Any]]:
+    """All metrics, of one label for each image and of lists; ranks have unequal shares."""
+    torch.set_num_threads(1)
+    config = recipe()
+    feeds = Feeds(
+        data=config.data,
+        augment=config.augment,
+        global_batch=51,
+        seed=0,
+        channels_last=True,
+        world=world,
+        device=CPU,
+    )
+    found = []
+    for location in (str(places["digits"]), listing):
+        index = open_index(location)
+        judge: Any = evaluate if index.lists is None else score_labels
+        with feeds.evaluation(index) as feed:
+            models = {"": build(len(index.classes))}
+            said = judge(models, feed, num_samples=len(index), world=world, device=CPU)
+        found.append(summary(said, labels_of(index, len(index.classes))))
+    return found
+
+
+def test_all_metrics_are_equal_on_any_number_of_ranks(
+    places: dict[str, Path], listed_digits: Path
+) -> None:
+    """Also the means over classes: each rank sees only some samples of a class."""
+    listing = f"{listed_digits}#val"
+    ((single, several),) = spawn(summaries, 1, places, listing)
+    for size in (2, 3):
+        for found in spawn(summaries, size, places, listing):
+            assert found == [pytest.approx(single, rel=1e-6), pytest.approx(several, rel=1e-6)]
+    shares = ("balanced_accuracy", "macro_f1"), ("map", "macro_f1", "micro_f1")
+    for metrics, keys in zip((single, several), shares, strict=True):
+        assert all(0 < metrics[key] < 1 for key in keys)
 
 
 def test_the_plain_evaluation_tells_something(expected: dict[str, Evaluation]) -> None:
@@ -246,6 +285,18 @@ def test_a_flip_judges_the_mean_of_the_softmax() -> None:
     assert said.guess.tolist() != model(images).argmax(dim=1).tolist()
     np.testing.assert_allclose(said.confidence, both.amax(dim=1), rtol=1e-6)
     np.testing.assert_allclose(said.loss, -both[range(6), batch.labels].log(), rtol=1e-5)
+
+
+def test_a_flip_scores_labels_by_the_mean_of_the_sigmoid() -> None:
+    images = 4 * torch.randn(6, 4, 1, 2, generator=torch.Generator().manual_seed(1))
+    weights = torch.tensor([1.0, 1, 1, 1, 1, 0])
+    batch = Scores(images, torch.arange(6), weights, torch.arange(6).flip(0))
+    models: dict[str, nn.Module] = {"": Lopsided()}
+    said = score_labels(models, [batch], num_samples=6, world=World(), device=CPU, flip=True)[""]
+    both = Lopsided()(images).sigmoid() + Lopsided()(images.flip(3)).sigmoid()
+    expected = (both / 2).logit().T.flip(1)
+    assert said.read.tolist() == [False, True, True, True, True, True]
+    np.testing.assert_allclose(said.logits[:, 1:], expected[:, 1:], rtol=1e-4)
 
 
 def test_the_forward_pass_has_the_precision_asked_for() -> None:

@@ -58,6 +58,31 @@ def close(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-6)
 
 
+# --- lists of labels ---
+
+
+@pytest.mark.parametrize("threshold", [None, 0.3])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("mixed", [True, False])
+def test_several_labels_are_dense_targets(
+    mixed: bool, smoothing: float, threshold: float | None
+) -> None:
+    """Mixed first, then moved towards 1/2; labels are numbers of lists, one of them empty."""
+    lists = torch.tensor([[1, 0, 1, 0, 0], [0] * 5, [0, 1, 1, 1, 0], [1] * 5, [0, 0, 0, 0, 1]])
+    logits, batch = logits_of(), batch_of(mixed=mixed)
+    config = LossConfig(name="bce", bce_threshold=threshold, bce_sum=not mixed)
+    loss = build_loss(
+        config, smoothing, teacher=None, mixes=mixed, multi_hot=lists.float().__getitem__
+    )
+    lam = batch.lam[:, None]
+    targets = lam * lists[batch.labels] + (1 - lam) * lists[batch.mixed_labels]
+    targets = targets * (1 - smoothing) + smoothing / 2
+    if threshold is not None:
+        targets = (targets > threshold).float()
+    dense = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
+    close(loss(logits, batch), dense.mean(dim=1) if mixed else dense.sum(dim=1))
+
+
 # --- cross-entropy ---
 
 

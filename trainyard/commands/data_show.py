@@ -76,7 +76,7 @@ def _describe(index: "Index") -> dict[str, Any]:
 
     from trainyard.datasets.contact_sheet import image_sides, random_samples
 
-    counts = np.bincount(index.label, minlength=len(index.classes)).tolist()
+    counts = index.samples_per_class().tolist()
     sides = image_sides(index, random_samples(index, _HEADERS, seed=0))
     return {
         "format": index.format,
@@ -89,6 +89,7 @@ def _describe(index: "Index") -> dict[str, Any]:
         },
         "median_sides": np.median(sides, axis=0).astype(int).tolist() if len(sides) else None,
         "classes": list(index.classes),
+        **({"labels": sum(counts)} if index.lists is not None else {}),
         "per_class": dict(zip(index.classes, counts, strict=True)),
     }
 
@@ -100,6 +101,8 @@ def _print_summary(found: dict[str, dict[str, Any]]) -> None:
         "classes": [f"{len(about['classes']):,}" for about in found.values()],
         "size": [size(about["bytes"]) for about in found.values()],
     }
+    if "labels" in next(iter(found.values())):
+        rows["labels"] = [f"{about.get('labels', about['samples']):,}" for about in found.values()]
     for key, what in (("min", "smallest"), ("median", "median"), ("max", "largest")):
         rows[f"{what} image"] = [size(about["image_bytes"][key]) for about in found.values()]
     sides = [about["median_sides"] for about in found.values()]
@@ -146,7 +149,7 @@ def _draw_sheet(options: argparse.Namespace, indices: dict[str, "Index"]) -> Non
     samples = random_samples(index, options.rows * options.columns, options.seed, label)
     of = f"{len(index):,} images in {len(index.classes):,} classes"
     if label is not None:
-        of = f"{int((index.label == label).sum()):,} images of class {name}"
+        of = f"{index.samples_per_class()[label]:,} images of class {name}"
     about = (f"{len(samples)} of {of}", index.format, size(int(index.size.sum())))
     title = (
         f"{options.location}  ·  {split}",

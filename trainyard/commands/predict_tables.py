@@ -16,6 +16,7 @@ from trainyard.data.index.unlabelled import Images
 _IN_FULL = 3  # up to so many images are shown with all guesses
 _ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
 _BAR = 20  # characters
+_LIKELY = 0.5  # probability above which an image with a list of labels has a class
 
 
 class Predicted(NamedTuple):
@@ -129,9 +130,12 @@ def _one_by_one(classifier: Classifier, rows: Sequence[tuple[Predicted, int]]) -
 
 
 def _counted(classifier: Classifier, rows: Sequence[tuple[Predicted, int]]) -> Table:
+    """The number of images of each class: the likeliest or, with lists of labels, the likely."""
     counts: Counter[str] = Counter()
     for answer, number in rows:
-        counts[classifier.classes[answer.said.classes[number, 0]]] += 1
+        guesses = _guesses(classifier, answer, number)
+        likely = [guess for guess in guesses if guess.probability > _LIKELY]
+        counts.update(guess.name for guess in (likely if classifier.has_lists else guesses[:1]))
     table = Table("class", box=box.SIMPLE_HEAD)
     for name in ("images", "share"):
         table.add_column(name, justify="right")

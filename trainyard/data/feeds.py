@@ -21,6 +21,7 @@ from trainyard.data.device.feed import (
 )
 from trainyard.data.device.gpu_decode import DecodingTransfer, decoder_on
 from trainyard.data.device.join import JoinFeed, JoinState, num_passes
+from trainyard.data.device.multi_hot import MultiHot
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
@@ -69,6 +70,10 @@ class Feeds:
     def train(self, index: Index, plan: EndlessPlan, course: Course) -> TrainingFeed:
         """Augmented samples in the order of a plan, with the batch and image sizes of a course."""
 
+        multi_hot = None
+        if index.lists is not None and self.augment.extra is not None:
+            multi_hot = MultiHot(index.lists, len(index.classes), self.device)
+
         def open_phase(phase: Phase, step: int, skipped: int) -> Feed:
             first = course.samples(step) + skipped
             spec = LoaderSpec(
@@ -79,7 +84,7 @@ class Feeds:
                 stop=phase.stop - step,
                 **self._indexed(),
             )
-            augmentation = self._augmentation(first, phase.batch)
+            augmentation = self._augmentation(first, phase.batch, multi_hot)
             return self._feed_of(index, self._loader(index, spec), spec, augmentation)
 
         return TrainingFeed(course, open_phase)
@@ -175,14 +180,18 @@ class Feeds:
             self.seed, augment.scale, augment.ratio, augment.flip, alternates=alternates
         )
 
-    def _augmentation(self, first: int, batch: int) -> Augmentation:
+    def _augmentation(
+        self, first: int, batch: int, multi_hot: MultiHot | None = None
+    ) -> Augmentation:
         pixels = pixel_transforms(
             self.augment,
             seed=self.seed,
             mean=self.data.mean,
             interpolation=self.data.interpolation,
         )
-        batches = batch_transforms(self.augment, seed=self.seed, rank=self.world.rank)
+        batches = batch_transforms(
+            self.augment, seed=self.seed, rank=self.world.rank, multi_hot=multi_hot
+        )
         return Augmentation(pixels, batches, position=first, global_batch=batch)
 
     def _common(self) -> dict[str, Any]:

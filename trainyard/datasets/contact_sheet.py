@@ -31,7 +31,7 @@ _PAPER, _GROUND, _INK, _FAINT, _RED = "#ffffff", "#ececec", "#202020", "#767676"
 
 def random_samples(index: Index, count: int, seed: int, label: int | None = None) -> Ids:
     """Ids of up to `count` distinct samples, of one class or all; equal on every machine."""
-    known = np.arange(len(index)) if label is None else np.flatnonzero(index.label == label)
+    known = np.arange(len(index)) if label is None else index.of_class(label)
     positions = np.arange(min(count, len(known)))
     if not len(positions):
         return positions
@@ -116,7 +116,7 @@ def _tile(index: Index, reader: Reader, sample: int, style: _Style) -> Image.Ima
         detail += f"  ·  {image.width} x {image.height}"
         image = _fitted(image, style.side)
         tile.paste(image, ((style.side - image.width) // 2, (style.side - image.height) // 2))
-    name = index.classes[index.label[sample]]
+    name = ", ".join(index.class_names(sample))
     top = style.side + 5
     draw.text((0, top), shortened(name, style.name, style.side), _INK, style.name)
     top += round(style.caption / 2) - 3

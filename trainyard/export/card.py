@@ -8,6 +8,7 @@ from trainyard.export.check import Difference
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
 from trainyard.image_size import height_width
+from trainyard.monitor.outcome import METRICS
 from trainyard.own_code import is_own
 
 MADE_BY = "Made by `trainyard export`"
@@ -33,7 +34,7 @@ $made_by: the $weights of step $step, as $format.
 | input | float32[batch, $channels, $height, $width], $pixels, normalised; batch as you like |
 | preprocessing | $resizing ($interpolation), central $height x $width, \
 from 0 to 1, minus mean $mean, divided by std $std |
-| output | logits of $num_classes classes; softmax makes probabilities |
+| output | logits of $num_classes classes; $probabilities |
 | trained on | $train |
 | evaluated on | $val |
 | accuracy | $accuracy |
@@ -59,6 +60,9 @@ $recipe
 ```
 """)
 
+_SHOW_ONE = "print(classes[logits.argmax()])"
+_SHOW_SEVERAL = "print([name for name, logit in zip(classes, logits[0]) if logit > 0])"
+
 _TIMM_TRANSFORM = """\
 transform = timm.data.create_transform(
     input_size=($channels, $height, $width),
@@ -69,13 +73,13 @@ transform = timm.data.create_transform(
 )
 with torch.no_grad():
     logits = model(transform(Image.open("image.png").convert("$mode"))[None])
-print(classes[logits.argmax()])"""
+$show"""
 
 _HUB_TRANSFORM = """\
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 with torch.no_grad():
     logits = model(transform(Image.open("image.png").convert("$mode"))[None])
-print(classes[logits.argmax()])"""
+$show"""
 
 _PREPARE = """\
 
@@ -149,7 +153,7 @@ classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
     + _PREPARE
     + """
 (logits,) = session.run(["$output"], {"$input": prepare("$image")})
-print(classes[logits.argmax()])""",
+$show""",
     "pt2": """\
 import json
 
@@ -164,7 +168,7 @@ classes = json.loads(json.loads(extra["$metadata"])["classes"])
     + _PREPARE
     + """
 logits = model(torch.from_numpy(prepare("$image")))
-print(classes[logits.argmax()])""",
+$show""",
 }
 
 
@@ -186,11 +190,17 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         "input": INPUT,
         "output": OUTPUT,
         "metadata": METADATA,
+        "show": _SHOW_SEVERAL if about.has_lists else _SHOW_ONE,
         **_model_code(about.architecture),
     }
     return _CARD.substitute(
         texts,
         made_by=MADE_BY,
+        probabilities=(
+            "a sigmoid makes the probability of each, as an image may have any number of them"
+            if about.has_lists
+            else "softmax makes probabilities"
+        ),
         weights="moving average of the weights" if about.weights == "ema" else "weights",
         step=f"{about.step:,}",
         format="a folder for timm" if kind == "hub" else kind,
@@ -255,9 +265,10 @@ def _accuracy(about: Description) -> str:
     found = about.evaluation
     if not found:
         return "not evaluated at this step"
+    shares = [f"{METRICS[key]} {found[key]:.2%}" for key in METRICS if key in found]
     return (
-        f"top-1 {found['top1']:.2%}, top-5 {found['top5']:.2%}, loss {found['loss']:.4f} on "
-        f"{found['samples']:,} images, computed in {about.precision}"
+        f"{', '.join(shares)}, loss {found['loss']:.4f} on {found['samples']:,} images, computed "
+        f"in {about.precision}"
     )
 
 

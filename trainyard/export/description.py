@@ -43,7 +43,10 @@ class Description:
     precision: str
     """Precision of training and evaluation; exported models compute in float32."""
     evaluation: dict[str, Any]
-    """samples, top1, top5, loss of these weights; empty if they were not evaluated."""
+    """samples, top1, top5, loss of these weights, or with lists of labels samples, map, micro_f1,
+    macro_f1, loss; empty if they were not evaluated."""
+    has_lists: bool
+    """True if an image may have any number of classes: a sigmoid makes their probabilities."""
     train: str
     val: str
     recipe: dict[str, dict[str, Any]]
@@ -67,6 +70,7 @@ class Description:
             "architecture": self.architecture,
             "model_args": self.model_args,
             "classes": self.classes,
+            **({"probabilities": "sigmoid"} if self.has_lists else {}),
             "num_classes": len(self.classes),
             "image_size": self.image_size,
             "input": f"float32[batch, {self.channels}, {height}, {width}], {self.pixels} from 0 to "
@@ -103,6 +107,7 @@ def describe(classifier: Classifier) -> Description:
         weights="ema" if classifier.uses_ema else "raw",
         precision=config.batch.precision,
         evaluation=_evaluation(classifier),
+        has_lists=classifier.has_lists,
         train=_place(str(source_of(config.data, "train"))),
         val=_place(str(source_of(config.data, "val"))),
         recipe=_recipe(config),
@@ -126,9 +131,10 @@ def _evaluation(classifier: Classifier) -> dict[str, Any]:
     """The evaluation of these weights, if the run made one."""
     last = checkpoint.read_progress(classifier.checkpoint)["last"]
     prefix = "ema_" if classifier.uses_ema else ""
-    if last.get("step") != classifier.step or f"{prefix}top1" not in last:
+    keys = ("map", "micro_f1", "macro_f1") if classifier.has_lists else ("top1", "top5")
+    if last.get("step") != classifier.step or f"{prefix}{keys[0]}" not in last:
         return {}
-    measured = {key: last[f"{prefix}{key}"] for key in ("top1", "top5", "loss")}
+    measured = {key: last[f"{prefix}{key}"] for key in (*keys, "loss")}
     return {"samples": last["samples"], **measured}
 
 

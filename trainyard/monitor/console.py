@@ -15,15 +15,16 @@ from trainyard.course import Course
 from trainyard.monitor.display import Display
 from trainyard.monitor.escaping import EscapingConsole
 from trainyard.monitor.figures import as_markup, duration, epochs_in_all, figures
+from trainyard.monitor.outcome import METRICS
 from trainyard.monitor.reports import Report
 from trainyard.printable import printable
 from trainyard.world import World
 
 _LINE_EVERY_S = 10  # seconds between lines without a terminal
 _REDRAWN_HZ = 4
-_EMA = "ema_top1"
 _DISTANCE = "consensus_distance"
 _BY_CLASS = {"balanced_accuracy": "balanced", "macro_f1": "macro F1"}
+_OF_LISTS = {"micro_f1": "micro F1", "macro_f1": "macro F1"}  # with lists of labels
 
 
 def console_of(
@@ -109,12 +110,14 @@ class ConsoleSink:
             head = _table_head(report, self._shows_classes)
             self._console.print(Text(head, "bold"), soft_wrap=True)
             self._has_head = True
-        average = f" {report[_EMA]:9.2%}" if _EMA in report else ""
+        key = _main(report)
+        average = f" {report[f'ema_{key}']:9.2%}" if f"ema_{key}" in report else ""
         distance = f" {report[_DISTANCE]:9.3g}" if _DISTANCE in report else ""
-        by_class = "".join(f" {report[key]:9.2%}" for key in _BY_CLASS if self._shows_classes)
+        others = "".join(f" {report[key]:9.2%}" for key in _others(report, self._shows_classes))
+        top5 = f" {report['top5']:8.2%}" if "top5" in report else ""
         row = (
-            f"{report['epoch']:7.1f} {report['step']:9d} {report['top1']:10.2%}{average}{by_class} "
-            f"{report['top5']:8.2%} {report['loss']:8.4f}{distance} {duration(report['time']):>9}"
+            f"{report['epoch']:7.1f} {report['step']:9d} {report[key]:10.2%}{average}{others}"
+            f"{top5} {report['loss']:8.4f}{distance} {duration(report['time']):>9}"
         )
         if report["bad"]:
             row += f"   {report['bad']} could not be read"
@@ -132,17 +135,31 @@ def _time_left(report: Report) -> str:
     return f"  {duration(report['eta'])} left (epoch {duration(report['eta_epoch'])})"
 
 
+def _main(report: Report) -> str:
+    """The key of the first value of an evaluation."""
+    return "map" if "map" in report else "top1"
+
+
+def _others(report: Report, shows_classes: bool) -> dict[str, str]:
+    """Keys and names of the values between the first and top-5."""
+    if "map" in report:
+        return _OF_LISTS
+    return _BY_CLASS if shows_classes else {}
+
+
 def _classes_differ(report: Report) -> bool:
     """True if the mean over classes is another number than the mean over images."""
-    top1 = float(report["top1"])
+    top1 = float(report.get("top1", 0.0))
     return abs(float(report.get("balanced_accuracy", top1)) - top1) > 1e-9
 
 
 def _table_head(report: Report, shows_classes: bool) -> str:
-    average = f" {'EMA top-1':>9}" if _EMA in report else ""
+    key = _main(report)
+    average = f" {f'EMA {METRICS[key]}':>9}" if f"ema_{key}" in report else ""
     distance = f" {'distance':>9}" if _DISTANCE in report else ""
-    by_class = "".join(f" {name:>9}" for name in _BY_CLASS.values() if shows_classes)
+    others = "".join(f" {name:>9}" for name in _others(report, shows_classes).values())
+    top5 = f" {'top-5':>8}" if "top5" in report else ""
     return (
-        f"{'epoch':>7} {'step':>9} {'val top-1':>10}{average}{by_class} {'top-5':>8} "
+        f"{'epoch':>7} {'step':>9} {f'val {METRICS[key]}':>10}{average}{others}{top5} "
         f"{'loss':>8}{distance} {'time':>9}"
     )

@@ -37,8 +37,14 @@ class Meter:
         device: torch.device,
         clock: Clock,
         ideal_s: Callable[[], float | None] = lambda: None,
+        *,
+        has_top1: bool = True,
     ) -> None:
-        """`ideal_s`: seconds per image of a device at its peak; None if not known."""
+        """`ideal_s`: seconds per image of a device at its peak; None if not known.
+
+        `has_top1`: False if the steps do not count correct samples.
+        """
+        self._has_top1 = has_top1
         self._world, self._device, self._clock = world, device, clock
         self._ideal_s, self._gauge = ideal_s, Gauge(device)
         self._grad_norm = torch.zeros((), device=device)
@@ -68,7 +74,7 @@ class Meter:
         ideal_s = self._ideal_s()
         report = {
             "loss": loss / max(count, 1),
-            "top1": correct / max(count, 1),
+            **({"top1": correct / max(count, 1)} if self._has_top1 else {}),
             "grad_norm": float(self._grad_norm),
             "update_ratio": None if self._update_ratio is None else float(self._update_ratio),
             "skipped": skipped / self._world.size,

@@ -6,8 +6,15 @@ from typing import Any
 
 from trainyard.errors import Stopped
 
-METRICS = {"top1": "top-1", "balanced_accuracy": "balanced accuracy", "macro_f1": "macro-F1"}
-"""Names of the values that can decide the best evaluation, by their keys."""
+METRICS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "balanced_accuracy": "balanced accuracy",
+    "map": "mAP",
+    "micro_f1": "micro-F1",
+    "macro_f1": "macro-F1",
+}
+"""Names of the values of an evaluation, by their keys."""
 
 
 @dataclass(frozen=True)

@@ -107,6 +107,8 @@ def _measured(seed: int, evaluations: Sequence[Report], startup_s: float, task: 
         raise InputError(
             f"seed {seed} has no evaluation: a record needs the evaluations of its runs"
         )
+    if "top1" not in evaluations[-1]:
+        raise InputError(f"seed {seed} has no top-1, as its images have lists of labels")
     points = [(startup_s + each["time"], _top1(each)) for each in evaluations]
     reached = (time for time, top1 in points if top1 >= task.target)
     in_time = [top1 for time, top1 in points if time <= 60 * task.minutes]

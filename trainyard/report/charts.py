@@ -47,6 +47,8 @@ _TOP1 = {"train.top1": "train", "val.top1": "validation", "val.ema_top1": _EMA}
 _TOP5 = {"val.top5": "validation", "val.ema_top5": _EMA}
 _BALANCED = {"val.balanced_accuracy": "validation", "val.ema_balanced_accuracy": _EMA}
 _F1 = {"val.macro_f1": "validation", "val.ema_macro_f1": _EMA}
+_MAP = {"val.map": "validation", "val.ema_map": _EMA}
+_MICRO_F1 = {"val.micro_f1": "validation", "val.ema_micro_f1": _EMA}
 _SPEED, _WAIT = {"train.images_per_s": "all devices"}, {"train.data_wait": "share of the time"}
 _MFU, _USE = {"train.mfu": "of the peak"}, {"train.gpu_use": "share of the time"}
 _MEMORY, _POWER = {"train.memory": "peak, first rank"}, {"train.gpu_power": "first device"}
@@ -55,6 +57,8 @@ _CHARTS = (
     Chart("loss", "Loss", ".4f", _LOSS, has_log=True, is_large=True),
     Chart("top1", "Top-1 accuracy", ".2%", _TOP1, is_large=True),
     Chart("top5", "Top-5 accuracy", ".2%", _TOP5),
+    Chart("map", "Mean average precision", ".2%", _MAP, is_large=True),
+    Chart("micro-f1", "Micro-F1", ".2%", _MICRO_F1),
     Chart("balanced", "Balanced accuracy", ".2%", _BALANCED),
     Chart("f1", "Macro-F1", ".2%", _F1),
     Chart("lr", "Learning rate", ".3g", {"train.lr": "rate"}, from_zero=True),

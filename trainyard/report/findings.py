@@ -6,6 +6,7 @@ from statistics import median
 
 from trainyard.monitor.reports import Report
 from trainyard.report.runs import Run, number
+from trainyard.training.label_scores import LabelScores
 
 PAGE = "docs/learns-nothing.md"
 MIN_EPOCHS = 3  # before which no run is judged
@@ -132,4 +133,6 @@ def _last(run: Run) -> Report | None:
 def _classes(run: Run) -> int | None:
     if run.classes:
         return len(run.classes)
-    return None if run.recorded is None else int(run.recorded.labels.max()) + 1
+    if run.recorded is None or isinstance(run.recorded.said, LabelScores):
+        return None
+    return int(run.recorded.labels.max()) + 1

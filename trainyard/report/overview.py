@@ -4,12 +4,20 @@ from collections.abc import Iterable, Sequence
 from statistics import mean, median_high, stdev
 
 from trainyard.monitor.figures import duration
+from trainyard.monitor.outcome import METRICS
 from trainyard.report.charts import COLOURS
 from trainyard.report.findings import PAGE, findings
 from trainyard.report.markup import Child, Html, join, table, tag
 from trainyard.report.runs import Group, Run, counted, number
 
 _NONE = "\N{EM DASH}"
+_COMPARED = {
+    "top1": "Best top-1",
+    "ema_top1": "Best EMA top-1",
+    "top5": "Top-5",
+    "map": "Best mAP",
+    "ema_map": "Best EMA mAP",
+}
 
 
 def overview_section(groups: Sequence[Group]) -> Html:
@@ -31,8 +39,10 @@ def _cards(run: Run) -> Html:
     size = run.parameters
     model = str(run.recipe.get("model.name", "of the model"))
     cards = [
-        _accuracy(run, "top1") or _card("Best top-1", _NONE, "not evaluated yet"),
-        _accuracy(run, "ema_top1"),
+        _accuracy(run, "top1")
+        or _accuracy(run, "map")
+        or _card("Best top-1", _NONE, "not evaluated yet"),
+        _accuracy(run, "ema_top1") or _accuracy(run, "ema_map"),
         _card("Time", duration(run.seconds), "all restarts together"),
         _card("Images per second", f"{speed:,.0f}", _devices(run)) if speed else None,
         _card("Epochs", f"{run.epoch:.1f}", f"{run.steps:,} steps{done}"),
@@ -49,9 +59,11 @@ def _accuracy(run: Run, key: str) -> Html | None:
     best = run.best(key)
     if best is None:
         return None
-    top5 = number(best, key.replace("top1", "top5"))
-    detail = "" if top5 is None else f"top-5 {top5:.2%}, "
-    title = "Best EMA top-1" if key.startswith("ema_") else "Best top-1"
+    prefix, name = ("ema_" if key.startswith("ema_") else ""), key.removeprefix("ema_")
+    second = "top5" if name == "top1" else "macro_f1"
+    value = number(best, f"{prefix}{second}")
+    detail = "" if value is None else f"{METRICS[second]} {value:.2%}, "
+    title = f"Best {'EMA ' if prefix else ''}{METRICS[name]}"
     return _card(title, f"{best[key]:.2%}", f"{detail}at step {best['step']:,}")
 
 
@@ -86,22 +98,23 @@ def _numbers(values: Iterable[float | None]) -> list[float]:
 
 def _comparison(groups: Sequence[Group]) -> Html:
     """A row for each run, and one for each group of runs that differ in the seed alone."""
-    has_ema = any(run.best("ema_top1") for group in groups for run in group.runs)
-    head = ["Run", "Seed", "Best top-1", *(["Best EMA top-1"] if has_ema else []), "Top-5"]
-    head += ["Lowest loss", "Epochs", "Time", "Images/s"]
+    runs = [run for group in groups for run in group.runs]
+    shown = {key: name for key, name in _COMPARED.items() if any(run.best(key) for run in runs)}
+    shown = shown or {"top1": _COMPARED["top1"]}
+    head = ["Run", "Seed", *shown.values(), "Lowest loss", "Epochs", "Time", "Images/s"]
     rows: list[list[Child]] = []
     for place, group in enumerate(groups):
         swatch = tag("span", class_=f"swatch c{place % COLOURS}")
         if group.is_several:
-            rows.append(_row(tag("b", swatch, group.name), "all", group.runs, has_ema))
+            rows.append(_row(tag("b", swatch, group.name), "all", group.runs, shown))
         for run in group.runs:
             name = join(None if group.is_several else swatch, run.name)
-            rows.append(_row(name, str(run.recipe.get("run.seed", "")), (run,), has_ema))
+            rows.append(_row(name, str(run.recipe.get("run.seed", "")), (run,), shown))
     caption = "Runs; of several seeds the mean and two standard deviations"
     return table(head, rows, caption=caption, numbers=1, class_="runs")
 
 
-def _row(name: Html, seed: str, runs: Sequence[Run], has_ema: bool) -> list[Child]:
+def _row(name: Html, seed: str, runs: Sequence[Run], shown: Iterable[str]) -> list[Child]:
     def best(key: str) -> str:
         return _spread([report[key] for run in runs if (report := run.best(key))], ".2%")
 
@@ -109,9 +122,7 @@ def _row(name: Html, seed: str, runs: Sequence[Run], has_ema: bool) -> list[Chil
     return [
         name,
         seed,
-        best("top1"),
-        *([best("ema_top1")] if has_ema else []),
-        best("top5"),
+        *map(best, shown),
         _spread([min(found) for found in losses if found], ".4f"),
         f"{mean(run.epoch for run in runs):.1f}",
         duration(mean(run.seconds for run in runs)),

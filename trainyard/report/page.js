@@ -70,7 +70,6 @@ function sortErrors() {
 
 /* --- classes: searched, sorted, some rows at a time --- */
 
-const COLUMNS = ["Class", "Images", "Top-1", "Top-5"];
 const classes = { column: 2, descending: false, wanted: "", count: 60 };
 
 function beginClasses() {
@@ -115,7 +114,7 @@ function showClasses(table, found, more, label) {
   const body = rows.slice(0, count).map(([name, images, top1, top5]) => element("tr", {},
     element("th", { scope: "row" }, name), number(whole(images)),
     element("td", { class: "number" }, meter(top1), formatted(".1%", top1)), number(formatted(".1%", top5))));
-  const heads = COLUMNS.map((name, n) => {
+  const heads = data.class_columns.map((name, n) => {
     const sorted = n !== column ? null : descending ? "descending" : "ascending";
     return element("th", { scope: "col", class: n ? "number" : null, "aria-sort": sorted },
       element("button", { type: "button", "data-column": n }, name));

@@ -10,6 +10,8 @@ from typing import Any
 
 from trainyard.errors import InputError
 from trainyard.files import write_text
+from trainyard.monitor.outcome import METRICS
+from trainyard.report import labels
 from trainyard.report.charts import chart_data, charts_of, curves_section
 from trainyard.report.facts import (
     differences_section,
@@ -21,8 +23,9 @@ from trainyard.report.facts import (
 from trainyard.report.markup import Html, about, as_json, join, switch, tag
 from trainyard.report.overview import overview_section
 from trainyard.report.pictures import Gallery
-from trainyard.report.predictions import Section, predictions_sections
+from trainyard.report.predictions import COLUMNS, Section, predictions_sections
 from trainyard.report.runs import Group, Run, groups_of, read_runs
+from trainyard.training.label_scores import LabelScores
 
 NAME = "report.html"
 _THEMES = {"auto": "System", "light": "Light", "dark": "Dark"}
@@ -59,7 +62,7 @@ def page(runs: Sequence[Run], gallery: Gallery, *, is_live: bool = False) -> str
     ]
     shown = [section for section in sections if section]
     made = f"Made by Trainyard at {time.strftime('%Y-%m-%d %H:%M:%S %Z')}."
-    data = as_json(chart_data(charts, groups) | {"classes": classes})
+    data = as_json(chart_data(charts, groups) | classes)
     theme = switch("theme", "Colours", _THEMES)
     body = tag(
         "body",
@@ -74,17 +77,23 @@ def page(runs: Sequence[Run], gallery: Gallery, *, is_live: bool = False) -> str
     return f"<!doctype html>\n{tag('html', _head(groups, is_live=is_live), body, lang='en')}\n"
 
 
-def _mistakes(runs: Sequence[Run], gallery: Gallery) -> tuple[list[Section], list[list[Any]]]:
-    """Sections and data on the run with the highest top-1 among those with predictions."""
+def _mistakes(runs: Sequence[Run], gallery: Gallery) -> tuple[list[Section], dict[str, Any]]:
+    """Sections and data on the best run among those with predictions, by top-1 or else mAP."""
     found = [(run, run.recorded) for run in runs if run.recorded is not None]
     if not found:
-        return [], []
-    run, recorded = max(found, key=lambda each: (each[0].best("top1") or {}).get("top1", 0.0))
-    sections, data = predictions_sections(run, recorded, gallery.album(run))
+        return [], {"classes": [], "class_columns": COLUMNS}
+    key = "top1" if any(run.best("top1") for run, _ in found) else "map"
+    run, recorded = max(found, key=lambda each: (each[0].best(key) or {}).get(key, 0.0))
+    album, said, columns = gallery.album(run), recorded.said, COLUMNS
+    if isinstance(said, LabelScores):
+        sections, rows = labels.label_sections(run, recorded, said, album)
+        columns = labels.COLUMNS
+    else:
+        sections, rows = predictions_sections(run, recorded, said, album)
     if len(runs) > 1:
-        which = about(f"From {run.name}, the run with the highest top-1.")
+        which = about(f"From {run.name}, the run with the highest {METRICS[key]}.")
         sections = [(name, title, join(which, content)) for name, title, content in sections]
-    return sections, data
+    return sections, {"classes": rows, "class_columns": columns}
 
 
 # --- the frame ---

@@ -8,45 +8,52 @@ from numpy.typing import NDArray
 from trainyard.report.markup import Child, Html, about, join, switch, table, tag
 from trainyard.report.pictures import Album
 from trainyard.report.runs import Run
-from trainyard.training.predictions import ClassAccuracy, confusions, per_class
+from trainyard.training.predictions import ClassAccuracy, Predictions, confusions, per_class
 from trainyard.training.recorded import Recorded
 
 _FEW_CLASSES = 60  # so many need no histogram
-_WORST_CLASSES = 25  # rows of the table without a script
+WORST_CLASSES = 25  # rows of the table without a script
 _BINS = 20  # histogram bins
 _PAIRS, _EXAMPLES = 12, 4
-_ERRORS = 24  # highest losses shown, and as many of the highest confidences
+ERRORS = 24  # highest losses shown, and as many of the highest confidences
 
+COLUMNS = ("Class", "Images", "Top-1", "Top-5")
 Section = tuple[str, str, Html]  # id, title and content
 
 
 def predictions_sections(
-    run: Run, recorded: Recorded, album: Album
+    run: Run, recorded: Recorded, said: Predictions, album: Album
 ) -> tuple[list[Section], list[list[Any]]]:
     """The sections, and the classes as data for page.js: name, images, top-1, top-5.
 
     Both are empty if no image could be read.
     """
-    rows = per_class(recorded.said, recorded.labels)
+    rows = per_class(said, recorded.labels)
     if not rows:
         return [], []
     data = [
-        [_class_name(run, row.label), row.samples, round(row.top1, 4), round(row.top5, 4)]
+        [class_name(run, row.label), row.samples, round(row.top1, 4), round(row.top5, 4)]
         for row in rows
     ]
-    which = "moving average" if recorded.weights else "model"
-    source = about(f"Predictions of the {which} at step {recorded.step:,}, its best evaluation.")
-    confused, errors = _confusions(run, recorded, album), _errors(run, recorded, album)
+    confused = _confusions(run, recorded, said, album)
+    errors = _errors(run, recorded, said, album)
     note = tag("p", album.why_none, class_="note") if album.why_none else None
     sections = [
-        ("classes", "Classes", join(source, _classes(run, rows))),
+        ("classes", "Classes", join(source(recorded), _classes(run, rows))),
         ("confusions", "Confused classes", join(note, confused)),
         ("errors", "Worst errors", errors),
     ]
     return sections, data
 
 
-def _class_name(run: Run, label: int) -> str:
+def source(recorded: Recorded) -> Html:
+    """A sentence about the weights that made the predictions."""
+    which = "moving average" if recorded.weights else "model"
+    return about(f"Predictions of the {which} at step {recorded.step:,}, its best evaluation.")
+
+
+def class_name(run: Run, label: int) -> str:
+    """The name of a class, or its number."""
     return run.classes[label] if 0 <= label < len(run.classes) else f"class {label}"
 
 
@@ -58,11 +65,11 @@ def _classes(run: Run, rows: list[ClassAccuracy]) -> Html:
         f"a tenth of the classes in {np.quantile(top1, 0.1):.1%} or fewer."
     )
     body: list[list[Child]] = [
-        [_class_name(run, row.label), f"{row.samples:,}", f"{row.top1:.1%}", f"{row.top5:.1%}"]
-        for row in rows[:_WORST_CLASSES]
+        [class_name(run, row.label), f"{row.samples:,}", f"{row.top1:.1%}", f"{row.top5:.1%}"]
+        for row in rows[:WORST_CLASSES]
     ]
     caption = f"The {len(body)} worst of {len(rows):,} classes; the full table needs JavaScript"
-    worst = table(["Class", "Images", "Top-1", "Top-5"], body, caption=caption, numbers=1)
+    worst = table([*COLUMNS], body, caption=caption, numbers=1)
     return join(
         about(text),
         _histogram(top1) if len(rows) > _FEW_CLASSES else None,
@@ -92,8 +99,7 @@ def _histogram(top1: NDArray[np.float64]) -> Html:
     )
 
 
-def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
-    said = recorded.said
+def _confusions(run: Run, recorded: Recorded, said: Predictions, album: Album) -> Html:
     pairs = confusions(said, recorded.labels, _PAIRS)
     if not pairs:
         return about("No image is taken for another class.")
@@ -101,52 +107,50 @@ def _confusions(run: Run, recorded: Recorded, album: Album) -> Html:
     examples = []
     for pair in pairs:  # their most confident errors
         is_pair = (recorded.labels == pair.label) & (said.guess == pair.guess) & said.is_read()
-        examples.append(_highest(said.confidence, np.flatnonzero(is_pair), _EXAMPLES))
+        examples.append(highest(said.confidence, np.flatnonzero(is_pair), _EXAMPLES))
     album.load(sample for samples in examples for sample in samples)
     rows = []
     for pair, samples in zip(pairs, examples, strict=True):
-        label, guess = _class_name(run, pair.label), _class_name(run, pair.guess)
+        label, guess = class_name(run, pair.label), class_name(run, pair.guess)
         total = totals[pair.label]
         share = f"{pair.samples:,} of {total:,} images, {pair.samples / total:.0%}"
         names = tag("p", tag("b", label), " taken for ", tag("b", guess))
-        pictures = [_picture(album, sample, f"{label}, taken for {guess}") for sample in samples]
+        pictures = [picture(album, sample, f"{label}, taken for {guess}") for sample in samples]
         strip = tag("div", *pictures, class_="strip") if any(pictures) else None
         rows.append(tag("li", tag("div", names, tag("p", share, class_="detail")), strip))
     return tag("ul", *rows, class_="pairs")
 
 
-def _highest(column: NDArray[np.float32], samples: NDArray[np.int64], count: int) -> list[int]:
+def highest(column: NDArray[np.float32], samples: NDArray[np.int64], count: int) -> list[int]:
     """The samples with the highest values, the highest first."""
     return [int(n) for n in samples[np.argsort(-column[samples], kind="stable")][:count]]
 
 
-def _errors(run: Run, recorded: Recorded, album: Album) -> Html:
-    said = recorded.said
+def _errors(run: Run, recorded: Recorded, said: Predictions, album: Album) -> Html:
     wrong = np.flatnonzero(said.is_read() & (said.place > 1) & (said.guess >= 0))
     if not len(wrong):
         return about("Every validation image is recognised.")
-    chosen = {*_highest(said.loss, wrong, _ERRORS), *_highest(said.confidence, wrong, _ERRORS)}
-    samples = _highest(said.loss, np.array(sorted(chosen)), len(chosen))
+    chosen = {*highest(said.loss, wrong, ERRORS), *highest(said.confidence, wrong, ERRORS)}
+    samples = highest(said.loss, np.array(sorted(chosen)), len(chosen))
     album.load(samples)
     text = (
         f"{len(wrong):,} of {int(said.is_read().sum()):,} validation images are taken for another "
         f"class. Shown are the {len(samples)} with the highest loss or the most confident guess."
     )
     order = switch("order", "Order by", {"loss": "Loss", "confidence": "Confidence"})
-    tiles = (_tile(run, recorded, album, sample) for sample in samples)
+    tiles = (_tile(run, recorded, said, sample, album=album) for sample in samples)
     return join(about(text), order, tag("ul", *tiles, class_="tiles", id="errors-grid"))
 
 
-def _tile(run: Run, recorded: Recorded, album: Album, sample: int) -> Html:
-    said = recorded.said
-    label = _class_name(run, int(recorded.labels[sample]))
-    guess = _class_name(run, int(said.guess[sample]))
+def _tile(run: Run, recorded: Recorded, said: Predictions, sample: int, *, album: Album) -> Html:
+    label = class_name(run, int(recorded.labels[sample]))
+    guess = class_name(run, int(said.guess[sample]))
     confidence, loss = float(said.confidence[sample]), float(said.loss[sample])
-    picture = _picture(album, sample, f"{label}, taken for {guess}")
+    image = picture(album, sample, f"{label}, taken for {guess}")
     where = f"#{sample} {album.file(sample)}".strip()
     return tag(
         "li",
-        tag("div", picture or tag("span", "no picture", class_="no-picture"), class_="picture"),
+        tag("div", image or tag("span", "no picture", class_="no-picture"), class_="picture"),
         tag("p", tag("span", "is ", class_="detail"), tag("b", label)),
         tag("p", tag("span", "taken for ", class_="detail"), tag("b", guess, class_="wrong")),
         tag("p", f"{confidence:.0%} sure, loss {loss:.2f}", class_="detail"),
@@ -156,7 +160,8 @@ def _tile(run: Run, recorded: Recorded, album: Album, sample: int) -> Html:
     )
 
 
-def _picture(album: Album, sample: int, alt: str) -> Html | None:
+def picture(album: Album, sample: int, alt: str) -> Html | None:
+    """A loaded thumbnail; None for an unreadable image."""
     uri = album.uri(sample)
     if uri is None:
         return None

@@ -40,6 +40,7 @@ from trainyard.monitor.progress import counter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
 from trainyard.own_code import announce, is_own
+from trainyard.run.labels import has_lists
 from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.buffers import Buffers
@@ -149,7 +150,7 @@ def check_decoding(config: RunConfig, device: torch.device) -> None:
         gpu_decode.check(device)
 
 
-def check_extra_transform(config: RunConfig, num_classes: int, device: torch.device) -> None:
+def check_extra_transform(config: RunConfig, data: Index | Stream, device: torch.device) -> None:
     """RecipeError if the function that `augment.extra` names cannot be used."""
     extra = config.augment.extra
     if extra is None:
@@ -158,7 +159,8 @@ def check_extra_transform(config: RunConfig, num_classes: int, device: torch.dev
         announce("augment.extra", extra)
     size = config.data.image_size
     shape = (config.data.channels, *height_width(size))
-    check_extra(extra, shape=shape, num_classes=num_classes, device=device)
+    several, count = has_lists(data), len(data.classes)
+    check_extra(extra, shape=shape, num_classes=count, device=device, has_lists=several)
 
 
 def _is_first() -> bool:
@@ -336,6 +338,7 @@ def build_step(
         update_ema=update_ema,
         seed=config.run.seed,
         world=world,
+        counts_hits=not state.has_lists,
     )
 
 

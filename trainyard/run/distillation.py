@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course
+from trainyard.data.device.multi_hot import MultiHot
 from trainyard.data.index.table import Index
 from trainyard.data.stream.shards import Stream
 from trainyard.errors import InputError, RecipeError
@@ -32,12 +33,16 @@ def build_run_loss(
     """The loss of a recipe for its training data, with its teacher if it has one."""
     teacher = build_teacher(config, classes=data.classes, course=course, device=device)
     weights = class_weights(config.loss, data)
+    multi_hot = None
+    if isinstance(data, Index) and data.lists is not None:
+        multi_hot = MultiHot(data.lists, len(data.classes), device)
     return build_loss(
         config.loss,
         config.augment.label_smoothing,
         teacher=teacher,
         mixes=config.augment.mixes,
         class_weights=None if weights is None else torch.tensor(weights, device=device),
+        multi_hot=multi_hot,
     )
 
 

@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from torch import nn
 
@@ -31,9 +33,11 @@ from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding, trained_model
+from trainyard.run.labels import check_kind, labels_of
 from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
-from trainyard.training.evaluate import evaluate
+from trainyard.training.evaluate import evaluate, score_labels
+from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import AUTOCASTS, use_precision
 from trainyard.training.predictions import Predictions, calibration_error, reassessed_top1, summary
 from trainyard.world import World, check_devices, pick_device, together
@@ -75,16 +79,23 @@ class DataSetResult:
     classes: tuple[str, ...]
     """Classes that could be predicted; labels and guesses are indices into them."""
     model_classes: int
-    predictions: dict[str, Predictions]
-    """Predictions of the weights under "", and of their moving average, if any, under "ema_"."""
+    predictions: dict[str, Any]
+    """Predictions, or LabelScores for images with lists of labels: of the weights under "", and of
+    their moving average, if any, under "ema_"."""
     question: EvaluationOptions
+
+    @cached_property
+    def labels(self) -> NDArray[Any]:
+        """The class of each sample, or bool[samples, classes]; see labels_of."""
+        return labels_of(self.data.index, len(self.classes))
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain values for JSON."""
         tree: dict[str, Any] = {"data": self.data.where}
-        tree |= summary(self.predictions, self.data.index.label)
+        tree |= summary(self.predictions, self.labels)
         for prefix, said in self.predictions.items():
-            tree |= {f"{prefix}ece": calibration_error(said)}
+            if isinstance(said, Predictions):
+                tree |= {f"{prefix}ece": calibration_error(said)}
             tree |= {f"{prefix}not_finite": said.not_finite()}
         tree |= {
             "classes": len(self.classes),
@@ -97,6 +108,7 @@ class DataSetResult:
     def _reassessed(self) -> dict[str, Any]:
         found: dict[str, Any] = {"labels": str(self.question.labels)}
         for prefix, said in self.predictions.items():
+            assert isinstance(said, Predictions)  # _open_all refuses other data
             found["samples"], found[f"{prefix}top1"] = reassessed_top1(said, self.data.labels or [])
         return found
 
@@ -122,8 +134,12 @@ def evaluate_checkpoint(
                 checkpoint.check(path)
         with together(world):
             check_decoding(config, device)
-            classes = checkpoint.read_progress(path)["classes"]
+            progress = checkpoint.read_progress(path)
+            classes, has_lists = progress["classes"], progress.get("has_lists", False)
         data = _open_all(config, question, classes, world, console=console)
+        with together(world):
+            for one in data:
+                check_kind(one.index, has_lists, one.where)
         with together(world):
             models = _models(config, path, len(classes), device)
         feeds = build_feeds(config, world, device)
@@ -148,14 +164,14 @@ def _said(
     *,
     flip: bool,
     console: Console,
-) -> dict[str, Predictions]:
+) -> dict[str, Predictions] | dict[str, LabelScores]:
     with counter(console, f"evaluating on {data.where}", len(data.index)) as show:
         return predict(
             config,
             feeds,
             feeds.evaluation(data.index),
             models,
-            num_samples=len(data.index),
+            index=data.index,
             on_batch=lambda _, count: show(count),
             numbers=data.numbers,
             flip=flip,
@@ -168,11 +184,11 @@ def predict(
     opened: AbstractContextManager[Iterable[Batch]],
     models: Mapping[str, nn.Module],
     *,
-    num_samples: int,
+    index: Index,
     on_batch: Callable[[Batch, int], None],
     numbers: Sequence[int] | None = None,
     flip: bool = False,
-) -> dict[str, Predictions]:
+) -> dict[str, Predictions] | dict[str, LabelScores]:
     """Predictions of each model for a whole data set; see training/evaluate.py.
 
     `opened` gives the data set's batches: `feeds.evaluation`, or one of `feeds.evaluations`.
@@ -181,16 +197,16 @@ def predict(
     """
     with opened as feed:
         here = {name: _on(feeds.device, model) for name, model in models.items()}
-        return evaluate(
-            here,
-            _counted(feed, config.batch.size, num_samples, on_batch),
-            num_samples=num_samples,
-            world=feeds.world,
-            device=feeds.device,
-            precision=AUTOCASTS[config.batch.precision],
-            columns=None if numbers is None else torch.tensor(numbers, device=feeds.device),
-            flip=flip,
-        )
+        batches = _counted(feed, config.batch.size, len(index), on_batch)
+        how: dict[str, Any] = {
+            "num_samples": len(index),
+            "world": feeds.world,
+            "device": feeds.device,
+            "precision": AUTOCASTS[config.batch.precision],
+            "columns": None if numbers is None else torch.tensor(numbers, device=feeds.device),
+            "flip": flip,
+        }
+        return (evaluate if index.lists is None else score_labels)(here, batches, **how)
 
 
 def _counted(
@@ -224,6 +240,8 @@ def _open_all(
         warn(console, trained_on(config.data, question.data))
     with together(world):
         if question.labels is not None:
+            if data[0].index.lists is not None:
+                raise DataError(f"--labels: {data[0].where} has lists of labels itself")
             labels = read_labels(question.labels, data[0].index)
             data[0] = replace(data[0], labels=labels)
     return data
@@ -289,7 +307,7 @@ def _estimate(
 
 def _result(
     data: DataSet,
-    predictions: dict[str, Predictions],
+    predictions: dict[str, Predictions] | dict[str, LabelScores],
     classes: Sequence[str],
     question: EvaluationOptions,
 ) -> DataSetResult:

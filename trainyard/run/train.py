@@ -55,6 +55,7 @@ from trainyard.run.build import (
 )
 from trainyard.run.distillation import build_run_loss
 from trainyard.run.evaluation import predict
+from trainyard.run.labels import check_labels, has_lists, labels_of
 from trainyard.run.loggers import check_trackers, open_loggers
 from trainyard.run.metrics import ideal_seconds, open_quarantine, with_bottleneck_reports
 from trainyard.run.pretrained import put_initial_weights
@@ -145,9 +146,10 @@ def _built(
             config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
         )
         course = build_run_course(config, order.epoch_samples)
+        check_labels(config, data)
         check_batches(config, course, world)
         check_decoding(config, device)
-        check_extra_transform(config, len(classes), device)
+        check_extra_transform(config, data.train, device)
         check_trackers(config.watch, world)
         schedule = build_run_schedule(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
@@ -214,7 +216,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
                 feed=feed,
                 step=profiled(step),
                 schedule=run.schedule,
-                meter=Meter(world, device, state.clock, lambda: ideal_s(state.step - 1)),
+                meter=_meter(run, state, ideal_s),
                 quarantine=quarantine,
                 report=report,
                 evaluate=partial(_evaluate, run, feeds, state, kept=kept, on_batch=on_batch),
@@ -232,6 +234,14 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
             heartbeat,
         )
     return _outcome(run, state, stopped)
+
+
+def _meter(run: _Run, state: TrainState, ideal_s: Callable[[int], float | None]) -> Meter:
+    def ideal_now() -> float | None:
+        return ideal_s(state.step - 1)
+
+    has_top1 = not state.has_lists
+    return Meter(run.world, run.device, state.clock, ideal_now, has_top1=has_top1)
 
 
 def _outcome(run: _Run, state: TrainState, stopped: type[Stopped] | None) -> Outcome:
@@ -359,6 +369,7 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
         clock=run.clock,
         best_by=run.config.run.best_by,
         classes=list(run.data.train.classes),
+        has_lists=has_lists(run.data.train),
     )
 
 
@@ -379,10 +390,10 @@ def _evaluate(
             feeds,
             kept.one(),
             models,
-            num_samples=len(run.data.val),
+            index=run.data.val,
             on_batch=on_batch,
         )
-    labels, by = run.data.val.label, run.config.run.best_by
+    labels, by = labels_of(run.data.val, len(state.classes)), run.config.run.best_by
     found = summary(said, labels)
     with together(run.world):
         if run.world.is_first and score(found, by) > score(state.best, by):

@@ -82,6 +82,8 @@ class TrainState:
     guard: Guard
     clock: Clock
     classes: list[str]
+    has_lists: bool = False
+    """True for a model of images with lists of labels: its outputs are independent."""
     step: int = 0
     skipped: int = 0
     """Samples of the stream that were passed over when the weights rolled back."""
@@ -305,6 +307,7 @@ def _common(
         "guard": state.guard.state_dict(),
         "clock": state.clock.state_dict(),
         "classes": state.classes,
+        "has_lists": state.has_lists,
         "last": state.last,
         "best": state.best,
         "best_by": state.best_by,

@@ -12,7 +12,7 @@ Weight = Annotated[float, Field(ge=0)]
 class LossConfig(Section):
     name: Literal["ce", "bce", "focal"] = "ce"
     """Cross-entropy over all classes, binary cross-entropy of each class, or the focal loss:
-    cross-entropy that counts well recognised samples less."""
+    cross-entropy that counts well recognised samples less. Lists of labels need bce."""
     bce_threshold: float | None = Field(None, ge=0, lt=1)
     """With bce: targets above this become 1 and others 0; targets are unchanged if not set."""
     bce_sum: bool = False

@@ -1,14 +1,17 @@
 """Exact evaluation: every sample counted once, on any number of ranks."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import autocast
 from trainyard.training.predictions import NOWHERE, Predictions
 from trainyard.training.step import WeightedImages
@@ -24,7 +27,6 @@ class Batch(WeightedImages, Protocol):
     def ids(self) -> Tensor: ...
 
 
-@torch.no_grad()
 def evaluate(
     models: Mapping[str, nn.Module],
     batches: Iterable[Batch],
@@ -42,20 +44,70 @@ def evaluate(
     `flip` averages the softmax of an image and of its mirror image. The ranks communicate once, at
     the end, so their shares may differ in size.
     """
-    # Each rank fills the rows of its own samples: the sum over ranks is the whole table.
-    table = torch.zeros(len(models), len(_ROWS), num_samples, device=device)
-    with _in_eval_mode(models.values()):
-        for batch in batches:
-            judged = [
-                _judge(_logits(model, batch, precision, columns, flip=flip), batch)
-                for model in models.values()
-            ]
-            table[:, :, batch.ids.to(device, non_blocking=True)] = torch.stack(judged)
-    rows = total(world, table).cpu().numpy()
+
+    def judge(model: nn.Module, batch: Batch) -> Tensor:
+        logits_BC, mirrored_BC = _logits(model, batch, precision, columns, flip=flip)
+        if mirrored_BC is not None:
+            both = logits_BC.log_softmax(dim=1), mirrored_BC.log_softmax(dim=1)
+            logits_BC = torch.logaddexp(*both) - math.log(2)  # log of the mean of both softmax
+        return _judge(logits_BC, batch)
+
+    rows = _filled(models, batches, judge, num_samples=num_samples, world=world, device=device)
     return {name: Predictions(*own) for name, own in zip(models, rows, strict=True)}
 
 
+def score_labels(
+    models: Mapping[str, nn.Module],
+    batches: Iterable[Batch],
+    *,
+    num_samples: int,
+    world: World,
+    device: torch.device,
+    precision: torch.dtype | None = None,
+    columns: Tensor | None = None,
+    flip: bool = False,
+) -> dict[str, LabelScores]:
+    """Like `evaluate`, for samples with any number of labels.
+
+    Needs 4 bytes of the device's memory for each sample, class and model. `flip` averages sigmoids.
+    """
+
+    def judge(model: nn.Module, batch: Batch) -> Tensor:
+        logits_BC, mirrored_BC = _logits(model, batch, precision, columns, flip=flip)
+        if mirrored_BC is not None:  # the logit of the mean of both sigmoids
+            yes = torch.logaddexp(F.logsigmoid(logits_BC), F.logsigmoid(mirrored_BC))
+            logits_BC = yes - torch.logaddexp(F.logsigmoid(-logits_BC), F.logsigmoid(-mirrored_BC))
+        scored = torch.cat([torch.ones_like(batch.weights)[None], logits_BC.T])
+        return torch.where(batch.weights > 0, scored, 0)
+
+    rows = _filled(models, batches, judge, num_samples=num_samples, world=world, device=device)
+    return {name: LabelScores(own[0] > 0, own[1:]) for name, own in zip(models, rows, strict=True)}
+
+
 _ROWS = tuple(Predictions.__dataclass_fields__)
+
+
+@torch.no_grad()
+def _filled(
+    models: Mapping[str, nn.Module],
+    batches: Iterable[Batch],
+    judge: Callable[[nn.Module, Batch], Tensor],
+    *,
+    num_samples: int,
+    world: World,
+    device: torch.device,
+) -> NDArray[np.float32]:
+    """The table [models, rows, samples] with the rows [rows, B] that `judge` gives for a batch."""
+    table = torch.zeros(len(models), len(_ROWS), num_samples, device=device)
+    # Each rank fills the columns of its own samples: the sum over ranks is the whole table.
+    with _in_eval_mode(models.values()):
+        for batch in batches:
+            judged = torch.stack([judge(model, batch) for model in models.values()])
+            if judged.shape[1] != table.shape[1]:  # the first batch of scores
+                table = torch.zeros(*judged.shape[:2], num_samples, device=device)
+            table[:, :, batch.ids.to(device, non_blocking=True)] = judged
+    found: NDArray[np.float32] = total(world, table).cpu().numpy()
+    return found
 
 
 @contextmanager
@@ -77,16 +129,15 @@ def _logits(
     columns: Tensor | None,
     *,
     flip: bool,
-) -> Tensor:
-    images_BCHW = batch.images_BCHW
-    if not len(images_BCHW):  # empty share of the last batch: a sharded model needs all ranks
+) -> tuple[Tensor, Tensor | None]:
+    """The logits of the images and, with `flip`, of their mirror images."""
+    images_BCHW, count = batch.images_BCHW, len(batch.images_BCHW)
+    if not count:  # empty share of the last batch: a sharded model needs all ranks
         images_BCHW = images_BCHW.new_zeros(1, *images_BCHW.shape[1:])
     logits_BC = _forward(model, images_BCHW, precision, columns)
-    if flip:
-        mirrored_BC = _forward(model, images_BCHW.flip(3), precision, columns)
-        both = logits_BC.log_softmax(dim=1), mirrored_BC.log_softmax(dim=1)
-        logits_BC = torch.logaddexp(*both) - math.log(2)  # log of the mean of both softmax
-    return logits_BC[: len(batch.images_BCHW)]
+    if not flip:
+        return logits_BC[:count], None
+    return logits_BC[:count], _forward(model, images_BCHW.flip(3), precision, columns)[:count]
 
 
 def _forward(

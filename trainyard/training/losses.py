@@ -11,6 +11,8 @@ from trainyard.training.step import Loss, MicroBatch
 
 Teacher = Callable[[Tensor], Tensor]
 """images[B, C, H, W] to float32 logits[B, classes]."""
+MultiHot = Callable[[Tensor], Tensor]
+"""Numbers of lists of labels, int64[B], to float32 targets[B, classes]."""
 
 
 def build_loss(
@@ -20,15 +22,19 @@ def build_loss(
     teacher: Teacher | None,
     mixes: bool = True,
     class_weights: Tensor | None = None,
+    multi_hot: MultiHot | None = None,
 ) -> Loss:
     """A function from float32 logits[B, C] and their micro-batch to losses[B].
 
     `smoothing` spreads part of the targets over all classes, for bce too, as in timm. If `mixes`
     is false, mixed labels are ignored, and cross-entropy is torch's own. `class_weights[C]`, on the
-    device of the logits, multiply each class's term; the teacher's term has none.
+    device of the logits, multiply each class's term; the teacher's term has none. With `multi_hot`,
+    the labels are numbers of lists of labels, and the loss is bce.
     """
-    if config.name == "bce":
-        loss = _binary_cross_entropy(config, smoothing, mixes)
+    if multi_hot is not None:
+        loss = _bce_loss(config, _several_targets(multi_hot, smoothing, mixes))
+    elif config.name == "bce":
+        loss = _bce_loss(config, _single_targets(smoothing, mixes))
     else:
         gamma = config.focal_gamma if config.name == "focal" else 0.0
         loss = _cross_entropy(smoothing, mixes, class_weights, gamma)
@@ -70,23 +76,47 @@ def _cross_entropy(
     return mixed if mixes or gamma else plain
 
 
-def _binary_cross_entropy(config: LossConfig, smoothing: float, mixes: bool) -> Loss:
+def _bce_loss(config: LossConfig, targets_of: Loss) -> Loss:
     """A binary loss per class (Wightman et al. 2021), as timm's BinaryCrossEntropy."""
 
     def losses_of(logits: Tensor, batch: MicroBatch) -> Tensor:
-        targets = torch.zeros_like(logits)
-        if mixes:
-            targets.scatter_add_(1, batch.labels[:, None], batch.lam[:, None])
-            targets.scatter_add_(1, batch.mixed_labels[:, None], 1 - batch.lam[:, None])
-        else:
-            targets.scatter_(1, batch.labels[:, None], 1.0)
-        targets.mul_(1 - smoothing).add_(smoothing / logits.shape[1])
+        targets = targets_of(logits, batch)
         if config.bce_threshold is not None:
             targets = (targets > config.bce_threshold).to(logits.dtype)
         losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none")
         return losses.sum(dim=1) if config.bce_sum else losses.mean(dim=1)
 
     return losses_of
+
+
+def _single_targets(smoothing: float, mixes: bool) -> Loss:
+    """Targets[B, C] of one label per sample: the smoothing is spread over all classes."""
+
+    def targets_of(logits: Tensor, batch: MicroBatch) -> Tensor:
+        targets = torch.zeros_like(logits)
+        if mixes:
+            targets.scatter_add_(1, batch.labels[:, None], batch.lam[:, None])
+            targets.scatter_add_(1, batch.mixed_labels[:, None], 1 - batch.lam[:, None])
+        else:
+            targets.scatter_(1, batch.labels[:, None], 1.0)
+        return targets.mul_(1 - smoothing).add_(smoothing / logits.shape[1])
+
+    return targets_of
+
+
+def _several_targets(multi_hot: MultiHot, smoothing: float, mixes: bool) -> Loss:
+    """Targets[B, C] of any number of labels: each moves by the smoothing towards 1/2, as in Keras.
+
+    Each class is a question of its own with two answers, over which the smoothing is spread.
+    """
+
+    def targets_of(logits: Tensor, batch: MicroBatch) -> Tensor:
+        targets = multi_hot(batch.labels)
+        if mixes:
+            targets = torch.lerp(multi_hot(batch.mixed_labels), targets, batch.lam[:, None])
+        return targets.mul(1 - smoothing).add(smoothing / 2)
+
+    return targets_of
 
 
 def _distilled(config: LossConfig, loss: Loss, teacher: Teacher) -> Loss:

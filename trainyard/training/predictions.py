@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.training.label_scores import LabelScores
+
 NOWHERE = 1 << 23
 """Rank of the true class if a logit is not finite: the sample counts as wrong."""
 
@@ -87,15 +89,21 @@ def class_means(predictions: Predictions, labels: NDArray[np.int32]) -> ClassMea
     return ClassMeans(*(float(part.sum()) / max(len(part), 1) for part in (recall, f1)))
 
 
-def summary(predictions: Mapping[str, Predictions], labels: NDArray[np.int32]) -> dict[str, Any]:
+def summary(
+    predictions: Mapping[str, Predictions | LabelScores], labels: NDArray[Any]
+) -> dict[str, Any]:
     """Metrics of the weights, under "", and of other weights, with their prefixes.
 
-    The number of samples appears once, as all weights were evaluated on the same ones.
+    `labels` are int32[samples], or bool[samples, classes] for LabelScores. The number of samples
+    appears once, as all weights were evaluated on the same ones.
     """
     found: dict[str, Any] = {}
     for prefix in sorted(predictions):  # "" first
-        own = predictions[prefix].evaluation().as_dict()
-        own |= class_means(predictions[prefix], labels)._asdict()
+        said = predictions[prefix]
+        if isinstance(said, LabelScores):
+            own = said.evaluation(labels).as_dict()
+        else:
+            own = said.evaluation().as_dict() | class_means(said, labels)._asdict()
         found |= {
             f"{prefix}{key}": value
             for key, value in own.items()

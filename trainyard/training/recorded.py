@@ -3,7 +3,7 @@
 import io
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -11,18 +11,26 @@ from numpy.typing import NDArray
 
 from trainyard.errors import DataError
 from trainyard.files import atomic_write
+from trainyard.training.label_scores import LabelScores
 from trainyard.training.predictions import Predictions
 
 
 class Recorded(NamedTuple):
     step: int
     weights: str  # "": the weights themselves, "ema_": their moving average
-    labels: NDArray[np.int32]  # by sample number of the validation data
-    said: Predictions
+    labels: NDArray[Any]
+    """By sample number of the validation data: int32[samples], or bool[samples, classes]."""
+    said: Any
+    """Predictions, or LabelScores for images with lists of labels."""
 
 
 def record(
-    path: Path, step: int, labels: NDArray[np.int32], said: Predictions, *, weights: str
+    path: Path,
+    step: int,
+    labels: NDArray[Any],
+    said: Predictions | LabelScores,
+    *,
+    weights: str,
 ) -> None:
     """Save the predictions of the weights, or of their moving average, over those saved before."""
     columns = asdict(said)
@@ -40,7 +48,8 @@ def load_recorded(path: Path) -> Recorded | None:
         return None
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as columns:
-            said = Predictions(**{field.name: columns[field.name] for field in fields(Predictions)})
+            kind = LabelScores if "logits" in columns else Predictions
+            said = kind(**{field.name: columns[field.name] for field in fields(kind)})
             step, weights = int(columns["step"]), str(columns["weights"])
             return Recorded(step, weights, columns["labels"], said)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:

@@ -93,6 +93,8 @@ class TrainStep:
     update_ema: Callable[[int], None]  # called with the step after each update
     seed: int
     world: World
+    counts_hits: bool = True
+    """False for lists of labels, which a single guess cannot meet: no sample counts as correct."""
 
     def __call__(self, batch: Batch, step: int, rates: Any) -> StepStats:
         """Update the model with one batch; its loss is the exact mean over the global batch."""
@@ -203,6 +205,8 @@ class TrainStep:
         losses = self.loss(logits.float(), batch)
         loss_sum = (losses * batch.weights).sum()
         self._backward(loss_sum, divisor, len(losses), is_local=is_local)
+        if not self.counts_hits:
+            return torch.stack([loss_sum.detach(), torch.zeros_like(loss_sum)])
         guess = logits.argmax(dim=1)
         hits = batch.lam * (guess == batch.labels) + (1 - batch.lam) * (guess == batch.mixed_labels)
         return torch.stack([loss_sum.detach(), (hits * batch.weights).sum()])

@@ -2,6 +2,9 @@
 
 Paths are relative to the list's folder and stay in it. Classes are the sorted labels, and samples
 come in the list's order. Other columns are left out, and listed on stderr.
+
+`labels` instead of `label` has any number of labels for each image, also none: in CSV separated by
+"|", in JSON a list.
 """
 
 import csv
@@ -31,14 +34,16 @@ from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
 _SUFFIXES = (".csv", ".jsonl")
-_NEEDED, _KNOWN = ("path", "label"), ("path", "label", "split")
+_ONE, _SEVERAL = ("path", "label", "split"), ("path", "labels", "split")
+_BETWEEN = "|"  # labels in a cell of CSV
 _CHUNK = 4096  # files whose sizes are asked for at once
 
 
 class _Row(NamedTuple):
     where: str  # file and line, for messages
     path: str  # relative to the list's folder
-    label: str
+    labels: list[str]
+    has_list: bool  # True for any number of labels
     split: str  # "" without a column of splits
 
 
@@ -53,7 +58,7 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     for row in _rows(place, tells=True):
         count += 1
         folders.add(os.path.dirname(row.path) or ".")
-        labels.add(row.label)
+        labels.update(row.labels)
     names = sorted(labels)
     numbers = {name: number for number, name in enumerate(names)}
     chunks = [str(number) for number in range(-(-count // _CHUNK))]
@@ -82,11 +87,14 @@ def _read_chunks(
             at = number + 1
             sizes = pool.map(partial(_size, place), chunk)
             yield FileScan(
-                [
-                    FileRows(row.path, [0], [size], [label_of[row.label]], row.split)
-                    for row, size in zip(chunk, sizes, strict=True)
-                ]
+                [_file_rows(row, size, label_of) for row, size in zip(chunk, sizes, strict=True)]
             )
+
+
+def _file_rows(row: _Row, size: int, label_of: dict[str, int]) -> FileRows:
+    labels = [label_of[label] for label in row.labels]
+    counts = [len(labels)] if row.has_list else None
+    return FileRows(row.path, [0], [size], labels, row.split, counts=counts)
 
 
 def _size(place: ResolvedLocation, row: _Row) -> int:
@@ -114,8 +122,12 @@ def _rows(place: ResolvedLocation, *, tells: bool = False) -> Iterator[_Row]:
         yield _row(place, where, fields)
 
 
-def _row(place: ResolvedLocation, where: str, fields: dict[str, str]) -> _Row:
-    empty = [name for name in _KNOWN if not fields.get(name, "x")]
+_Fields = dict[str, Any]
+"""A line's values: texts; `labels` is a list of texts."""
+
+
+def _row(place: ResolvedLocation, where: str, fields: _Fields) -> _Row:
+    empty = [name for name in _ONE if not fields.get(name, "x")]
     if empty:
         raise DataError(f"{where}: its {empty[0]} is empty")
     path = fields["path"]
@@ -128,7 +140,11 @@ def _row(place: ResolvedLocation, where: str, fields: dict[str, str]) -> _Row:
         )
     split = fields.get("split", "")
     named = splits_named(split)
-    return _Row(where, path, fields["label"], named.pop() if len(named) == 1 else split)
+    labels = fields["labels"] if "labels" in fields else [fields["label"]]
+    if "" in labels:
+        raise DataError(f"{where}: one of its labels is empty")
+    split = named.pop() if len(named) == 1 else split
+    return _Row(where, path, labels, "labels" in fields, split)
 
 
 def _text_lines(path: str) -> Iterator[str]:
@@ -146,23 +162,33 @@ def _text_lines(path: str) -> Iterator[str]:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _csv_rows(path: str, tells: bool) -> Iterator[tuple[str, dict[str, str]]]:
+def _names(given: Any) -> tuple[str, ...]:
+    """The names of the values that are read."""
+    return _SEVERAL if "labels" in given and "label" not in given else _ONE
+
+
+def _csv_rows(path: str, tells: bool) -> Iterator[tuple[str, _Fields]]:
     reader = csv.reader(_text_lines(path), strict=True)
     try:
         header = next(reader, [])
-        missing = [name for name in _NEEDED if name not in header]
+        names = _names(header)
+        missing = [name for name in names[:2] if name not in header]
         if missing:
             raise DataError(
                 f"{path}, line 1: has no column {missing[0]!r}: write a header, "
-                "path,label or path,label,split"
+                "path,label or path,label,split; or labels, for any number"
             )
         if tells:
-            tell_left_out(path, {"columns": [name for name in header if name not in _KNOWN]})
+            tell_left_out(path, {"columns": [name for name in header if name not in names]})
         for cells in reader:
             where = f"{path}, line {reader.line_num}"
             if len(cells) == len(header):
-                fields = dict(zip(header, cells, strict=True))
-                yield where, {name: fields[name] for name in _KNOWN if name in fields}
+                found = dict(zip(header, cells, strict=True))
+                fields: _Fields = {name: found[name] for name in names if name in found}
+                if "labels" in fields:
+                    parts = fields["labels"].split(_BETWEEN) if fields["labels"].strip() else []
+                    fields["labels"] = [part.strip() for part in parts]
+                yield where, fields
             elif cells:
                 raise DataError(
                     f"{where}: has {len(cells)} cells, and the header {len(header)}: put quotes "
@@ -172,8 +198,8 @@ def _csv_rows(path: str, tells: bool) -> Iterator[tuple[str, dict[str, str]]]:
         raise DataError(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
 
 
-def _json_rows(path: str) -> Iterator[tuple[str, dict[str, str]]]:
-    splits = None  # whether the lines have a split
+def _json_rows(path: str) -> Iterator[tuple[str, _Fields]]:
+    splits = has_lists = None  # whether the lines have a split, and labels
     for number, line in enumerate(_text_lines(path), start=1):
         where = f"{path}, line {number}"
         if not line.strip():
@@ -183,21 +209,37 @@ def _json_rows(path: str) -> Iterator[tuple[str, dict[str, str]]]:
             splits = "split" in fields
         if splits != ("split" in fields):
             raise DataError(f"{where}: some lines have a split and some none: write it in all")
+        if has_lists is None:
+            has_lists = "labels" in fields
+        if has_lists != ("labels" in fields):
+            raise DataError(f"{where}: some lines have label and some labels: write one of them")
         yield where, fields
 
 
-def _json_fields(where: str, line: str) -> dict[str, str]:
+def _json_fields(where: str, line: str) -> _Fields:
     try:
         found: Any = json.loads(line)
     except (ValueError, RecursionError):
         found = None
-    if not isinstance(found, dict) or not all(name in found for name in _NEEDED):
-        raise DataError(f'{where}: is not a JSON object with "path" and "label"')
-    fields = {name: found[name] for name in _KNOWN if name in found}
-    label = fields["label"]
-    if isinstance(label, int) and not isinstance(label, bool):
-        fields["label"] = str(label)
+    names = _names(found) if isinstance(found, dict) else _ONE
+    if not isinstance(found, dict) or not all(name in found for name in names[:2]):
+        raise DataError(f'{where}: is not a JSON object with "path" and "label" or "labels"')
+    fields = {name: found[name] for name in names if name in found}
+    if "label" in fields:
+        fields["label"] = _text(fields["label"])
+    labels = fields.get("labels", [])
+    if not isinstance(labels, list):
+        raise DataError(f"{where}: its labels are not a list: {json.dumps(labels)}")
+    if labels:
+        fields["labels"] = [_text(label) for label in labels]
     for name, value in fields.items():
-        if not isinstance(value, str):
-            raise DataError(f"{where}: its {name} is not a text: {json.dumps(value)}")
+        for part in value if name == "labels" else [value]:
+            if not isinstance(part, str):
+                hint = ": write several as labels" if isinstance(part, list) else ""
+                raise DataError(f"{where}: its {name} is not a text: {json.dumps(part)}{hint}")
     return fields
+
+
+def _text(label: Any) -> Any:
+    """A whole number as text; other values as they are."""
+    return str(label) if isinstance(label, int) and not isinstance(label, bool) else label

@@ -1,7 +1,7 @@
 """Parquet files of images, as `datasets` writes them for the Hub.
 
     image   struct<bytes: binary, path: string>, or binary     contents of image files
-    label   integers from 0                                    class numbers
+    label   integers from 0, or lists of them                  class numbers
 
 `datasets` keeps the names of the classes in the schema's metadata. Images are read by their offset
 in the file, from columns that are uncompressed or in Snappy; pyarrow is needed for the scan only.
@@ -76,14 +76,19 @@ def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] |
     """Writes one file as `datasets` reads it, uncompressed; equal samples give equal bytes."""
     pa, pq = _pyarrow()
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    schema = pa.schema([("image", kind), ("label", pa.int64())], metadata_of(classes))
     rows = iter(samples)
+    group = list(islice(rows, _GROUP))
+    has_lists = any(one.labels is not None for one in group)
+    label = pa.list_(pa.int64()) if has_lists else pa.int64()
+    schema = pa.schema([("image", kind), ("label", label)], metadata_of(classes, has_lists))
     settings = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
     with open(path, "wb") as file, pq.ParquetWriter(file, schema, **settings) as writer:
-        while group := list(islice(rows, _GROUP)):
+        while group:
             images = [{"bytes": one.image, "path": f"{one.key}{one.suffix}"} for one in group]
-            columns = [pa.array(images, kind), pa.array([one.label for one in group], pa.int64())]
+            labels = [one.label if one.labels is None else one.labels for one in group]
+            columns = [pa.array(images, kind), pa.array(labels, label)]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=_GROUP)
+            group = list(islice(rows, _GROUP))
 
 
 def _files(place: ResolvedLocation) -> tuple[str, ...]:
@@ -118,22 +123,25 @@ def _read_file(
     place: ResolvedLocation, first: str, classes: Sequence[str] | None, name: str
 ) -> FileScan:
     offsets, sizes, labels = array("q"), array("q"), array("i")
-    starts, lengths = array("i"), array("i")
+    starts, lengths, counts = array("i"), array("i"), array("i")
     with _open(place.path(name)) as (file, source):
         layout = find_layout(file, source.name)
         if layout.classes != classes:
             raise DataError(f"{source.name}: its classes differ from those of {first}")
         data = BufferedReader(source, _REMOTE_READ) if is_remote(name) else BufferedReader(source)
         for group in range(file.metadata.num_row_groups):
-            labels.extend(_labels(file, layout, group, source.name))
+            found, lengths_of = _labels(file, layout, group, source.name)
+            labels.extend(found)
+            counts.extend(lengths_of)
             for page in _spans(file, layout, group, data):
                 for span in page:
                     offsets.append(span.offset)
                     sizes.append(span.size)
                     starts.append(span.start)
                     lengths.append(span.length)
-    rows = FileRows(name, offsets, sizes, labels, "", starts, lengths)
-    return FileScan([rows] if labels else [])
+    has_lists = counts if layout.has_lists else None
+    rows = FileRows(name, offsets, sizes, labels, "", starts, lengths, has_lists)
+    return FileScan([rows] if sizes else [])
 
 
 def _spans(file: Any, layout: Layout, group: int, data: BufferedReader) -> Iterator[Any]:
@@ -167,10 +175,15 @@ def _spans(file: Any, layout: Layout, group: int, data: BufferedReader) -> Itera
         raise DataError(f"{data.name}: row group {group} is damaged: {error}") from None
 
 
-def _labels(file: Any, layout: Layout, group: int, name: str) -> list[int]:
-    """The class numbers of a row group."""
+def _labels(file: Any, layout: Layout, group: int, name: str) -> tuple[list[int], list[int]]:
+    """The class numbers of a row group and, with lists, the number of each row's; else []."""
     column = file.read_row_group(group, columns=[layout.label], use_threads=False).column(0)
-    if column.null_count:
+    counts: list[int] = []
+    is_null = column.null_count
+    if layout.has_lists and not is_null:
+        column = column.combine_chunks()
+        counts, column = column.value_lengths().to_pylist(), column.flatten()
+    if is_null or column.null_count:
         raise DataError(f"{name}: row group {group}: {layout.label} is null for some images")
     labels = column.to_numpy().astype(np.int64)
     limit = MAX_CLASSES if layout.classes is None else len(layout.classes)
@@ -181,5 +194,4 @@ def _labels(file: Any, layout: Layout, group: int, name: str) -> list[int]:
         raise DataError(
             f"{name}: row group {group}: {layout.label} is {wrong[0]}, which is no class number"
         )
-    found: list[int] = labels.tolist()
-    return found
+    return labels.tolist(), counts

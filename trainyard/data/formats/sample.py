@@ -10,3 +10,4 @@ class EncodedSample(NamedTuple):
     suffix: str  # by the file type of the bytes: ".jpg", ".png", …
     label: int
     key: str  # unique in the data set, without dots or slashes
+    labels: list[int] | None = None  # any number of classes instead of `label`

@@ -51,11 +51,12 @@ class FileRows(NamedTuple):
     path: str  # relative to the root of the place
     offsets: Sequence[int]  # bytes
     sizes: Sequence[int]  # bytes
-    labels: Sequence[int]
+    labels: Sequence[int]  # of all samples, end to end
     split: str = ""  # the split of the samples, for a file of several
     # For images in Snappy data: where each begins in its span, and its length; see snappy.py.
     snappy_start: Sequence[int] = ()
     snappy_length: Sequence[int] = ()
+    counts: Sequence[int] | None = None  # with lists of labels: the number of each sample's
 
 
 class FileScan(NamedTuple):

@@ -2,7 +2,7 @@
 
 A key is the member's path up to the first dot of its base name. A sample is an image and its label:
 `.cls`, as ASCII digits (webdataset's writer) or 8 little-endian bytes, or else the whole number
-"label" of a `.json`. Other members are ignored.
+"label" of a `.json`, or a list of them for any number of labels. Other members are ignored.
 """
 
 import json
@@ -110,13 +110,21 @@ def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
 
 def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
     """The samples of a shard."""
-    offsets, sizes, labels = array("q"), array("q"), array("i")
+    offsets, sizes, labels, counts = array("q"), array("q"), array("i"), array("i")
     for key, some in groupby(parts, key=attrgetter("key")):
         image, label = _sample(list(some), f"{path}: sample {key!r}")
         offsets.append(image.member.offset)
         sizes.append(image.member.size)
-        labels.append(label)
-    return FileScan([FileRows(name, offsets, sizes, labels)])
+        if isinstance(label, list):
+            labels.extend(label)
+            counts.append(len(label))
+        else:
+            labels.append(label)
+        if len(counts) not in (0, len(sizes)):
+            raise DataError(
+                f"{path}: sample {key!r}: some samples have a list of labels and some a number"
+            )
+    return FileScan([FileRows(name, offsets, sizes, labels, counts=counts or None)])
 
 
 # --- remote shards: every header costs a request, so many parts are walked at once ---
@@ -211,6 +219,11 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
     """The samples of a shard in stored order; reads the shard to its end."""
     for key, parts in groupby(_parts(tar, members(tar), images=True), key=attrgetter("key")):
         image, label = _sample(list(parts), f"{tar.name}: sample {key!r}")
+        if isinstance(label, list):
+            raise DataError(
+                f"{tar.name}: sample {key!r} has a list of labels, which data.order = 'join' does "
+                "not read: use another order"
+            )
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
 
@@ -244,8 +257,11 @@ def _split(name: str) -> tuple[str, str]:
     return name[:dot], name[dot:].lower()
 
 
-def _sample(parts: list[_Part], where: str) -> tuple[_Part, int]:
-    """The image and the label among the parts of one key; an array counts without other images."""
+def _sample(parts: list[_Part], where: str) -> tuple[_Part, int | list[int]]:
+    """The image and the label, or list of labels, among the parts of one key.
+
+    An array counts where there is no other image.
+    """
     images = [part for part in parts if part.field in IMAGE_SUFFIXES]
     images = images or [part for part in parts if part.field == ARRAY_SUFFIX]
     labels = [part for part in parts if part.field == ".cls"]
@@ -258,7 +274,7 @@ def _sample(parts: list[_Part], where: str) -> tuple[_Part, int]:
         )
     read_label = _ascii_or_binary if labels[0].field == ".cls" else _from_json
     label = read_label(labels[0].content)
-    if not 0 <= label < MAX_CLASSES:
+    if not all(0 <= one < MAX_CLASSES for one in ([label] if isinstance(label, int) else label)):
         shown = labels[0].content[:60]
         raise DataError(f"{where}: {shown!r} in {labels[0].field} is not a class number")
     return images[0], label
@@ -271,13 +287,15 @@ def _ascii_or_binary(content: bytes) -> int:
     return int.from_bytes(content, "little", signed=True) if len(content) == 8 else -1
 
 
-def _from_json(content: bytes) -> int:
-    """The whole number under "label", as in timm's shards; -1 if there is none."""
+def _from_json(content: bytes) -> int | list[int]:
+    """The whole number under "label", as in timm's shards, or a list of them; -1 without one."""
     try:
         tree = json.loads(content)
     except (ValueError, RecursionError):
         return -1
     label = tree.get("label") if isinstance(tree, dict) else None
+    if isinstance(label, list) and all(type(one) is int for one in label):
+        return label
     return label if type(label) is int else -1
 
 
@@ -299,15 +317,19 @@ _HEADER = (
 def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:
     """Writes a shard: `KEY.cls`, then the image, of each sample; equal samples give equal bytes.
 
-    The names of the classes lie beside the shards, in `dataset.json`.
+    A list of labels is in `KEY.json` instead. The names of the classes lie beside the shards, in
+    `dataset.json`.
     """
     size = 0
     with open(path, "wb", buffering=_BUFFER) as file:
-        for image, suffix, label, key in samples:
-            digits = b"%d" % label
+        for image, suffix, label, key, labels in samples:
+            name, text = f"{key}.cls", b"%d" % label
+            if labels is not None:
+                name, text = f"{key}.json", json.dumps({"label": labels}).encode()
             before = (
-                _header(f"{key}.cls", len(digits))
-                + digits.ljust(_BLOCK, b"\0")
+                _header(name, len(text))
+                + text
+                + bytes(-len(text) % _BLOCK)
                 + _header(key + suffix, len(image))
             )
             padding = bytes(-len(image) % _BLOCK)

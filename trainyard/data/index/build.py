@@ -14,8 +14,16 @@ from numpy.typing import NDArray
 
 from trainyard.data import formats
 from trainyard.data.formats.scan import FileRows, Scan, Via, directly
+from trainyard.data.index.label_lists import joined
 from trainyard.data.index.remote import Stamps, check_present, fetch_index, remote_stamps
-from trainyard.data.index.table import Columns, Index, StringColumn, load_index, save_index
+from trainyard.data.index.table import (
+    Columns,
+    Index,
+    StringColumn,
+    list_columns,
+    load_index,
+    save_index,
+)
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import manifest_of
 from trainyard.data.storage.source import Stamp, is_remote
@@ -89,7 +97,7 @@ def index_of_rows(scan: Scan, rows: Iterable[FileRows]) -> Index | None:
     for some in rows:
         if some.split == (scan.place.split or ""):
             table.add(some)
-    if not table.label:
+    if not len(table):
         return None
     columns: dict[str, Any] = table.columns()
     names = StringColumn(columns.pop("file_name_text"), columns.pop("file_name_ends"))
@@ -130,6 +138,8 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     if (scan.place.split or "") not in tables:
         raise DataError(_wrong_split(scan.place, [split for split in tables if split]))
     classes = _name_classes(scan, tables)
+    if not classes and not any(table.label for table in tables.values()):
+        raise DataError(f"{scan.place.location}: none of its images has a label")
     common = {"format": scan.format, "has_names": classes is not None, "stamps": stamps}
     headers = {
         split: common | {"classes": classes or table.numbers()} for split, table in tables.items()
@@ -161,26 +171,38 @@ class _Table:
 
     def __init__(self) -> None:
         self.file, self.offset, self.size = array("i"), array("q"), array("q")
-        self.label = array("i")
+        self.label, self.count = array("i"), array("i")
+        self.has_lists: bool | None = None  # None before the first row
         self.snappy_start, self.snappy_length = array("i"), array("i")
         self.names, self.ends = bytearray(), array("q")
         self._last: str | None = None
 
+    def __len__(self) -> int:
+        return len(self.size)
+
     def add(self, rows: FileRows) -> None:
+        has_lists = rows.counts is not None if len(rows.sizes) else self.has_lists
+        if self.has_lists not in (None, has_lists):
+            raise DataError(
+                f"{rows.path}: has {_kind(has_lists)}, and the files before it "
+                f"{_kind(not has_lists)}: write lists everywhere, or nowhere"
+            )
+        self.has_lists = has_lists
         if rows.path != self._last:
             self.names += os.fsencode(rows.path)
             self.ends.append(len(self.names))
             self._last = rows.path
-        self.file.extend([len(self.ends) - 1] * len(rows.labels))
+        self.file.extend([len(self.ends) - 1] * len(rows.sizes))
         self.offset.extend(rows.offsets)
         self.size.extend(rows.sizes)
         self.label.extend(rows.labels)
-        none = [0] * len(rows.labels)
+        self.count.extend(rows.counts or ())
+        none = [0] * len(rows.sizes)
         self.snappy_start.extend(rows.snappy_start or none)
         self.snappy_length.extend(rows.snappy_length or none)
 
     def numbers(self) -> list[str]:
-        return [str(number) for number in range(max(self.label) + 1)]
+        return [str(number) for number in range(max(self.label, default=-1) + 1)]
 
     def relabel(self, numbers: NDArray[np.int32]) -> None:
         labels = np.frombuffer(self.label, "<i4")
@@ -191,15 +213,24 @@ class _Table:
             "snappy_start": np.frombuffer(self.snappy_start, "<i4"),
             "snappy_length": np.frombuffer(self.snappy_length, "<i4"),
         }
+        label, lists = np.frombuffer(self.label, "<i4"), {}
+        if self.has_lists:
+            lists = list_columns(joined(np.frombuffer(self.count, "<i4"), label))
+            label = np.arange(len(self), dtype="<i4")
         return {
             "file": np.frombuffer(self.file, "<i4"),
             "offset": np.frombuffer(self.offset, "<i8"),
             "size": np.frombuffer(self.size, "<i8"),
-            "label": np.frombuffer(self.label, "<i4"),
+            "label": label,
             "file_name_text": np.frombuffer(self.names, "u1"),
             "file_name_ends": np.frombuffer(self.ends, "<i8"),
             **(snappy if any(self.snappy_length) else {}),
+            **lists,
         }
+
+
+def _kind(has_lists: bool | None) -> str:
+    return "lists of labels" if has_lists else "one label for each image"
 
 
 def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
@@ -208,10 +239,10 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
     count = 0
     for rows in scan.rows:
         tables.setdefault(rows.split, _Table()).add(rows)
-        count += len(rows.labels)
+        count += len(rows.sizes)
         done = min(sum(len(table.ends) for table in tables.values()), scan.files)
         progress(count, *([(done, scan.files)] if scan.files > 1 else []))
-    return {split: table for split, table in tables.items() if table.label}
+    return {split: table for split, table in tables.items() if len(table)}
 
 
 def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
@@ -220,7 +251,7 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
     known = manifest and manifest.classes
     # Records of TFRecord name their classes; without any record only the manifest does.
     if not scan.classes or (known and known[: len(scan.classes)] == tuple(scan.classes)):
-        highest = max((max(table.label) for table in tables.values()), default=0)
+        highest = max((max(table.label, default=0) for table in tables.values()), default=0)
         if known and highest >= len(known):
             raise DataError(
                 f"{scan.place.location}: holds label {highest}, but the manifest beside it names "

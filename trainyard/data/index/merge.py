@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.index.build import Progress, open_index
+from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.index.splits import find_splits, train_and_val
 from trainyard.data.index.table import Chunks, Index, load_index, write_index
 from trainyard.data.index.val_share import Side, open_part
@@ -97,7 +98,16 @@ def _counting_from(done: int, progress: Progress) -> Progress:
 def _unite(
     locations: Sequence[str], parts: Sequence[Index], known: Sequence[str] | None
 ) -> list[str]:
-    """The sorted names of all classes. DataError where bare numbers meet other classes."""
+    """The sorted names of all classes.
+
+    DataError where bare numbers meet other classes, or lists of labels single ones.
+    """
+    kinds = {part.lists is None: place for place, part in zip(locations, parts, strict=True)}
+    if len(kinds) > 1:
+        raise DataError(
+            f"{kinds[False]} has lists of labels and {kinds[True]} one label for each image: they "
+            "cannot be merged"
+        )
     bare = [place for place, part in zip(locations, parts, strict=True) if not part.has_names]
     names = {name for part in parts for name in part.classes}
     fits_known = known is None or names <= set(known)
@@ -174,6 +184,7 @@ def _columns(parts: Sequence[Index], classes: list[str]) -> dict[str, Chunks]:
         "label": Chunks(np.dtype("<i4"), rows, _labels(parts, classes)),
         "file_name_text": Chunks(np.dtype("u1"), text, _names(parts, prefixes)),
         "file_name_ends": Chunks(np.dtype("<i8"), files, _name_ends(parts, prefixes)),
+        **_list_columns([part.lists for part in parts if part.lists is not None], parts, classes),
     }
 
 
@@ -198,11 +209,43 @@ def _file_numbers(parts: Sequence[Index]) -> Iterator[NDArray[Any]]:
 
 
 def _labels(parts: Sequence[Index], classes: list[str]) -> Iterator[NDArray[Any]]:
-    number_of = {name: number for number, name in enumerate(classes)}
+    """The numbers of classes among the united ones, or of lists among those of all parts."""
+    first = 0
     for part in parts:
-        numbers = np.array([number_of[name] for name in part.classes], "<i4")
-        for piece in _pieces([part.label]):
-            yield numbers[piece]
+        if part.lists is not None:
+            yield from (piece + np.int32(first) for piece in _pieces([part.label]))
+            first += len(part.lists.ends)
+        else:
+            yield from _renumbered(part.label, part, classes)
+
+
+def _renumbered(
+    labels: NDArray[np.int32], part: Index, classes: list[str]
+) -> Iterator[NDArray[Any]]:
+    number_of = {name: number for number, name in enumerate(classes)}
+    numbers = np.array([number_of[name] for name in part.classes], "<i4")
+    yield from (numbers[piece] for piece in _pieces([labels]))
+
+
+def _list_columns(
+    lists: Sequence[LabelLists], parts: Sequence[Index], classes: list[str]
+) -> dict[str, Chunks]:
+    """The columns of the lists of all parts; none without lists."""
+    if not lists:
+        return {}
+    firsts = np.cumsum([0, *(len(one.values) for one in lists)]).tolist()
+    ends = (
+        p + first for one, first in zip(lists, firsts, strict=False) for p in _pieces([one.ends])
+    )
+    values = (
+        piece
+        for part, one in zip(parts, lists, strict=True)
+        for piece in _renumbered(one.values, part, classes)
+    )
+    return {
+        "list_ends": Chunks(np.dtype("<i8"), sum(len(one.ends) for one in lists), ends),
+        "list_values": Chunks(np.dtype("<i4"), firsts[-1], values),
+    }
 
 
 def _names(parts: Sequence[Index], prefixes: Sequence[bytes]) -> Iterator[NDArray[Any]]:

@@ -94,6 +94,7 @@ def _columns(index: Index) -> Columns:
         "file_name_text": index.file_names.text,
         "file_name_ends": index.file_names.ends,
         **index.optional_columns(),
+        **index.list_columns(),
     }
 
 
@@ -111,5 +112,8 @@ def _fits(index: Index, stamps: Stamps) -> bool:
     if not in_files or index.offset.min() < 0 or index.size.min() < 0:
         return False
     file_sizes = np.array([looks[name][-1] for name in names], np.int64)
-    in_classes = index.label.min() >= 0 and index.label.max() < len(index.classes)
+    if index.lists is not None:
+        in_classes = index.lists.is_sound(index.label, len(index.classes))
+    else:
+        in_classes = index.label.min() >= 0 and index.label.max() < len(index.classes)
     return bool(in_classes and np.all(ends <= file_sizes[file]))

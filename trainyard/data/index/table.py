@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.storage.snappy import unpacked
 from trainyard.errors import DataError
 from trainyard.files import atomic_write
@@ -54,16 +55,49 @@ class Index:
     offset: NDArray[np.int64]
     size: NDArray[np.int64]
     label: NDArray[np.int32]
+    """The number of each sample's class; with lists of labels, of its list."""
     file_names: "StringColumn"
     snappy_start: NDArray[np.int32] | None = None
     """Where each image begins in its Snappy data; None if no image is compressed."""
     snappy_length: NDArray[np.int32] | None = None
     """Bytes of each image, unpacked; 0 for one that is stored as it is."""
+    list_ends: NDArray[np.int64] | None = None
+    """See `lists`; None if each sample has one class."""
+    list_values: NDArray[np.int32] | None = None
     parts: tuple[int, ...] = ()
     """Number of samples of each merged data set, in their order; empty for a single one."""
 
     def __len__(self) -> int:
         return len(self.label)
+
+    @property
+    def lists(self) -> LabelLists | None:
+        """The lists of labels, for samples with any number of classes; None for one class each."""
+        if self.list_ends is None or self.list_values is None:
+            return None
+        return LabelLists(self.list_ends, self.list_values)
+
+    def all_labels(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The samples and class numbers of all labels, in the order of the samples."""
+        if self.lists is None:
+            return np.arange(len(self)), self.label
+        return self.lists.flat(self.label)
+
+    def samples_per_class(self) -> NDArray[np.int64]:
+        """Number of samples of each class: int64[classes]."""
+        counts: NDArray[np.int64] = np.bincount(self.all_labels()[1], minlength=len(self.classes))
+        return counts
+
+    def of_class(self, label: int) -> NDArray[np.int64]:
+        """The samples of a class, ascending."""
+        rows, labels = self.all_labels()
+        found: NDArray[np.int64] = rows[labels == label]
+        return found
+
+    def class_names(self, sample: int) -> list[str]:
+        """The names of a sample's classes: one, or any number with lists of labels."""
+        label = int(self.label[sample])
+        return [self.classes[n] for n in ([label] if self.lists is None else self.lists.of(label))]
 
     def locate(self, sample: int) -> tuple[str, int, int]:
         """The file (a path or URL), offset and size in bytes of one sample."""
@@ -81,10 +115,19 @@ class Index:
             raise OSError(f"{path}, byte {offset}: {error}") from None
 
     def optional_columns(self) -> "Columns":
-        """The columns that only some indices have."""
+        """The columns of one row per sample that only some indices have."""
         if self.snappy_start is None or self.snappy_length is None:
             return {}
         return {"snappy_start": self.snappy_start, "snappy_length": self.snappy_length}
+
+    def list_columns(self) -> "Columns":
+        """The columns of lists of labels; empty if each sample has one class."""
+        return {} if self.lists is None else list_columns(self.lists)
+
+
+def list_columns(lists: LabelLists) -> Columns:
+    """The columns of lists of labels, as an index stores them."""
+    return {"list_ends": lists.ends, "list_values": lists.values}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ their numbers would be exact, but then new images push old ones over the border:
 trained again would be validated on images that its predecessor was trained on.
 
 The one exception: a class of two images or more has at least one on each side. Where the numbers
-give it none, the image nearest to the border moves; it may move back as the class grows.
+give it none, the image nearest to the border moves; it may move back as the class grows. With lists
+of labels the numbers alone decide: a rare class may lie on one side.
 """
 
 import hashlib
@@ -43,6 +44,8 @@ def is_validation(index: Index, share: float, seed: int) -> NDArray[np.bool_]:
     keys = fold_in(seed, names.view(np.int64)[index.file], np.asarray(index.offset))
     numbers = uniforms(keys, 1)[:, 0]
     found: NDArray[np.bool_] = numbers < share
+    if index.lists is not None:
+        return found
     counts = np.bincount(index.label, minlength=len(index.classes))
     chosen = np.bincount(index.label[found], minlength=len(index.classes))
     order = np.lexsort((numbers, index.label))
@@ -78,15 +81,18 @@ def open_part(index: Index, side: Side) -> Index:
 def save_part(index: Index, side: Side, path: Path) -> Index:
     """Like `open_part`, in a new file at `path`. OSError if it cannot be written."""
     chosen = is_validation(index, side.share, side.seed)
-    if not chosen.any():
+    if not chosen.any() or chosen.all():
+        why = "no class has two images" if index.lists is None else "it has too few images"
         raise DataError(
-            f"{index.root}: no class has two images, so none can be kept for validation "
+            f"{index.root}: {why}, so none can be kept for validation "
             f"(data.val_share = {side.share}): add images, or name validation data by --data.val"
         )
     rows = np.flatnonzero(chosen == (side.split == "val"))
     names = index.file_names
     columns = {name: getattr(index, name)[rows] for name in ("file", "offset", "size", "label")}
+    columns |= {name: column[rows] for name, column in index.optional_columns().items()}
     columns |= {"file_name_text": names.text, "file_name_ends": names.ends}
+    columns |= index.list_columns()
     header = {
         "root": index.root if is_remote(index.root) else os.path.realpath(index.root),
         "format": index.format,

@@ -12,7 +12,7 @@ from trainyard.data.batch import Batch, Keys
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.transforms.config import AugmentConfig
 from trainyard.data.transforms.erasing import RandomErasing
-from trainyard.data.transforms.extra import Extra
+from trainyard.data.transforms.extra import Extra, MultiHot
 from trainyard.data.transforms.jitter import ColorJitter
 from trainyard.data.transforms.mixing import Mixing
 from trainyard.data.transforms.randaugment.augment import RandAugment
@@ -49,13 +49,18 @@ def pixel_transforms(
     return found
 
 
-def batch_transforms(config: AugmentConfig, *, seed: int, rank: int = 0) -> list[BatchTransform]:
-    """Transforms after normalising: erasing, then mixing, as in timm, then the user's own."""
+def batch_transforms(
+    config: AugmentConfig, *, seed: int, rank: int = 0, multi_hot: MultiHot | None = None
+) -> list[BatchTransform]:
+    """Transforms after normalising: erasing, then mixing, as in timm, then the user's own.
+
+    `multi_hot` makes the targets that the user's own gets for lists of labels; see Extra.
+    """
     found: list[BatchTransform] = []
     if config.erasing:
         found.append(RandomErasing(config.erasing, config.erasing_mode, seed=seed))
     if config.mixes:
         found.append(Mixing(config, seed=seed))
     if config.extra is not None:
-        found.append(Extra(config.extra, seed=seed, rank=rank))
+        found.append(Extra(config.extra, seed=seed, rank=rank, multi_hot=multi_hot))
     return found

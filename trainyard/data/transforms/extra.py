@@ -14,6 +14,7 @@ from trainyard.errors import RecipeError
 from trainyard.own_code import blamed, imported
 
 KEY = "augment.extra"
+MultiHot = Callable[[Tensor], Tensor]
 _STREAM = 11  # keeps it independent of other uses of the same seed
 
 
@@ -22,9 +23,14 @@ class Extra:
 
     The generator, and torch's global ones, are seeded by (seed, position, rank) for each batch, so
     a replay is exact. RecipeError unless the result has the shape, dtype and device of the images.
+    The labels are class numbers, int64[B]; of lists of labels, what `multi_hot` makes of the
+    numbers of lists: float32[B, classes].
     """
 
-    def __init__(self, name: str, *, seed: int, rank: int) -> None:
+    def __init__(
+        self, name: str, *, seed: int, rank: int, multi_hot: MultiHot | None = None
+    ) -> None:
+        self._multi_hot = multi_hot
         self._name, self._seed, self._rank = name, seed, rank
         self._function: Callable[..., Any] = imported(KEY, name)
 
@@ -35,7 +41,8 @@ class Extra:
         generator = torch.Generator(images_BCHW.device).manual_seed(seed)
         torch.manual_seed(seed)  # for functions of other libraries, which take no generator
         looks = _looks(images_BCHW)
-        changed = self._function(images_BCHW, batch.labels, generator)
+        labels = batch.labels if self._multi_hot is None else self._multi_hot(batch.labels)
+        changed = self._function(images_BCHW, labels, generator)
         if not isinstance(changed, Tensor):
             raise RecipeError(
                 f"{KEY} = {self._name!r} returns a value of type "
@@ -50,7 +57,12 @@ class Extra:
 
 
 def check_extra(
-    name: str, *, shape: tuple[int, int, int], num_classes: int, device: torch.device
+    name: str,
+    *,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    device: torch.device,
+    has_lists: bool = False,
 ) -> None:
     """RecipeError if a function cannot be imported, fails on two grey images, or misbehaves.
 
@@ -67,7 +79,9 @@ def check_extra(
         mixed_labels=labels,
         lam=torch.ones(2, device=device),
     )
-    extra = Extra(name, seed=0, rank=0)
+    targets = torch.zeros(2, num_classes if has_lists else 0, device=device)
+    multi_hot = (lambda _: targets) if has_lists else None
+    extra = Extra(name, seed=0, rank=0, multi_hot=multi_hot)
     with blamed(KEY, name):
         extra(batch, Keys(ids.numpy(), ids.numpy(), 0))
 

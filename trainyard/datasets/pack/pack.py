@@ -204,7 +204,7 @@ def _class_folders(
     splits: dict[str, Selection], classes: tuple[str, ...] | None, options: PackOptions
 ) -> tuple[str, ...]:
     """The folder names of the classes, in the order of the labels, which is sorted order."""
-    highest = max((int(s.labels.max()) for s in splits.values() if len(s.labels)), default=0)
+    highest = max((selection.highest() for selection in splits.values()), default=0)
     if classes is None:
         width = len(str(highest))
         return tuple(f"{number:0{width}d}" for number in range(highest + 1))

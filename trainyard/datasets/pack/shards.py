@@ -14,6 +14,7 @@ from trainyard.errors import DataError
 
 FORMATS = ("webdataset", "tfrecord", "hdf5", "folder", "packed", "parquet")
 """The writable formats."""
+_HOLD_LISTS = ("webdataset", "parquet")
 
 _CHUNK = 1 << 20  # positions permuted at once, which bounds the memory
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -26,7 +27,13 @@ class Selection:
     index: Index
     ids: NDArray[np.int64]
     labels: NDArray[np.int32]
-    """Label of each id, as a position in the classes written."""
+    """Label of each id, as a position in the classes written; with lists of labels, the number of
+    its list in the index."""
+
+    def highest(self) -> int:
+        """The highest class number; 0 without a label."""
+        lists = self.index.lists
+        return int((self.labels if lists is None else lists.flat(self.labels)[1]).max(initial=0))
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,8 @@ def shuffled(index: Index, seed: int | None) -> Selection:
 
 def only_classes(selection: Selection, keep: NDArray[np.int64]) -> Selection:
     """The samples of some classes (sorted positions), which are renumbered from 0."""
+    if selection.index.lists is not None:
+        raise DataError("some classes alone can be packed of images with one label each only")
     new = np.full(len(selection.index.classes), -1, np.int32)
     new[keep] = np.arange(len(keep))
     labels = new[selection.labels]
@@ -87,6 +96,11 @@ def plan_jobs(splits: dict[str, Selection], options: PackOptions) -> dict[str, l
     for split, selection in splits.items():
         if not len(selection.ids):
             raise DataError(f"{split}: no samples to pack")
+        if selection.index.lists is not None and options.format not in _HOLD_LISTS:
+            raise DataError(
+                f"{options.format}: holds one label for each image, and {split} has lists of "
+                f"labels; choose {' or '.join(_HOLD_LISTS)}"
+            )
         borders = _borders(selection, options)
         names = shard_names(options, split, len(borders) - 1)
         jobs[split] = [

@@ -184,7 +184,8 @@ def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
             seen.odd.append(("cannot be decoded", _where(index, sample)))
         seen.image_bytes += len(image)
         key = stem(index, sample) if source.keeps_names else f"{number:08d}"
-        yield EncodedSample(image, suffix_of(image), label, key)
+        labels = None if index.lists is None else index.lists.of(label)
+        yield EncodedSample(image, suffix_of(image), label, key, labels)
         signals.counted(number - job.first + 1, len(job.ids))
 
 

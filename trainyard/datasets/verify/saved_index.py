@@ -50,7 +50,10 @@ def hashes_of_names(index: Index) -> Hashes:
 
 def _hashes_of_rows(index: Index, names: Hashes) -> Hashes:
     """Hashes of the file, offset, size and class of each sample."""
-    classes = hash_names(index.classes)[index.label]
+    if index.lists is None:
+        classes = hash_names(index.classes)[index.label]
+    else:
+        classes = hash_names("\0".join(index.class_names(row)) for row in range(len(index)))
     file = names[index.file]
     return fold_in(0, file.view(np.int64), index.offset, index.size, classes.view(np.int64))
 

@@ -132,7 +132,7 @@ def _divided(index: Index, share: tuple[float, int], folder: Path) -> list[Verif
 
 
 def _check_rows(split: VerifiedSplit) -> Iterator[Check]:
-    size, label = split.index.size, split.index.label
+    size, (rows, label) = split.index.size, split.index.all_labels()
     low, middle, high = int(size.min()), int(np.median(size)), int(size.max())
     empty = np.flatnonzero(size == 0)
     about = f"{low:,} to {high:,} bytes, median {middle:,}"
@@ -140,7 +140,10 @@ def _check_rows(split: VerifiedSplit) -> Iterator[Check]:
     yield checked(split.name, "sizes", about, found, count=len(empty))
     num_classes = len(split.index.classes)
     beyond = np.flatnonzero((label < 0) | (label >= num_classes))
-    found = (split.finding(row, f"label {label[row]} is no class") for row in beyond.tolist())
+    found = (
+        split.finding(int(rows[place]), f"label {label[place]} is no class")
+        for place in beyond.tolist()
+    )
     about = f"0 to {num_classes - 1:,}"
     yield checked(split.name, "labels", about, found, count=len(beyond))
     if not len(beyond):
@@ -149,7 +152,7 @@ def _check_rows(split: VerifiedSplit) -> Iterator[Check]:
 
 def _check_balance(split: VerifiedSplit) -> Check:
     index = split.index
-    counts = np.bincount(index.label, minlength=len(index.classes))
+    counts = index.samples_per_class()
     low, high = int(counts.min()), int(counts.max())
     about = f"{low:,} to {high:,} images a class, median {np.median(counts):,.0f}"
     rare = np.flatnonzero(counts * _UNEVEN < high)
@@ -268,11 +271,9 @@ class _Pairs:
         other, original = self._locate(int(self.firsts[pair]))
         file, offset, _ = other.index.locate(original)
         place = f"{file}, byte {offset}" if offset else file
-        ours, theirs = (
-            part.index.classes[part.index.label[row]]
-            for part, row in ((split, sample), (other, original))
-        )
-        classes = f", but of class {ours!r} instead of {theirs!r}" if ours != theirs else ""
+        ours, theirs = split.index.class_names(sample), other.index.class_names(original)
+        said = f"{', '.join(map(repr, ours))} instead of {', '.join(map(repr, theirs))}"
+        classes = f", but of class {said}" if ours != theirs else ""
         return split.finding(sample, f"the same bytes as {place}{classes}")
 
     def _locate(self, row: int) -> tuple[VerifiedSplit, int]:

@@ -1,0 +1,237 @@
+"""Lists of labels, in every format that holds them, through merging, division and packing."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from tests.command_line import Capture, run
+from tests.data.tars import open_splits, write_files, write_tar
+from trainyard.data.device.multi_hot import MultiHot
+from trainyard.data.formats.tar import SequentialReader
+from trainyard.data.formats.webdataset import streamed
+from trainyard.data.index.build import build_index, open_index
+from trainyard.data.index.label_lists import LabelLists, joined
+from trainyard.data.index.merge import open_merged
+from trainyard.data.index.table import Index
+from trainyard.data.index.val_share import Side, open_part
+from trainyard.data.reading.reader import Reader
+from trainyard.data.stream.open_shard import open_shard
+from trainyard.datasets.pack.pack import PackOptions, only_classes, pack, shuffled
+from trainyard.errors import DataError
+
+LISTS = [["ape", "dog"], [], ["dog"], ["ape", "bee", "dog"], [], ["bee"], ["dog"]]
+NUMBERS = [[0, 2], [], [2], [0, 1, 2], [], [1], [2]]
+IMAGES = {f"{n}.jpg": b"image %d" % n for n in range(len(LISTS))}
+
+
+def write_csv(folder: Path, lists: list[list[str]] = LISTS, name: str = "list.csv") -> str:
+    """A list with the labels in another order, one of them twice, and with spaces."""
+    write_files(folder, {f"{n}.jpg": b"image %d" % n for n in range(len(lists))})
+    rows = [f"{n}.jpg,{' | '.join([*some[::-1], *some[:1]])}" for n, some in enumerate(lists)]
+    (folder / name).write_text("path,labels\n" + "\n".join(rows) + "\n")
+    return str(folder / name)
+
+
+def names_of(index: Index) -> list[list[str]]:
+    return [index.class_names(sample) for sample in range(len(index))]
+
+
+def contents_of(index: Index) -> list[bytes]:
+    reader = Reader(index)
+    return [reader.read(sample) for sample in range(len(index))]
+
+
+def named_contents(index: Index) -> dict[bytes, list[str]]:
+    return dict(zip(contents_of(index), names_of(index), strict=True))
+
+
+def test_csv_and_json_lines(tmp_path: Path) -> None:
+    location = write_csv(tmp_path)
+    lines: list[dict[str, Any]] = [
+        {"path": f"{n}.jpg", "labels": some} for n, some in enumerate(LISTS)
+    ]
+    lines[5]["labels"] = ["bee", 7]
+    (tmp_path / "list.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    index = open_index(location)
+    assert names_of(index) == LISTS
+    assert names_of(open_index(location)) == LISTS  # saved by now
+    assert index.samples_per_class().tolist() == [2, 2, 4]
+    assert names_of(open_index(str(tmp_path / "list.jsonl"))) == [*LISTS[:5], ["7", "bee"], ["dog"]]
+
+
+@pytest.mark.parametrize("format", ["webdataset", "parquet"])
+def test_a_pack_keeps_lists(format: str, tmp_path: Path, capsys: Capture) -> None:
+    index = open_index(write_csv(tmp_path / "data"))
+    options = PackOptions(format, shard_samples=3)
+    pack({"train": shuffled(index, 0)}, index.classes, tmp_path / "out", options, about={})
+    (again,) = open_splits(tmp_path / "out").values()
+    assert named_contents(again) == named_contents(index)
+    assert again.classes == ("ape", "bee", "dog")
+    assert run("data", "verify", tmp_path / "out", "--json") == 0
+    assert run("data", "show", tmp_path / "out", "--json") == 0
+    shown = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (shown["labels"], shown["per_class"]) == (8, {"ape": 2, "bee": 2, "dog": 4})
+
+
+@pytest.mark.parametrize("format", ["tfrecord", "hdf5", "folder", "packed"])
+def test_other_formats_hold_one_label(format: str, tmp_path: Path) -> None:
+    index = open_index(write_csv(tmp_path / "data"))
+    with pytest.raises(DataError, match=f"{format}: holds one label for each image, and train has"):
+        pack({"train": shuffled(index, 0)}, None, tmp_path / "out", PackOptions(format), about={})
+    with pytest.raises(DataError, match="images with one label each only"):
+        only_classes(shuffled(index, 0), np.array([0]))
+
+
+CLASS = {"names": ["ape", "bee", "dog"], "_type": "ClassLabel"}
+
+
+@pytest.mark.parametrize(
+    ("feature", "kind", "codec"),
+    [
+        ([CLASS], pa.list_(pa.int64()), "none"),  # `datasets` 1 to 4
+        ({"feature": CLASS, "_type": "Sequence"}, pa.large_list(pa.int32()), "snappy"),
+        ({"feature": CLASS, "_type": "List"}, pa.list_(pa.int64()), "snappy"),
+    ],
+)
+def test_parquet_of_the_hub(feature: Any, kind: pa.DataType, codec: str, tmp_path: Path) -> None:
+    features = {"image": {"_type": "Image"}, "labels": feature, "boxes": {"_type": "Value"}}
+    about = {"huggingface": json.dumps({"info": {"features": features}})}
+    images = [{"bytes": content, "path": None} for content in IMAGES.values()]
+    struct = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    columns = {
+        "image": pa.array(images, struct),
+        "boxes": pa.array([[1]] * len(images), pa.list_(pa.int64())),
+        "labels": pa.array(NUMBERS, kind),
+    }
+    path = tmp_path / "train.parquet"
+    table = pa.table(columns).replace_schema_metadata(about)
+    pq.write_table(table, path, row_group_size=3, compression=codec)
+    index = build_index(str(path))
+    assert names_of(index) == LISTS
+    assert contents_of(index) == [*IMAGES.values()]
+    columns["labels"] = pa.array([None, *NUMBERS[1:]], kind)
+    pq.write_table(pa.table(columns).replace_schema_metadata(about), path)
+    with pytest.raises(DataError, match="labels is null for some images"):
+        build_index(str(path))
+
+
+def test_merged_data_unites_the_classes_in_lists(tmp_path: Path) -> None:
+    more = [["cat"], ["cat", "ape"], []]
+    places = [write_csv(tmp_path / "a"), write_csv(tmp_path / "b", more)]
+    index = open_merged(places, None)
+    assert names_of(index) == [*LISTS, ["cat"], ["ape", "cat"], []]
+    write_files(tmp_path / "one", ["ape/1.jpg", "dog/2.jpg"])
+    with pytest.raises(DataError, match=r"b/list.csv has lists of labels and .*/one one label"):
+        open_merged([places[1], str(tmp_path / "one")], None)
+
+
+def test_a_share_for_validation_goes_by_the_paths_alone(tmp_path: Path) -> None:
+    lists = [[["ape", "dog"], ["bee"], []][n % 3] for n in range(60)]
+    whole = open_index(write_csv(tmp_path, lists))
+    sides = {
+        split: named_contents(open_part(whole, Side(split, 0.3, 0))) for split in ("train", "val")
+    }
+    assert sides["train"] | sides["val"] == named_contents(whole)
+    assert not sides["train"].keys() & sides["val"].keys()
+    assert 8 <= len(sides["val"]) <= 28
+    fewer = open_index(write_csv(tmp_path / "fewer", lists[:40]))
+    val = named_contents(open_part(fewer, Side("val", 0.3, 0)))
+    assert val.keys() == sides["val"].keys() & named_contents(fewer).keys()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        (b'{"label": [1]}', b'{"label": 1}', "some samples have a list of labels and some a numb"),
+        (b'{"label": []}', b'{"label": []}', "none of its images has a label"),
+        (b'{"label": [0]}', b'{"label": [-1]}', "is not a class number"),
+    ],
+)
+def test_wrong_lists_in_webdataset(
+    first: bytes, second: bytes, message: str, tmp_path: Path
+) -> None:
+    files = {"a.json": first, "a.jpg": b"a", "b.json": second, "b.jpg": b"b"}
+    write_tar(tmp_path / "0.tar", files.items())
+    with pytest.raises(DataError, match=message):
+        build_index(str(tmp_path / "0.tar"))
+
+
+def test_shards_with_lists_and_without(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("a.json", b'{"label": [1, 0]}'), ("a.jpg", b"a")])
+    write_tar(tmp_path / "1.tar", [("b.cls", b"1"), ("b.jpg", b"b")])
+    with pytest.raises(DataError, match=r"1\.tar: has one label .* before it lists of labels"):
+        build_index(str(tmp_path / "{0..1}.tar"))
+    with (
+        closing(SequentialReader("0.tar", open_shard(str(tmp_path / "0.tar")))) as tar,
+        pytest.raises(DataError, match=r"has a list of labels, which data\.order = 'join'"),
+    ):
+        list(streamed(tar))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("path,labels\n0.jpg,ape||dog\n", "line 2: one of its labels is empty"),
+        ('{"path": "0.jpg", "labels": "ape"}', "line 1: its labels are not a list"),
+        ('{"path": "0.jpg", "labels": [1.5]}', "line 1: its labels is not a text: 1.5"),
+        ('{"path": "0.jpg", "label": ["ape"]}', r"is not a text: \[.ape.\]"),
+        (
+            '{"path": "0.jpg", "labels": []}\n{"path": "1.jpg", "label": "ape"}',
+            "line 2: some lines have label and some labels",
+        ),
+    ],
+)
+def test_wrong_lists_in_a_list(text: str, message: str, tmp_path: Path) -> None:
+    write_files(tmp_path, IMAGES)
+    path = tmp_path / ("list.csv" if text.startswith("path") else "list.jsonl")
+    path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        open_index(str(path))
+
+
+def test_targets_on_the_device_are_dense_ones() -> None:
+    counts, values = [len(some) for some in NUMBERS], [n for some in NUMBERS for n in some]
+    lists = joined(np.array(counts, np.int32), np.array(values, np.int32))
+    numbers = np.array([6, 0, 1, 3, 3, 4, 0, 5])
+    expected = np.zeros((len(numbers), 3), np.float32)
+    for row, number in enumerate(numbers):
+        expected[row, NUMBERS[number]] = 1
+    found = MultiHot(lists, 3, torch.device("cpu"))(torch.from_numpy(numbers))
+    assert np.array_equal(found, expected)
+    assert np.array_equal(lists.multi_hot(numbers, 3), expected > 0)
+
+
+def test_targets_wait_for_no_device() -> None:
+    """On tensors of a GPU that have a shape but no values, where reading one raises."""
+    lists = LabelLists(np.array([2, 2, 3]), np.array([0, 2, 1], np.int32))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        numbers = torch.zeros(5, dtype=torch.long).to("cuda")
+        targets = MultiHot(lists, 4, torch.device("cuda"))(numbers)
+        assert (targets.device.type, targets.shape) == ("cuda", (5, 4))
+        with pytest.raises(DataDependentOutputException):
+            float(targets[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("ends", "values", "numbers", "is_sound"),
+    [
+        ([1, 1, 3], [2, 0, 1], [0, 2, 1], True),
+        ([1, 1, 3], [2, 0, 3], [0], False),  # no such class
+        ([1, 1, 3], [2, 0, 1], [3], False),  # no such list
+        ([1, 3, 2], [2, 0], [0], False),
+        ([1, 4], [2, 0, 1], [0], False),  # ends past the labels
+    ],
+)
+def test_an_index_from_a_server_is_checked(
+    ends: list[int], values: list[int], numbers: list[int], is_sound: bool
+) -> None:
+    lists = LabelLists(np.array(ends), np.array(values, np.int32))
+    assert lists.is_sound(np.array(numbers, np.int32), 3) is is_sound

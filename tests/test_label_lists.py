@@ -1,0 +1,177 @@
+"""A run on images with lists of labels: trained, resumed, evaluated, predicted and exported."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score
+
+import trainyard
+from tests.command_line import Capture, complaint, newest, run, shown
+from tests.runs import assert_equal, contents, cut_off, read
+from trainyard.classifier import load
+from trainyard.training.label_scores import LabelScores
+
+NUM_STEPS = 24
+RECIPE = {
+    "model.ema_decay": "0.9",
+    "loss.name": "bce",
+    "run.best_by": "map",
+    "run.length": f"{NUM_STEPS} steps",
+    "run.save_every": "8 steps",
+    "run.eval_every": "8 steps",
+    "augment.mixup": "0.2",
+    "augment.cutmix": "0.2",
+    "augment.label_smoothing": "0.1",
+    "data.threads": "1",
+}
+NAMES = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "even", "odd")
+
+
+def train(listing: Path | str, folder: Path, **changes: str) -> list[str]:
+    keys = RECIPE | changes
+    options = [word for key, value in keys.items() for word in (f"--{key}", value)]
+    return ["train", "digits", "--data", str(listing), "--run", str(folder), "--json", *options]
+
+
+@pytest.fixture(scope="module")
+def trained(listed_digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lists") / "run"
+    assert run(*train(listed_digits, folder)) == 0
+    return folder
+
+
+def test_metrics_are_of_the_saved_scores(trained: Path) -> None:
+    lines = [line for line in read(trained) if line["kind"] == "val"]
+    best = max(lines, key=lambda line: max(line["map"], line["ema_map"]))
+    assert 0.5 < max(best["map"], best["ema_map"]) < 1  # of guessing: 0.17
+    recorded = trainyard.predictions(trained)
+    assert isinstance(recorded.said, LabelScores)
+    expected = average_precision_score(recorded.labels, recorded.said.logits.T, average="macro")
+    assert best[f"{recorded.weights}map"] == pytest.approx(expected, rel=1e-9)
+    assert recorded.step == best["step"]
+    found = trainyard.evaluate(trained)
+    same = ("map", "micro_f1", "macro_f1", "loss", "ema_map", "samples")
+    saved = json.loads((trained / "checkpoints/best/progress.json").read_text())["last"]
+    assert {key: found[key] for key in same} == pytest.approx({key: saved[key] for key in same})
+    for line in read(trained):
+        assert not {"top1", "top5", "balanced_accuracy"} & line.keys()
+
+
+def test_a_run_that_was_cut_off_ends_alike(
+    trained: Path, listed_digits: Path, tmp_path: Path
+) -> None:
+    again = cut_off(trained, tmp_path / "again", 8)
+    assert run(*train(listed_digits, again)) == 0
+    found, expected = contents(newest(again)), contents(newest(trained))
+    assert found["progress"]["step"] == NUM_STEPS
+    for tree in (found, expected):
+        for part in ("last", "best"):
+            tree["progress"][part].pop("time", None)
+    assert_equal(found, expected)
+
+
+def test_what_an_evaluation_shows(trained: Path, tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "all.csv"
+    asked = ("--per-class", "20", "--confusions", "3")
+    text = shown(capsys, "evaluate", trained, *asked, "--predictions", path)
+    assert "mAP" in text
+    assert "AP" in text
+    assert not any(word in text for word in ("top-1", "balanced", "ECE", "wrong guesses"))
+    tree = json.loads(shown(capsys, "evaluate", trained, *asked, "--json"))
+    classes = {row["class"]: row for row in tree["per_class"]}
+    assert tuple(sorted(classes)) == NAMES
+    precisions = [row["average_precision"] for row in classes.values()]
+    assert tree["map"] == pytest.approx(np.mean(precisions))
+    rows = list(csv.DictReader(path.read_text().splitlines()))
+    raw = [row for row in rows if row["weights"] == "raw"]
+    assert (len(raw), {row["labels"] for row in raw if "/9/" in row["file"]}) == (364, {""})
+    hits = sum(len({*r["labels"].split("|")} & {*r["guesses"].split("|")} - {""}) for r in raw)
+    pairs = sum(len(r[key].split("|")) for r in raw for key in ("labels", "guesses") if r[key])
+    assert tree["micro_f1"] == pytest.approx(2 * hits / pairs)
+
+
+def test_some_classes_of_other_data(trained: Path, listed_digits: Path, tmp_path: Path) -> None:
+    """Data with four of the classes, in another order of numbers than the model's."""
+    (tmp_path / "val").symlink_to(listed_digits.parent / "val")
+    rows = [
+        f"val/{digit}/{path.name},{digit}|even"
+        for digit in "684"
+        for path in sorted((listed_digits.parent / "val" / digit).iterdir())
+    ]
+    (tmp_path / "some.csv").write_text("path,labels\n" + "\n".join(rows) + "\n")
+    found = trainyard.evaluate(trained, data=tmp_path / "some.csv")
+    assert (found["classes"], found["model_classes"]) == (4, 11)
+    every = trainyard.evaluate(trained, data=tmp_path / "some.csv", all_classes=True)
+    assert every["classes"] == 11
+    assert every["map"] == pytest.approx(found["map"])  # of the classes that have samples
+    assert found["map"] > 0.5
+
+
+def test_probabilities_are_independent(trained: Path, listed_digits: Path, capsys: Capture) -> None:
+    image = next((listed_digits.parent / "val/0").iterdir())
+    model = load(trained, ema=False)
+    (guesses,) = model.predict([image], top=11)
+    logits = model.logits(model.preprocess([image]))[0]
+    expected = dict(zip(model.classes, logits.sigmoid().tolist(), strict=True))
+    assert {guess.name: guess.probability for guess in guesses} == pytest.approx(expected)
+    tree = json.loads(shown(capsys, "predict", trained, image, "--no-ema", "--json"))
+    first = tree["images"][0]["guesses"][0]
+    assert first["probability"] == pytest.approx(max(expected.values()))
+
+
+def test_an_export_and_the_report_tell_of_lists(
+    trained: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    assert run("export", trained, tmp_path / "model.safetensors") == 0
+    card = next(tmp_path.glob("*.md")).read_text()
+    assert "a sigmoid makes the probability of each" in card
+    assert "| accuracy | mAP " in card
+    assert "if logit > 0" in card
+    assert run("report", trained, "--out", tmp_path / "report.html") == 0
+    page = (tmp_path / "report.html").read_text()
+    for text in ("Best mAP", "Mean average precision", "Average precision", "highest loss"):
+        assert text in page
+    assert not any(text in page for text in ("Top-1 accuracy", "Confused classes", "Best top-1"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"loss.name": "ce"}, "images with lists of labels need loss.name = 'bce' instead of 'ce'"),
+        ({"run.best_by": "top1"}, "need run.best_by = 'map' instead of 'top1'"),
+        ({"data.balance": "0.5"}, "need no data.balance instead of 0.5"),
+        ({"loss.teacher": "TRAINED"}, "need no loss.teacher"),
+    ],
+)
+def test_a_recipe_for_one_label_is_refused(
+    changes: dict[str, str],
+    message: str,
+    trained: Path,
+    listed_digits: Path,
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    changes = {key: value.replace("TRAINED", str(trained)) for key, value in changes.items()}
+    assert message in complaint(capsys, *train(listed_digits, tmp_path / "run", **changes))
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_of_the_other_kind_is_refused(
+    trained: Path, digits: Path, listed_digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    said = complaint(capsys, *train(digits, tmp_path / "run"))
+    assert "run.best_by = 'map' is for data with lists of labels" in said
+    (tmp_path / "val").symlink_to(listed_digits.parent / "val")
+    images = sorted((listed_digits.parent / "val" / "0").iterdir())[: len(NAMES)]
+    rows = [f"val/0/{path.name},{name}" for path, name in zip(images, NAMES, strict=True)]
+    single = tmp_path / "single.csv"
+    single.write_text("path,label\n" + "\n".join(rows) + "\n")
+    where = ("--data.train", f"{listed_digits}#train", "--data.val", single)
+    keys = [word for key, value in RECIPE.items() for word in (f"--{key}", value)]
+    said = complaint(capsys, "train", "digits", *where, "--run", tmp_path / "run", *keys)
+    assert "the validation data: has one label for each image, but the training data lists" in said
+    said = complaint(capsys, "evaluate", trained, "--data", single)
+    assert f"{single}: has one label for each image, but the training data lists of labels" in said

@@ -1,0 +1,52 @@
+"""Lists of labels, for images with any number of classes: stored end to end in two columns."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class LabelLists(NamedTuple):
+    """List n has the class numbers values[ends[n - 1] : ends[n]], ascending; it may be empty."""
+
+    ends: NDArray[np.int64]  # [lists]
+    values: NDArray[np.int32]  # [all labels]
+
+    def of(self, number: int) -> list[int]:
+        """The class numbers in a list."""
+        start = self.ends[number - 1] if number else 0
+        found: list[int] = self.values[start : self.ends[number]].tolist()
+        return found
+
+    def flat(self, numbers: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """The labels of lists, as positions in `numbers` and class numbers: pairs in order."""
+        ends = self.ends[numbers]
+        lengths = ends - np.where(numbers > 0, self.ends[numbers - 1], 0)
+        rows = np.repeat(np.arange(len(numbers)), lengths)
+        places = np.arange(len(rows)) + np.repeat(ends - np.cumsum(lengths), lengths)
+        return rows, self.values[places]
+
+    def multi_hot(self, numbers: NDArray[np.int32], num_classes: int) -> NDArray[np.bool_]:
+        """True for the classes in each list: bool[numbers, num_classes]."""
+        found = np.zeros((len(numbers), num_classes), bool)
+        found[self.flat(numbers)] = True
+        return found
+
+    def is_sound(self, numbers: NDArray[np.int32], num_classes: int) -> bool:
+        """True if `numbers` are numbers of lists, and these hold numbers of classes alone."""
+        ends, values = self
+        return bool(
+            (not len(numbers) or (numbers.min() >= 0 and numbers.max() < len(ends)))
+            and np.all(np.diff(ends, prepend=0) >= 0)
+            and (ends[-1] if len(ends) else 0) == len(values)
+            and values.min(initial=0) >= 0
+            and values.max(initial=-1) < num_classes
+        )
+
+
+def joined(counts: NDArray[np.int32], values: NDArray[np.int32]) -> LabelLists:
+    """The lists of `counts` labels each that lie end to end in `values`, without repetitions."""
+    width = int(values.max(initial=0)) + 1
+    keys = np.unique(np.repeat(np.arange(len(counts)), counts) * width + values)
+    lengths = np.bincount(keys // width, minlength=len(counts))
+    return LabelLists(np.cumsum(lengths), (keys % width).astype("<i4"))
