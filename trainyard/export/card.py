@@ -172,7 +172,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
     return _CARD.substitute(
         texts,
         made_by=MADE_BY,
-        weights="moving average of the weights" if about.weights == "ema" else "weights",
+        weights=_weights(about.weights),
         step=f"{about.step:,}",
         format="a folder for timm" if kind == "hub" else kind,
         parameters=f"{about.parameters:,}",
@@ -186,6 +186,12 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         classes=_classes(about.classes),
         recipe=tree_as_toml(about.recipe).rstrip(),
     )
+
+
+def _weights(name: str) -> str:
+    decay = name.partition("-")[2]
+    of = f" of decay {decay}" if decay else ""
+    return "weights" if name == "raw" else f"moving average of the weights{of}"
 
 
 def _sizes(about: Description) -> tuple[dict[str, str], str]:

@@ -21,7 +21,7 @@ from trainyard.world import World
 
 _LINE_EVERY_S = 10  # seconds between lines without a terminal
 _REDRAWN_HZ = 4
-_EMA = "ema_top1"
+_EMA, _DECAY = "ema_top1", "ema_decay"
 _DISTANCE = "consensus_distance"
 _BY_CLASS = {"balanced_accuracy": "balanced", "macro_f1": "macro F1"}
 
@@ -110,6 +110,7 @@ class ConsoleSink:
             self._console.print(Text(head, "bold"), soft_wrap=True)
             self._has_head = True
         average = f" {report[_EMA]:9.2%}" if _EMA in report else ""
+        average += f" {report[_DECAY]:>9}" if _DECAY in report else ""
         distance = f" {report[_DISTANCE]:9.3g}" if _DISTANCE in report else ""
         by_class = "".join(f" {report[key]:9.2%}" for key in _BY_CLASS if self._shows_classes)
         row = (
@@ -140,6 +141,7 @@ def _classes_differ(report: Report) -> bool:
 
 def _table_head(report: Report, shows_classes: bool) -> str:
     average = f" {'EMA top-1':>9}" if _EMA in report else ""
+    average += f" {'of decay':>9}" if _DECAY in report else ""
     distance = f" {'distance':>9}" if _DISTANCE in report else ""
     by_class = "".join(f" {name:>9}" for name in _BY_CLASS.values() if shows_classes)
     return (

@@ -51,6 +51,8 @@ def _accuracy(run: Run, key: str) -> Html | None:
         return None
     top5 = number(best, key.replace("top1", "top5"))
     detail = "" if top5 is None else f"top-5 {top5:.2%}, "
+    decay = number(best, "ema_decay") if key.startswith("ema_") else None
+    detail += "" if decay is None else f"decay {decay:g}, "
     title = "Best EMA top-1" if key.startswith("ema_") else "Best top-1"
     return _card(title, f"{best[key]:.2%}", f"{detail}at step {best['step']:,}")
 

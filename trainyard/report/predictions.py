@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from trainyard.report.markup import Child, Html, about, join, switch, table, tag
 from trainyard.report.pictures import Album
 from trainyard.report.runs import Run
+from trainyard.training.averages import label_of
 from trainyard.training.predictions import ClassAccuracy, confusions, per_class
 from trainyard.training.recorded import Recorded
 
@@ -34,7 +35,7 @@ def predictions_sections(
         [_class_name(run, row.label), row.samples, round(row.top1, 4), round(row.top5, 4)]
         for row in rows
     ]
-    which = "moving average" if recorded.weights else "model"
+    which = f"moving average ({label_of(recorded.weights)})" if recorded.weights else "model"
     source = about(f"Predictions of the {which} at step {recorded.step:,}, its best evaluation.")
     confused, errors = _confusions(run, recorded, album), _errors(run, recorded, album)
     note = tag("p", album.why_none, class_="note") if album.why_none else None

@@ -31,7 +31,9 @@ from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding, trained_model
+from trainyard.run.pretrained import choose_weights
 from trainyard.training import checkpoint
+from trainyard.training.averages import prefix_of
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.evaluate import evaluate
 from trainyard.training.precision import AUTOCASTS, use_precision
@@ -51,6 +53,9 @@ class EvaluationOptions:
     """Relabelled classes of the first data set; see data/index/real_labels.py."""
     flip: bool = False
     """True to use the mean softmax of an image and of its mirror image."""
+    ema: bool | float | None = None
+    """True for the moving average alone, the best of several, a decay for one of them, False for
+    the weights alone; None for all."""
     bn_samples: int = 0
     """Training images for batch norm statistics, estimated first; 0: none. In a Result, the number
     used: whole batches, without unreadable images."""
@@ -76,7 +81,10 @@ class DataSetResult:
     """Classes that could be predicted; labels and guesses are indices into them."""
     model_classes: int
     predictions: dict[str, Predictions]
-    """Predictions of the weights under "", and of their moving average, if any, under "ema_"."""
+    """Predictions of the weights under "", and of their moving averages, if any, under "ema_" or
+    "ema_0.99_", …"""
+    best_average: str
+    """Of several averages, the decay of the one that was the best in the run's evaluation."""
     question: EvaluationOptions
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,6 +94,7 @@ class DataSetResult:
         for prefix, said in self.predictions.items():
             tree |= {f"{prefix}ece": calibration_error(said)}
             tree |= {f"{prefix}not_finite": said.not_finite()}
+        tree |= {"ema_decay": float(self.best_average)} if self.best_average else {}
         tree |= {
             "classes": len(self.classes),
             "model_classes": self.model_classes,
@@ -109,7 +118,7 @@ def evaluate_checkpoint(
     world: World,
     console: Console,
 ) -> list[DataSetResult]:
-    """Evaluate a checkpoint and its moving average, every image once, on any number of ranks.
+    """Evaluate a checkpoint and its moving averages, every image once, on any number of ranks.
 
     Every rank of the world calls it, and gets the result of each data set.
     """
@@ -122,10 +131,14 @@ def evaluate_checkpoint(
                 checkpoint.check(path)
         with together(world):
             check_decoding(config, device)
-            classes = checkpoint.read_progress(path)["classes"]
+            progress = checkpoint.read_progress(path)
+            classes, names = progress["classes"], _names(path, progress, question.ema)
         data = _open_all(config, question, classes, world, console=console)
         with together(world):
-            models = _models(config, path, len(classes), device)
+            models = {
+                prefix_of(name): trained_model(config, path, len(classes), name).to(device)
+                for name in names
+            }
         feeds = build_feeds(config, world, device)
         if question.bn_samples:
             used = _estimate(config, feeds, models, samples=question.bn_samples, console=console)
@@ -135,7 +148,7 @@ def evaluate_checkpoint(
         ]
         with together(world):
             return [
-                _result(one, predictions, classes, question)
+                _result(one, predictions, classes, question, best=_best_average(path, progress))
                 for one, predictions in zip(data, said, strict=True)
             ]
 
@@ -250,15 +263,17 @@ def _open(
     return DataSet(where=name, index=index, numbers=None if as_they_are else numbers)
 
 
-def _models(
-    config: RunConfig, path: Path, num_classes: int, device: torch.device
-) -> dict[str, nn.Module]:
-    """The model of a checkpoint and, if there is one, its moving average."""
-    kinds = {"": False} | ({"ema_": True} if checkpoint.has_ema(path) else {})
-    return {
-        prefix: trained_model(config, path, num_classes, ema=ema).to(device)
-        for prefix, ema in kinds.items()
-    }
+def _names(path: Path, progress: dict[str, Any], ema: bool | float | None) -> list[str]:
+    """Names of the weights of a checkpoint to evaluate."""
+    if ema is None:
+        return ["", *checkpoint.averages(path)]
+    return [choose_weights(path, progress, ema)]
+
+
+def _best_average(path: Path, progress: dict[str, Any]) -> str:
+    """Its decay, if there are several."""
+    averages = checkpoint.averages(path)
+    return choose_weights(path, progress, True).partition("-")[2] if averages else ""
 
 
 def _estimate(
@@ -292,8 +307,10 @@ def _result(
     predictions: dict[str, Predictions],
     classes: Sequence[str],
     question: EvaluationOptions,
+    *,
+    best: str,
 ) -> DataSetResult:
-    if not predictions[""].is_read().any():
+    if not next(iter(predictions.values())).is_read().any():
         raise DataError(f"{data.where}: none of its {len(data.index):,} images can be read")
     numbers = range(len(classes)) if data.numbers is None else data.numbers
     return DataSetResult(
@@ -301,5 +318,6 @@ def _result(
         classes=tuple(classes[number] for number in numbers),
         model_classes=len(classes),
         predictions=predictions,
+        best_average=best,
         question=question,
     )

@@ -93,13 +93,14 @@ def summary(predictions: Mapping[str, Predictions], labels: NDArray[np.int32]) -
     The number of samples appears once, as all weights were evaluated on the same ones.
     """
     found: dict[str, Any] = {}
-    for prefix in sorted(predictions):  # "" first
+    first, *_ = prefixes = sorted(predictions)  # "" before others
+    for prefix in prefixes:
         own = predictions[prefix].evaluation().as_dict()
         own |= class_means(predictions[prefix], labels)._asdict()
         found |= {
-            f"{prefix}{key}": value
+            key if key in ("samples", "bad") else f"{prefix}{key}": value
             for key, value in own.items()
-            if not prefix or key not in ("samples", "bad")
+            if prefix == first or key not in ("samples", "bad")
         }
     return found
 

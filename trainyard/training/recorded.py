@@ -16,7 +16,7 @@ from trainyard.training.predictions import Predictions
 
 class Recorded(NamedTuple):
     step: int
-    weights: str  # "": the weights themselves, "ema_": their moving average
+    weights: str  # prefix of metrics: "": the weights themselves, "ema_": their moving average
     labels: NDArray[np.int32]  # by sample number of the validation data
     said: Predictions
 
