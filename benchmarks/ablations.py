@@ -11,6 +11,7 @@ the others, at most N of them. A quarter of an hour on one core.
 """
 
 import argparse
+import itertools
 import json
 import os
 import shutil
@@ -97,10 +98,13 @@ def jobs(found: list[Run], seeds: int) -> Iterator[Job]:
         for rate in rates:
             keys = OPTIMIZERS[name] | {"optim.lr": rate}
             yield f"tuning {name} {rate:g}", TUNING_SEED, keys
-    for name, (optimizer, own) in ARMS.items():
-        keys = OPTIMIZERS[optimizer] | {"optim.lr": best_rate(found, optimizer)} | own
-        for seed in range(1 if name in ONCE else seeds):
-            yield name, seed, keys
+    for seed, (name, (optimizer, own)) in itertools.product(range(seeds), ARMS.items()):
+        if not (seed and name in ONCE):
+            yield (
+                name,
+                seed,
+                OPTIMIZERS[optimizer] | {"optim.lr": best_rate(found, optimizer)} | own,
+            )
 
 
 def link_part(folder: Path) -> None:

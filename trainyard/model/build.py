@@ -68,7 +68,7 @@ def _of_timm(
 ) -> nn.Module:
     import timm
 
-    import trainyard.model.whitened_convnet  # noqa: F401  # timm then knows its name
+    from trainyard.model import plain_vit, whitened_convnet  # noqa: F401  # timm learns their names
 
     _check_name(config.name)
     options: dict[str, Any] = {"num_classes": num_classes, **config.options}
