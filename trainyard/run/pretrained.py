@@ -61,11 +61,8 @@ def choose_weights(path: Path, progress: dict[str, Any], ema: bool | float | Non
     scored higher. Of several averages the one that scored highest in the last evaluation before,
     and the shortest without one. CheckpointError if there is none.
     """
-    averages, last, by = (
-        checkpoint.averages(path),
-        progress["last"],
-        progress.get("best_by", "top1"),
-    )
+    averages, last = checkpoint.averages(path), progress["last"]
+    by = progress.get("best_by", "top1")
     if ema is False or (ema is None and not averages):
         return ""
     if not averages:

@@ -15,6 +15,7 @@ checkpoints/step-00001234/
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -154,7 +155,8 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
 def averages(path: Path) -> list[str]:
     """Names of the moving averages of the weights in a checkpoint, by rising decay."""
     names = [file.stem for file in path.glob("ema*.safetensors")]
-    return sorted(names, key=lambda name: float(name.partition("-")[2] or 0))
+    ours = [name for name in names if re.fullmatch(r"ema(-\d+(\.\d+)?(e-\d+)?)?", name)]
+    return sorted(ours, key=lambda name: float(name.partition("-")[2] or 0))
 
 
 def _file(path: Path, weights: str) -> Path:
