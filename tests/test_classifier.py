@@ -103,9 +103,9 @@ def test_of_several_averages_the_best_is_taken(
 ) -> None:
     """By its top-1 in the last evaluation: of one that follows the weights, and one far behind."""
     where = ("--data", digits, "--run", tmp_path / "run", "--data.threads", "1")
-    averages = ("--model.ema_decay", "[0.999, 0.2, 0.0]", "--run.length", "24 steps")
-    averages += ("--schedule.warmup", "0 steps")
-    assert run("train", "digits", *where, *averages) == 0
+    length = ("--run.length", "24 steps", "--schedule.warmup", "0 steps")
+    averages = ("--model.ema_decay", "[0.999, 0.2, 0.0]")
+    assert run("train", "digits", *where, *length, *averages) == 0
     path = newest(tmp_path / "run")
     last = json.loads((path / "progress.json").read_text())["last"]
     top1 = {decay: last[f"ema_{decay}_top1"] for decay in (0.0, 0.2, 0.999)}

@@ -1,6 +1,7 @@
 """The plain vision transformer is timm's, but for positions, pooling and first weights."""
 
 import math
+from typing import Any
 
 import pytest
 import timm
@@ -10,7 +11,7 @@ from trainyard.model.build import build_model
 from trainyard.model.config import ModelConfig
 from trainyard.model.plain_vit import PlainViT, sine_positions
 
-SMALL = {"depth": 2, "embed_dim": 32, "num_heads": 2}
+SMALL: dict[str, Any] = {"depth": 2, "embed_dim": 32, "num_heads": 2}
 
 
 def small(image_size: int = 48) -> PlainViT:
@@ -37,7 +38,7 @@ def test_the_model_is_timms_with_these_positions() -> None:
     model = small().eval()
     assert "pos_embed" not in model.state_dict()  # a constant: not trained, averaged or saved
     torch.nn.init.normal_(model.head.weight)
-    options = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+    options: dict[str, Any] = {"class_token": False, "global_pool": "avg", "fc_norm": False}
     timms = timm.create_model(
         "vit_small_patch16_224", num_classes=10, img_size=48, **SMALL, **options
     ).eval()
@@ -48,7 +49,7 @@ def test_the_model_is_timms_with_these_positions() -> None:
 
 def test_first_weights_are_those_of_big_vision() -> None:
     """Variances that flax gives to its layers: xavier, and lecun for the patches."""
-    model = timm.create_model("plain_vit_small_patch16_224", depth=2)
+    model: Any = timm.create_model("plain_vit_small_patch16_224", depth=2)
     attention, mlp = model.blocks[0].attn, model.blocks[0].mlp
     for layer, bound in (
         (attention.qkv, math.sqrt(6 / 768)),

@@ -35,14 +35,17 @@ class PlainViT(VisionTransformer):
     """
 
     def __init__(self, **options: Any) -> None:
-        plain = {"class_token": False, "global_pool": "avg", "fc_norm": False, "weight_init": "jax"}
-        super().__init__(**(plain | options))
+        plain: dict[str, Any] = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+        super().__init__(**{**plain, "weight_init": "jax", **options})
+        patches: Any = self.patch_embed
+        blocks: Any = self.blocks
+        height, width = patches.grid_size
         del self.pos_embed
-        positions_1NC = sine_positions(*self.patch_embed.grid_size, self.embed_dim)[None]
+        positions_1NC = sine_positions(height, width, self.embed_dim)[None]
         self.register_buffer("pos_embed", positions_1NC, persistent=False)
         # timm initialises queries, keys and values as one matrix, whose bound is narrower.
         bound = math.sqrt(3 / self.embed_dim)
-        for block in self.blocks:
+        for block in blocks:
             nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
 
 
