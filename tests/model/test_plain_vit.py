@@ -37,6 +37,7 @@ def test_positions_are_the_written_out_formula() -> None:
 def test_the_model_is_timms_with_these_positions() -> None:
     model = small().eval()
     assert "pos_embed" not in model.state_dict()  # a constant: not trained, averaged or saved
+    assert isinstance(model.head, torch.nn.Linear)
     torch.nn.init.normal_(model.head.weight)
     options: dict[str, Any] = {"class_token": False, "global_pool": "avg", "fc_norm": False}
     timms = timm.create_model(
