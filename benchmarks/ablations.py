@@ -225,8 +225,8 @@ def main() -> None:
             f"widths 16-32-64, {STEPS} steps of 128 images where nothing else is said, SGD with a "
             "linear decay from the warm-up to the end, alternating flips. Mean and standard error "
             "over the seeds; differences from the base are by seed. Tuning runs have a seed of "
-            "their own. The seconds of a branch are its own steps. The run `teacher` is twice as wide, "
-            f"360 steps long. Hardware: {options.hardware}, one thread.\n\n"
+            "their own. The seconds of a branch are its own steps'. The run `teacher` is twice as "
+            f"wide, 360 steps long. Hardware: {options.hardware}, one thread.\n\n"
         )
         figures = {"hardware": options.hardware, "common": COMMON, "arms": ARMS, "runs": found}
         name = f"{options.hardware}-ablations"
