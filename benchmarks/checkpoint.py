@@ -54,7 +54,7 @@ def state_of(options: argparse.Namespace, name: str) -> TrainState:
         model=model,
         optimizer=optimizer,
         averager=averager,
-        ema=None,
+        emas={},
         scale=DynamicLossScale(device),
         guard=Guard(device, limit=3),
         clock=Clock(),

@@ -141,7 +141,7 @@ def build_state(
 ) -> TrainState:
     """What a checkpoint saves, of a run that has made no step."""
     given: dict[str, Any] = {
-        "ema": None,
+        "emas": {},
         "scale": LossScale(CPU),
         "guard": Guard(CPU, limit=3),
         "clock": Clock(),

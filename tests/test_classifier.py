@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.command_line import run
+from tests.command_line import newest, run
 from trainyard.classifier import Classifier, Guess, Picture, load
 from trainyard.data.index.build import open_index
 from trainyard.errors import CheckpointError, DataError, RecipeError
@@ -96,6 +96,36 @@ def test_without_an_average_there_is_none_to_ask_for(finished: Path) -> None:
     assert not load(finished).uses_ema
     with pytest.raises(CheckpointError, match="no moving average of the weights: leave --ema out"):
         load(finished, ema=True)
+
+
+def test_of_several_averages_the_best_is_taken(
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its top-1 in the last evaluation: of one that follows the weights, and one far behind."""
+    where = ("--data", digits, "--run", tmp_path / "run", "--data.threads", "1")
+    length = ("--run.length", "24 steps", "--schedule.warmup", "0 steps")
+    averages = ("--model.ema_decay", "[0.999, 0.2, 0.0]")
+    assert run("train", "digits", *where, *length, *averages) == 0
+    path = newest(tmp_path / "run")
+    last = json.loads((path / "progress.json").read_text())["last"]
+    top1 = {decay: last[f"ema_{decay}_top1"] for decay in (0.0, 0.2, 0.999)}
+    assert max(top1.values()) > top1[0.999] + 0.1
+    best = max(top1, key=lambda decay: top1[decay])  # the first of several
+    names = {f"ema_{key}": last[f"ema_{best}_{key}"] for key in ("top1", "loss")}
+    assert last.items() >= (names | {"ema_decay": best}).items()
+    assert load(path, ema=True).weights == f"ema-{best}"
+    behind = load(path, ema=0.999)
+    for name, weight in load_file(path / "ema-0.999.safetensors").items():
+        assert torch.equal(behind.model.state_dict()[name], weight)
+    with pytest.raises(CheckpointError, match=r"of decay 0\.5, but averages of 0\.0, 0\.2, 0\.999"):
+        load(path, ema=0.5)
+    capsys.readouterr()
+    assert run("evaluate", path, "--ema-decay", "0.999", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "top1" not in found
+    assert (found["ema_0.999_top1"], found["samples"]) == (top1[0.999], 364)
+    assert run("evaluate", path) == 0
+    assert f"best average of the run's last evaluation: EMA {best}" in capsys.readouterr().out
 
 
 def test_a_damaged_checkpoint_is_not_used(finished: Path, tmp_path: Path) -> None:

@@ -109,6 +109,9 @@ def test_runs_that_make_no_record(board: Path, tmp_path: Path, capsys: Capture) 
     assert "seeds [0, 0]" in said(first, a_run(tmp_path / "again", 0))
     assert "other cpus than" in said(first, a_run(tmp_path / "cpus", 1, cpus=4))
     assert "how long its start took" in said(a_run(tmp_path / "mac", 0, startup_s=None))
+    metrics = a_run(tmp_path / "averages", 0) / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"top1"', '"ema_decay": 0.9, "top1"'))
+    assert "a record needs a single model.ema_decay" in said(tmp_path / "averages")
     with open(first / "metrics.jsonl", "a") as file:
         file.write('{"kind": "event", "step": 10, "event": "resumed"}\n')
     assert "was resumed" in said(first)

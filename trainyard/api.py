@@ -65,6 +65,7 @@ def evaluate(
     data: StrPath | Sequence[StrPath] | None = None,
     overrides: Mapping[str, Any] | None = None,
     flip: bool = False,
+    ema: bool | float | None = None,
     all_classes: bool = False,
     world: "World | None" = None,
     console: "Console | None" = None,
@@ -74,7 +75,9 @@ def evaluate(
     `data` is other validation data than the run's own, or several locations taken as one; only
     classes that it has are predicted, unless `all_classes`. `overrides` are keys of the sections
     model, data, augment and batch, such as {"data.eval_size": 288}. `flip` uses the mean softmax of
-    an image and of its mirror image. `world` and `console` are as for `train`.
+    an image and of its mirror image. `ema` is False for the weights alone, True for their moving
+    average alone, the best of several, or the decay of one. `world` and `console` are as for
+    `train`.
 
     Returns the content of `trainyard evaluate --json`: "samples", "bad" (unreadable images),
     "top1", "top5", "loss", "ece" (expected calibration error), and "ema_top1" … if there is a
@@ -92,7 +95,7 @@ def evaluate(
     folder, checkpoint = find_checkpoint(Path(run))
     config = evaluation_recipe(folder, overrides)
     places = (None,) if data is None else (tuple(validation_splits(_texts(data))),)
-    question = EvaluationOptions(data=places, flip=flip, all_classes=all_classes)
+    question = EvaluationOptions(data=places, flip=flip, ema=ema, all_classes=all_classes)
     (result,) = evaluate_checkpoint(config, checkpoint, question, world=world, console=console)
     return result.as_dict()
 

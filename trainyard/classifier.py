@@ -25,11 +25,11 @@ from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.fetch_image import fetch_image
-from trainyard.errors import CheckpointError, DataError
+from trainyard.errors import DataError
 from trainyard.files import find_checkpoint
 from trainyard.image_size import ImageSize, height_width
 from trainyard.run.build import build_feeds, trained_model
-from trainyard.run.pretrained import prefers_average
+from trainyard.run.pretrained import choose_weights
 from trainyard.training import checkpoint
 from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device
@@ -59,25 +59,24 @@ def load(
     path: str | Path,
     *,
     device: "torch.device | str | None" = None,
-    ema: bool | None = None,
+    ema: bool | float | None = None,
     overrides: Mapping[str, str] | None = None,
 ) -> "Classifier":
     """The classifier of a checkpoint, or of a run's best one.
 
-    `device`: by default a GPU if there is one. `ema`: True for the moving average of the weights;
-    by default it is used if it scored no worse than the weights. `overrides` of recipe keys:
-    {"data.eval_size": "288"}. CheckpointError if it cannot be loaded.
+    `device`: by default a GPU if there is one. `ema`: True for the moving average of the weights,
+    the best of several, or the decay of one; by default it is used if it scored no worse than the
+    weights. `overrides` of recipe keys: {"data.eval_size": "288"}. CheckpointError if it cannot be
+    loaded.
     """
     folder, found = find_checkpoint(Path(path))
     config = _to_predict(load_recipe(str(folder / "recipe.toml"), overrides))
     checkpoint.check(found)
     progress = checkpoint.read_progress(found)
-    if ema and not checkpoint.has_ema(found):
-        raise CheckpointError(f"{found}: has no moving average of the weights: leave --ema out")
-    uses_ema = prefers_average(found, progress) if ema is None else ema
+    weights = choose_weights(found, progress, ema)
     place = pick_device(World()) if device is None else torch.device(device)
     classes = tuple(progress["classes"])
-    model = trained_model(config, found, len(classes), ema=uses_ema).to(place).eval()
+    model = trained_model(config, found, len(classes), weights).to(place).eval()
     return Classifier(
         model=model.requires_grad_(False),
         classes=classes,
@@ -85,7 +84,7 @@ def load(
         checkpoint=found,
         has_lists=progress.get("has_lists", False),
         step=progress["step"],
-        uses_ema=uses_ema,
+        weights=weights,
         device=place,
     )
 
@@ -116,9 +115,14 @@ class Classifier:
     """True if an image may have any number of classes: probabilities are then independent."""
     step: int
     """Number of steps that the weights were trained."""
-    uses_ema: bool
-    """True if the weights are the moving average."""
+    weights: str
+    """"" for the run's own weights, "ema" for their moving average, "ema-0.99" of several."""
     device: torch.device
+
+    @property
+    def uses_ema(self) -> bool:
+        """True if the weights are a moving average."""
+        return bool(self.weights)
 
     @property
     def image_size(self) -> ImageSize:

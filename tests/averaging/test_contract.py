@@ -76,11 +76,11 @@ class Process:
         self.world, self.model = world, model_of(world.rank)  # made alike nevertheless
         config = load_recipe("debug").model_copy(update={"average": AverageConfig(**WAYS[way])})
         averager = build_averager(config, world, CPU)
-        self.ema = Ema(self.model, 0.5, warmup=False, cpu=False)
+        self.ema = Ema(self.model, {"ema": 0.5}, warmup=False, cpu=False)
         self.step: Any = make_step(self.model, averager, world, update_ema=self.ema.update)
-        averager.register_ema(self.ema.module)
+        averager.register_ema(self.ema.modules["ema"])
         optimizer = self.step.update._optimizer
-        self.state = build_state(self.model, optimizer, averager, ema=self.ema.module)
+        self.state = build_state(self.model, optimizer, averager, emas=self.ema.modules)
 
     def run(self, end: int) -> Tensor:
         for number in range(self.state.step, end):
@@ -89,10 +89,10 @@ class Process:
         return self.both()
 
     def both(self) -> Tensor:
-        return torch.cat([values(self.model), values(self.ema.module)])
+        return torch.cat([values(self.model), values(self.ema.modules["ema"])])
 
     def whole(self) -> Arrays:
-        modules = {"model": self.model, "ema": self.ema.module}
+        modules = {"model": self.model, "ema": self.ema.modules["ema"]}
         return {
             f"{kind}.{name}": tensor.numpy().copy()
             for kind, module in modules.items()

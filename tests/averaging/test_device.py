@@ -92,10 +92,10 @@ def test_nothing_leaves_the_device_of_the_model(
     with Device():  # type: ignore[no-untyped-call]
         model = model_on_device()
         averager = build_averager(recipe, world, META)
-        ema = Ema(model, 0.5, warmup=False, cpu=ema_cpu)
+        ema = Ema(model, {"ema": 0.5}, warmup=False, cpu=ema_cpu)
         step: Any = make_step(model, averager, world, update_ema=ema.update)
-        averager.register_ema(ema.module)
-        state = build_state(model, step.update._optimizer, averager, ema=ema.module)
+        averager.register_ema(ema.modules["ema"])
+        state = build_state(model, step.update._optimizer, averager, emas=ema.modules)
         for number in range(7):
             step(batch, number, None)
         with averager.consensus():
@@ -105,7 +105,7 @@ def test_nothing_leaves_the_device_of_the_model(
             step(batch, number, None)
     assert {tensor.device for tensor in model.state_dict().values()} == {META}
     expected = torch.device("cpu") if ema_cpu else META
-    assert {tensor.device for tensor in ema.module.state_dict().values()} == {expected}
+    assert {tensor.device for tensor in ema.modules["ema"].state_dict().values()} == {expected}
     assert {tensor.device.type for tensor in tensors_of(taken)} == {"cpu"}
 
 

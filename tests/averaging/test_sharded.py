@@ -88,7 +88,7 @@ def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: W
     )
     taken = Steps(micro=case.micro, autocast=case.autocast)
     step = make_step(model, averager, world, case=taken, micro=micro, update_ema=ema.update)
-    averager.register_ema(ema.module)
+    averager.register_ema(ema.modules["ema"])
     # In single precision the update of Adam-like optimizers depends on the order of sums where a
     # gradient all but vanishes.
     config = OptimConfig(name=case.optimizer, lr=0.05, eps=1e-3)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def train(world: World, case: Case, *, is_sharded: bool) -> Trained:
     model = model_of(case.model).to(case.dtype)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(case.frozen))
-    ema = Ema(model, 0.5, warmup=False, cpu=False)
+    ema = Ema(model, {"ema": 0.5}, warmup=False, cpu=False)
     averager: Averager = AllReduce(AverageConfig(), world)
     if is_sharded:
         keys = {"name": "sharded", "accumulate": case.accumulate}
@@ -128,7 +128,7 @@ def train(world: World, case: Case, *, is_sharded: bool) -> Trained:
     with averager.consensus():
         weights = {
             f"{kind}.{name}": tensor.numpy()
-            for kind, module in (("model", model), ("ema", ema.module))
+            for kind, module in (("model", model), ("ema", ema.modules["ema"]))
             for name, tensor in whole_weights(module, keep=True).items()
         }
     return figures, weights
@@ -173,7 +173,7 @@ def count_sent(world: World, accumulate: str | None, precision: torch.dtype | No
     model = model_of("test_vit")
     config = AverageConfig.model_validate({"name": "sharded", "accumulate": accumulate})
     averager = Sharded(config, world, CPU, precision)
-    ema = Ema(model, 0.5, warmup=False, cpu=False)
+    ema = Ema(model, {"ema": 0.5}, warmup=False, cpu=False)
     step = step_of(model, averager, ema, Case(micro=2, autocast=precision), world)
     sent: dict[Any, list[int]] = {DefaultReduceScatter: [], DefaultAllGather: []}
     with pytest.MonkeyPatch.context() as patch:
@@ -316,7 +316,7 @@ def run_out(world: World) -> str:
     torch.set_num_threads(1)
     model = OutOfMemory()
     averager = SHARDED(AverageConfig(), world)
-    ema = Ema(model, 0.5, warmup=False, cpu=False)
+    ema = Ema(model, {"ema": 0.5}, warmup=False, cpu=False)
     step = step_of(model, averager, ema, Case(), world)
     with pytest.raises(RecipeError) as error:
         step(batch_of(0, world), 0, None)

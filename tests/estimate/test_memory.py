@@ -57,6 +57,13 @@ def test_what_is_not_trained_has_no_gradients() -> None:
     assert frozen.weights == whole.weights
 
 
+def test_each_moving_average_is_a_copy_of_the_weights() -> None:
+    for decays, copies in (("0.9", 1), ("[0.9, 0.99]", 2)):
+        config = config_of(model__ema_decay=decays, model__ema_cpu="true")
+        sizes = model_sizes(build_run_model(config, 10), config)
+        assert sizes.average == sizes.on_host == copies * sizes.weights > 0
+
+
 def test_a_real_checkpoint(finished: Path) -> None:
     directory = RunDirectory(finished)
     config = load_recipe(str(directory.recipe))

@@ -65,14 +65,14 @@ class Parts:
         config = load_recipe("debug", options | changes)
         torch.manual_seed(0)
         self.model: nn.Module = build_run_model(config, 10).to(device).train()
-        ema = Ema(self.model, 0.9, warmup=False, cpu=False)
+        ema = Ema(self.model, {"ema": 0.9}, warmup=False, cpu=False)
         course = build_run_course(config, 1000)
         wrapped = averager.wrap(self.model)
-        averager.register_ema(ema.module)
+        averager.register_ema(ema.modules["ema"])
         self.rates: Rates = build_run_schedule(config, course)(50)
         self.state = TrainState(
             model=self.model,
-            ema=ema.module,
+            emas=ema.modules,
             optimizer=build_optimizer(self.model, config.optim),
             averager=averager,
             scale=build_loss_scale(config, device),

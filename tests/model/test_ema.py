@@ -46,60 +46,64 @@ def decay_of(updates: int, decay: float, warmup: bool) -> float:
 @pytest.mark.parametrize("cpu", [False, True])
 def test_the_average_is_the_written_out_formula(warmup: bool, cpu: bool) -> None:
     model = fresh()
-    ema = Ema(model, 0.9, warmup=warmup, cpu=cpu)
-    expected = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    decays = {"ema-0.9": 0.9, "ema-0.6": 0.6}
+    ema = Ema(model, decays, warmup=warmup, cpu=cpu)
+    first = {name: tensor.double() for name, tensor in model.state_dict().items()}
+    expected = {kind: dict(first) for kind in decays}
     for step in range(STEPS):
         train_one(model, step)
         ema.update(step)
-        decay = decay_of(step + 1, 0.9, warmup)
-        for name, tensor in model.state_dict().items():
-            expected[name] = decay * expected[name] + (1 - decay) * tensor.double()
-            if name == "1.num_batches_tracked":
-                expected[name] = tensor.double()
+        for kind, of in decays.items():
+            decay = decay_of(step + 1, of, warmup)
+            for name, tensor in model.state_dict().items():
+                weighted = decay * expected[kind][name] + (1 - decay) * tensor.double()
+                is_counter = name == "1.num_batches_tracked"
+                expected[kind][name] = tensor.double() if is_counter else weighted
     assert 0 < decay_of(3, 0.9, True) < 0.9  # it does warm up
-    averaged = ema.module.state_dict()
-    for name, tensor in expected.items():
-        torch.testing.assert_close(averaged[name].double(), tensor, rtol=1e-5, atol=1e-6)
-    assert not torch.equal(averaged["0.weight"], model.state_dict()["0.weight"])
-    assert not ema.module.training
+    for kind, module in ema.modules.items():
+        averaged = module.state_dict()
+        for name, tensor in expected[kind].items():
+            torch.testing.assert_close(averaged[name].double(), tensor, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(averaged["0.weight"], model.state_dict()["0.weight"])
+        assert not module.training
 
 
 @pytest.mark.parametrize("warmup", [False, True])
 def test_the_average_is_that_of_timms_training(warmup: bool) -> None:
     """Whose loop counts updates from 1."""
     model = fresh()
-    ours = Ema(model, 0.95, warmup=warmup, cpu=False)
+    ours = Ema(model, {"ema": 0.95}, warmup=warmup, cpu=False)
     timms = ModelEmaV3(model, decay=0.95, use_warmup=warmup)
     for step in range(STEPS):
         train_one(model, step)
         ours.update(step)
         timms.update(model, step=step + 1)
     for name, tensor in timms.module.state_dict().items():
-        assert torch.equal(ours.module.state_dict()[name], tensor), name
+        assert torch.equal(ours.modules["ema"].state_dict()[name], tensor), name
 
 
 def test_a_restart_in_the_warm_up_changes_nothing() -> None:
     def run(stop: int, start: int = 0, state: Any = None) -> tuple[nn.Module, Ema]:
         model = fresh()
-        ema = Ema(model, 0.999, warmup=True, cpu=False)
+        ema = Ema(model, {"ema": 0.999}, warmup=True, cpu=False)
         if state is not None:
             model.load_state_dict(state[0])
-            ema.module.load_state_dict(state[1])
+            ema.modules["ema"].load_state_dict(state[1])
         for step in range(start, stop):
             train_one(model, step)
             ema.update(step)
         return model, ema
 
     model, ema = run(20)
-    saved = {k: v.clone() for k, v in model.state_dict().items()}, ema.module.state_dict()
-    again = run(STEPS, 20, saved)[1].module.state_dict()
-    for name, tensor in run(STEPS)[1].module.state_dict().items():
+    saved = {k: v.clone() for k, v in model.state_dict().items()}, ema.modules["ema"].state_dict()
+    again = run(STEPS, 20, saved)[1].modules["ema"].state_dict()
+    for name, tensor in run(STEPS)[1].modules["ema"].state_dict().items():
         assert torch.equal(again[name], tensor), name
 
 
 def test_the_average_of_a_compiled_model_has_the_names_of_the_model() -> None:
     model = fresh()
     model.compile(backend="eager")
-    ema = Ema(model, 0.9, warmup=False, cpu=False)
+    ema = Ema(model, {"ema": 0.9}, warmup=False, cpu=False)
     ema.update(0)
-    assert list(ema.module.state_dict()) == list(fresh().state_dict())
+    assert list(ema.modules["ema"].state_dict()) == list(fresh().state_dict())

@@ -49,7 +49,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> TrainState:
     return build_state(model, optimizer, averager, scale=DynamicLossScale(CPU))
 
 
-def state_at(step: int, *, seed: int = 0, lr: float = 0.1, ema: bool = False) -> TrainState:
+def state_at(step: int, *, seed: int = 0, lr: float = 0.1, emas: Sequence[str] = ()) -> TrainState:
     """A small model and its optimizer after an update, so that there is momentum to save."""
     model = model_of(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=0.01)
@@ -57,7 +57,7 @@ def state_at(step: int, *, seed: int = 0, lr: float = 0.1, ema: bool = False) ->
     optimizer.step()
     state = state_of(model, optimizer)
     state.step = step
-    state.ema = model_of(seed + 100) if ema else None
+    state.emas = {name: model_of(seed + 100 + number) for number, name in enumerate(emas)}
     return state
 
 
@@ -79,16 +79,16 @@ def newest_good(folder: Path) -> tuple[str | None, list[str]]:
 # --- what is in it ---
 
 
-@pytest.mark.parametrize("ema", [False, True])
-def test_everything_comes_back(ema: bool, tmp_path: Path) -> None:
-    saved = state_at(7, ema=ema)
+@pytest.mark.parametrize("emas", [(), ("ema",), ("ema-0.9", "ema-0.99")], ids=len)
+def test_everything_comes_back(emas: tuple[str, ...], tmp_path: Path) -> None:
+    saved = state_at(7, emas=emas)
     saved.last, saved.best = {"step": 6, "top1": 0.25}, {"step": 3, "top1": 0.5}
     saved.skipped, saved.roll_backs = 320, 2
     saved.scale.adjust(torch.tensor(False))
     for _ in range(2):
         saved.guard.add(torch.tensor(1.0))
     path = save_checkpoint(saved, tmp_path, keep=1)
-    loaded = state_at(0, seed=1, ema=ema)
+    loaded = state_at(0, seed=1, emas=emas)
     load_checkpoint(loaded, path)
     assert (loaded.step, loaded.skipped, loaded.roll_backs) == (7, 320, 2)
     assert (loaded.last, loaded.best) == (saved.last, saved.best)
@@ -98,8 +98,9 @@ def test_everything_comes_back(ema: bool, tmp_path: Path) -> None:
     assert loaded.guard.state_dict()["running"] == 2
     assert loaded.clock.total >= saved.clock.total - 60
     assert_same_weights(loaded.model, saved.model)
-    if saved.ema is not None and loaded.ema is not None:
-        assert_same_weights(loaded.ema, saved.ema)
+    assert checkpoint.averages(path) == list(emas)
+    for name in emas:
+        assert_same_weights(loaded.emas[name], saved.emas[name])
     for ours, theirs in zip(
         loaded.optimizer.state.values(), saved.optimizer.state.values(), strict=True
     ):
@@ -359,7 +360,7 @@ def test_a_manifest_that_lacks_a_file(name: str, tmp_path: Path) -> None:
 
 
 def test_the_moving_average_is_checked_where_there_is_one(tmp_path: Path) -> None:
-    path = save_checkpoint(state_at(1, ema=True), tmp_path, keep=1)
+    path = save_checkpoint(state_at(1, emas=["ema"]), tmp_path, keep=1)
     assert names(path) == ["ema.safetensors", *FILES]
     assert "ema.safetensors" in json.loads((path / "manifest.json").read_text())
     checkpoint.check(path)
@@ -370,9 +371,9 @@ def test_the_moving_average_is_checked_where_there_is_one(tmp_path: Path) -> Non
     (path / "ema.safetensors").unlink()
     assert checkpoint.find_problem(path) is None  # as saved without one
     with pytest.raises(
-        CheckpointError, match=r"has no ema\.safetensors, because its run had no model"
+        CheckpointError, match=r"has no ema\.safetensors, because its run had another"
     ):
-        load_checkpoint(state_at(0, ema=True), path)
+        load_checkpoint(state_at(0, emas=["ema"]), path)
     load_checkpoint(state_at(0), path)
 
 

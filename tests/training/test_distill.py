@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
@@ -87,6 +88,57 @@ def test_a_teacher_can_be_another_model(digits: Path, tmp_path: Path) -> None:
     assert config.model.name == "test_vit"
     found = teacher(config, sizes=("50%: 64",))(images_of(config))
     assert torch.equal(found, logits_of(own, newest(folder) / "model.safetensors"))
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, torch.Tensor]:
+    """Weights of another program, for 1,000 classes."""
+    torch.manual_seed(7)
+    return dict(timm.create_model("test_resnet").state_dict())
+
+
+THOUSAND = [f"n{number:08d}" for number in range(1000)]
+IMAGENET = {"data__mean": "[0.5, 0.5, 0.5]", "data__std": "[0.5, 0.5, 0.5]"}  # test_resnet's
+
+
+def expected_of(published: dict[str, torch.Tensor], config: RunConfig) -> torch.Tensor:
+    model = timm.create_model("test_resnet").eval()
+    model.load_state_dict(published)
+    with torch.no_grad():
+        logits: torch.Tensor = model(images_of(config))
+    return logits
+
+
+def test_a_teacher_can_be_timms(
+    published: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = "load_state_dict_from_hf"
+    monkeypatch.setattr(timm.models._builder, hub, lambda *_, **__: published)
+    config = recipe(Path("test_resnet"), **IMAGENET)
+    found = teacher(config, THOUSAND)(images_of(config))
+    torch.testing.assert_close(found, expected_of(published, config), rtol=1e-4, atol=1e-5)
+    with pytest.raises(RecipeError, match=r"classifier cannot teach: it is for 1,000 classes, not"):
+        teacher(config, CLASSES)
+    with pytest.raises(RecipeError, match=r"test_resnet: was trained with data.mean = \[0\.5, "):
+        teacher(recipe(Path("test_resnet")), THOUSAND)
+
+    def fails(*_: object, **__: object) -> None:
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(timm.models._builder, hub, fails)
+    message = r"loss\.teacher = 'test_resnet': cannot get .* no route to the hub; .* name a file"
+    with pytest.raises(RecipeError, match=message):
+        teacher(config, THOUSAND)
+
+
+def test_a_teacher_can_be_a_file(published: dict[str, torch.Tensor], tmp_path: Path) -> None:
+    file = tmp_path / "weights.pth"
+    torch.save({"model": published}, file)
+    config = recipe(file, loss__teacher_model="test_resnet")
+    found = teacher(config, THOUSAND)(images_of(config))
+    torch.testing.assert_close(found, expected_of(published, config), rtol=1e-4, atol=1e-5)
+    with pytest.raises(RecipeError, match=r"is a file of weights: name its model with loss\.teach"):
+        teacher(recipe(file), THOUSAND)
 
 
 # --- a run ---

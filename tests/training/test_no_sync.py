@@ -126,7 +126,7 @@ class Parts:
         ema = build_ema(config, self.model)
         self.state = TrainState(
             model=self.model,
-            ema=ema.module if ema else None,
+            emas=ema.modules if ema else {},
             optimizer=build_optimizer(self.model, config.optim),
             averager=averager,
             scale=build_loss_scale(config, META),

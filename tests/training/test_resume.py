@@ -266,11 +266,13 @@ def test_from_a_checkpoint_of_another_run(
 
 def test_a_longer_run_from_the_end_of_a_shorter_one(digits: Path, tmp_path: Path) -> None:
     """Trained on after its end, and branched before its decay: bit for bit the whole runs."""
+    averages = {"model.ema_decay": "[0.5, 0.9]"}
     rates = {"schedule.name": "sqrt", "schedule.decay": "6 steps", "schedule.warmup": "3 steps"}
+    rates |= averages
     for length in (16, 24):
         whole = {**RESNET, **rates, "run.length": f"{length} steps"}
         assert exit_code(words(digits, tmp_path / f"{length}", whole)) == 0
-    steady = RESNET | {"schedule.name": "constant", "schedule.warmup": "3 steps"}
+    steady = RESNET | averages | {"schedule.name": "constant", "schedule.warmup": "3 steps"}
     assert exit_code(words(digits, tmp_path / "steady", steady | {"run.length": "10 steps"})) == 0
     last = str(newest(tmp_path / "steady"))
     for length in (16, 24):
@@ -278,9 +280,9 @@ def test_a_longer_run_from_the_end_of_a_shorter_one(digits: Path, tmp_path: Path
         assert exit_code(words(digits, folder, RESNET, rates, branch, {"run.resume": last})) == 0
         assert curve(folder, "train")[11] == curve(tmp_path / f"{length}", "train")[11]
         ours, theirs = newest(folder), newest(tmp_path / f"{length}")
-        for name in ("model.safetensors", "ema.safetensors"):
-            if (theirs / name).exists():
-                assert (ours / name).read_bytes() == (theirs / name).read_bytes()
+        for name in ("model", "ema-0.5", "ema-0.9"):
+            both = [(path / f"{name}.safetensors").read_bytes() for path in (ours, theirs)]
+            assert both[0] == both[1], name
 
 
 def claim(folder: RunDirectory, config: RunConfig, train: str) -> None:

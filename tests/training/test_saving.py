@@ -62,15 +62,14 @@ def test_a_checkpoint_is_of_the_step_at_which_it_was_asked_for(
 ) -> None:
     """Though weights, moments and average are others by the time they are written."""
     gate.set()
-    at_once = keeping.save_checkpoint(state_at(1, ema=True), tmp_path / "at once", keep=9)
+    at_once = keeping.save_checkpoint(state_at(1, emas=["ema"]), tmp_path / "at once", keep=9)
     gate.clear()
-    state = state_at(1, ema=True)
-    assert state.ema is not None
+    state = state_at(1, emas=["ema"])
     with saver_of(tmp_path / "beside") as saver:
         saver.save(state)
         backward(state.model)
         state.optimizer.step()
-        for tensor in state.ema.state_dict().values():
+        for tensor in state.emas["ema"].state_dict().values():
             tensor.zero_()
         state.step, state.last = 2, {"step": 2, "top1": 0.5}
         assert not (tmp_path / "beside").exists()

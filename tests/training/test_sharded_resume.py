@@ -34,8 +34,8 @@ def saved(path: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint, shards made whole."""
     weights = load_file(path / "model.safetensors")
     found = {f"file.{name}": tensor for name, tensor in weights.items()}
-    if (path / "ema.safetensors").exists():
-        found |= load_file(path / "ema.safetensors")
+    for file in path.glob("ema*.safetensors"):
+        found |= {f"{file.stem}.{name}": tensor for name, tensor in load_file(file).items()}
     return found | read_shards_whole(path / "sharded")
 
 
@@ -54,12 +54,13 @@ def state_of(world: World, optimizer: str) -> TrainState:
     model = timm.create_model("test_resnet", num_classes=3)
     kind: Any = AllReduce if world.size == 1 else Sharded
     averager = kind(AverageConfig(), world, *([CPU] if kind is Sharded else []))
-    ema = Ema(model, 0.5, warmup=False, cpu=False)
+    ema = Ema(model, {"ema-0.5": 0.5, "ema-0.9": 0.9}, warmup=False, cpu=False)
     averager.wrap(model)
-    averager.register_ema(ema.module)
+    for module in ema.modules.values():
+        averager.register_ema(module)
     config = OptimConfig(name=optimizer, lr=0.01)  # type: ignore[arg-type]
     return build_state(
-        model, build_optimizer(model, config), averager, ema=ema.module, classes=["a", "b", "c"]
+        model, build_optimizer(model, config), averager, emas=ema.modules, classes=["a", "b", "c"]
     )
 
 
@@ -88,11 +89,11 @@ def hand_on(world: World, path: Path, folder: Path, optimizer: str) -> dict[str,
         save_checkpoint(state, folder, keep=1, world=world)
     if world.size > 1:
         return {}
-    assert state.ema is not None
     names = [name for name, _ in state.model.named_parameters()]
     moments = save_optimizer(state.optimizer)["state"]
     found = {f"model.{name}": tensor for name, tensor in state.model.state_dict().items()}
-    found |= {f"ema.{name}": tensor for name, tensor in state.ema.state_dict().items()}
+    for kind, average in state.emas.items():
+        found |= {f"{kind}.{name}": tensor for name, tensor in average.state_dict().items()}
     parameters = [p for group in state.optimizer.param_groups for p in group["params"]]
     by_id = {id(p): name for name, p in state.model.named_parameters()}
     assert len(names) == len(parameters)
@@ -116,9 +117,7 @@ def test_the_state_is_the_same_on_any_number_of_ranks(optimizer: str, tmp_path: 
     spawn(hand_on, 2, first, tmp_path / "2", optimizer)
     assert_same(saved(tmp_path / "2" / "step-00000002"), expected)
     (alone,) = spawn(hand_on, 1, tmp_path / "2" / "step-00000002", tmp_path / "1", optimizer)
-    sharded = {
-        name: t for name, t in expected.items() if name.startswith(("model.", "ema.", "opt"))
-    }
+    sharded = {name: t for name, t in expected.items() if name.startswith(("model.", "ema", "opt"))}
     assert_same({name: torch.from_numpy(array) for name, array in alone.items()}, sharded)
     spawn(hand_on, 3, tmp_path / "1" / "step-00000002", tmp_path / "3", optimizer)
     assert_same(saved(tmp_path / "3" / "step-00000002"), expected)
@@ -183,7 +182,7 @@ def test_nothing_but_tensors_is_unpickled(
     (path / "sharded" / ".metadata").write_bytes(pickle.dumps(Evil()))
     state = state_of(World(), "adamw")
     with pytest.raises(CheckpointError, match=r"cannot be read: .metadata names posix.mkdir"):
-        read_shards(path, state.model, state.ema, state.optimizer)
+        read_shards(path, state.model, state.emas, state.optimizer)
     assert not Path("evil-was-here").exists()
 
 
@@ -191,4 +190,4 @@ def test_another_model_is_refused(checkpoint: Path) -> None:
     state = state_of(World(), "adamw")
     state.model = torch.nn.Linear(3, 3)
     with pytest.raises(CheckpointError, match=r"do not fit the model: model.bias is only in"):
-        read_shards(checkpoint, state.model, state.ema, state.optimizer)
+        read_shards(checkpoint, state.model, state.emas, state.optimizer)

@@ -12,15 +12,27 @@ SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained 
 
 
 def add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names a run or a checkpoint, and --ema."""
+    """Add the argument that names a run or a checkpoint, and the choice of its weights."""
     parser.add_argument(
         "target", metavar="RUN_OR_CHECKPOINT", help="a run (its best checkpoint) or a checkpoint"
     )
+    add_ema(parser, "the average, unless it scored worse")
+
+
+def add_ema(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", default: str) -> None:
+    """Add --ema, --no-ema and --ema-decay, all kept as `ema`."""
     parser.add_argument(
         "--ema",
         action=argparse.BooleanOptionalAction,
-        help="use the moving average of the weights (--ema) or the weights (--no-ema); default: "
-        "the average, unless it scored worse",
+        help="use the moving average of the weights, the best of several (--ema), or the weights "
+        f"(--no-ema); default: {default}",
+    )
+    parser.add_argument(
+        "--ema-decay",
+        metavar="DECAY",
+        dest="ema",
+        type=float,
+        help="use the moving average of this decay, of a run with several",
     )
 
 

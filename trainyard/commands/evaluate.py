@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
+from trainyard.commands.checkpoints import add_ema
 from trainyard.commands.numbers import positive
 from trainyard.distributed import discover
 from trainyard.errors import InputError
@@ -57,6 +58,7 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_variations(group: argparse._ArgumentGroup) -> None:
+    add_ema(group, "all of them")
     group.add_argument(
         "--flip",
         action="store_true",
@@ -102,6 +104,7 @@ def evaluate(options: argparse.Namespace) -> int:
         all_classes=options.all_classes,
         labels=Path(options.labels) if options.labels else None,
         flip=options.flip,
+        ema=options.ema,
         bn_samples=options.bn_samples,
     )
     world = discover()

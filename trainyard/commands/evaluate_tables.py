@@ -12,10 +12,10 @@ from trainyard.commands.printing import print_text, result_console, write_csv
 from trainyard.data.index.table import Index
 from trainyard.files import finite
 from trainyard.run.evaluation import DataSetResult
+from trainyard.training.averages import label_of
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.predictions import Predictions, confusions, per_class
 
-_WEIGHTS = {"": "raw", "ema_": "EMA"}
 _SHARES = {
     "top1": "top-1",
     "top5": "top-5",
@@ -84,12 +84,13 @@ def print_results(results: list[DataSetResult], worst: int | None, wrong: int | 
     console = result_console()
     console.width = max(console.width, _WIDTH)
     trees = [result.as_dict() for result in results]
-    console.print(_overview(trees))
-    for note in _notes(trees):
+    prefixes = list(results[0].predictions)
+    console.print(_overview(trees, prefixes))
+    for note in _notes(trees, prefixes):
         print_text(note)
     for result, tree in zip(results, trees, strict=True):
         prefix = max(result.predictions, key=lambda prefix: float(tree[f"{prefix}{_main(tree)}"]))
-        of = f"{result.data.where}, {_WEIGHTS[prefix]} weights"
+        of = f"{result.data.where}, {label_of(prefix)} weights"
         said = result.predictions[prefix]
         if worst is not None:
             rows = _classes(result, said, worst)
@@ -117,14 +118,14 @@ def _main(tree: dict[str, Any]) -> str:
     return "map" if "map" in tree else "top1"
 
 
-def _overview(trees: list[dict[str, Any]]) -> Table:
+def _overview(trees: list[dict[str, Any]], prefixes: list[str]) -> Table:
     is_new = any("reassessed" in tree for tree in trees)
     shares = [key for key in _SHARES if key in trees[0]]
     rest = {key: name for key, name in (("loss", "loss"), ("ece", "ECE")) if key in trees[0]}
     numbers = ["samples", *(_SHARES[key] for key in shares), *rest.values()]
     table = _table(["data"], numbers + (["new top-1"] if is_new else []))
     for tree in trees:
-        for prefix in (prefix for prefix in _WEIGHTS if f"{prefix}{_main(tree)}" in tree):
+        for number, prefix in enumerate(prefixes):
             row = [
                 f"{tree['samples']:,}",
                 *(f"{tree[prefix + key]:.2%}" for key in shares),
@@ -132,12 +133,15 @@ def _overview(trees: list[dict[str, Any]]) -> Table:
             ]
             if "reassessed" in tree:
                 row.append(f"{tree['reassessed'][prefix + 'top1']:.2%}")
-            table.add_row(f"  {_WEIGHTS[prefix]}" if prefix else tree["data"], *row)
+            first = f"{tree['data']}, {label_of(prefix)}" if prefix else tree["data"]
+            table.add_row(f"  {label_of(prefix)}" if number else first, *row)
     return table
 
 
-def _notes(trees: list[dict[str, Any]]) -> Iterator[str]:
+def _notes(trees: list[dict[str, Any]], prefixes: list[str]) -> Iterator[str]:
     """Notes that are needed to compare the numbers with others."""
+    if "ema_decay" in trees[0] and len(prefixes) > 1:
+        yield f"the best average of the run's last evaluation: EMA {trees[0]['ema_decay']}"
     if trees[0]["flip"]:
         kind = "sigmoid" if "map" in trees[0] else "softmax"
         yield f"with test-time flip: the mean of the {kind} of each image and of its mirror image"
@@ -151,9 +155,9 @@ def _notes(trees: list[dict[str, Any]]) -> Iterator[str]:
         if tree["bad"]:
             images = "image" if tree["bad"] == 1 else "images"
             yield f"{where}: left out {tree['bad']:,} {images} that cannot be read"
-        for prefix, weights in _WEIGHTS.items():
-            if tree.get(f"{prefix}not_finite"):
-                count = tree[f"{prefix}not_finite"]
+        for prefix in prefixes:
+            if count := tree[f"{prefix}not_finite"]:
+                weights = label_of(prefix)
                 yield f"{where}, {weights} weights: {count:,} images get scores that are not finite"
         if "reassessed" in tree:
             again = tree["reassessed"]
@@ -191,7 +195,7 @@ def write_predictions(path: Path, results: list[DataSetResult]) -> None:
     """
     has_lists = any(result.data.index.lists is not None for result in results)
     lines = (
-        _lines(result, said, _WEIGHTS[prefix])
+        _lines(result, said, label_of(prefix))
         for result in results
         for prefix, said in result.predictions.items()
     )

@@ -31,7 +31,7 @@ def as_json(classifier: Classifier, answers: Sequence[Predicted]) -> str:
     tree = {
         "checkpoint": str(classifier.checkpoint),
         "step": classifier.step,
-        "weights": "ema" if classifier.uses_ema else "raw",
+        "weights": classifier.weights or "raw",
         "images": [_entry(classifier, *row) for row in _rows(answers)],
     }
     return json.dumps(tree)

@@ -23,7 +23,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.ahead import map_ahead
 from trainyard.datasets.parts import Codec, Identity, Journals, Part, Units
 
-_LABELS = FileRows._fields.index("labels")
+_SIZES = FileRows._fields.index("sizes")
 _FILES_AT_ONCE = 4  # whose images are read: a short file alone would not occupy all cores
 
 
@@ -96,11 +96,12 @@ def _identity(scan: Scan, seek: bool) -> Identity:
 
 
 def _as_lists(rows: FileRows) -> list[Any]:
-    return [column if isinstance(column, str) else list(column) for column in rows]
+    plain = (str, type(None))
+    return [column if isinstance(column, plain) else list(column) for column in rows]
 
 
 def _num_samples(result: dict[str, Any]) -> int:
-    return sum(len(rows[_LABELS]) for rows in result["rows"])
+    return sum(len(rows[_SIZES]) for rows in result["rows"])
 
 
 def _file_scan(result: dict[str, Any]) -> FileScan:

@@ -98,7 +98,7 @@ class _Training:
         is_fp16 = config.batch.precision == "fp16"
         state = TrainState(
             model=model,
-            ema=None,
+            emas={},
             optimizer=build_optimizer(model, config.optim),
             averager=self._averager,
             scale=DynamicLossScale(device, _FP16_SCALE) if is_fp16 else LossScale(device),

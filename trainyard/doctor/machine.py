@@ -303,4 +303,4 @@ def _checkpoint_bytes(options: Options) -> int:
     with torch.device("meta"):
         model = build_run_model(options.config, num_classes=1000)
     weights = sum(weight.numel() for weight in model.parameters())
-    return 4 * weights * (3 + (options.config.model.ema_decay is not None))
+    return 4 * weights * (3 + len(options.config.model.averages))

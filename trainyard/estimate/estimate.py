@@ -372,7 +372,7 @@ def _evaluation_seconds(workload: Workload, scenario: Scenario) -> float:
     config, course = workload.config, workload.course
     times = max(course.every(config.run.eval_every).times(course.num_steps), 1)
     size = config.data.eval_size or config.data.image_size
-    models = 1 if config.model.ema_decay is None else 2
+    models = 1 + len(config.model.averages)
     images = min(workload.val_samples, scenario.gpu.images * scenario.gpus)
     # A forward pass takes nearly a third of a step.
     seconds = models * scenario.compute(math.ceil(images / scenario.gpus), size) / 3 / images

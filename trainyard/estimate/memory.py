@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
     weights: float  # with buffers, as saved
     gradients: float
     moments: float
-    average: float  # of the weights (EMA)
+    average: float  # of the weights (EMA), all of several
     on_host: float  # part of the above in host memory
 
     @property
@@ -77,7 +77,7 @@ def model_sizes(model: "nn.Module", config: RunConfig) -> Sizes:
         numbers = sum(parameter.numel() for parameter in group["params"])
         trained += numbers
         moments += numbers * _moments(config, is_vectors=group.get("use_muon") is False)
-    average = weights if config.model.ema_decay is not None else 0
+    average = weights * len(config.model.averages)
     return Sizes(
         weights=weights,
         gradients=_NUMBER * trained,

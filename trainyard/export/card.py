@@ -201,7 +201,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
             if about.has_lists
             else "softmax makes probabilities"
         ),
-        weights="moving average of the weights" if about.weights == "ema" else "weights",
+        weights=_weights(about.weights),
         step=f"{about.step:,}",
         format="a folder for timm" if kind == "hub" else kind,
         parameters=f"{about.parameters:,}",
@@ -237,6 +237,12 @@ def _channels(about: Description) -> dict[str, str]:
         "image": "image.npy" if is_array else "image.png",
         "numpy": "import numpy as np\n" if is_array else "",
     }
+
+
+def _weights(name: str) -> str:
+    decay = name.partition("-")[2]
+    of = f" of decay {decay}" if decay else ""
+    return "weights" if name == "raw" else f"moving average of the weights{of}"
 
 
 def _sizes(about: Description) -> tuple[dict[str, str], str]:

@@ -16,6 +16,7 @@ from trainyard.data.storage.credentials import without_secrets
 from trainyard.image_size import ImageSize, height_width
 from trainyard.own_code import is_own
 from trainyard.training import checkpoint
+from trainyard.training.averages import prefix_of
 
 INPUT, OUTPUT = "images", "logits"  # names, in formats that have names
 # Options of timm that affect training alone.
@@ -39,7 +40,7 @@ class Description:
     parameters: int
     step: int
     weights: str
-    """ "ema" for the moving average, "raw" for the weights themselves."""
+    """ "ema" for the moving average, "ema-0.99" for one of several, "raw" for the weights."""
     precision: str
     """Precision of training and evaluation; exported models compute in float32."""
     evaluation: dict[str, Any]
@@ -104,7 +105,7 @@ def describe(classifier: Classifier) -> Description:
         std=config.data.std,
         parameters=sum(weight.numel() for weight in model.parameters()),
         step=classifier.step,
-        weights="ema" if classifier.uses_ema else "raw",
+        weights=classifier.weights or "raw",
         precision=config.batch.precision,
         evaluation=_evaluation(classifier),
         has_lists=classifier.has_lists,
@@ -130,7 +131,7 @@ def _model_args(model: nn.Module) -> dict[str, Any]:
 def _evaluation(classifier: Classifier) -> dict[str, Any]:
     """The evaluation of these weights, if the run made one."""
     last = checkpoint.read_progress(classifier.checkpoint)["last"]
-    prefix = "ema_" if classifier.uses_ema else ""
+    prefix = prefix_of(classifier.weights)
     keys = ("map", "micro_f1", "macro_f1") if classifier.has_lists else ("top1", "top5")
     if last.get("step") != classifier.step or f"{prefix}{keys[0]}" not in last:
         return {}

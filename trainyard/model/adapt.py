@@ -20,6 +20,8 @@ _HARMLESS = (
     "attn_mask",
 )
 _SHOWN = 10
+WITHOUT_CLASSIFIER = "the classifier is reinitialised: "
+"""Beginning of the sentence in a log that gives the reason."""
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ def _fit_classifier(
         reason = "it is for other classes"
     for key in held:
         del weights[key]
-    done.append(f"the classifier is reinitialised: {reason}")
+    done.append(f"{WITHOUT_CLASSIFIER}{reason}")
 
 
 # --- messages about misfits ---

@@ -74,7 +74,7 @@ def _of_timm(
     """`of_data`: options that follow from the data."""
     import timm
 
-    import trainyard.model.whitened_convnet  # noqa: F401  # timm then knows its name
+    from trainyard.model import plain_vit, whitened_convnet  # noqa: F401  # timm learns their names
 
     _check_name(config.name)
     options: dict[str, Any] = {**of_data, **config.options}

@@ -1,10 +1,12 @@
 """The [model] section of a recipe."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from trainyard.section import Section
+
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelConfig(Section):
@@ -23,9 +25,10 @@ class ModelConfig(Section):
     """Prefix of the names in the file that the model's names lack, such as "module."."""
     freeze: tuple[str, ...] = ()
     """Patterns of parameters to freeze, such as ["stem.*", "stages.0.*"]."""
-    ema_decay: float | None = Field(None, ge=0, lt=1)
+    ema_decay: Decay | Annotated[tuple[Decay, ...], Field(min_length=1)] | None = None
     """Decay of the exponential moving average of the weights, which is evaluated beside the
-    weights; no average if not set."""
+    weights; no average if not set. Or several, such as [0.999, 0.9999]: an average of each, of
+    which every evaluation chooses the best."""
     ema_warmup: bool = False
     """Raise the decay to its value over the first steps, for short runs."""
     ema_cpu: bool = False
@@ -37,6 +40,22 @@ class ModelConfig(Section):
     known to train faster with it on CUDA (timm's VisionTransformer, so far), else off."""
     channels_last: bool = True
     """Memory format channels_last for images and weights, which is faster for convolutions."""
+
+    @field_validator("ema_decay")
+    @classmethod
+    def _differ(cls, decays: float | tuple[float, ...] | None) -> object:
+        if isinstance(decays, tuple) and len(set(decays)) < len(decays):
+            raise ValueError("names a decay twice")
+        return decays
+
+    @property
+    def averages(self) -> dict[str, float]:
+        """Decays of the moving averages, by name: "ema" for a single one, or "ema-0.999", …"""
+        if self.ema_decay is None:
+            return {}
+        if isinstance(self.ema_decay, float):
+            return {"ema": self.ema_decay}
+        return {f"ema-{decay}": decay for decay in sorted(self.ema_decay)}
 
     @field_validator("checkpoint_key", "checkpoint_prefix")
     @classmethod

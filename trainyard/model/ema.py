@@ -1,6 +1,6 @@
-"""An exponential moving average of the weights."""
+"""Exponential moving averages of the weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from itertools import chain
 
@@ -16,34 +16,45 @@ class Ema:
     then moves on towards unchanged weights.
     """
 
-    def __init__(self, model: nn.Module, decay: float, *, warmup: bool, cpu: bool) -> None:
-        """`cpu` keeps the average in host memory: each update then waits for a copy."""
-        self._model, self._decay, self._warmup = model, decay, warmup
-        self.module: nn.Module = deepcopy(model).eval()
+    def __init__(
+        self, model: nn.Module, decays: Mapping[str, float], *, warmup: bool, cpu: bool
+    ) -> None:
+        """An average for each decay, under its name in `modules`.
+
+        `cpu` keeps the averages in host memory: each update then waits for a copy.
+        """
+        self._model, self._decays, self._warmup = model, decays, warmup
+        self.modules: dict[str, nn.Module] = {name: deepcopy(model).eval() for name in decays}
         if cpu:
-            self.module.to("cpu")
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # average and weight
+            for module in self.modules.values():
+                module.to("cpu")
+        self._weights: list[Tensor] = []
+        self._averages: dict[str, list[Tensor]] = {}
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Call after the update of each step, counted from 0. The first call copies the weights."""
         # A sharded model has its parameters only once it is wrapped, after __init__.
-        self._pairs = self._pairs or list(
-            zip(_saved(self.module), _saved(self._model), strict=True)
-        )
-        averages, weights = ([_local(pair[place]) for pair in self._pairs] for place in (0, 1))
-        if averages[0].device != weights[0].device:
-            weights = _on_host(weights)
-        (averages, averaged_counters), (weights, counters) = _apart(averages), _apart(weights)
-        torch._foreach_lerp_(averages, weights, 1.0 - self._decay_at(step))
-        if counters:
-            torch._foreach_copy_(averaged_counters, counters)
+        self._weights = self._weights or _saved(self._model)
+        self._averages = self._averages or {n: _saved(m) for n, m in self.modules.items()}
+        weights, counters = self._on_device_of_averages()
+        for name, tensors in self._averages.items():
+            averages, averaged_counters = _apart([_local(tensor) for tensor in tensors])
+            torch._foreach_lerp_(averages, weights, 1.0 - self._decay_at(step, name))
+            if counters:
+                torch._foreach_copy_(averaged_counters, counters)
 
-    def _decay_at(self, step: int) -> float:
+    def _on_device_of_averages(self) -> tuple[list[Tensor], list[Tensor]]:
+        weights = [_local(tensor) for tensor in self._weights]
+        first = next(iter(self._averages.values()))[0]
+        return _apart(weights if _local(first).device == weights[0].device else _on_host(weights))
+
+    def _decay_at(self, step: int, name: str) -> float:
         if step == 0:
             return 0.0
+        decay = self._decays[name]
         # Like timm, to the last bit.
-        return min(1 - (1 + step / 1.0) ** -(2 / 3), self._decay) if self._warmup else self._decay
+        return min(1 - (1 + step / 1.0) ** -(2 / 3), decay) if self._warmup else decay
 
 
 def _saved(module: nn.Module) -> list[Tensor]:

@@ -62,21 +62,26 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
     )
 
 
-def pretrained_weights(name: str) -> LoadedWeights:
-    """timm's pretrained weights of a model; CheckpointError if there are none."""
+def pretrained_weights(
+    name: str, *, key: str = "model.checkpoint", asked: str = "timm"
+) -> LoadedWeights:
+    """timm's pretrained weights of a model; CheckpointError if there are none.
+
+    `key` and its value `asked` are what the recipe says.
+    """
     import timm
 
     if is_own(name):
         raise CheckpointError(
-            f"model.checkpoint = 'timm': timm has no weights of {name}: name a file of weights"
+            f"{key} = {asked!r}: timm has no weights of {name}: name a file of weights"
         )
     try:
         with torch.random.fork_rng(devices=[]), _offline_without_names():
             model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # from any library between here and the hub
         raise CheckpointError(
-            f"model.checkpoint = 'timm': cannot get the weights of {name}: {_reason(error)}; "
-            "without a network, name a file of weights: model.checkpoint = 'FILE.safetensors'"
+            f"{key} = {asked!r}: cannot get the weights of {name}: {_reason(error)}; "
+            f"without a network, name a file of weights: {key} = 'FILE.safetensors'"
         ) from error
     tag = model.pretrained_cfg.get("tag", "")
     full = name if not tag or name.endswith(f".{tag}") else f"{name}.{tag}"

@@ -22,6 +22,7 @@ from trainyard.world import World
 
 _LINE_EVERY_S = 10  # seconds between lines without a terminal
 _REDRAWN_HZ = 4
+_DECAY = "ema_decay"
 _DISTANCE = "consensus_distance"
 _BY_CLASS = {"balanced_accuracy": "balanced", "macro_f1": "macro F1"}
 _OF_LISTS = {"micro_f1": "micro F1", "macro_f1": "macro F1"}  # with lists of labels
@@ -112,6 +113,7 @@ class ConsoleSink:
             self._has_head = True
         key = _main(report)
         average = f" {report[f'ema_{key}']:9.2%}" if f"ema_{key}" in report else ""
+        average += f" {report[_DECAY]:>9}" if _DECAY in report else ""
         distance = f" {report[_DISTANCE]:9.3g}" if _DISTANCE in report else ""
         others = "".join(f" {report[key]:9.2%}" for key in _others(report, self._shows_classes))
         top5 = f" {report['top5']:8.2%}" if "top5" in report else ""
@@ -156,6 +158,7 @@ def _classes_differ(report: Report) -> bool:
 def _table_head(report: Report, shows_classes: bool) -> str:
     key = _main(report)
     average = f" {f'EMA {METRICS[key]}':>9}" if f"ema_{key}" in report else ""
+    average += f" {'of decay':>9}" if _DECAY in report else ""
     distance = f" {'distance':>9}" if _DISTANCE in report else ""
     others = "".join(f" {name:>9}" for name in _others(report, shows_classes).values())
     top5 = f" {'top-5':>8}" if "top5" in report else ""

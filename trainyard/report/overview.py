@@ -63,6 +63,8 @@ def _accuracy(run: Run, key: str) -> Html | None:
     second = "top5" if name == "top1" else "macro_f1"
     value = number(best, f"{prefix}{second}")
     detail = "" if value is None else f"{METRICS[second]} {value:.2%}, "
+    decay = number(best, "ema_decay") if prefix else None
+    detail += "" if decay is None else f"decay {decay:g}, "
     title = f"Best {'EMA ' if prefix else ''}{METRICS[name]}"
     return _card(title, f"{best[key]:.2%}", f"{detail}at step {best['step']:,}")
 

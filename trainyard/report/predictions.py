@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from trainyard.report.markup import Child, Html, about, join, switch, table, tag
 from trainyard.report.pictures import Album
 from trainyard.report.runs import Run
+from trainyard.training.averages import label_of
 from trainyard.training.predictions import ClassAccuracy, Predictions, confusions, per_class
 from trainyard.training.recorded import Recorded
 
@@ -48,7 +49,7 @@ def predictions_sections(
 
 def source(recorded: Recorded) -> Html:
     """A sentence about the weights that made the predictions."""
-    which = "moving average" if recorded.weights else "model"
+    which = f"moving average ({label_of(recorded.weights)})" if recorded.weights else "model"
     return about(f"Predictions of the {which} at step {recorded.step:,}, its best evaluation.")
 
 

@@ -61,6 +61,11 @@ def _check(run: Run, first: Run) -> None:
         raise InputError(f"{path}: was resumed: the time of a record is that of one process")
     if run.environment.get("startup_s") is None:
         raise InputError(f"{path}: does not say how long its start took: train it again, on Linux")
+    if "ema_decay" in run.history.val[-1]:
+        raise InputError(
+            f"{path}: the validation images chose among several moving averages: a record needs a "
+            "single model.ema_decay"
+        )
     changed = differences(
         load_recipe(str(first.folder.recipe)), load_recipe(str(run.folder.recipe))
     )

@@ -242,19 +242,19 @@ def adapt_to_images(
         adapt_to(torch.cat([batch.images_BCHW[batch.weights > 0].float() for batch in feed]))
 
 
-def trained_model(config: RunConfig, path: Path, num_classes: int, *, ema: bool) -> nn.Module:
-    """The model of a recipe with the weights of a checkpoint, or their moving average."""
+def trained_model(config: RunConfig, path: Path, num_classes: int, weights: str) -> nn.Module:
+    """The model of a recipe with weights of a checkpoint, or a moving average, by its name."""
     model = build_run_model(config, num_classes)
-    checkpoint.put_weights(model, checkpoint.load_weights(path, ema=ema), path)
+    checkpoint.put_weights(model, checkpoint.load_weights(path, weights), path)
     return model
 
 
 def build_ema(config: RunConfig, model: nn.Module) -> Ema | None:
-    """The moving average of the weights; None if the recipe has none."""
-    decay = config.model.ema_decay
-    if decay is None:
+    """The moving averages of the weights; None if the recipe has none."""
+    decays = config.model.averages
+    if not decays:
         return None
-    return Ema(model, decay, warmup=config.model.ema_warmup, cpu=config.model.ema_cpu)
+    return Ema(model, decays, warmup=config.model.ema_warmup, cpu=config.model.ema_cpu)
 
 
 def build_loss_scale(config: RunConfig, device: torch.device) -> LossScale:

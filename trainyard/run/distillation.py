@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course
@@ -17,8 +17,13 @@ from trainyard.data.index.table import Index
 from trainyard.data.stream.shards import Stream
 from trainyard.errors import InputError, RecipeError
 from trainyard.files import find_checkpoint
-from trainyard.image_size import height_width
+from trainyard.image_size import ImageSize, height_width, num_pixels
+from trainyard.model.adapt import WITHOUT_CLASSIFIER, adapt_weights
+from trainyard.model.build import build_model
+from trainyard.model.config import ModelConfig
+from trainyard.model.weights import pretrained_weights, read_weights
 from trainyard.run.build import trained_model
+from trainyard.run.pretrained import choose_weights
 from trainyard.training import checkpoint
 from trainyard.training.config import LossConfig
 from trainyard.training.distill import as_teacher
@@ -93,42 +98,93 @@ def build_teacher(
 
     RecipeError if it cannot be read, or was made for other classes or images.
     """
-    if config.loss.teacher is None:
+    asked = config.loss.teacher
+    if asked is None:
         return None
+    sizes = {phase.image_size for phase in course.phases}
     try:
-        folder, path = find_checkpoint(Path(config.loss.teacher))
-        recipe = load_recipe(str(folder / "recipe.toml"))
-        checkpoint.check(path)
-        known = checkpoint.read_progress(path)["classes"]
-        _check_teacher(config, recipe, classes=classes, known=known)
-        model = trained_model(recipe, path, len(known), ema=checkpoint.has_ema(path))
+        if Path(asked).is_dir():
+            model, about = _of_run(config, asked, classes)
+        else:
+            model, about = _of_timm(config, asked, classes, sizes)
     except InputError as error:
         raise RecipeError(f"loss.teacher: {error}") from None
     teacher = as_teacher(model.to(device), AUTOCASTS[config.batch.precision])
-    for size in sorted({height_width(phase.image_size) for phase in course.phases}):
+    for height, width in sorted(map(height_width, sizes)):
         try:
-            teacher(torch.zeros(1, config.data.channels, *size, device=device))
+            teacher(torch.zeros(1, config.data.channels, height, width, device=device))
         except (AssertionError, RuntimeError) as error:
             raise RecipeError(
-                f"loss.teacher: {recipe.model.name} in {path} does not accept the student's images "
-                f"of {size[0]} x {size[1]} pixels ({error})"
+                f"loss.teacher: {about} does not accept the student's images of {height} x {width} "
+                f"pixels ({error})"
             ) from None
     return teacher
 
 
-def _check_teacher(
-    config: RunConfig, recipe: RunConfig, *, classes: Sequence[str], known: Sequence[str]
-) -> None:
+def _of_run(config: RunConfig, asked: str, classes: Sequence[str]) -> tuple[nn.Module, str]:
+    """The model of a run or checkpoint, and a description."""
+    folder, path = find_checkpoint(Path(asked))
+    recipe = load_recipe(str(folder / "recipe.toml"))
+    checkpoint.check(path)
+    progress = checkpoint.read_progress(path)
+    known = progress["classes"]
     for number, (theirs, ours) in enumerate(zip_longest(known, classes)):
         if theirs != ours:
             raise RecipeError(
-                f"{config.loss.teacher}: its class {number} is {theirs!r}, the data's is {ours!r}; "
-                "names and order must be the same"
+                f"{asked}: its class {number} is {theirs!r}, the data's is {ours!r}; names and "
+                "order must be the same"
             )
-    for key in ("channels", "mean", "std"):
-        theirs, ours = (json.dumps(getattr(each.data, key)) for each in (recipe, config))
-        if theirs != ours:
+    data = recipe.data
+    _check_pixels(config, asked, channels=data.channels, mean=data.mean, std=data.std)
+    weights = choose_weights(path, progress, True if checkpoint.averages(path) else None)
+    model = trained_model(recipe, path, len(known), weights)
+    return model, f"{recipe.model.name} in {path}"
+
+
+def _of_timm(
+    config: RunConfig, asked: str, classes: Sequence[str], sizes: set[ImageSize]
+) -> tuple[nn.Module, str]:
+    """A timm model with pretrained weights, or those of a file, and a description.
+
+    Only the number of classes is known of timm's weights: their order is that of ImageNet's.
+    """
+    import timm
+
+    is_file, name = Path(asked).is_file(), config.loss.teacher_model or asked
+    if is_file and config.loss.teacher_model is None:
+        raise RecipeError(f"{asked} is a file of weights: name its model with loss.teacher_model")
+    if not is_file and not timm.is_model(asked):
+        raise RecipeError(
+            f"{asked}: neither a run directory nor a checkpoint, nor a file, nor a model of timm"
+        )
+    largest = max(sizes, key=num_pixels)
+    model = build_model(
+        ModelConfig(name=name, channels_last=config.model.channels_last),
+        num_classes=len(classes),
+        image_size=largest,
+        other_sizes=sizes - {largest},
+        channels=config.data.channels,
+    )
+    if is_file:
+        source = read_weights(Path(asked))
+    else:
+        cfg = timm.get_pretrained_cfg(asked)
+        if cfg is not None:
+            _check_pixels(config, asked, mean=cfg.mean, std=cfg.std)
+        source = pretrained_weights(asked, key="loss.teacher", asked=asked)
+    for said in adapt_weights(model, source, classes=classes, name=name):
+        if said.startswith(WITHOUT_CLASSIFIER):
+            reason = said.removeprefix(WITHOUT_CLASSIFIER)
+            raise RecipeError(f"{asked}: its classifier cannot teach: {reason}")
+    return model, source.about
+
+
+def _check_pixels(config: RunConfig, asked: str, **theirs: object) -> None:
+    """RecipeError if the images of the student differ in a key of [data]."""
+    for key, value in theirs.items():
+        ours = getattr(config.data, key)
+        if value != ours:
             raise RecipeError(
-                f"{config.loss.teacher}: was trained with data.{key} = {theirs}: set the same here "
-                f"instead of {ours}"
+                f"{asked}: was trained with data.{key} = {json.dumps(value)}: set the same here "
+                f"instead of {json.dumps(ours)}"
             )

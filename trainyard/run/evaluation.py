@@ -34,7 +34,9 @@ from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding, trained_model
 from trainyard.run.labels import check_kind, labels_of
+from trainyard.run.pretrained import choose_weights
 from trainyard.training import checkpoint
+from trainyard.training.averages import prefix_of
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.evaluate import evaluate, score_labels
 from trainyard.training.label_scores import LabelScores
@@ -55,6 +57,9 @@ class EvaluationOptions:
     """Relabelled classes of the first data set; see data/index/real_labels.py."""
     flip: bool = False
     """True to use the mean softmax of an image and of its mirror image."""
+    ema: bool | float | None = None
+    """True for the moving average alone, the best of several, a decay for one of them, False for
+    the weights alone; None for all."""
     bn_samples: int = 0
     """Training images for batch norm statistics, estimated first; 0: none. In a Result, the number
     used: whole batches, without unreadable images."""
@@ -81,7 +86,9 @@ class DataSetResult:
     model_classes: int
     predictions: dict[str, Any]
     """Predictions, or LabelScores for images with lists of labels: of the weights under "", and of
-    their moving average, if any, under "ema_"."""
+    their moving averages, if any, under "ema_" or "ema_0.99_", …"""
+    best_average: str
+    """Of several averages, the decay of the one that was the best in the run's evaluation."""
     question: EvaluationOptions
 
     @cached_property
@@ -97,6 +104,7 @@ class DataSetResult:
             if isinstance(said, Predictions):
                 tree |= {f"{prefix}ece": calibration_error(said)}
             tree |= {f"{prefix}not_finite": said.not_finite()}
+        tree |= {"ema_decay": float(self.best_average)} if self.best_average else {}
         tree |= {
             "classes": len(self.classes),
             "model_classes": self.model_classes,
@@ -121,7 +129,7 @@ def evaluate_checkpoint(
     world: World,
     console: Console,
 ) -> list[DataSetResult]:
-    """Evaluate a checkpoint and its moving average, every image once, on any number of ranks.
+    """Evaluate a checkpoint and its moving averages, every image once, on any number of ranks.
 
     Every rank of the world calls it, and gets the result of each data set.
     """
@@ -136,12 +144,16 @@ def evaluate_checkpoint(
             check_decoding(config, device)
             progress = checkpoint.read_progress(path)
             classes, has_lists = progress["classes"], progress.get("has_lists", False)
+            names = _names(path, progress, question.ema)
         data = _open_all(config, question, classes, world, console=console)
         with together(world):
             for one in data:
                 check_kind(one.index, has_lists, one.where)
         with together(world):
-            models = _models(config, path, len(classes), device)
+            models = {
+                prefix_of(name): trained_model(config, path, len(classes), name).to(device)
+                for name in names
+            }
         feeds = build_feeds(config, world, device)
         if question.bn_samples:
             used = _estimate(config, feeds, models, samples=question.bn_samples, console=console)
@@ -151,7 +163,7 @@ def evaluate_checkpoint(
         ]
         with together(world):
             return [
-                _result(one, predictions, classes, question)
+                _result(one, predictions, classes, question, best=_best_average(path, progress))
                 for one, predictions in zip(data, said, strict=True)
             ]
 
@@ -268,15 +280,17 @@ def _open(
     return DataSet(where=name, index=index, numbers=None if as_they_are else numbers)
 
 
-def _models(
-    config: RunConfig, path: Path, num_classes: int, device: torch.device
-) -> dict[str, nn.Module]:
-    """The model of a checkpoint and, if there is one, its moving average."""
-    kinds = {"": False} | ({"ema_": True} if checkpoint.has_ema(path) else {})
-    return {
-        prefix: trained_model(config, path, num_classes, ema=ema).to(device)
-        for prefix, ema in kinds.items()
-    }
+def _names(path: Path, progress: dict[str, Any], ema: bool | float | None) -> list[str]:
+    """Names of the weights of a checkpoint to evaluate."""
+    if ema is None:
+        return ["", *checkpoint.averages(path)]
+    return [choose_weights(path, progress, ema)]
+
+
+def _best_average(path: Path, progress: dict[str, Any]) -> str:
+    """Its decay, if there are several."""
+    averages = checkpoint.averages(path)
+    return choose_weights(path, progress, True).partition("-")[2] if averages else ""
 
 
 def _estimate(
@@ -307,11 +321,13 @@ def _estimate(
 
 def _result(
     data: DataSet,
-    predictions: dict[str, Predictions] | dict[str, LabelScores],
+    predictions: dict[str, Any],
     classes: Sequence[str],
     question: EvaluationOptions,
+    *,
+    best: str,
 ) -> DataSetResult:
-    if not predictions[""].is_read().any():
+    if not next(iter(predictions.values())).is_read().any():
         raise DataError(f"{data.where}: none of its {len(data.index):,} images can be read")
     numbers = range(len(classes)) if data.numbers is None else data.numbers
     return DataSetResult(
@@ -319,5 +335,6 @@ def _result(
         classes=tuple(classes[number] for number in numbers),
         model_classes=len(classes),
         predictions=predictions,
+        best_average=best,
         question=question,
     )

@@ -12,6 +12,7 @@ from trainyard.model.adapt import adapt_weights
 from trainyard.model.config import ModelConfig
 from trainyard.model.weights import LoadedWeights, pretrained_weights, read_weights
 from trainyard.training import checkpoint
+from trainyard.training.averages import prefix_of
 
 
 def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence[str]) -> list[str]:
@@ -45,18 +46,38 @@ def _source_in(folder: Path) -> LoadedWeights:
     _, path = find_checkpoint(folder)
     checkpoint.check(path)
     progress = checkpoint.read_progress(path)
-    use_average = prefers_average(path, progress)
-    kind = "the moving average of the weights" if use_average else "the weights"
-    weights = checkpoint.load_weights(path, ema=use_average)
-    return LoadedWeights(weights, f"{path}, {kind}", progress["classes"])
+    name = choose_weights(path, progress)
+    kind = "the moving average of the weights" if name else "the weights"
+    of = name.partition("-")[2]
+    about = f"{path}, {kind}{f' of decay {of}' if of else ''}"
+    return LoadedWeights(checkpoint.load_weights(path, name), about, progress["classes"])
 
 
-def prefers_average(path: Path, progress: dict[str, Any]) -> bool:
-    """True if a checkpoint at `path` has a moving average of the weights to prefer.
+def choose_weights(path: Path, progress: dict[str, Any], ema: bool | float | None = None) -> str:
+    """The name of the weights to use in a checkpoint at `path`; see training/averages.py.
 
-    False if both were evaluated when it was saved, and the weights themselves scored higher.
+    `ema`: False for the weights themselves, True for their moving average, a decay for one of
+    several. By default the average, unless both were evaluated when it was saved, and the weights
+    scored higher. Of several averages the one that scored highest in the last evaluation before,
+    and the shortest without one. CheckpointError if there is none.
     """
-    last = progress["last"] if progress["last"].get("step") == progress["step"] else {}
+    averages, last = checkpoint.averages(path), progress["last"]
     by = progress.get("best_by", "top1")
-    is_worse = last.get(f"ema_{by}", 1.0) < last.get(by, 0.0)
-    return checkpoint.has_ema(path) and not is_worse
+    if ema is False or (ema is None and not averages):
+        return ""
+    if not averages:
+        raise CheckpointError(f"{path}: has no moving average of the weights: leave --ema out")
+    if ema is not None and ema is not True:
+        return _of_decay(path, averages, ema)
+    best = max(averages, key=lambda name: float(last.get(f"{prefix_of(name)}{by}", -1.0)))
+    is_worse = last.get(f"{prefix_of(best)}{by}", 1.0) < last.get(by, 0.0)
+    is_measured = last.get("step") == progress["step"]
+    return "" if ema is None and is_measured and is_worse else best
+
+
+def _of_decay(path: Path, averages: Sequence[str], decay: float) -> str:
+    if f"ema-{decay}" in averages:
+        return f"ema-{decay}"
+    decays = ", ".join(name.removeprefix("ema-") for name in averages)
+    has = "a single average: write --ema" if averages == ["ema"] else f"averages of {decays}"
+    raise CheckpointError(f"{path}: has no average of decay {decay}, but {has}")

@@ -67,6 +67,7 @@ from trainyard.run.resume import (
     roll_back,
     startup_facts,
 )
+from trainyard.training.averages import prefix_of, with_best_average
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
 from trainyard.training.loop import Training, save
@@ -182,8 +183,8 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     peak = peak_flops(device, config.batch.precision)
     ideal_s = ideal_seconds(course, run.model, peak, channels=config.data.channels)
     wrapped = averager.wrap(run.model.train())
-    if ema is not None:
-        averager.register_ema(ema.module)
+    for module in ema.modules.values() if ema else ():
+        averager.register_ema(module)
     state = _state(run, averager, ema)
     quarantine = open_quarantine(config, folder, data, world)
     eta = Eta(course, course.every(config.run.eval_every))
@@ -361,7 +362,7 @@ def _observed_step(
 def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
     return TrainState(
         model=run.model,
-        ema=ema.module if ema else None,
+        emas=ema.modules if ema else {},
         optimizer=build_optimizer(run.model, run.config.optim),
         averager=averager,
         scale=build_loss_scale(run.config, run.device),
@@ -381,8 +382,8 @@ def _evaluate(
     kept: EvaluationFeeds,
     on_batch: Callable[[Batch, int], None],
 ) -> Report:
-    """The val report of the weights and, under ema_…, of their moving average."""
-    models = {"": state.model} | ({"ema_": state.ema} if state.ema else {})
+    """The val report of the weights and, under ema_…, of their moving averages."""
+    models = {"": state.model} | {prefix_of(name): ema for name, ema in state.emas.items()}
     with evaluation_weights(state.optimizer):
         reestimate_bn_statistics(run.config, feeds, run.data, run.course, models=[*models.values()])
         said = predict(
@@ -394,7 +395,7 @@ def _evaluate(
             on_batch=on_batch,
         )
     labels, by = labels_of(run.data.val, len(state.classes)), run.config.run.best_by
-    found = summary(said, labels)
+    found = with_best_average(summary(said, labels), [*state.emas], by)
     with together(run.world):
         if run.world.is_first and score(found, by) > score(state.best, by):
             weights = max(said, key=lambda prefix: (found[f"{prefix}{by}"], prefix))

@@ -2,7 +2,7 @@
 
 checkpoints/step-00001234/
     model.safetensors   weights to use elsewhere; the mean, if replicas differ
-    ema.safetensors     their moving average, if there is one
+    ema.safetensors     their moving average, if there is one; ema-0.99.safetensors … of several
     training.pt         loss scale; optimizer, averager, and the training weights if they differ
                         from those to use (schedule-free); loaded with weights_only
     replicas/00000.pt   per replica, if replicas differ: optimizer, averager with its own weights;
@@ -15,6 +15,7 @@ checkpoints/step-00001234/
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -49,9 +50,8 @@ from trainyard.training.update import LossScale
 from trainyard.world import World
 
 VERSION = 2
-_MODEL, _EMA, _TRAINING, _PROGRESS, _MANIFEST = (
+_MODEL, _TRAINING, _PROGRESS, _MANIFEST = (
     "model.safetensors",
-    "ema.safetensors",
     "training.pt",
     "progress.json",
     "manifest.json",
@@ -77,7 +77,8 @@ class TrainState:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     averager: Averager
-    ema: nn.Module | None
+    emas: dict[str, nn.Module]
+    """The moving averages by name; see averages.py."""
     scale: LossScale
     guard: Guard
     clock: Clock
@@ -101,13 +102,17 @@ class TrainState:
 def load_checkpoint(state: TrainState, path: Path) -> str | None:
     """Load a verified checkpoint into `state`. Returns a note on what differs from the save."""
     progress = read_progress(path)
-    if state.ema is not None and not has_ema(path):
-        raise CheckpointError(f"{path}: has no {_EMA}, because its run had no model.ema_decay")
+    for name in state.emas:
+        if not _file(path, name).exists():
+            raise CheckpointError(
+                f"{path}: has no {_file(path, name).name}, because its run had another "
+                "model.ema_decay, or none"
+            )
     training = _load(path / _TRAINING)
     if has_shards(path):
         from trainyard.training.shards import read_shards
 
-        moments = read_shards(path, state.model, state.ema, state.optimizer)
+        moments = read_shards(path, state.model, state.emas, state.optimizer)
         for number, own in training["optimizer"]["state"].items():
             own |= moments.get(number, {})
     else:
@@ -126,8 +131,8 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
 
 def _put_all_weights(state: TrainState, path: Path, training: dict[str, Any]) -> None:
     put_weights(state.model, load_weights(path), path)
-    if state.ema is not None:
-        put_weights(state.ema, load_weights(path, ema=True), path)
+    for name, module in state.emas.items():
+        put_weights(module, load_weights(path, name), path)
     if training["weights"] is not None:
         put_weights(state.model, training["weights"], path)
 
@@ -149,15 +154,21 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
     return f"{len(saved)} replicas were saved and {replica.total} go on: {how}"
 
 
-def has_ema(path: Path) -> bool:
-    """True if a checkpoint holds a moving average of the weights."""
-    return (path / _EMA).exists()
+def averages(path: Path) -> list[str]:
+    """Names of the moving averages of the weights in a checkpoint, by rising decay."""
+    names = [file.stem for file in path.glob("ema*.safetensors")]
+    ours = [name for name in names if re.fullmatch(r"ema(-\d+(\.\d+)?(e-\d+)?)?", name)]
+    return sorted(ours, key=lambda name: float(name.partition("-")[2] or 0))
 
 
-def load_weights(path: Path, *, ema: bool = False) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint, or their moving average."""
+def _file(path: Path, weights: str) -> Path:
+    return path / (f"{weights}.safetensors" if weights else _MODEL)
+
+
+def load_weights(path: Path, weights: str = "") -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint, or a moving average, by its name."""
     try:
-        return load_file(path / (_EMA if ema else _MODEL))
+        return load_file(_file(path, weights))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
@@ -208,7 +219,7 @@ def find_problem(path: Path) -> str | None:
         return "is not a folder" if os.path.lexists(path) else "no such checkpoint"
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
-        there = {_MODEL, _TRAINING, _PROGRESS} | ({_EMA} if has_ema(path) else set())
+        there = {_MODEL, _TRAINING, _PROGRESS, *(_file(path, n).name for n in averages(path))}
         for name in sorted(there | manifest.keys()):
             if sha256(path / name) != manifest[name]:
                 return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
@@ -253,7 +264,7 @@ class Common(NamedTuple):
     """The part of a checkpoint that the first rank writes for all."""
 
     weights: dict[str, torch.Tensor]
-    ema: dict[str, torch.Tensor] | None
+    emas: dict[str, dict[str, torch.Tensor]]
     training: dict[str, Any]
     progress: str
 
@@ -268,17 +279,20 @@ def snapshot(state: TrainState, world: World, copies: HostCopies | None = None) 
     copies.begin()
     with evaluation_weights(state.optimizer):
         weights = whole_weights(state.model, copies, keep=world.is_first)
-    ema = whole_weights(state.ema, copies, keep=world.is_first) if state.ema else None
+    emas = {
+        name: whole_weights(module, copies, keep=world.is_first)
+        for name, module in state.emas.items()
+    }
     shards = None
     if is_sharded(state.model):
         from trainyard.training.shards import sharded_tensors
 
-        shards = sharded_tensors(state.model, state.ema, state.optimizer)
+        shards = sharded_tensors(state.model, state.emas, state.optimizer)
     taken = Snapshot(
         step=state.step,
         best_step=state.best.get("step", 0),
         num_bytes=_num_bytes(state),
-        common=_common(state, weights, ema, copies) if world.is_first else None,
+        common=_common(state, weights, emas, copies) if world.is_first else None,
         replica=_replica(state, copies) if shards is None else None,
         shards=shards,
     )
@@ -289,7 +303,7 @@ def snapshot(state: TrainState, world: World, copies: HostCopies | None = None) 
 def _common(
     state: TrainState,
     weights: dict[str, torch.Tensor],
-    ema: dict[str, torch.Tensor] | None,
+    emas: dict[str, dict[str, torch.Tensor]],
     copies: HostCopies,
 ) -> Common:
     is_apart = has_own_weights(state.optimizer) and not is_sharded(state.model)
@@ -312,7 +326,7 @@ def _common(
         "best": state.best,
         "best_by": state.best_by,
     }
-    return Common(weights, ema, copies(training), json.dumps(progress, indent=2) + "\n")
+    return Common(weights, emas, copies(training), json.dumps(progress, indent=2) + "\n")
 
 
 def _replica(state: TrainState, copies: HostCopies) -> tuple[str, dict[str, Any]] | None:
@@ -334,7 +348,7 @@ def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
 
 
 def _num_bytes(state: TrainState) -> int:
-    modules = [module for module in (state.model, state.ema) if module is not None]
+    modules = [state.model, *state.emas.values()]
     weights = [tensor for module in modules for tensor in module.state_dict().values()]
     moments = [m for own in state.optimizer.state.values() for m in own.values()]
     is_twice = is_sharded(state.model) or has_own_weights(state.optimizer)  # training weights too
@@ -356,12 +370,12 @@ def write_tensors(content: Any, path: Path) -> None:
 def write_common(common: Common, folder: Path) -> Manifest:
     """Write the first rank's part into the folder of a new checkpoint."""
     save_file(_contiguous(common.weights), folder / _MODEL)
-    if common.ema is not None:
-        save_file(_contiguous(common.ema), folder / _EMA)
+    for name, average in common.emas.items():
+        save_file(_contiguous(average), _file(folder, name))
     write_tensors(common.training, folder / _TRAINING)
     (folder / _PROGRESS).write_text(common.progress)
-    names = (_MODEL, _EMA, _TRAINING, _PROGRESS)
-    return _down_to_the_disk(folder, [name for name in names if (folder / name).exists()])
+    averaged = [_file(folder, name).name for name in common.emas]
+    return _down_to_the_disk(folder, [_MODEL, *averaged, _TRAINING, _PROGRESS])
 
 
 def write_own(taken: Snapshot, folder: Path, world: World) -> Manifest:

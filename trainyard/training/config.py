@@ -25,8 +25,11 @@ class LossConfig(Section):
     of the N training samples of C classes, so the mean over samples is 1. Or a number for each
     class in the order of their names, as a list, or as a text file with one in each line."""
     teacher: str | None = None
-    """Run (its best checkpoint) or checkpoint to distil from. The teacher sees the same images as
-    the model, mixed ones too."""
+    """Model to distil from: a run (its best checkpoint), a checkpoint, the name of a timm model for
+    its pretrained weights, or a file of weights. The teacher sees the same images as the model,
+    mixed ones too."""
+    teacher_model: str | None = None
+    """Name of the timm model whose weights are in the file `teacher`."""
     distillation: Literal["soft", "hard"] = "soft"
     """Target from the teacher: its probabilities (soft) or its top class (hard)."""
     distillation_share: float = Field(0.5, ge=0, le=1)
@@ -55,13 +58,13 @@ class LossConfig(Section):
             raise ValueError('needs loss.name = "ce" or "focal"')
         return value
 
-    @field_validator("distillation", "distillation_share", "temperature")
+    @field_validator("teacher_model", "distillation", "distillation_share", "temperature")
     @classmethod
     def _has_teacher(cls, value: Any, others: ValidationInfo) -> Any:
         if value == cls.model_fields[str(others.field_name)].default:
             return value
         if others.data.get("teacher") is None:
-            raise ValueError("needs loss.teacher, a run or a checkpoint")
+            raise ValueError("needs loss.teacher")
         if others.field_name == "temperature" and others.data.get("distillation") == "hard":
             raise ValueError('needs loss.distillation = "soft"')
         return value

@@ -98,16 +98,17 @@ def summary(
     appears once, as all weights were evaluated on the same ones.
     """
     found: dict[str, Any] = {}
-    for prefix in sorted(predictions):  # "" first
+    first, *_ = prefixes = sorted(predictions)  # "" before others
+    for prefix in prefixes:
         said = predictions[prefix]
         if isinstance(said, LabelScores):
             own = said.evaluation(labels).as_dict()
         else:
             own = said.evaluation().as_dict() | class_means(said, labels)._asdict()
         found |= {
-            f"{prefix}{key}": value
+            key if key in ("samples", "bad") else f"{prefix}{key}": value
             for key, value in own.items()
-            if not prefix or key not in ("samples", "bad")
+            if prefix == first or key not in ("samples", "bad")
         }
     return found
 

@@ -17,7 +17,7 @@ from trainyard.training.predictions import Predictions
 
 class Recorded(NamedTuple):
     step: int
-    weights: str  # "": the weights themselves, "ema_": their moving average
+    weights: str  # prefix of metrics: "": the weights themselves, "ema_": their moving average
     labels: NDArray[Any]
     """By sample number of the validation data: int32[samples], or bool[samples, classes]."""
     said: Any

@@ -7,7 +7,7 @@ sharded/            in a checkpoint, by torch.distributed.checkpoint; loads on a
 
 import pickle
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from trainyard.files import disk_error
 from trainyard.training.sharding import SHARDS
 from trainyard.world import World
 
-_MODEL, _EMA, _OPTIMIZER = "model.", "ema.", "optimizer."
+_MODEL, _OPTIMIZER = "model.", "optimizer."
 _UNREADABLE = (
     OSError,
     EOFError,
@@ -53,10 +53,10 @@ _KNOWN = {
 
 
 def sharded_tensors(
-    model: nn.Module, ema: nn.Module | None, optimizer: Optimizer
+    model: nn.Module, emas: Mapping[str, nn.Module], optimizer: Optimizer
 ) -> dict[str, Tensor]:
-    """Host copies of this rank's parts: parameters, moving average, moments."""
-    tensors = _weights(model, ema)
+    """Host copies of this rank's parts: parameters, moving averages, moments."""
+    tensors = _weights(model, emas)
     state = optimizer.state_dict()["state"]
     for number, name in _numbered(model, optimizer):
         for key, value in state.get(number, {}).items():
@@ -81,10 +81,10 @@ def write_shards(folder: Path, tensors: dict[str, Tensor], world: World) -> list
     return [f"{SHARDS}/{name}" for name in [*names, *([".metadata"] if rank == 0 else [])]]
 
 
-def _weights(model: nn.Module, ema: nn.Module | None) -> dict[str, Tensor]:
+def _weights(model: nn.Module, emas: Mapping[str, nn.Module]) -> dict[str, Tensor]:
     tensors = {_MODEL + name: tensor for name, tensor in model.state_dict().items()}
-    if ema is not None:
-        tensors |= {_EMA + name: tensor for name, tensor in ema.state_dict().items()}
+    for kind, ema in emas.items():
+        tensors |= {f"{kind}.{name}": tensor for name, tensor in ema.state_dict().items()}
     return tensors
 
 
@@ -105,7 +105,7 @@ class _Writer(dcp.FileSystemWriter):
 
 
 def read_shards(
-    path: Path, model: nn.Module, ema: nn.Module | None, optimizer: Optimizer
+    path: Path, model: nn.Module, emas: Mapping[str, nn.Module], optimizer: Optimizer
 ) -> dict[int, dict[str, Tensor]]:
     """Load the weights of a checkpoint into modules, sharded or not. Returns the moments.
 
@@ -115,8 +115,8 @@ def read_shards(
     reader = _Reader(path / SHARDS)
     try:
         saved = reader.read_metadata().state_dict_metadata
-        tensors = _weights(model, ema)
-        _check_fit(path, saved, tensors, with_ema=ema is not None)
+        tensors = _weights(model, emas)
+        _check_fit(path, saved, tensors, kinds=(_MODEL, *(f"{kind}." for kind in emas)))
         moments = _empty_moments(saved, model, optimizer)
         for number, name in _numbered(model, optimizer):
             own = moments.get(number, {})
@@ -131,9 +131,8 @@ def read_shards(
 
 
 def _check_fit(
-    path: Path, saved: dict[str, Any], tensors: dict[str, Tensor], *, with_ema: bool
+    path: Path, saved: dict[str, Any], tensors: dict[str, Tensor], *, kinds: tuple[str, ...]
 ) -> None:
-    kinds = (_MODEL, _EMA) if with_ema else (_MODEL,)
     names = {name for name in saved if name.startswith(kinds)}
     for name in sorted(names ^ tensors.keys()):
         where = "only in the model" if name in tensors else "not in the model"
