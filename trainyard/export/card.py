@@ -1,7 +1,11 @@
 """The card of an exported model: properties, accuracy, and code that runs."""
 
 import json
+import re
 from string import Template
+from typing import Any
+
+import yaml
 
 from trainyard.config import tree_as_toml
 from trainyard.export.check import Difference
@@ -13,15 +17,20 @@ from trainyard.own_code import is_own
 MADE_BY = "Made by `trainyard export`"
 """Text in every card, which tells cards from other files."""
 _MANY = 50  # most classes that are listed
+_TASK = "image-classification"
+# Metrics by their keys in an evaluation: the Hub's type, a name for people.
+_METRICS = {
+    "top1": ("accuracy", "Top-1 accuracy"),
+    "top5": ("accuracy", "Top-5 accuracy"),
+    "balanced_accuracy": ("accuracy", "Balanced accuracy"),
+    "macro_f1": ("f1", "Macro F1"),
+    "loss": ("loss", "Loss"),
+}
+_ON_HUB = re.compile(r"hf://datasets/([^/@\s]+/[^/@\s]+)")
 
 _CARD = Template("""\
 ---
-library_name: timm
-tags:
-- image-classification
-- timm
-- trainyard
----
+$front---
 # $architecture, $num_classes classes
 
 $made_by: the $weights of step $step, as $format.
@@ -56,6 +65,16 @@ What differs from Trainyard's defaults; `trainyard recipes --keys` explains each
 
 ```toml
 $recipe
+```
+
+## Train and evaluate again
+
+Save the recipe as `recipe.toml`; DATA is the data set, a folder or a URL.
+
+```bash
+pip install trainyard
+trainyard train recipe.toml --data DATA --run again
+trainyard evaluate again
 ```
 """)
 
@@ -112,7 +131,7 @@ import timm
 import torch
 from PIL import Image
 
-model = timm.create_model("local-dir:$file", pretrained=True).eval()
+model = timm.create_model("$file", pretrained=True).eval()
 classes = model.pretrained_cfg["label_names"]
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 with torch.no_grad():
@@ -151,7 +170,7 @@ print(classes[logits.argmax()])""",
 
 
 def card(about: Description, kind: str, file: str, difference: Difference) -> str:
-    """The card of a `file` or folder; `kind` is a format, or "hub"."""
+    """The card of a model; `kind` is a format, and `file` its name, or "hub", and timm's name."""
     sizes, resize = _sizes(about)
     texts = {
         **sizes,
@@ -171,6 +190,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
     }
     return _CARD.substitute(
         texts,
+        front=_front_matter(about),
         made_by=MADE_BY,
         weights="moving average of the weights" if about.weights == "ema" else "weights",
         step=f"{about.step:,}",
@@ -186,6 +206,34 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         classes=_classes(about.classes),
         recipe=tree_as_toml(about.recipe).rstrip(),
     )
+
+
+def _front_matter(about: Description) -> str:
+    """YAML for the Hub: github.com/huggingface/hub-docs, modelcard.md."""
+    library = [] if is_own(about.architecture) else ["timm"]
+    datasets = sorted(set(_ON_HUB.findall(f"{about.train} {about.val}")))
+    front: dict[str, Any] = {
+        **({"library_name": library[0]} if library else {}),
+        **({"license": about.license} if about.license else {}),
+        "pipeline_tag": _TASK,
+        "tags": [_TASK, *library, "trainyard"],
+        **({"datasets": datasets} if datasets else {}),
+    }
+    if about.evaluation:
+        name, on_hub = about.val or "unknown", _ON_HUB.match(about.val)
+        metrics = [
+            {"type": kind, "value": round(about.evaluation[key], 6), "name": title}
+            for key, (kind, title) in _METRICS.items()
+            if key in about.evaluation
+        ]
+        result = {
+            "task": {"type": _TASK, "name": "Image Classification"},
+            "dataset": {"name": name, "type": on_hub[1] if on_hub else "custom"},
+            "metrics": metrics,
+        }
+        front["model-index"] = [{"name": about.architecture, "results": [result]}]
+    text: str = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _sizes(about: Description) -> tuple[dict[str, str], str]:
@@ -214,9 +262,14 @@ def _accuracy(about: Description) -> str:
     found = about.evaluation
     if not found:
         return "not evaluated at this step"
+    shares = [
+        f"{title[0].lower()}{title[1:].removesuffix(' accuracy')} {found[key]:.2%}"
+        for key, (kind, title) in _METRICS.items()
+        if key in found and kind != "loss"
+    ]
     return (
-        f"top-1 {found['top1']:.2%}, top-5 {found['top5']:.2%}, loss {found['loss']:.4f} on "
-        f"{found['samples']:,} images, computed in {about.precision}"
+        f"{', '.join(shares)}, loss {found['loss']:.4f} on {found['samples']:,} images, "
+        f"computed in {about.precision}"
     )
 
 

@@ -14,10 +14,12 @@ from trainyard.config import RunConfig
 from trainyard.data.open_datasets import source_of
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.image_size import ImageSize, height_width
+from trainyard.monitor.environment import versions
 from trainyard.own_code import is_own
 from trainyard.training import checkpoint
 
 INPUT, OUTPUT = "images", "logits"  # names, in formats that have names
+_MEASURED = ("top1", "top5", "loss", "balanced_accuracy", "macro_f1")
 # Options of timm that affect training alone.
 _OF_TRAINING = ("drop_rate", "drop_path_rate", "drop_block_rate")
 
@@ -43,9 +45,11 @@ class Description:
     precision: str
     """Precision of training and evaluation; exported models compute in float32."""
     evaluation: dict[str, Any]
-    """samples, top1, top5, loss of these weights; empty if they were not evaluated."""
+    """samples, top1, top5, loss, balanced_accuracy, macro_f1 of these weights; {} if unknown."""
     train: str
     val: str
+    license: str | None
+    """The user's identifier of a license, for the card."""
     recipe: dict[str, dict[str, Any]]
     """The keys that differ from their defaults."""
     versions: dict[str, str]
@@ -75,8 +79,8 @@ class Description:
         }
 
 
-def describe(classifier: Classifier) -> Description:
-    """The description of a model that goes into an exported file."""
+def describe(classifier: Classifier, license: str | None = None) -> Description:
+    """The description of a model that goes into an exported file and its card."""
     config, model = classifier.config, classifier.model
     return Description(
         architecture=_architecture(config.model.name),
@@ -94,8 +98,13 @@ def describe(classifier: Classifier) -> Description:
         evaluation=_evaluation(classifier),
         train=_place(str(source_of(config.data, "train"))),
         val=_place(str(source_of(config.data, "val"))),
+        license=license,
         recipe=_recipe(config),
-        versions={"torch": torch.__version__, "timm": timm.__version__},
+        versions={
+            "trainyard": versions()["trainyard"] or "unknown",
+            "torch": torch.__version__,
+            "timm": timm.__version__,
+        },
     )
 
 
@@ -117,7 +126,7 @@ def _evaluation(classifier: Classifier) -> dict[str, Any]:
     prefix = "ema_" if classifier.uses_ema else ""
     if last.get("step") != classifier.step or f"{prefix}top1" not in last:
         return {}
-    measured = {key: last[f"{prefix}{key}"] for key in ("top1", "top5", "loss")}
+    measured = {key: last[f"{prefix}{key}"] for key in _MEASURED if f"{prefix}{key}" in last}
     return {"samples": last["samples"], **measured}
 
 
