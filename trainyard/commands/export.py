@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.commands.checkpoints import SECTIONS, add_checkpoint, check_overrides, check_target
+from trainyard.commands.loading import loading
 from trainyard.commands.printing import print_text, size
 from trainyard.errors import InputError
 
@@ -59,8 +60,9 @@ def export(options: argparse.Namespace) -> int:
     repository = _repository_of(options)
     from rich.console import Console
 
+    with loading():
+        from trainyard.export.export import Exporter, check_file, check_hub
     from trainyard.classifier import load
-    from trainyard.export.export import Exporter, check_file, check_hub
 
     if kind is not None:
         check_file(Path(options.file), kind)
