@@ -25,7 +25,7 @@ def test_a_terminal_shows_a_line_before_torch_is_loaded(
 
 
 def test_garbage_is_collected_again_once_torch_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     monkeypatch.setattr(atexit, "register", lambda _: None)
     with loading():
