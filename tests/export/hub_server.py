@@ -126,7 +126,12 @@ class Hub(LocalServer):
         if found := re.fullmatch(r"/api/models/(\w+/[\w-]+)", path):
             if found[1] not in self.private:
                 return self._refuse(handler, 404, "RepoNotFound", code="RepoNotFound")
-            about = {"id": found[1], "private": self.private[found[1]], "sha": "0" * 40, "tags": []}
+            about: dict[str, Any] = {
+                "id": found[1],
+                "private": self.private[found[1]],
+                "sha": "0" * 40,
+                "tags": [],
+            }
             return self._say(handler, 200, about | {"siblings": []})
         found = re.fullmatch(r"/(\w+/[\w-]+)/resolve/([^/]+)/(.+)", path)
         assert found is not None, path
