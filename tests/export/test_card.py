@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -23,7 +24,7 @@ SAME = Difference(0.0, 0.0, 0)
 def test_the_hub_reads_the_results(trained: str, request: pytest.FixtureRequest) -> None:
     run: Path = request.getfixturevalue(trained)
     about = describe(load(run), "apache-2.0")
-    told = ModelCard(card(about, "hub", "hf-hub:acme/digits", SAME)).data
+    told: Any = ModelCard(card(about, "hub", "hf-hub:acme/digits", SAME)).data
     assert told.library_name == "timm" and told.pipeline_tag == "image-classification"
     assert told.license == "apache-2.0" and told.get("datasets") is None
     lines = (run / "metrics.jsonl").read_text().splitlines()

@@ -72,7 +72,7 @@ def export(options: argparse.Namespace) -> int:
         classifier = load(options.target, ema=options.ema, overrides=options.overrides)
         exporter = Exporter(classifier, options.license)
         written = [] if kind is None else [exporter.to_file(Path(options.file), kind)]
-        told = [(str(one.path), one, None) for one in written]
+        told: list[tuple[str, Export, str | None]] = [(str(x.path), x, None) for x in written]
         if options.hub is not None:
             told.append((options.hub, exporter.to_hub(Path(options.hub)), None))
         if repository is not None:
