@@ -48,17 +48,16 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# mkdocs, ruff for its signatures, and what the commands and recipe keys import: no torch. After
-# `make check` all of it is there already.
-.venv/.docs: requirements.lock requirements-dev.lock
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(PINS) mkdocs-material mkdocstrings-python \
+# mkdocs, ruff for its signatures, and what the commands and recipe keys import: no torch.
+build/docs-env/.ready: requirements.lock requirements-dev.lock
+	test -x build/docs-env/bin/python || $(PYTHON) -m venv build/docs-env
+	build/docs-env/bin/python -m pip install --quiet $(PINS) mkdocs-material mkdocstrings-python \
 		numpy pillow pydantic ruff simplejpeg
 	touch $@
 
 # Into build/site: open build/site/index.html, no server and no network needed.
-docs: .venv/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+docs: build/docs-env/.ready
+	NO_MKDOCS_2_WARNING=1 build/docs-env/bin/python -m mkdocs build
 
 # What the benchmarks compare with. benchmarks.loader makes further environments of its own.
 .venv/.bench: .venv/.ready requirements-dev.lock

@@ -35,7 +35,8 @@ def test_what_was_exported_before_is_replaced(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name a FILE to export to, a folder with --hub, or both"),
+        ((), "name a FILE to export to, a folder with --hub, or --push"),
+        (("{here}/m.pt2", "--private"), "--private is for --push"),
         (("{here}/m.pth",), "does not end in .safetensors, .onnx, .pt2; add --format"),
         (("--format", "onnx", "--hub", "{here}/new"), "--format onnx is for a FILE"),
         (("{here}/m.onnx", "--format", "torch"), "--format cannot be 'torch'"),

@@ -74,6 +74,7 @@ def test_no_line_is_longer_than_the_terminal(
     [
         ("train", "debug", "--run", "run"),
         ("recipes", "digits", "--params"),
+        ("recipes", "digits", "--plot", "plot.png"),
         ("launch", "local", "debug", "--ranks", "2", "--run", "run"),
     ],
     ids=" ".join,

@@ -76,11 +76,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say_first(options: argparse.Namespace) -> None:
-    """A line on a terminal at once, as the import of torch takes seconds."""
+    """A line on a terminal at once, if it may take longer than 0.3 s until the command has one."""
     is_heard = sys.stderr.isatty() and not getattr(options, "quiet", False)
-    loads = options.command in _LOAD_TORCH or getattr(options, "params", False)
-    if loads and is_heard and _world().is_first:
-        print(f"trainyard {options.command}: loading torch", file=sys.stderr, flush=True)
+    if is_heard and (line := _first_line(options)) and _world().is_first:
+        print(f"{options.parser.prog}: {line}", file=sys.stderr, flush=True)
+
+
+def _first_line(options: argparse.Namespace) -> str | None:
+    more = ("params", "plot")  # options of `recipes`
+    loads = options.command in _LOAD_TORCH or any(getattr(options, name, None) for name in more)
+    launches = options.command == "launch" and options.launcher == "local" and not options.dry_run
+    if loads or launches:
+        return "loading torch"
+    if options.command == "data" and options.action != "serve":
+        place = getattr(options, "location", None) or getattr(options, "source", None)
+        return f"reading {printable(place)}" if place else "writing"
+    return "reading" if options.command == "report" else None
 
 
 def _of_the_disk(error: Exception) -> TrainyardError | None:

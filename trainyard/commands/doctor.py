@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainyard.commands.loading import loading
 from trainyard.commands.train import config_of, run_folder
 from trainyard.distributed import discover
 from trainyard.errors import InputError
@@ -62,7 +63,8 @@ def doctor(options: argparse.Namespace) -> int:
 def _import_torch() -> float:
     """Import torch. Returns the seconds: minutes, if many machines share a slow file system."""
     begun = time.perf_counter()
-    import torch  # noqa: F401
+    with loading():
+        import torch  # noqa: F401
 
     return time.perf_counter() - begun
 

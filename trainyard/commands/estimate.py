@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from trainyard.commands.loading import loading
 from trainyard.commands.numbers import number, positive
 from trainyard.hints import did_you_mean
 
@@ -84,12 +85,14 @@ def estimate(options: argparse.Namespace) -> int:
     """Run `trainyard estimate`; returns the exit code."""
     from trainyard.commands.estimate_tables import as_json, print_all
     from trainyard.config import load_recipe
-    from trainyard.estimate.estimate import (
-        build_scenario,
-        build_workload,
-        compare_averagers,
-        estimate_run,
-    )
+
+    with loading():
+        from trainyard.estimate.estimate import (
+            build_scenario,
+            build_workload,
+            compare_averagers,
+            estimate_run,
+        )
 
     config = load_recipe(options.recipe, options.overrides)
     cluster = _cluster(options, config)

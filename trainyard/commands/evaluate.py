@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
 from trainyard.commands.checkpoints import add_ema
+from trainyard.commands.loading import loading
 from trainyard.commands.numbers import positive
 from trainyard.distributed import discover
 from trainyard.errors import InputError
@@ -95,7 +96,9 @@ def evaluate(options: argparse.Namespace) -> int:
     from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
     from trainyard.files import find_checkpoint
     from trainyard.monitor.escaping import EscapingConsole
-    from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
+
+    with loading():
+        from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
 
     run_folder, checkpoint = find_checkpoint(Path(options.target))
     config = evaluation_recipe(run_folder, options.overrides)

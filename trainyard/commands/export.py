@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.commands.checkpoints import SECTIONS, add_checkpoint, check_overrides, check_target
+from trainyard.commands.loading import loading
 from trainyard.commands.printing import print_text, size
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
     from trainyard.export.export import Export
+    from trainyard.export.push import Repository
 
 _KINDS = ("safetensors", "onnx", "pt2")
 
@@ -28,6 +30,16 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="a folder in the layout of timm's hub, for timm.create_model('local-dir:DIR', "
         "pretrained=True)",
     )
+    parser.add_argument(
+        "--push",
+        metavar="hf://OWNER/NAME[@REVISION]",
+        help="upload the folder of --hub, and FILE beside it, to the Hugging Face Hub; the "
+        "repository is created if there is none; the token is HF_TOKEN's or `hf auth login`'s",
+    )
+    parser.add_argument("--private", action="store_true", help="create a private repository")
+    parser.add_argument(
+        "--license", metavar="ID", help="license of the weights in the card, such as apache-2.0"
+    )
     parser.add_argument("--json", action="store_true", help="print the written files as JSON")
     parser.epilog = (
         "Each exported model is loaded again and compared with the trained one before it is put "
@@ -41,33 +53,57 @@ def add(parser: argparse.ArgumentParser) -> None:
 def export(options: argparse.Namespace) -> int:
     """Run `trainyard export`. Returns the exit code."""
     check_overrides(options.overrides, "an export")
-    if options.file is None and options.hub is None:
-        raise InputError("name a FILE to export to, a folder with --hub, or both")
-    if options.file is None and options.format is not None:
-        raise InputError(f"--format {options.format} is for a FILE, which is not named")
+    _check_options(options)
     if options.file is not None and Path(options.target).suffix[1:] in _KINDS:
         check_target(options, [options.file])
     kind = None if options.file is None else options.format or _kind_of(options.file)
+    repository = _repository_of(options)
     from rich.console import Console
 
+    with loading():
+        from trainyard.export.export import Exporter, check_file, check_hub
     from trainyard.classifier import load
-    from trainyard.export.export import Exporter, check_file, check_hub
 
     if kind is not None:
         check_file(Path(options.file), kind)
     if options.hub is not None:
         check_hub(Path(options.hub))
     with Console(stderr=True).status("exporting"):
-        exporter = Exporter(load(options.target, ema=options.ema, overrides=options.overrides))
+        classifier = load(options.target, ema=options.ema, overrides=options.overrides)
+        exporter = Exporter(classifier, options.license)
         written = [] if kind is None else [exporter.to_file(Path(options.file), kind)]
+        told: list[tuple[str, Export, str | None]] = [(str(x.path), x, None) for x in written]
         if options.hub is not None:
-            written.append(exporter.to_hub(Path(options.hub)))
+            told.append((options.hub, exporter.to_hub(Path(options.hub)), None))
+        if repository is not None:
+            pushed = exporter.push(repository, written, private=options.private)
+            told.append((repository.name, *pushed))
     if options.json:
-        print(json.dumps({"exports": [_as_json(one) for one in written]}))
+        print(json.dumps({"exports": [_as_json(*one) for one in told]}))
         return 0
-    for one in written:
-        print_text(_line(one))
+    for one in told:
+        print_text(_line(*one))
     return 0
+
+
+def _check_options(options: argparse.Namespace) -> None:
+    if options.file is None and options.hub is None and options.push is None:
+        raise InputError("name a FILE to export to, a folder with --hub, or --push hf://OWNER/NAME")
+    if options.file is None and options.format is not None:
+        raise InputError(f"--format {options.format} is for a FILE, which is not named")
+    if options.private and options.push is None:
+        raise InputError("--private is for --push, which is not given")
+
+
+def _repository_of(options: argparse.Namespace) -> "Repository | None":
+    """Where to upload to; InputError now, not after the export, if the token is refused."""
+    if options.push is None:
+        return None
+    from trainyard.export.push import Repository
+
+    repository = Repository(options.push)
+    repository.check()
+    return repository
 
 
 def _kind_of(file: str) -> str:
@@ -77,20 +113,22 @@ def _kind_of(file: str) -> str:
     return kind
 
 
-def _as_json(one: "Export") -> dict[str, object]:
-    return {
-        "path": str(one.path),
+def _as_json(name: str, one: "Export", commit: str | None) -> dict[str, object]:
+    about = {
+        "path": name,
         "format": one.kind,
         "bytes": one.bytes,
         "max_difference": one.difference.largest,
         "relative_difference": one.difference.relative,
         "images": one.difference.images,
     }
+    return about if commit is None else about | {"commit": commit}
 
 
-def _line(one: "Export") -> str:
+def _line(name: str, one: "Export", commit: str | None) -> str:
     images = one.difference.images
     on = f"{images} validation images and noise" if images else "noise; no validation data at hand"
     largest = one.difference.largest
     same = f"logits differ by {largest:.1e} at most" if largest else "logits are the same"
-    return f"{one.path}: {size(one.bytes)}, {same} (on {on})"
+    end = "" if commit is None else f"; {commit}"
+    return f"{name}: {size(one.bytes)}, {same} (on {on}){end}"

@@ -4,6 +4,7 @@ import argparse
 import sys
 from contextlib import suppress
 
+from trainyard.commands.loading import loading
 from trainyard.commands.numbers import positive, whole
 from trainyard.commands.train import (
     VOICES,
@@ -122,6 +123,7 @@ def say(message: str) -> None:
 
 def num_devices() -> int:
     """Default number of ranks on this machine: one per GPU, or 1."""
-    import torch
+    with loading():
+        import torch
 
     return max(torch.cuda.device_count(), 1)

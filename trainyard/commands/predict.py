@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from trainyard.commands.checkpoints import SECTIONS, add_checkpoint, check_overrides, check_target
+from trainyard.commands.loading import loading
 from trainyard.commands.numbers import positive
 from trainyard.errors import InputError
 from trainyard.printable import printable
@@ -60,7 +61,8 @@ def predict(options: argparse.Namespace) -> int:
         raise InputError(f"--csv {options.csv}: name a file that ends in .csv")
     from rich.console import Console
 
-    from trainyard.classifier import load
+    with loading():
+        from trainyard.classifier import load
     from trainyard.commands.predict_tables import as_json, print_answers, write_answers
     from trainyard.data.index.unlabelled import open_images
     from trainyard.monitor.progress import counter

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainyard.commands.loading import loading
+
 if TYPE_CHECKING:
     from trainyard.config import RunConfig
 
@@ -15,10 +17,11 @@ def parameter_rows(config: "RunConfig", num_classes: int = 1000) -> list[dict[st
     frozen). The model is built without memory for its weights. RecipeError for patterns that match
     nothing, and the like.
     """
-    import torch
+    with loading():
+        import torch
 
+        from trainyard.run.build import build_run_model
     from trainyard.optim.groups import GroupRates, parameter_shares
-    from trainyard.run.build import build_run_model
 
     with torch.device("meta"):
         model = build_run_model(config, num_classes)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.commands.loading import loading
 from trainyard.config import RunConfig
 from trainyard.course import Course
 from trainyard.errors import InputError
@@ -36,7 +37,8 @@ def plot_schedule(
         from matplotlib.figure import Figure  # without pyplot, which would keep a global state
     except ImportError:
         raise InputError("--plot needs matplotlib: pip install 'trainyard[plot]'") from None
-    from trainyard.run.build import build_run_course
+    with loading():
+        from trainyard.run.build import build_run_course
 
     if epoch_samples < 1:
         raise InputError(f"an epoch of {epoch_samples:,} samples: it has at least one")

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainyard.commands.loading import loading
 from trainyard.data.storage.source import is_remote
 from trainyard.distributed import discover
 from trainyard.errors import RecipeError, TrainyardError
@@ -64,8 +65,9 @@ def train(options: argparse.Namespace) -> int:
     end_with_launcher()
     config, folder = config_of(options), run_folder(options)
     world = discover()
-    from trainyard.monitor.console import console_of
-    from trainyard.run import train as run
+    with loading():
+        from trainyard.monitor.console import console_of
+        from trainyard.run import train as run
 
     console = console_of(
         world,

@@ -1,7 +1,11 @@
 """The card of an exported model: properties, accuracy, and code that runs."""
 
 import json
+import re
 from string import Template
+from typing import Any
+
+import yaml
 
 from trainyard.config import tree_as_toml
 from trainyard.export.check import Difference
@@ -14,15 +18,22 @@ from trainyard.own_code import is_own
 MADE_BY = "Made by `trainyard export`"
 """Text in every card, which tells cards from other files."""
 _MANY = 50  # most classes that are listed
+_TASK = "image-classification"
+# Values of an evaluation on the Hub: type, name.
+_ON_CARD = {
+    "top1": ("accuracy", "Top-1 accuracy"),
+    "top5": ("accuracy", "Top-5 accuracy"),
+    "balanced_accuracy": ("accuracy", "Balanced accuracy"),
+    "map": ("mean_average_precision", "Mean average precision"),
+    "micro_f1": ("f1", "Micro F1"),
+    "macro_f1": ("f1", "Macro F1"),
+    "loss": ("loss", "Loss"),
+}
+_ON_HUB = re.compile(r"hf://datasets/([^/@\s]+/[^/@\s]+)")
 
 _CARD = Template("""\
 ---
-library_name: timm
-tags:
-- image-classification
-- timm
-- trainyard
----
+$front---
 # $architecture, $num_classes classes
 
 $made_by: the $weights of step $step, as $format.
@@ -57,6 +68,16 @@ What differs from Trainyard's defaults; `trainyard recipes --keys` explains each
 
 ```toml
 $recipe
+```
+
+## Train and evaluate again
+
+Save the recipe as `recipe.toml`; DATA is the data set, a folder or a URL.
+
+```bash
+pip install trainyard
+trainyard train recipe.toml --data DATA --run again
+trainyard evaluate again
 ```
 """)
 
@@ -137,7 +158,7 @@ ${numpy}import timm
 import torch
 from PIL import Image
 
-model = timm.create_model("local-dir:$file", pretrained=True).eval()
+model = timm.create_model("$file", pretrained=True).eval()
 classes = model.pretrained_cfg["label_names"]
 """,
     "onnx": """\
@@ -173,7 +194,7 @@ $show""",
 
 
 def card(about: Description, kind: str, file: str, difference: Difference) -> str:
-    """The card of a `file` or folder; `kind` is a format, or "hub"."""
+    """The card of a model; `kind` is a format, and `file` its name, or "hub", and timm's name."""
     sizes, resize = _sizes(about)
     texts = {
         **sizes,
@@ -195,6 +216,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
     }
     return _CARD.substitute(
         texts,
+        front=_front_matter(about),
         made_by=MADE_BY,
         probabilities=(
             "a sigmoid makes the probability of each, as an image may have any number of them"
@@ -243,6 +265,34 @@ def _weights(name: str) -> str:
     decay = name.partition("-")[2]
     of = f" of decay {decay}" if decay else ""
     return "weights" if name == "raw" else f"moving average of the weights{of}"
+
+
+def _front_matter(about: Description) -> str:
+    """YAML for the Hub: github.com/huggingface/hub-docs, modelcard.md."""
+    library = [] if is_own(about.architecture) else ["timm"]
+    datasets = sorted(set(_ON_HUB.findall(f"{about.train} {about.val}")))
+    front: dict[str, Any] = {
+        **({"library_name": library[0]} if library else {}),
+        **({"license": about.license} if about.license else {}),
+        "pipeline_tag": _TASK,
+        "tags": [_TASK, *library, "trainyard"],
+        **({"datasets": datasets} if datasets else {}),
+    }
+    if about.evaluation:
+        name, on_hub = about.val or "unknown", _ON_HUB.match(about.val)
+        metrics = [
+            {"type": kind, "value": round(about.evaluation[key], 6), "name": title}
+            for key, (kind, title) in _ON_CARD.items()
+            if key in about.evaluation
+        ]
+        result = {
+            "task": {"type": _TASK, "name": "Image Classification"},
+            "dataset": {"name": name, "type": on_hub[1] if on_hub else "custom"},
+            "metrics": metrics,
+        }
+        front["model-index"] = [{"name": about.architecture, "results": [result]}]
+    text: str = yaml.safe_dump(front, sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _sizes(about: Description) -> tuple[dict[str, str], str]:

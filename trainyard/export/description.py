@@ -14,11 +14,14 @@ from trainyard.config import RunConfig
 from trainyard.data.open_datasets import source_of
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.image_size import ImageSize, height_width
+from trainyard.monitor.environment import versions
+from trainyard.monitor.outcome import METRICS
 from trainyard.own_code import is_own
 from trainyard.training import checkpoint
 from trainyard.training.averages import prefix_of
 
 INPUT, OUTPUT = "images", "logits"  # names, in formats that have names
+_MEASURED = (*METRICS, "loss")
 # Options of timm that affect training alone.
 _OF_TRAINING = ("drop_rate", "drop_path_rate", "drop_block_rate")
 
@@ -44,12 +47,13 @@ class Description:
     precision: str
     """Precision of training and evaluation; exported models compute in float32."""
     evaluation: dict[str, Any]
-    """samples, top1, top5, loss of these weights, or with lists of labels samples, map, micro_f1,
-    macro_f1, loss; empty if they were not evaluated."""
+    """samples, the metrics by their keys, loss of these weights; {} if they were not evaluated."""
     has_lists: bool
     """True if an image may have any number of classes: a sigmoid makes their probabilities."""
     train: str
     val: str
+    license: str | None
+    """The user's identifier of a license, for the card."""
     recipe: dict[str, dict[str, Any]]
     """The keys that differ from their defaults."""
     versions: dict[str, str]
@@ -91,8 +95,8 @@ class Description:
         }
 
 
-def describe(classifier: Classifier) -> Description:
-    """The description of a model that goes into an exported file."""
+def describe(classifier: Classifier, license: str | None = None) -> Description:
+    """The description of a model that goes into an exported file and its card."""
     config, model = classifier.config, classifier.model
     return Description(
         architecture=_architecture(config.model.name),
@@ -111,8 +115,13 @@ def describe(classifier: Classifier) -> Description:
         has_lists=classifier.has_lists,
         train=_place(str(source_of(config.data, "train"))),
         val=_place(str(source_of(config.data, "val"))),
+        license=license,
         recipe=_recipe(config),
-        versions={"torch": torch.__version__, "timm": timm.__version__},
+        versions={
+            "trainyard": versions()["trainyard"] or "unknown",
+            "torch": torch.__version__,
+            "timm": timm.__version__,
+        },
     )
 
 
@@ -132,10 +141,9 @@ def _evaluation(classifier: Classifier) -> dict[str, Any]:
     """The evaluation of these weights, if the run made one."""
     last = checkpoint.read_progress(classifier.checkpoint)["last"]
     prefix = prefix_of(classifier.weights)
-    keys = ("map", "micro_f1", "macro_f1") if classifier.has_lists else ("top1", "top5")
-    if last.get("step") != classifier.step or f"{prefix}{keys[0]}" not in last:
+    if last.get("step") != classifier.step or f"{prefix}loss" not in last:
         return {}
-    measured = {key: last[f"{prefix}{key}"] for key in (*keys, "loss")}
+    measured = {key: last[f"{prefix}{key}"] for key in _MEASURED if f"{prefix}{key}" in last}
     return {"samples": last["samples"], **measured}
 
 

@@ -2,10 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ from trainyard.export.check import Difference, DiffersError, compare, examples, 
 from trainyard.export.description import Description, describe
 from trainyard.export.formats import FORMATS
 from trainyard.export.hub import CARD, CONFIG, WEIGHTS, is_ours, load_hub, write_hub
+from trainyard.export.push import Repository
 from trainyard.files import disk_error, fsync, part_of, writing
 from trainyard.own_code import is_own
 from trainyard.printable import printable
@@ -31,15 +34,27 @@ class Export:
     """Its format, or "hub"."""
     bytes: int
     difference: Difference
+    files: dict[str, Path]
+    """All files, the card included, by the names that they have in a repository."""
+
+
+class Pushed(NamedTuple):
+    """What was uploaded."""
+
+    export: Export
+    """The main part; a folder for timm is gone from this disk."""
+    commit: str
+    """The URL of the commit."""
 
 
 class Exporter:
     """Exports one classifier, to any number of files."""
 
-    def __init__(self, classifier: Classifier) -> None:
+    def __init__(self, classifier: Classifier, license: str | None = None) -> None:
+        """`license`: an identifier for the cards, such as apache-2.0."""
         self._model: nn.Module = plain_model(classifier)
         self._examples: list[Tensor] = examples(classifier)
-        self._about: Description = describe(classifier)
+        self._about: Description = describe(classifier, license)
         self._bytes = sum(weight.nbytes for weight in self._model.state_dict().values())
 
     def to_file(self, path: Path, kind: str) -> Export:
@@ -59,11 +74,15 @@ class Exporter:
             # The model comes last: once it is visible, all its parts are there.
             first, last = card_path.name, path.name
             parts = [f.name for f in folder.iterdir() if f.name not in (first, last)]
-            _move(folder, path.parent, [first, *parts, last])
-        return Export(path, kind, size, difference)
+            names = [first, *parts, last]
+            _move(folder, path.parent, names)
+        return Export(path, kind, size, difference, {name: path.parent / name for name in names})
 
-    def to_hub(self, path: Path) -> Export:
-        """Write a folder that timm loads, new or in place of an earlier export."""
+    def to_hub(self, path: Path, name: str | None = None) -> Export:
+        """Write a folder that timm loads, new or in place of an earlier export.
+
+        `name`: by which timm loads it, in the card's code; else that of this folder.
+        """
         check_hub(path)
         if is_own(self._about.architecture):
             raise InputError(
@@ -72,11 +91,32 @@ class Exporter:
         with _beside(path, self._bytes) as folder:
             difference = self._checked("hub", folder)
             size = sum(file.stat().st_size for file in folder.iterdir())
-            text = printable(card(self._about, "hub", str(path), difference))
+            text = printable(card(self._about, "hub", name or f"local-dir:{path}", difference))
             (folder / CARD).write_text(text, encoding="utf-8")
             path.mkdir(exist_ok=True)
-            _move(folder, path, [CARD, CONFIG, WEIGHTS])
-        return Export(path, "hub", size, difference)
+            names = [CARD, CONFIG, WEIGHTS]
+            _move(folder, path, names)
+        return Export(path, "hub", size, difference, {name: path / name for name in names})
+
+    def push(self, to: Repository, beside: Sequence[Export] = (), *, private: bool) -> Pushed:
+        """Upload a folder for timm, and exported files beside it, in one commit.
+
+        A model that timm does not know is uploaded as those files alone, with the first one's card.
+        Errors are those of `to_hub` and of `Repository.push`.
+        """
+        files = {name: file for one in beside for name, file in one.files.items()}
+        message = f"{self._about.architecture}, step {self._about.step:,}"
+        if is_own(self._about.architecture):
+            if not beside:
+                raise InputError(
+                    f"--push {to.name}: timm has no architecture {self._about.architecture}: name "
+                    "a FILE to upload"
+                )
+            files[CARD] = card_of(beside[0].path)
+            return Pushed(beside[0], to.push(files, message, private=private))
+        with TemporaryDirectory() as folder:
+            made = self.to_hub(Path(folder) / "export", to.timm_name)
+            return Pushed(made, to.push(files | made.files, message, private=private))
 
     def _checked(self, kind: str, path: Path) -> Difference:
         """Write, reload and compare."""

@@ -1,0 +1,82 @@
+"""The card of an export: what the Hub reads of it, and the way back to the model."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from tests.docs.pages import check_command
+from trainyard.classifier import load
+from trainyard.config import RunConfig, load_recipe
+from trainyard.export.card import card
+from trainyard.export.check import Difference
+from trainyard.export.description import describe
+
+SAME = Difference(0.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("trained", ["convolutions", "transformer"])
+def test_the_hub_reads_the_results(trained: str, request: pytest.FixtureRequest) -> None:
+    run: Path = request.getfixturevalue(trained)
+    about = describe(load(run), "apache-2.0")
+    told: Any = ModelCard(card(about, "hub", "hf-hub:acme/digits", SAME)).data
+    assert told.library_name == "timm" and told.pipeline_tag == "image-classification"
+    assert told.license == "apache-2.0" and told.get("datasets") is None
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    (own,) = [
+        line
+        for line in map(json.loads, lines)
+        if line["kind"] == "val" and line["step"] == about.step
+    ]
+    prefix = "ema_" if about.weights == "ema" else ""
+    metrics = {one.metric_name: one.metric_value for one in told.eval_results}
+    assert metrics == {
+        "Top-1 accuracy": pytest.approx(own[f"{prefix}top1"], abs=1e-6),
+        "Top-5 accuracy": pytest.approx(own[f"{prefix}top5"], abs=1e-6),
+        "Balanced accuracy": pytest.approx(own[f"{prefix}balanced_accuracy"], abs=1e-6),
+        "Macro F1": pytest.approx(own[f"{prefix}macro_f1"], abs=1e-6),
+        "Loss": pytest.approx(own[f"{prefix}loss"], abs=1e-6),
+    }
+    assert {one.task_type for one in told.eval_results} == {"image-classification"}
+    assert {one.dataset_name for one in told.eval_results} == {about.val}
+
+
+def test_the_recipe_and_the_commands_train_it_again(transformer: Path, tmp_path: Path) -> None:
+    text = card(describe(load(transformer)), "onnx", "m.onnx", SAME)
+    (recipe,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "recipe.toml").write_text(recipe)
+    again = load_recipe(str(tmp_path / "recipe.toml"))
+    assert plainly(again) == plainly(load_recipe(str(transformer / "recipe.toml")))
+    (commands,) = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
+    _, train, evaluate = commands.splitlines()
+    for command in (train, evaluate):
+        check_command(command)
+
+
+def plainly(config: RunConfig) -> dict[str, object]:
+    """A recipe without the keys that concern a machine."""
+    tree: dict[str, object] = config.model_dump(
+        exclude={"watch": True, "data": {"train", "val", "threads"}}
+    )
+    return tree
+
+
+def test_data_of_the_hub_and_models_of_ones_own(transformer: Path) -> None:
+    about = dataclasses.replace(
+        describe(load(transformer)),
+        architecture="nets:mine",
+        train="hf://datasets/acme/photos@v1/train-*.parquet",
+        val="hf://datasets/acme/photos",
+        evaluation={},
+    )
+    front = yaml.safe_load(card(about, "onnx", "m.onnx", SAME).split("---\n")[1])
+    assert front == {
+        "pipeline_tag": "image-classification",
+        "tags": ["image-classification", "trainyard"],
+        "datasets": ["acme/photos"],
+    }

@@ -1,0 +1,141 @@
+"""`trainyard export --push`, to a local server that behaves like the Hub."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import yaml
+from huggingface_hub import constants
+
+from tests.command_line import Capture, complaint, run, shown
+from tests.export.hub_server import READ_TOKEN, TOKEN, Hub
+from tests.web import free_port
+from trainyard.classifier import load
+from trainyard.export.check import plain_model
+
+# huggingface_hub 2.4's upload by LFS.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=<...>':DeprecationWarning")
+PUSH = ("--push", "hf://acme/digits")
+LAYOUT = {"README.md", "config.json", "model.safetensors"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # its storage is another protocol
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with Hub(tmp_path) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
+        resolve = "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + resolve)
+        yield server
+
+
+def test_timm_loads_what_was_pushed(
+    hub: Hub, convolutions: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """One commit of weights by LFS, configuration and card; the same logits from the server."""
+    said = shown(capsys, "export", convolutions, *PUSH, "--private", "--license", "apache-2.0")
+    assert "hf://acme/digits: " in said and f"{hub.url}/acme/digits/commit/" in said
+    assert hub.private["acme/digits"]
+    ((_, *operations),) = hub.commits
+    kinds = {one["value"]["path"]: one["key"] for one in operations}
+    assert kinds.keys() == LAYOUT
+    assert [name for name, kind in kinds.items() if kind == "lfsFile"] == ["model.safetensors"]
+
+    model = timm.create_model("hf-hub:acme/digits", pretrained=True).eval()
+    trained = plain_model(load(convolutions))
+    images = torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(model(images), trained(images))
+    card = hub.branches["acme/digits"]["main"]["README.md"].decode()
+    assert 'timm.create_model("hf-hub:acme/digits", pretrained=True)' in card
+    assert yaml.safe_load(card.split("---\n")[1])["license"] == "apache-2.0"
+    assert list(tmp_path.glob("cache/**/model.safetensors"))
+
+
+def test_a_file_beside_them_on_a_branch(
+    hub: Hub, convolutions: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    file, name = tmp_path / "digits.pt2", "hf://acme/digits@next"
+    said = json.loads(shown(capsys, "export", convolutions, file, "--push", name, "--json"))
+    assert [one["path"] for one in said["exports"]] == [str(file), name]
+    assert said["exports"][1]["commit"].startswith(f"{hub.url}/acme/digits/commit/")
+    branches = hub.branches["acme/digits"]
+    assert branches["next"].keys() == LAYOUT | {"digits.pt2", "digits.pt2.md"}
+    assert branches["next"]["digits.pt2"] == file.read_bytes()
+    assert branches["main"] == {}
+    # Once more: the repository and the branch are there.
+    assert run("export", convolutions, "--push", name) == 0
+    assert len(hub.commits) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "message"),
+    [
+        ("hf://acme", TOKEN, "write hf://OWNER/NAME, or hf://OWNER/NAME@REVISION"),
+        ("hf://datasets/acme/x", TOKEN, "write hf://OWNER/NAME, or"),
+        ("hf://acme/a--b", TOKEN, "Cannot have -- or .. in repo_id"),
+        ("hf://acme/digits", "", "no token: set HF_TOKEN, or run `hf auth login`"),
+        ("hf://acme/digits", "hf_\x01", "a character that tokens cannot have"),
+        ("hf://acme/digits", "hf_wrong", "the Hub refuses the token: set a valid HF_TOKEN"),
+        ("hf://acme/digits", READ_TOKEN, "the token may not write to acme/digits: it needs the"),
+        ("hf://other/new", TOKEN, "OWNER must be its account"),
+        ("hf://other/theirs", TOKEN, "OWNER must be its account"),
+        ("hf://acme/digits@refs/pr/7", TOKEN, "there is no revision refs/pr/7"),
+    ],
+)
+def test_what_the_hub_refuses(
+    name: str,
+    token: str,
+    message: str,
+    hub: Hub,
+    *,
+    convolutions: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", token)
+    said = complaint(capsys, "export", convolutions, "--push", name)
+    assert message in said and said.count("\n") == 1
+    assert not token or token not in said
+    assert hub.commits == [] and hub.stored == {}
+
+
+def test_a_public_repository_is_not_taken_for_a_private_one(
+    hub: Hub, convolutions: Path, capsys: Capture
+) -> None:
+    assert run("export", convolutions, *PUSH) == 0
+    said = complaint(capsys, "export", convolutions, *PUSH, "--private")
+    assert "--private: acme/digits is there already, and public" in said
+    assert len(hub.commits) == 1
+
+
+def test_a_network_that_is_away(
+    hub: Hub, convolutions: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before the export, and in the middle of the upload."""
+    capsys.readouterr()
+    monkeypatch.setattr(hub, "_storage", lambda handler, *_: hub._say(handler, 403, {"error": "x"}))
+    assert run("export", convolutions, *PUSH) == 2
+    assert "nothing was committed" in capsys.readouterr().err
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    assert run("export", convolutions, *PUSH) == 1
+    said = capsys.readouterr().err
+    assert "Connection refused; nothing was exported" in said and said.count("\n") == 1
+    assert hub.commits == []
+
+
+def test_nothing_is_uploaded_before_the_export_was_checked(
+    hub: Hub, convolutions: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = [torch.full((1, 3, 32, 32), torch.nan)]
+    monkeypatch.setattr("trainyard.export.export.examples", lambda _: noise)
+    assert run("export", convolutions, *PUSH) == 1
+    assert "nothing was written" in capsys.readouterr().err
+    assert hub.asked == ["GET /api/whoami-v2"]
