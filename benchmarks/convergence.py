@@ -48,7 +48,7 @@ from trainyard.averaging.topology import Round
 from trainyard.estimate.network import Span, sent_bytes
 from trainyard.run.build import AVERAGERS
 
-EPOCHS = 1
+EPOCHS = 2
 TUNING = (100,)  # seeds
 TUNED_AT = 4  # replicas
 STEPS = EPOCHS * 60_000 // 256
@@ -118,7 +118,7 @@ class Accelerated(Gossip):
             updated = [parameter.detach().clone() for parameter in self._trained]
         with torch.no_grad():
             moved = torch._foreach_sub(updated, self._before)
-            torch._foreach_add_(self._trained, moved, alpha=self.MOMENTUM)
+            torch._foreach_add_(list[Tensor](self._trained), moved, alpha=self.MOMENTUM)
         self._before = updated
 
 
@@ -131,8 +131,8 @@ def accelerated() -> Iterator[None]:
 
 def sparse_early(size: int, local_size: int) -> list[Round]:
     """One-peer exponential: in the first half of the run only in every eighth step."""
-    alone = [(rank,) for rank in range(size)]
-    pairs = [
+    alone: Round = [(rank,) for rank in range(size)]
+    pairs: list[Round] = [
         [(one, one + distance) for one in range(size) if not one & distance]
         for distance in (1 << k for k in range(size.bit_length() - 1))
     ]
@@ -230,8 +230,8 @@ def next_jobs(found: list[Run], options: argparse.Namespace) -> list[Job]:
 
 
 def runs_of(found: list[Run], name: str, replicas: int, *, held_out: bool) -> list[Run]:
-    wanted = (name, replicas, held_out)
-    return [run for run in found if (run["contender"], run["replicas"], run["held_out"]) == wanted]
+    wanted = {"contender": name, "replicas": replicas, "epochs": EPOCHS, "held_out": held_out}
+    return [run for run in found if run | wanted == run]
 
 
 # --- the table ---

@@ -7,7 +7,6 @@ one rank or several over gloo; torch is imported once, before the processes are 
 import json
 import math
 import os
-import shutil
 import socket
 import statistics
 import subprocess
@@ -152,20 +151,22 @@ class Team:
 
     def finish(self) -> Run:
         """The figures of the job. SystemExit with the traceback of a rank that failed."""
-        found = [pipe.recv() for pipe in self.pipes]
-        for each in found:
-            if isinstance(each, str):
-                raise SystemExit(each)
-        return self.job.run | found[0]
+        found: list[Run | str] = [pipe.recv() for pipe in self.pipes]
+        if failed := [each for each in found if isinstance(each, str)]:
+            raise SystemExit(failed[0])
+        return self.job.run | dict(found[0])
+
+    def end(self) -> None:
+        for pipe in self.pipes:
+            pipe.send(None)
 
 
 def _serve(rank: int, core: int | None, pipe: Any) -> None:
     if core is not None:
         os.sched_setaffinity(0, {core})
-    while True:
-        job, port, folder = pipe.recv()
+    while (task := pipe.recv()) is not None:
         try:
-            pipe.send(train_rank(rank, job, port, folder))
+            pipe.send(train_rank(rank, *task))
         except BaseException:
             pipe.send(traceback.format_exc())
 
@@ -190,19 +191,20 @@ def run_all(
             if time.monotonic() - begun > seconds:
                 jobs = []
             idle = [team for team in teams if team not in busy.values()]
-            for number, (team, job) in enumerate(zip(idle, jobs, strict=False)):
-                place = Path(scratch) / f"{len(found)}-{number}"
-                shutil.rmtree(place, ignore_errors=True)
-                team.start(job, place)
+            for team, job in zip(idle, jobs, strict=False):
+                team.start(job, Path(tempfile.mkdtemp(dir=scratch)) / "run")
                 busy[team.pipes[0]] = team
             if not busy:
-                return found
+                break
             for pipe in connection.wait(list(busy)):
                 run = busy.pop(pipe).finish()
                 found.append(run)
                 with path.open("a") as file:
                     file.write(json.dumps(run) + "\n")
                 print(*run.values(), flush=True)
+    for team in teams:
+        team.end()
+    return found
 
 
 # --- learning rates ---
