@@ -1,277 +1,318 @@
-"""Where replicas end that agree by all-reduce, by gossip, and now and then: four of them.
+"""Where replicas end that synchronise by all-reduce, by gossip or now and then, on Fashion-MNIST.
 
-python -m benchmarks.convergence FOLDER [--hardware NAME] [--out benchmarks/results]
-    [--only NAME ...] [--data digits photographs] [--epochs 10] [--lr 0.1]
-    [--seeds 5] [--known JSON]
+python -m benchmarks.convergence FOLDER [--replicas 4] [--only NAME ...] [--seeds 5]
+    [--seconds 100] [--hardware NAME]
 
-Two small real problems: scikit-learn's scanned digits, and tiles of photographs of scikit-learn's
-and scikit-image's, to be told from which photograph they are. The `digits` recipe by SGD with
-another [average] section, and nothing else changed: the same images in the same order. Four ranks
-of two nodes, by gloo; FOLDER is for the data and the runs. 30 minutes on two cores. What an earlier
-result has of the same epochs and learning rate is not run again.
+One recipe (benchmarks/fashion_mnist.py: SGD, 256 images a step over all replicas) with another
+[average] section; the same images in the same order, on two replicas per node, over gloo. Learning
+rates are chosen on a tenth of the training images that is held out, by the loss of another seed:
+three rates a factor of 2 apart, and more while the best one is the largest or the smallest. The
+rates are chosen for all-reduce, one-peer gossip, periodic averaging and each outer momentum, on
+four replicas; variants of these and eight replicas take the rates of their kind.
+
+FOLDER is for the data and `convergence.jsonl`, the finished runs. The program starts no run after
+--seconds: call it again until nothing is left. --hardware writes the table.
 """
 
 import argparse
-import itertools
-import json
-import os
 import statistics
-import tempfile
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-from PIL import Image
+import torch
+from torch import Tensor, nn
 
-from benchmarks.saving import save
-from trainyard.datasets.prepare.digits import prepare_digits
+from benchmarks.fashion_mnist import (
+    HELD_OUT,
+    RANKS_PER_NODE,
+    Job,
+    Run,
+    best_rate,
+    by_rate,
+    missing_rates,
+    percent,
+    prepare,
+    recipe,
+    run_all,
+    standard_error,
+)
+from benchmarks.saving import listed, save
+from trainyard.averaging import hooks
+from trainyard.averaging.config import AverageConfig
+from trainyard.averaging.consensus import Consensus
+from trainyard.averaging.gossip import Gossip
+from trainyard.averaging.topology import Round
+from trainyard.estimate.network import Span, sent_bytes
+from trainyard.run.build import AVERAGERS
 
-RANKS, RANKS_PER_NODE = 4, 2
-FIRST_PORT = 21_000  # below those that the kernel gives to anyone
+EPOCHS = 2
+TUNING = (100,)  # seeds
+TUNED_AT = 4  # replicas
+STEPS = EPOCHS * 60_000 // 256
+BASE = "all-reduce"
 EXPONENTIAL = {"name": "gossip", "topology": "one-peer-exponential"}
-DILOCO = {"name": "periodic", "every": 8, "outer_lr": 0.7, "outer_momentum": 0.9}
-# Keys of [average].
-CONTENDERS: dict[str, dict[str, Any]] = {
-    "all-reduce": {"name": "allreduce"},
-    "gossip, complete": {"name": "gossip", "topology": "complete"},
-    "gossip, ring": {"name": "gossip", "topology": "ring"},
-    "gossip, one-peer exponential": EXPONENTIAL,
-    "the same, no overlap": EXPONENTIAL | {"overlap": False},
-    "the same, sent as bf16": EXPONENTIAL | {"compress": "bf16"},
-    "gossip, alternating exponential ring": {
-        "name": "gossip",
-        "topology": "alternating-exponential-ring",
-    },
-    "gossip between nodes, all-reduce inside": EXPONENTIAL | {"hierarchical": True},
-    "periodic, every 8 steps": {"name": "periodic", "every": 8},
-    "periodic, every 8, DiLoCo's momentum": DILOCO,
-    "periodic, every 8, overlapped, int8": {
-        "name": "periodic",
-        "every": 8,
-        "overlap": True,
-        "compress": "int8",
-    },
+PERIODIC = {"name": "periodic", "every": 8}
+
+
+class Contender(NamedTuple):
+    average: dict[str, Any]
+    """Keys of [average]."""
+    rate: float = 0.1
+    """The middle of the first three learning rates."""
+    rate_of: str | None = None
+    """The contender whose learning rate it takes."""
+    inside: Any = nullcontext
+    """Context of its runs."""
+    is_stream: bool = False
+
+
+# --- what the recipe does not offer ---
+
+
+@contextmanager
+def early_power_sgd() -> Iterator[None]:
+    """PowerSGD after a tenth of the steps: by default it begins at step 1,000."""
+    before, hooks.START = hooks.START, STEPS // 10
+    yield
+    hooks.START = before
+
+
+@contextmanager
+def evaluated_alone() -> Iterator[None]:
+    """Evaluations measure the distance from the mean, and keep each replica's own weights."""
+    put_mean = Consensus._put_mean
+
+    def keep(self: Consensus, tensors: list[Tensor]) -> Tensor:
+        own = [tensor.detach().clone() for tensor in tensors]
+        distance = put_mean(self, tensors)
+        with torch.no_grad():
+            torch._foreach_copy_(tensors, own)
+        return distance
+
+    Consensus._put_mean = keep  # type: ignore[method-assign, assignment]
+    yield
+    Consensus._put_mean = put_mean  # type: ignore[method-assign]
+
+
+class Accelerated(Gossip):
+    """GASLoC with one local step (Cagnasso et al. 2026, arXiv 2606.11081).
+
+    Weights also move by MOMENTUM (u(t) - u(t - 1)); u(t): a replica's after its update, unmixed.
+
+    Without overlap only.
+    """
+
+    MOMENTUM = 0.5
+
+    def _prepare(self, parameters: list[nn.Parameter]) -> None:
+        super()._prepare(parameters)
+        self._trained = parameters
+        self._before = [parameter.detach().clone() for parameter in parameters]
+
+    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Any]:
+        for parameters in super().ready_parameters(step, divisible=False):
+            yield parameters
+            updated = [parameter.detach().clone() for parameter in self._trained]
+        with torch.no_grad():
+            moved = torch._foreach_sub(updated, self._before)
+            torch._foreach_add_(list[Tensor](self._trained), moved, alpha=self.MOMENTUM)
+        self._before = updated
+
+
+@contextmanager
+def accelerated() -> Iterator[None]:
+    AVERAGERS["gossip"] = Accelerated
+    yield
+    AVERAGERS["gossip"] = Gossip
+
+
+def sparse_early(size: int, local_size: int) -> list[Round]:
+    """One-peer exponential: in the first half of the run only in every eighth step."""
+    alone: Round = [(rank,) for rank in range(size)]
+    pairs: list[Round] = [
+        [(one, one + distance) for one in range(size) if not one & distance]
+        for distance in (1 << k for k in range(size.bit_length() - 1))
+    ]
+    mixes = [step > STEPS // 2 or step % 8 == 7 for step in range(STEPS)]
+    turns = [sum(mixes[:step]) % len(pairs) for step in range(STEPS)]
+    return [pairs[turn] if mix else alone for turn, mix in zip(turns, mixes, strict=True)]
+
+
+_GOSSIP, _PERIODIC = "gossip, one-peer exponential", "periodic, every 8 steps"
+CONTENDERS = {
+    BASE: Contender({"name": "allreduce"}),
+    "sharded": Contender({"name": "sharded"}, rate_of=BASE),
+    "all-reduce of a stream (join)": Contender({"name": "allreduce"}, rate_of=BASE, is_stream=True),
+    "all-reduce, bf16": Contender({"name": "allreduce", "compress": "bf16"}, rate_of=BASE),
+    "all-reduce, PowerSGD": Contender(
+        {"name": "allreduce", "compress": "powersgd"}, rate_of=BASE, inside=early_power_sgd
+    ),
+    _GOSSIP: Contender(EXPONENTIAL),
+    "the same, no overlap": Contender(EXPONENTIAL | {"overlap": False}, rate_of=_GOSSIP),
+    "the same, bf16": Contender(EXPONENTIAL | {"compress": "bf16"}, rate_of=_GOSSIP),
+    "gossip, complete": Contender({"name": "gossip", "topology": "complete"}, rate_of=_GOSSIP),
+    "gossip, ring": Contender({"name": "gossip", "topology": "ring"}, rate_of=_GOSSIP),
+    "gossip, alternating exponential ring": Contender(
+        {"name": "gossip", "topology": "alternating-exponential-ring"}, rate_of=_GOSSIP
+    ),
+    "gossip between nodes, all-reduce inside": Contender(
+        EXPONENTIAL | {"hierarchical": True}, rate_of=_GOSSIP
+    ),
+    _PERIODIC: Contender(PERIODIC),
+    "periodic, overlapped, int8": Contender(
+        PERIODIC | {"overlap": True, "compress": "int8"}, rate_of=_PERIODIC
+    ),
+    "periodic, DiLoCo's momentum": Contender(
+        PERIODIC | {"outer_lr": 0.7, "outer_momentum": 0.9}, rate=0.05
+    ),
+    # What may close a gap.
+    "gossip, one-peer, mixing 0.5": Contender(EXPONENTIAL | {"mixing": 0.5}, rate_of=_GOSSIP),
+    "gossip, one-peer, sparse early": Contender(
+        {"name": "gossip", "topology": "benchmarks.convergence:sparse_early"}, rate_of=_GOSSIP
+    ),
+    "gossip, one-peer, outer momentum": Contender(
+        EXPONENTIAL | {"overlap": False}, rate=0.05, inside=accelerated
+    ),
+    "periodic, outer momentum 0.5": Contender(
+        PERIODIC | {"outer_lr": 0.7, "outer_momentum": 0.5}, rate=0.05
+    ),
+    "gossip, one-peer, each by itself": Contender(
+        EXPONENTIAL, rate_of=_GOSSIP, inside=evaluated_alone
+    ),
+    "periodic, each by itself": Contender(PERIODIC, rate_of=_PERIODIC, inside=evaluated_alone),
 }
-PHOTOGRAPHS = "astronaut brick camera cell chelsea coffee grass gravel hubble_deep_field retina"
-_TILE = 32  # pixels
-_STRIDES = {"train": 28, "val": 16}
-
-Run = dict[str, Any]
-Job = tuple[str, str, int]  # data, contender, seed
-
-
-# --- the photographs ---
-
-
-def prepare_photographs(folder: Path) -> None:
-    """Tiles of photographs, a folder for each; every fourth stretch of columns is to validate."""
-    if (folder / "val").exists():
-        return
-    for name, pixels in photographs():
-        for split, stride in _STRIDES.items():
-            rows, columns = (range(0, size - _TILE, stride) for size in pixels.shape[:2])
-            for y, x in itertools.product(rows, columns):
-                # None that shows pixels of both.
-                if {split_of(column) for column in (x, x + _TILE - 1)} == {split}:
-                    tile = folder / split / name / f"{y}-{x}.png"
-                    tile.parent.mkdir(parents=True, exist_ok=True)
-                    Image.fromarray(pixels[y : y + _TILE, x : x + _TILE]).save(tile)
-
-
-def split_of(column: int) -> str:
-    return "val" if (column // 64) % 4 == 3 else "train"
-
-
-def photographs() -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Names and pixels, half of their size and no wider than 400."""
-    from skimage import data
-    from sklearn.datasets import load_sample_images
-
-    samples = load_sample_images()
-    images = dict(zip(("china", "flower"), samples.images, strict=True))
-    images |= {name: getattr(data, name)() for name in PHOTOGRAPHS.split()}
-    for name, pixels in images.items():
-        image = Image.fromarray(pixels).convert("RGB")
-        image.thumbnail((400, 400))
-        yield name, np.asarray(image)
 
 
 # --- the runs ---
 
 
-def overrides(folder: Path, job: Job, epochs: int, lr: float) -> dict[str, str]:
-    data, contender, seed = job
-    keys: dict[str, Any] = {
-        **{f"average.{key}": value for key, value in CONTENDERS[contender].items()},
-        "optim.name": "sgd",
-        "optim.lr": lr,
-        "optim.weight_decay": 1e-3,
-        "data.train": f"{folder}/{data}/train",
-        "data.val": f"{folder}/{data}/val",
-        "data.threads": 1,
-        "run.length": f"{epochs} epochs",
-        "run.seed": seed,
-        "run.eval_every": "0 steps",
-        "run.save_every": "0 steps",
+def job_of(options: argparse.Namespace, name: str, lr: float, seed: int, held_out: bool) -> Job:
+    contender = CONTENDERS[name]
+    run = {
+        "contender": name,
+        "replicas": options.replicas,
+        "epochs": EPOCHS,
+        "lr": lr,
+        "seed": seed,
     }
-    return {
-        key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()
-    }
+    own = {f"average.{key}": value for key, value in contender.average.items()}
+    if contender.is_stream:
+        own |= {
+            "data.order": "join",
+            "data.samples": 60_000,
+            "data.train": f"{options.folder}/web/imagenet-train-{{000000..000059}}.tar",
+        }
+    keys = (
+        recipe(options.folder, epochs=EPOCHS, seed=seed, held_out=held_out) | {"optim.lr": lr} | own
+    )
+    return Job(run | {"held_out": held_out}, keys, options.replicas, contender.inside)
 
 
-def train_all(
-    rank: int, jobs: list[Job], folder: Path, epochs: int, lr: float, results: Any
-) -> None:
-    """What each of the ranks does: one run after another."""
-    import torch
-    from rich.console import Console
-
-    from trainyard.config import load_recipe
-    from trainyard.run.train import train
-    from trainyard.world import World
-
-    os.environ |= {"MASTER_ADDR": "127.0.0.1"}
-    node, local_rank = divmod(rank, RANKS_PER_NODE)
-    world = World(rank, RANKS, local_rank, RANKS_PER_NODE, node, RANKS // RANKS_PER_NODE)
-    torch.set_num_threads(1)
-    for number, job in enumerate(jobs):
-        os.environ["MASTER_PORT"] = str(FIRST_PORT + number)
-        started = time.perf_counter()
-        run_folder = folder / "run" / f"{number}"
-        config = load_recipe("digits", overrides(folder, job, epochs, lr))
-        outcome = train(config, run_folder, world=world, console=Console(quiet=True))
-        if rank == 0:
-            lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").open()]
-            train_loss = next(line["loss"] for line in reversed(lines) if line["kind"] == "train")
-            results.put(
-                {
-                    **dict(zip(("data", "contender", "seed"), job, strict=True)),
-                    "steps": outcome.step,
-                    "top1": outcome.last["top1"],
-                    "val_loss": outcome.last["loss"],
-                    "train_loss": train_loss,
-                    "curve": [line["loss"] for line in lines if line["kind"] == "train"],
-                    "consensus_distance": outcome.last.get("consensus_distance"),
-                    "seconds": time.perf_counter() - started,
-                }
-            )
+def next_jobs(found: list[Run], options: argparse.Namespace) -> list[Job]:
+    """What is missing: first the runs that choose the rates, then those on the test images."""
+    tuning: list[Any] = []
+    final: list[Any] = []
+    for name in options.only:
+        tuned = CONTENDERS[name].rate_of or name
+        known = by_rate(runs_of(found, tuned, TUNED_AT, held_out=True), len(TUNING))
+        rates = missing_rates(known, CONTENDERS[tuned].rate)
+        if not rates:
+            final += [(name, best_rate(known), seed, False) for seed in range(options.seeds)]
+        elif options.replicas == TUNED_AT:
+            tuning += [(tuned, rate, seed, True) for rate in rates for seed in TUNING]
+    final.sort(key=lambda each: each[2])
+    jobs = [job_of(options, *each) for each in dict.fromkeys(tuning or final)]
+    done = [{key: run[key] for key in jobs[0].run} for run in found] if jobs else []
+    return [job for job in jobs if job.run not in done]
 
 
-def known(options: argparse.Namespace) -> list[Run]:
-    """Runs of an earlier result."""
-    if options.known is None:
-        return []
-    result = json.loads(options.known.read_text())
-    for key in ("epochs", "lr"):
-        if result[key] != getattr(options, key):
-            raise SystemExit(f"{options.known} has {key} = {result[key]}")
-    return list(result["runs"])
-
-
-def runs(options: argparse.Namespace) -> list[Run]:
-    import torch.multiprocessing as multiprocessing
-
-    found = known(options)
-    done = {(one["data"], one["contender"], one["seed"]) for one in found}
-    wanted = itertools.product(options.data, range(options.seeds), options.only)
-    jobs = [(data, name, seed) for data, seed, name in wanted if (data, name, seed) not in done]
-    with tempfile.TemporaryDirectory(dir=options.folder) as scratch:
-        for data in options.data:
-            (Path(scratch) / data).symlink_to((options.folder / data).resolve())
-        results = multiprocessing.get_context("spawn").Queue()
-        arguments = (jobs, Path(scratch), options.epochs, options.lr, results)
-        context = multiprocessing.spawn(train_all, arguments, nprocs=RANKS, join=False)  # type: ignore[no-untyped-call]
-        for _ in jobs:
-            while results.empty():
-                context.join(timeout=1)  # raises where a rank has failed
-            found.append(results.get())
-            write(found, options)  # what there is, should a later run fail
-            one = found[-1]
-            print(
-                f"{one['data']}, {one['contender']}, seed {one['seed']}: {one['top1']:.2%}, "
-                f"{one['seconds']:.0f} s",
-                flush=True,
-            )
-    return found
+def runs_of(found: list[Run], name: str, replicas: int, *, held_out: bool) -> list[Run]:
+    wanted = {"contender": name, "replicas": replicas, "epochs": EPOCHS, "held_out": held_out}
+    return [run for run in found if run | wanted == run]
 
 
 # --- the table ---
 
+NOTES = """\
+Top-1 on the 10,000 test images of the mean of the replicas: mean over the seeds with its standard
+error, and the difference from all-reduce by pairs of a seed, in points. Distance: root mean square
+over the replicas of how far their weights lie from the mean, after the first epoch and at the end.
+Sent: bytes that a replica sends per step, over those of its weights, by `trainyard estimate`.
+
+"""
+
 
 def table(found: list[Run]) -> str:
     lines = [
-        "| data | averager | seeds | top-1, % | against all-reduce | loss | training loss "
-        "| distance |",
-        "|---|---|---|---|---|---|---|---|",
+        "| replicas | averager | rate | seeds | top-1, % | against all-reduce | loss "
+        "| distance after an epoch | at the end | sent |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    places = {(one["data"], list(CONTENDERS).index(one["contender"])) for one in found}
-    for data, name in ((data, list(CONTENDERS)[place]) for data, place in sorted(places)):
-        same = [one for one in found if (one["data"], one["contender"]) == (data, name)]
-        base = [one for one in found if (one["data"], one["contender"]) == (data, "all-reduce")]
-        top1 = [one["top1"] * 100 for one in same]
-        distances = [one["consensus_distance"] for one in same]
-        distance = "" if None in distances else f"{statistics.median(distances):.3f}"
-        lines.append(
-            f"| {data} | {name} | {len(same)} "
-            f"| {statistics.mean(top1):.2f} ({min(top1):.1f} to {max(top1):.1f}) "
-            f"| {gap(same, base)} | {mean(same, 'val_loss'):.3f} | {mean(same, 'train_loss'):.3f} "
-            f"| {distance} |"
-        )
+    for replicas in sorted({run["replicas"] for run in found}):
+        base = runs_of(found, BASE, replicas, held_out=False)
+        for name in CONTENDERS:
+            runs = runs_of(found, name, replicas, held_out=False)
+            if runs:
+                lines.append(row(name, runs, base))
     return "\n".join(lines) + "\n"
 
 
-def gap(found: list[Run], base: list[Run]) -> str:
-    """Points of top-1 above `base`, mean and standard error of the differences by seed."""
-    top1 = {one["seed"]: one["top1"] for one in base}
-    gaps = [100 * (one["top1"] - top1[one["seed"]]) for one in found if one["seed"] in top1]
-    if found == base or len(gaps) < 2:
+def row(name: str, runs: list[Run], base: list[Run]) -> str:
+    replicas, distances = runs[0]["replicas"], [run["distances"] for run in runs]
+    apart = [
+        "" if distances[0][0] is None else f"{statistics.mean(each[at] for each in distances):.3f}"
+        for at in (0, -1)
+    ]
+    loss = statistics.mean(run["loss"] for run in runs)
+    config = AverageConfig(**CONTENDERS[name].average)
+    sent = sent_bytes(config, 1.0, Span(replicas, replicas // RANKS_PER_NODE))
+    return (
+        f"| {replicas} | {name} | {runs[0]['lr']:g} | {len(runs)} | {percent(runs)} "
+        f"| {gap(runs, base)} | {loss:.4f} | {' | '.join(apart)} | {sent:.2f} |"
+    )
+
+
+def gap(runs: list[Run], base: list[Run]) -> str:
+    """Points of top-1 above `base`: mean and standard error of the differences by seed."""
+    top1 = {run["seed"]: run["top1"] for run in base}
+    gaps = [100 * (run["top1"] - top1[run["seed"]]) for run in runs if run["seed"] in top1]
+    if runs == base or len(gaps) < 2:
         return ""
-    return f"{statistics.mean(gaps):+.2f} ± {statistics.stdev(gaps) / len(gaps) ** 0.5:.2f}"
-
-
-def mean(found: list[Run], key: str) -> float:
-    return float(statistics.mean(one[key] for one in found))
+    return f"{statistics.mean(gaps):+.2f} ± {standard_error(gaps):.2f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--hardware", default=f"{os.cpu_count()}-core CPU")
-    parser.add_argument("--out", type=Path, help="folder for the table and the figures as JSON")
+    parser.add_argument("--replicas", type=int, default=TUNED_AT)
     parser.add_argument("--only", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
-    parser.add_argument("--data", nargs="+", default=["digits", "photographs"])
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--known", type=Path, metavar="JSON", help="a result to add to")
+    parser.add_argument("--seconds", type=float, default=float("inf"))
+    parser.add_argument("--hardware", help="save results/DATE-HARDWARE-convergence.json and .md")
     options = parser.parse_args()
-    prepare_digits(options.folder / "digits")
-    prepare_photographs(options.folder / "photographs")
-    found = runs(options)
-    print(table(found))
-
-
-def write(found: list[Run], options: argparse.Namespace) -> None:
-    if options.out is None:
-        return
-    about = {
-        "hardware": options.hardware,
-        "epochs": options.epochs,
-        "lr": options.lr,
-        "average": CONTENDERS,
-    }
-    heading = (
-        f"# Four replicas, {options.hardware}\n\n"
-        f"{options.epochs} epochs, SGD with a learning rate of {options.lr}, 16 images per replica "
-        "and step. Top-1 is of the mean of "
-        "the replicas: mean over the seeds (least to most), and its difference from all-reduce of "
-        "the same seed in points, with its standard error. Distance: root mean square over the "
-        "replicas of how far their weights lie from the mean, at the end.\n\n"
+    prepare(options.folder)
+    found = run_all(
+        partial(next_jobs, options=options),
+        options.folder / "convergence.jsonl",
+        ranks=options.replicas,
+        seconds=options.seconds,
     )
-    name = f"{options.hardware}-convergence"
-    save(name, {**about, "runs": found}, heading + table(found), folder=options.out)
+    print(table(found))
+    if options.hardware:
+        about = {
+            "hardware": options.hardware,
+            "torch": torch.__version__,
+            "epochs": EPOCHS,
+            "steps": STEPS,
+            "held out to choose rates": HELD_OUT,
+        }
+        text = f"# Replicas that synchronise in different ways\n\n{listed(about)}\n\n"
+        contenders = {name: contender.average for name, contender in CONTENDERS.items()}
+        figures = about | {"average": contenders, "runs": found}
+        save(f"{options.hardware}-convergence", figures, text + NOTES + table(found))
 
 
 if __name__ == "__main__":
