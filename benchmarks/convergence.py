@@ -3,12 +3,14 @@
 python -m benchmarks.convergence FOLDER [--hardware NAME] [--out benchmarks/results]
     [--only NAME ...] [--data digits photographs] [--epochs 10] [--lr 0.1]
     [--seeds 5] [--known JSON]
+python -m benchmarks.convergence FOLDER --make-data
 
 Two small real problems: scikit-learn's scanned digits, and tiles of photographs of scikit-learn's
 and scikit-image's, to be told from which photograph they are. The `digits` recipe by SGD with
 another [average] section, and nothing else changed: the same images in the same order. Four ranks
 of two nodes, by gloo; FOLDER is for the data and the runs. 30 minutes on two cores. What an earlier
-result has of the same epochs and learning rate is not run again.
+result has of the same epochs and learning rate is not run again. --make-data makes FOLDER/digits
+and FOLDER/photographs, and nothing else.
 """
 
 import argparse
@@ -246,9 +248,12 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--known", type=Path, metavar="JSON", help="a result to add to")
+    parser.add_argument("--make-data", action="store_true", help="no runs")
     options = parser.parse_args()
     prepare_digits(options.folder / "digits")
     prepare_photographs(options.folder / "photographs")
+    if options.make_data:
+        return
     found = runs(options)
     print(table(found))
 
