@@ -25,11 +25,11 @@ train_loader = DataLoader(train_data, batch, shuffle=True, num_workers=2, drop_l
 val_loader = DataLoader(val_data, batch, num_workers=2)
 
 model = timm.create_model(name, num_classes=len(train_data.classes))
-matrices = [p for p in model.parameters() if p.ndim > 1]
-others = [p for p in model.parameters() if p.ndim <= 1]
-optimizer = torch.optim.SGD(
-    [{"params": matrices}, {"params": others, "weight_decay": 0.0}], lr, 0.9, weight_decay=decay
-)
+groups: list[dict[str, object]] = [
+    {"params": [p for p in model.parameters() if p.ndim > 1]},
+    {"params": [p for p in model.parameters() if p.ndim <= 1], "weight_decay": 0.0},
+]
+optimizer = torch.optim.SGD(groups, lr=lr, momentum=0.9, weight_decay=decay)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
 criterion = nn.CrossEntropyLoss()
 
