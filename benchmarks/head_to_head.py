@@ -260,7 +260,9 @@ def spread(values: list[float]) -> str:
 
 def mean_and_error(top1: list[float]) -> str:
     percent = [100 * one for one in top1]
-    error = statistics.stdev(percent) / len(percent) ** 0.5 if len(percent) > 1 else float("nan")
+    if len(percent) == 1:
+        return f"{percent[0]:.2f}"
+    error = statistics.stdev(percent) / len(percent) ** 0.5
     return f"{statistics.mean(percent):.2f} ± {error:.2f}"
 
 
