@@ -75,7 +75,7 @@ bench: .venv/.bench
 	$(BIN)/python -m benchmarks.randaugment
 	$(BIN)/python -m benchmarks.start build/start
 	$(BIN)/python -m benchmarks.optimizers build/optimizers
-	@echo "benchmarks/step.py needs a checkout of timm besides: see its first lines"
+	@echo "benchmarks/step.py and head_to_head.py need checkouts of timm and torchvision: see their first lines"
 
 # What only a GPU shows: benchmarks/gpu/README.md. PART is some of its parts, by name or number;
 # MINUTES limits them together; DRY=1 tries them out on the CPU. It needs no .venv: PYTHON may be one

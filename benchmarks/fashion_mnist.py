@@ -152,9 +152,10 @@ class Team:
     def finish(self) -> Run:
         """The figures of the job. SystemExit with the traceback of a rank that failed."""
         found: list[Run | str] = [pipe.recv() for pipe in self.pipes]
-        if failed := [each for each in found if isinstance(each, str)]:
-            raise SystemExit(failed[0])
-        return self.job.run | dict(found[0])
+        figures = [each for each in found if not isinstance(each, str)]
+        if len(figures) < len(found):
+            raise SystemExit(next(each for each in found if isinstance(each, str)))
+        return self.job.run | figures[0]
 
     def end(self) -> None:
         for pipe in self.pipes:

@@ -126,8 +126,8 @@ def advice(found: dict[str, Any]) -> str:
         return f"more threads: this machine has {found['cores']} cores"
     if found["fallback"] > _NOTABLE and found["channels"] in (1, 3):
         return (
-            f"{found['fallback']:.0%} of the images are no baseline JPEGs, which are decoded "
-            "several times as fast: see `trainyard data pack --short`"
+            f"{found['fallback']:.0%} of the images are no baseline JPEGs or usual PNGs, which are "
+            "decoded several times as fast: see `trainyard data pack --short`"
         )
     better = []
     if not found["seek_table"] and decoding.get("seek", 0) > _WORTH * now:

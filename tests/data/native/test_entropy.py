@@ -148,16 +148,16 @@ def test_a_file_or_a_scan_that_ends_too_early_is_damaged(mode: str) -> None:
 def others() -> dict[str, bytes]:
     """Files that are left to the libraries."""
     pixels = picture(30, 40)
-    cmyk, png = io.BytesIO(), io.BytesIO()
+    cmyk, bmp = io.BytesIO(), io.BytesIO()
     Image.fromarray(pixels).convert("CMYK").save(cmyk, "JPEG")
-    Image.fromarray(pixels).save(png, "PNG")
+    Image.fromarray(pixels).save(bmp, "BMP")
     plain = jpeg(pixels)
     adobe = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00"  # its last byte says RGB
     frame = plain.index(b"\xff\xc0")
     return {
         "progressive": jpeg(pixels, progressive=True),
         "cmyk": cmyk.getvalue(),
-        "png": png.getvalue(),
+        "bmp": bmp.getvalue(),
         "rgb by keeping": jpeg(pixels, keep_rgb=True),
         "rgb by Adobe": plain[:2] + adobe + plain[2:],
         "twelve bits": plain[: frame + 4] + b"\x0c" + plain[frame + 5 :],

@@ -38,6 +38,15 @@ typedef struct {
  * decoder can read. */
 Status jpeg_read_header(JpegHeader *header, const uint8_t *bytes, size_t size);
 
+/* The header of planes that are no JPEG's: all components at full resolution. */
+static inline JpegHeader jpeg_of_planes(int num_components, int width, int height) {
+    JpegHeader header = {.width = width, .height = height, .num_components = num_components};
+    header.max_h = header.max_v = 1;
+    for (int c = 0; c < num_components; c++)
+        header.components[c] = (JpegComponent){.h = 1, .v = 1, .width = width, .height = height};
+    return header;
+}
+
 /* Whether a file has its end marker, near its end. One that was cut short below a crop would
  * decode, and whether it is a bad sample would depend on the crop. */
 bool jpeg_is_whole(const uint8_t *bytes, size_t size);

@@ -12,13 +12,7 @@ static Status open_pixels(Packed *packed) {
     size_t plane = (size_t)packed->width * (size_t)packed->height;
     if (packed->size < PACKED_HEADER + 3 * plane + PACKED_MARGIN)
         return DAMAGED;
-    JpegHeader *jpeg = &packed->jpeg;
-    *jpeg = (JpegHeader){.num_components = 3, .max_h = 1, .max_v = 1};
-    jpeg->width = packed->width;
-    jpeg->height = packed->height;
-    for (int c = 0; c < 3; c++)
-        jpeg->components[c] =
-            (JpegComponent){.h = 1, .v = 1, .width = packed->width, .height = packed->height};
+    packed->jpeg = jpeg_of_planes(3, packed->width, packed->height);
     return OK;
 }
 
