@@ -229,6 +229,7 @@ def test_odd_values_survive_writing(recipe: RecipeWriter) -> None:
 # Where a key takes neither its other choices, nor a small number, nor a short time.
 OTHER_VALUES = {
     "model.name": "resnet18",
+    "loss.teacher_model": "resnet18",
     "model.options": "{class_token = false}",
     "model.freeze": '["blocks.*"]',
     "data.weights": "2,0.5",
@@ -267,7 +268,10 @@ NEEDED = {
     ("data.std", str([0.229, 0.224, 0.225])): ("data.channels",),
     ("loss.name", "focal"): ("loss.focal_gamma",),
     ("loss.name", "bce"): ("loss.bce_threshold", "loss.bce_sum"),
-    ("loss.teacher", "old"): ("loss.distillation", "loss.distillation_share", "loss.temperature"),
+    ("loss.teacher", "old"): (
+        *("loss.teacher_model", "loss.distillation"),
+        *("loss.distillation_share", "loss.temperature"),
+    ),
     ("average.name", "gossip"): (
         *("average.topology", "average.mixing"),
         *("average.overlap", "average.hierarchical"),

@@ -235,7 +235,8 @@ def _content(image: Picture, number: int, channels: int) -> bytes:
     if isinstance(image, Image.Image):
         file = io.BytesIO()
         try:
-            as_rgb(image).save(file, "PPM")
+            picture = image if image.mode == "L" else as_rgb(image)
+            picture.save(file, "PNG", compress_level=0)
         except BadImageError as error:
             raise DataError(f"{_named(image, number)}: {error}") from None
         return file.getvalue()

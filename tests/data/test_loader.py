@@ -78,8 +78,8 @@ def all_batches(index: Index, config: LoaderSpec) -> list[HostBatch]:
         return [copied(batch) for batch in loader]
 
 
-def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.uint8]:
-    """What a batch ought to show, by Pillow, one image at a time."""
+def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.int_]:
+    """What a batch ought to show, by Pillow, one image at a time; 1 of 255 apart at most."""
     ids = config.plan.batch(step, config.rank, config.size)
     epochs = config.plan.epochs(step, config.rank, config.size)
     images = [Image.open(index.locate(int(sample))[0]).convert("RGB") for sample in ids]
@@ -91,7 +91,7 @@ def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.uint
             image = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
         else:
             image = image.crop(box).resize((width, height), Image.Resampling.BILINEAR)
-        pixels.append(np.asarray(image))
+        pixels.append(np.asarray(image).astype(int))
     flips = crops.flips.tolist()
     return np.stack([p[:, ::-1] if flip else p for p, flip in zip(pixels, flips, strict=True)])
 
@@ -122,7 +122,7 @@ def test_batches_come_in_the_plans_order(index: Index, threads: int, rank: int, 
         np.testing.assert_array_equal(batch.ids, ids)
         np.testing.assert_array_equal(batch.epochs, config.plan.epochs(step)[rank::size])
         np.testing.assert_array_equal(batch.labels, index.label[ids])
-        np.testing.assert_array_equal(batch.images_BHWC, plain_images(index, config, step))
+        assert abs(batch.images_BHWC - plain_images(index, config, step)).max() <= 1
         assert (batch.weights == 1).all()
         assert batch.bad == []
 
@@ -149,7 +149,7 @@ def test_the_last_batch_of_one_pass_is_as_short_as_it_is(index: Index) -> None:
         assert [len(batch.ids) for batch in batches] == counts
         assert [len(batch.images_BHWC) for batch in batches] == counts
         seen += [sample for batch in batches for sample in batch.ids.tolist()]
-        np.testing.assert_array_equal(batches[0].images_BHWC, plain_images(index, config, 0))
+        assert abs(batches[0].images_BHWC - plain_images(index, config, 0)).max() <= 1
     assert sorted(seen) == list(range(11))
 
 

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +96,34 @@ def test_what_waits_for_a_disk_has_a_limit_of_its_own(
 
 
 # --- in training ---
+
+
+LISTING = """
+import gc, threading
+from trainyard.distributed.heartbeat import Heartbeat
+
+def look(depth):
+    if depth:
+        return look(depth - 1)
+    circle = [own := threading.local()]
+    circle.append(circle)
+    own.value = 1
+    del circle, own
+    beat.activity()
+
+beat = Heartbeat()
+gc.set_threshold(7)
+for number in range(3000):
+    look(number % 5)
+print(gc.isenabled())
+"""
+
+
+def test_garbage_does_not_hang_the_watchdog() -> None:
+    """In Python 3.11, it does where garbage is collected while the threads' frames are listed."""
+    command = [sys.executable, "-c", LISTING]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said == "True\n"
 
 
 def sleep_for_ever() -> None:

@@ -1,12 +1,13 @@
 /* A fuzzing target over the decoder, seek tables and packed records, for libFuzzer.
  *
- * The first 16 bytes of an input choose what is done, the rest is an image: a JPEG or a packed
+ * The first 16 bytes of an input choose what is done, the rest is an image: a JPEG, a PNG or a packed
  * record. Every path that the machine has must give the same status and the same pixels, and what
  * is written of an image (its seek table, its packed record) must decode as the image does. A
  * difference aborts; the sanitizers see the rest. */
 #include <stdio.h>
 
 #include "packed/packed.h"
+#include "png/png.h"
 #include "simd/path.h"
 
 #define OPTIONS 16
@@ -41,6 +42,13 @@ static uint8_t *copy_of(const uint8_t *bytes, size_t size) {
 static int size_of(const uint8_t *bytes, size_t size, int *width, int *height) {
     if (packed_is_record(bytes, size))
         return packed_size(bytes, size, width, height) == OK;
+    if (png_is_one(bytes, size)) {
+        PngHeader header;
+        Status status = png_read_header(&header, bytes, size);
+        *width = header.width;
+        *height = header.height;
+        return status == OK;
+    }
     JpegHeader header;
     if (jpeg_read_header(&header, bytes, size) != OK)
         return 0;
@@ -66,9 +74,13 @@ static Crop crop_of(const uint8_t *options, int width, int height) {
     return crop;
 }
 
+static size_t bytes_of(const Target *target) {
+    return (size_t)target->width * (size_t)target->height * (size_t)target->channels;
+}
+
 /* Decode by every path; the pixels of the first are left in `pixels`. */
 static Status decode_all(const Stored *stored, const Crop *crop, Target target) {
-    size_t size = (size_t)target.width * (size_t)target.height * 3;
+    size_t size = bytes_of(&target);
     uint8_t *first = target.pixels, *other = malloc(size);
     Status status = PATHS[0]->decode(scratches[0], stored, crop, &target);
     for (size_t i = 1; i < NUM_PATHS; i++) {
@@ -83,7 +95,7 @@ static Status decode_all(const Stored *stored, const Crop *crop, Target target) 
 
 /* Its own seek table and packed record must give the same pixels as the image. */
 static void check_derived(const Stored *stored, const Crop *crop, Target target) {
-    size_t size = (size_t)target.width * (size_t)target.height * 3;
+    size_t size = bytes_of(&target);
     uint8_t *expected = target.pixels;
     JpegHeader header;
     if (jpeg_read_header(&header, stored->bytes, stored->size) != OK)
@@ -143,8 +155,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         Crop crop = crop_of(options + 8, width, height);
         if ((crop.right - crop.left) * (crop.bottom - crop.top) <= MAX_PIXELS) {
             int side = 1 + options[7] % (options[6] & 64 ? 70 : 12);
-            Target target = {malloc((size_t)side * (size_t)(side + 3) * 3), side, side + 3,
-                             options[5] & 2};
+            int channels = options[6] & 32 ? 1 : 3;
+            bool planar = channels == 3 && options[5] & 2;
+            Target target = {NULL, side, side + 3, channels, planar};
+            target.pixels = malloc(bytes_of(&target));
             Status status = decode_all(&stored, &crop, target);
             if (status == OK && options[5] & 4 && !seek_size)
                 check_derived(&stored, &crop, target);

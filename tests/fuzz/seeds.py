@@ -1,4 +1,4 @@
-"""Where fuzzing begins: small JPEGs of every kind, packed records and seek tables."""
+"""Where fuzzing begins: small JPEGs and PNGs of every kind, packed records and seek tables."""
 
 import io
 import itertools
@@ -16,6 +16,7 @@ from trainyard.data.decode.packed_record import record_of_pixels
 # Options, see fuzz.c.
 PLAIN = bytes((0, 0, 0, 0, 0, 0, 0, 15, 0, 0, 255, 255, 0, 0, 0, 0))  # the whole image
 DERIVED = PLAIN[:5] + b"\x04" + PLAIN[6:]  # and what is made of it
+LUMA = PLAIN[:6] + b"\x20" + PLAIN[7:]
 CROP = bytes((0, 0, 0, 0, 0, 0, 0, 8, 64, 64, 128, 128, 15, 0, 0, 0))
 
 
@@ -45,9 +46,17 @@ def jpegs() -> Iterator[bytes]:
     yield encode(pictures[0].convert("CMYK"), quality=85)
 
 
-def encode(picture: Image.Image, **options: object) -> bytes:
+def pngs() -> Iterator[bytes]:
+    flower = Image.fromarray(load_sample_images().images[1]).crop((300, 200, 340, 233))
+    for mode in ("L", "LA", "RGB", "RGBA"):
+        for level in (0, 9):
+            yield encode(flower.convert(mode), "PNG", compress_level=level)
+    yield encode(flower.quantize(256), "PNG", bits=8)
+
+
+def encode(picture: Image.Image, kind: str = "JPEG", **options: object) -> bytes:
     file = io.BytesIO()
-    picture.save(file, "JPEG", **options)
+    picture.save(file, kind, **options)
     return file.getvalue()
 
 
@@ -68,12 +77,16 @@ def damaged(images: Sequence[bytes], rng: np.random.Generator) -> Iterator[bytes
 
 
 def write_seeds(folder: Path) -> None:
-    """Each picture plain, with its seek table, and packed."""
+    """Each picture plain, as luma, in part, with its seek table, and packed."""
     decoder = core.Decoder()
     pixels = np.arange(9 * 13 * 3, dtype=np.uint8).reshape(9, 13, 3)
     (folder / "seed-pixels").write_bytes(PLAIN + record_of_pixels(pixels))
+    for number, png in enumerate(pngs()):
+        for kind, options in (("plain", PLAIN), ("crop", CROP), ("luma", LUMA)):
+            (folder / f"seed-png-{number}-{kind}").write_bytes(options + png)
     for number, jpeg in enumerate(jpegs()):
         inputs = {"plain": PLAIN + jpeg, "derived": DERIVED + jpeg, "crop": CROP + jpeg}
+        inputs["luma"] = LUMA + jpeg
         table, record = decoder.seek_table(jpeg), decoder.pack(jpeg)
         if table is not None and len(table) // core.SEEK_ENTRY < 256:
             count = len(table) // core.SEEK_ENTRY

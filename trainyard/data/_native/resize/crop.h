@@ -78,6 +78,8 @@ static Status decode_png(Scratch *scratch, const Stored *stored, const Crop *cro
     if (!box_is_inside(crop, header.width, header.height))
         return BAD_BOX;
     Colours colours = png_colours(&header);
+    if (colours == RGB && target->channels == 1)
+        return NOT_OURS; /* the libraries make luma of colours */
     JpegHeader shape = jpeg_of_planes(colours == GREY ? 1 : 3, header.width, header.height);
     Taking taking;
     Plane planes[3];
