@@ -38,7 +38,7 @@ AVERAGES = (0.9, 0.96, 0.985)
 COMMON: dict[str, Any] = {
     "data.val_share": 0.4,
     "data.threads": 1,
-    "model.options": {"widths": "16-32-64", "grey": True},
+    "model.options": {"widths": "16-32-64"},
     "batch.size": 128,
     "schedule.warmup": "40 steps",
     "run.length": f"{STEPS} steps",
@@ -76,7 +76,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "decay at the end": ("sgd", {"schedule.decay": "72 steps", "run.resume": 2 * BRANCH}),
     "teacher": (
         "sgd",
-        {"model.options": {"widths": "32-64-128", "grey": True}, "run.length": "360 steps"},
+        {"model.options": {"widths": "32-64-128"}, "run.length": "360 steps"},
     ),
     "distilled": (
         "sgd",
