@@ -7,9 +7,8 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
 from typing import NamedTuple, ParamSpec
 
 P = ParamSpec("P")
@@ -100,8 +99,7 @@ class Heartbeat:
             self._worker = None
 
     def activity(self) -> Activity:
-        frames = _frames()
-        frame = frames.get(self._worker or self._thread, frames.get(self._thread))
+        lines = _stack(self._thread, self._worker)
         step, doing, since = self._marked
         has_begun = step > self._first_step > 0
         usual_s = self.limit_s * (1 if has_begun else BEGINNING)
@@ -110,48 +108,59 @@ class Heartbeat:
             doing,
             time.monotonic() - since,
             self.limits_of.get(doing, usual_s) if usual_s else 0,
-            "" if frame is None else _place_of(frame),
-            frame is not None and _waits(frame),
+            _place_of(lines) if lines else "",
+            _waits(lines),
         )
 
 
-def _frames() -> dict[int, FrameType]:
-    """The frame of each thread. No garbage is collected meanwhile: in Python 3.11 that could end in
-    a deadlock with a thread that wants the interpreter's lock (cpython issue 106883).
+class _Line(NamedTuple):
+    """The line that a function of a thread executes."""
+
+    file: str
+    number: int
+    function: str
+
+    @property
+    def is_library(self) -> bool:
+        """True in Python's standard library."""
+        is_installed = self.file.startswith((_PATHS["purelib"], _PATHS["platlib"]))
+        return self.file.startswith(("<frozen", _PATHS["stdlib"])) and not is_installed
+
+
+def _stack(thread: int, worker: int | None) -> list[_Line]:
+    """The lines of a thread, innermost first: those of the worker if it exists.
+
+    No garbage is collected meanwhile. In Python 3.11, its finalizers could hang the process, which
+    holds the lock of the list of threads, or let the thread leave a frame that is being read
+    (cpython issue 106883).
     """
-    collects = gc.isenabled()
+    collects, lines = gc.isenabled(), []
     gc.disable()
     try:
-        return sys._current_frames()
+        frames = sys._current_frames()
+        frame = frames.get(worker or thread, frames.get(thread))
+        while frame is not None:
+            code = frame.f_code
+            lines.append(_Line(code.co_filename, frame.f_lineno or 0, code.co_name))
+            frame = frame.f_back
+        frames.clear()
     finally:
         if collects:
             gc.enable()
+    return lines
 
 
-def _waits(frame: FrameType) -> bool:
+def _waits(lines: Sequence[_Line]) -> bool:
     """True if a thread is in torch.distributed, in autograd, or in a line that waits."""
-    for outer in _from(frame):
-        file = outer.f_code.co_filename
-        if any(part in file for part in _WAITING_IN):
+    for line in lines:
+        if any(part in line.file for part in _WAITING_IN):
             return True
-        if _TORCH not in file and not _is_library(file):
-            line = linecache.getline(file, outer.f_lineno or 0)  # some instructions have no line
-            return bool(_WAITING_LINE.search(line))
+        if _TORCH not in line.file and not line.is_library:
+            return bool(_WAITING_LINE.search(linecache.getline(line.file, line.number)))
     return False
 
 
-def _place_of(frame: FrameType) -> str:
+def _place_of(lines: Sequence[_Line]) -> str:
     """The innermost line outside of Python's standard library."""
-    code = next((f for f in _from(frame) if not _is_library(f.f_code.co_filename)), frame)
-    return f"{code.f_code.co_filename}:{code.f_lineno} in {code.f_code.co_name}"
-
-
-def _is_library(file: str) -> bool:
-    is_installed = file.startswith((_PATHS["purelib"], _PATHS["platlib"]))
-    return file.startswith(("<frozen", _PATHS["stdlib"])) and not is_installed
-
-
-def _from(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    line = next((line for line in lines if not line.is_library), lines[0])
+    return f"{line.file}:{line.number} in {line.function}"

@@ -17,7 +17,7 @@ from trainyard.training.buffers import Buffers
 from trainyard.training.micro import MicroBatchSize, is_out_of_memory, reserved
 from trainyard.training.precision import autocast
 from trainyard.training.update import Update
-from trainyard.world import World
+from trainyard.world import World, seed_generators
 
 
 class WeightedImages(Protocol):
@@ -133,7 +133,7 @@ class TrainStep:
             while watch.seconds < _TRIED_S:
                 with watch:
                     for _ in range(_TRIALS):
-                        self._draw_anew(step)
+                        self._draw_anew(step, batch.weights.device)
                         self._accumulate(batch, divisor, is_local=True)
                         self.update.forget()
                 count += _TRIALS
@@ -167,7 +167,7 @@ class TrainStep:
         """
         is_local = is_trial or self.world.size == 1
         while True:
-            self._draw_anew(step)
+            self._draw_anew(step, batch.weights.device)
             try:
                 with reserved(self.to_reserve() if is_trial else 0, batch.weights.device):
                     return self._accumulate(batch, divisor, is_local)
@@ -182,9 +182,9 @@ class TrainStep:
             if not is_trial:
                 self.micro.tell()
 
-    def _draw_anew(self, step: int) -> None:
+    def _draw_anew(self, step: int, device: torch.device) -> None:
         """Seeds dropout by the step, so that a resumed run is alike without a saved state."""
-        torch.manual_seed(_seed_of(self.seed, self.world.rank, step))
+        seed_generators(_seed_of(self.seed, self.world.rank, step), device)
 
     def _accumulate(self, batch: Batch, divisor: Divisor, is_local: bool) -> Tensor:
         """`is_local`: the last micro-batch does not average gradients either."""

@@ -12,6 +12,7 @@ from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import fold_in
 from trainyard.errors import RecipeError
 from trainyard.own_code import blamed, imported
+from trainyard.world import seed_generators
 
 KEY = "augment.extra"
 MultiHot = Callable[[Tensor], Tensor]
@@ -39,7 +40,7 @@ class Extra:
         seed = int(fold_in(self._seed, *parts)[0])
         images_BCHW = batch.images_BCHW
         generator = torch.Generator(images_BCHW.device).manual_seed(seed)
-        torch.manual_seed(seed)  # for functions of other libraries, which take no generator
+        seed_generators(seed, images_BCHW.device)  # for libraries that take no generator
         looks = _looks(images_BCHW)
         labels = batch.labels if self._multi_hot is None else self._multi_hot(batch.labels)
         changed = self._function(images_BCHW, labels, generator)
