@@ -128,7 +128,7 @@ _PREPARED = (
     + """
 with torch.no_grad():
     logits = model(torch.from_numpy(prepare("$image")))
-print(classes[logits.argmax()])"""
+$show"""
 )
 
 _RESIZE_SHORT_SIDE = """\
