@@ -1,4 +1,4 @@
-"""What recent habits gain on Fashion-MNIST over seeds: flips, schedules, Muon, averages, a teacher.
+"""Gains by recent habits on Fashion-MNIST over seeds: flips, schedules, Muon, averages, teacher.
 
 trainyard data prepare fashion-mnist /usr/share/datasets/fashion-mnist FOLDER/data
 python -m benchmarks.ablations FOLDER [--seeds 5] [--most N] [--hardware NAME]
@@ -147,7 +147,7 @@ def run_one(folder: Path, job: Job) -> Run:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of its loaders that have ended."""
+    """The processor time of this process and of its loaders that have ended."""
     return sum(os.times()[:4])
 
 

@@ -32,11 +32,13 @@ from benchmarks.fashion_mnist import (
     Run,
     best_rate,
     by_rate,
+    left,
     missing_rates,
     percent,
     prepare,
     recipe,
     run_all,
+    select,
     standard_error,
 )
 from benchmarks.saving import listed, save
@@ -168,7 +170,7 @@ CONTENDERS = {
     "periodic, DiLoCo's momentum": Contender(
         PERIODIC | {"outer_lr": 0.7, "outer_momentum": 0.9}, rate=0.05
     ),
-    # What may close a gap.
+    # Attempts to close a gap.
     "gossip, one-peer, mixing 0.5": Contender(EXPONENTIAL | {"mixing": 0.5}, rate_of=_GOSSIP),
     "gossip, one-peer, sparse early": Contender(
         {"name": "gossip", "topology": "benchmarks.convergence:sparse_early"}, rate_of=_GOSSIP
@@ -212,7 +214,7 @@ def job_of(options: argparse.Namespace, name: str, lr: float, seed: int, held_ou
 
 
 def next_jobs(found: list[Run], options: argparse.Namespace) -> list[Job]:
-    """What is missing: first the runs that choose the rates, then those on the test images."""
+    """The missing runs: first those that choose the rates, then those on the test images."""
     tuning: list[Any] = []
     final: list[Any] = []
     for name in options.only:
@@ -225,13 +227,11 @@ def next_jobs(found: list[Run], options: argparse.Namespace) -> list[Job]:
             tuning += [(tuned, rate, seed, True) for rate in rates for seed in TUNING]
     final.sort(key=lambda each: each[2])
     jobs = [job_of(options, *each) for each in dict.fromkeys(tuning or final)]
-    done = [{key: run[key] for key in jobs[0].run} for run in found] if jobs else []
-    return [job for job in jobs if job.run not in done]
+    return left(jobs, found)
 
 
 def runs_of(found: list[Run], name: str, replicas: int, *, held_out: bool) -> list[Run]:
-    wanted = {"contender": name, "replicas": replicas, "epochs": EPOCHS, "held_out": held_out}
-    return [run for run in found if run | wanted == run]
+    return select(found, contender=name, replicas=replicas, epochs=EPOCHS, held_out=held_out)
 
 
 # --- the table ---

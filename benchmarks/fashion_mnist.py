@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 
 from trainyard.config import load_recipe
 from trainyard.errors import DivergedError
@@ -34,21 +34,16 @@ RANKS_PER_NODE = 2
 HELD_OUT = 0.1  # share of the training images by which rates are chosen
 
 Run = dict[str, Any]
-"""What tells a run from others, and its figures."""
+"""The settings of a run, and its figures."""
 
 
 def network(num_classes: int) -> nn.Module:
     """Three convolutions that halve the image, batch norm, a classifier: 34,000 weights."""
-    layers: list[nn.Module] = [_Grey()]
+    layers: list[nn.Module] = []
     for width_in, width, side in ((1, 16, 5), (16, 32, 3), (32, 64, 3)):
         layers.append(nn.Conv2d(width_in, width, side, 2, side // 2, bias=False))
         layers += [nn.BatchNorm2d(width), nn.ReLU()]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 4 * 4, num_classes))
-
-
-class _Grey(nn.Module):
-    def forward(self, images_BCHW: Tensor) -> Tensor:
-        return images_BCHW[:, :1]
 
 
 def prepare(folder: Path) -> None:
@@ -70,7 +65,7 @@ def prepare(folder: Path) -> None:
 @dataclass(frozen=True)
 class Job:
     run: Run
-    """What tells the run from others."""
+    """The settings that tell the run from others."""
     keys: dict[str, Any]
     """Overrides of the recipe."""
     ranks: int = 1
@@ -208,6 +203,19 @@ def run_all(
     return found
 
 
+# --- finished runs ---
+
+
+def select(found: list[Run], **settings: Any) -> list[Run]:
+    """The runs with these settings."""
+    return [run for run in found if run | settings == run]
+
+
+def left(jobs: list[Job], found: list[Run]) -> list[Job]:
+    """The jobs without a finished run."""
+    return [job for job in jobs if not select(found, **job.run)]
+
+
 # --- learning rates ---
 
 
@@ -246,5 +254,5 @@ def percent(runs: list[Run]) -> str:
 
 
 def standard_error(values: list[float]) -> float:
-    """Of the mean of two values or more."""
+    """The standard error of the mean of two values or more."""
     return float(statistics.stdev(values) / len(values) ** 0.5)

@@ -30,11 +30,13 @@ from benchmarks.fashion_mnist import (
     Run,
     best_rate,
     by_rate,
+    left,
     missing_rates,
     percent,
     prepare,
     recipe,
     run_all,
+    select,
     standard_error,
 )
 from benchmarks.saving import RESULTS, listed, save
@@ -76,7 +78,7 @@ def job_of(folder: Path, name: str, batch: int, lr: float, seed: int, held_out: 
 
 
 def next_jobs(found: list[Run], options: argparse.Namespace) -> list[Job]:
-    """What is missing: for each optimizer its rates, from the smallest batch on; then the seeds."""
+    """The missing runs: those that choose an optimizer's rates, by batch; then the seeds."""
     tuning: list[Job] = []
     final: list[Job] = []
     for name in options.only:
@@ -92,13 +94,11 @@ def next_jobs(found: list[Run], options: argparse.Namespace) -> list[Job]:
                 final.append(job_of(options.folder, name, batch, middle, seed, False))
     final.sort(key=lambda job: int(job.run["seed"]))
     jobs = tuning + final
-    done = [{key: run[key] for key in jobs[0].run} for run in found] if jobs else []
-    return [job for job in jobs if job.run not in done]
+    return left(jobs, found)
 
 
 def runs_of(found: list[Run], name: str, batch: int, *, held_out: bool) -> list[Run]:
-    wanted = {"optimizer": name, "batch": batch, "epochs": EPOCHS, "held_out": held_out}
-    return [run for run in found if run | wanted == run]
+    return select(found, optimizer=name, batch=batch, epochs=EPOCHS, held_out=held_out)
 
 
 # --- the table and the chart ---

@@ -43,6 +43,17 @@ class LocalServer(ABC):
     def next_fault(self) -> str:
         return self.faults.pop(0) if self.faults else ""
 
+    def send(
+        self, request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]
+    ) -> None:
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        if request.command != "HEAD":
+            request.wfile.write(body)
+
     def __enter__(self) -> Self:
         return self
 

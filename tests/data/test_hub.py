@@ -57,16 +57,16 @@ class Hub(LocalServer):
             "/datasets/acme/photos/resolve/",
         )
         if handler.headers.get("Authorization") != f"Bearer {TOKEN}":
-            self._send(handler, 401, b"", {"X-Error-Code": "GatedRepo"})
+            self.send(handler, 401, b"", {"X-Error-Code": "GatedRepo"})
         elif path == listing:
             self._list(handler, query)
         elif path.startswith(files):
             name = path.removeprefix(files).removeprefix("refs%2Fpr%2F1/")
             is_there = (self.folder / name).is_file()
             moved = {"Location": f"{self.storage}/{name}?sig=1"}
-            self._send(handler, 302 if is_there else 404, b"", moved if is_there else {})
+            self.send(handler, 302 if is_there else 404, b"", moved if is_there else {})
         else:
-            self._send(handler, 404, b"", {"X-Error-Code": "RevisionNotFound"})
+            self.send(handler, 404, b"", {"X-Error-Code": "RevisionNotFound"})
 
     def _list(self, handler: BaseHTTPRequestHandler, query: str) -> None:
         found = sorted(self.folder.rglob("*"))
@@ -80,17 +80,7 @@ class Hub(LocalServer):
         ]
         more = {"Link": f'<{self.url}{handler.path.partition("?")[0]}?cursor={at + 2}>; rel="next"'}
         content = json.dumps(entries[at : at + 2]).encode()
-        self._send(handler, 200, content, more if at + 2 < len(entries) else {})
-
-    def _send(
-        self, handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]
-    ) -> None:
-        handler.send_response(status)
-        for name, value in headers.items():
-            handler.send_header(name, value)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        handler.wfile.write(body)
+        self.send(handler, 200, content, more if at + 2 < len(entries) else {})
 
 
 @pytest.fixture

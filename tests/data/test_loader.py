@@ -79,7 +79,7 @@ def all_batches(index: Index, config: LoaderSpec) -> list[HostBatch]:
 
 
 def plain_images(index: Index, config: LoaderSpec, step: int) -> NDArray[np.int_]:
-    """What a batch ought to show, by Pillow, one image at a time; 1 of 255 apart at most."""
+    """The images of a batch by Pillow, one at a time; those of the loader differ by at most 1."""
     ids = config.plan.batch(step, config.rank, config.size)
     epochs = config.plan.epochs(step, config.rank, config.size)
     images = [Image.open(index.locate(int(sample))[0]).convert("RGB") for sample in ids]

@@ -51,7 +51,7 @@ def as_class_tars(originals: Path, folder: Path) -> Path:
 
 
 def as_one_tar(originals: Path, folder: Path) -> Path:
-    """Of two splits."""
+    """Photographs in two splits."""
     folder.mkdir()
     paths = sorted(originals.rglob("*.jpg"))
     members = [(str(path.relative_to(originals)), path.read_bytes()) for path in paths]

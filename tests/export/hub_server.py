@@ -158,14 +158,7 @@ class Hub(LocalServer):
     def _send(
         self, handler: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str]
     ) -> None:
-        handler.send_response(status)
-        for name, value in headers.items():
-            handler.send_header(name, value)
-        handler.send_header("Content-Type", "application/json")
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        if handler.command != "HEAD":
-            handler.wfile.write(body)
+        self.send(handler, status, body, headers | {"Content-Type": "application/json"})
 
 
 def _oid(files: dict[str, bytes]) -> str:

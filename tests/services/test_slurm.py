@@ -172,7 +172,7 @@ def test_seeds(at_slurm: SlurmCluster, digits: Path, capsys: Capture, tmp_path: 
 
 
 def joined_array(cluster: SlurmCluster, *words: object) -> str:
-    """What the join says of an array as docs/data.md has it: a part per task, and then a job."""
+    """The words of the join after an array as in docs/data.md: a part per task, and then a job."""
     page = next(block.text for block in blocks(DOCS / "data.md") if "--array" in block.text)
     command, script = page.split("\n", 1)
     assert command.startswith('command="trainyard data ')

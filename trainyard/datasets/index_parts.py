@@ -70,7 +70,7 @@ class IndexWork:
         return self._units.run(do, names, Codec(lambda result: result, _file_scan))
 
     def _results(self, read: ReadFiles, names: Sequence[str]) -> Iterator[Any]:
-        """What the journal stores of each file."""
+        """The result of each file, as the journal stores it."""
         whole = (FileScan([*file.rows], file.about) for file in read(names))
         with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
             count = 0

@@ -196,7 +196,7 @@ class Units(Protocol):
         """
 
     def results(self) -> Iterator[Any] | None:
-        """What the journals hold: the results of the part, or of all; None without journals."""
+        """The results in the journals, of the part or of all; None without journals."""
 
 
 @contextmanager

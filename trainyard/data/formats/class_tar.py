@@ -26,6 +26,7 @@ from trainyard.data.formats.scan import (
     directly,
     in_threads,
     num_threads,
+    scan_of_files,
     tell_left_out,
 )
 from trainyard.data.formats.split_names import splits_named, words_of
@@ -69,14 +70,8 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     read = in_threads(num_threads(place), partial(_read_whole, place, has_splits))
     if len(names) == 1:
         read = partial(_read_piecewise, place, has_splits)
-    return Scan(
-        place=place,
-        format="tar",
-        classes=labels.classes,
-        watched=place.watched(names),
-        rows=_rows(place, via(read, names), labels),
-        files=len(names),
-    )
+    rows = _rows(place, via(read, names), labels)
+    return scan_of_files(place, names, rows, format="tar", classes=labels.classes)
 
 
 def check_all_read(place: ResolvedLocation) -> None:
@@ -225,7 +220,7 @@ def _is_tar(name: str) -> bool:
 
 
 class _About(NamedTuple):
-    """What a tar holds besides its rows."""
+    """The properties of a tar besides its rows."""
 
     homes: list[tuple[str, str]]
     """Layout and a member's name of each folder, or of each inner tar."""

@@ -39,6 +39,7 @@ from trainyard.data.formats.scan import (
     all_rows,
     directly,
     num_threads,
+    scan_of_files,
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
@@ -75,14 +76,7 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
             if split.name == place.split and split.labels is None:
                 raise DataError(f"{place.location}#{split.name}: these images have no labels")
     read = partial(_read_files, place, names[0], classes)
-    return Scan(
-        place=place,
-        format="hdf5",
-        classes=classes,
-        watched=place.watched(names),
-        rows=all_rows(via(read, names)),
-        files=len(names),
-    )
+    return scan_of_files(place, names, all_rows(via(read, names)), format="hdf5", classes=classes)
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from trainyard.data.formats.scan import (
     directly,
     in_threads,
     num_threads,
+    scan_of_files,
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
@@ -72,14 +73,7 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     with closing(open_source(place.path(names[0]))) as source:
         classes = read_table(source).classes
     read = in_threads(num_threads(place), partial(_read_shard, place, names[0], classes))
-    return Scan(
-        place=place,
-        format="packed",
-        classes=classes,
-        watched=place.watched(names),
-        rows=all_rows(via(read, names)),
-        files=len(names),
-    )
+    return scan_of_files(place, names, all_rows(via(read, names)), format="packed", classes=classes)
 
 
 def check_shard(source: Source) -> None:

@@ -31,6 +31,7 @@ from trainyard.data.formats.scan import (
     directly,
     in_threads,
     num_threads,
+    scan_of_files,
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
@@ -62,13 +63,8 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     if is_remote(place.root):  # each holds large ranges
         threads = min(threads, _REMOTE_THREADS)
     read = in_threads(threads, partial(_read_file, place, names[0], classes))
-    return Scan(
-        place=place,
-        format="parquet",
-        classes=classes,
-        watched=place.watched(names),
-        rows=all_rows(via(read, names)),
-        files=len(names),
+    return scan_of_files(
+        place, names, all_rows(via(read, names)), format="parquet", classes=classes
     )
 
 

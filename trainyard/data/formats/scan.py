@@ -14,7 +14,7 @@ IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
 )
 ARRAY_SUFFIX = ".npy"
-"""Of an array, which is a multispectral image unless it accompanies another image."""
+"""The suffix of an array, which is a multispectral image unless it accompanies another image."""
 _THREADS, _REMOTE_THREADS = 8, 64  # every remote read waits for a server
 # Folders of macOS, Synology, Windows and ext4.
 _NOT_DATA = frozenset(
@@ -60,7 +60,7 @@ class FileRows(NamedTuple):
 
 
 class FileScan(NamedTuple):
-    """What a reader finds in one file, apart from all others."""
+    """The findings of a reader in one file, apart from all others."""
 
     rows: Iterable[FileRows]
     about: Any = None
@@ -108,3 +108,15 @@ class Scan:
     rows: Iterator[FileRows]
     files: int = 0
     """Number of shards that the rows come from; 0 if files hold single images."""
+
+
+def scan_of_files(
+    place: ResolvedLocation,
+    names: tuple[str, ...],
+    rows: Iterator[FileRows],
+    *,
+    format: str,
+    classes: Sequence[str] | None,
+) -> Scan:
+    """The scan of files with many samples each, any of which makes the index stale."""
+    return Scan(place, format, classes, place.watched(names), rows, files=len(names))

@@ -39,6 +39,7 @@ from trainyard.data.formats.scan import (
     directly,
     in_threads,
     num_threads,
+    scan_of_files,
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
@@ -72,13 +73,8 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     names = _shards(place)
     classes: list[str] = []
     read = in_threads(num_threads(place), partial(_read_shard, place))
-    return Scan(
-        place=place,
-        format="tfrecord",
-        classes=classes,
-        watched=place.watched(names),
-        rows=_rows(via(read, names), classes),
-        files=len(names),
+    return scan_of_files(
+        place, names, _rows(via(read, names), classes), format="tfrecord", classes=classes
     )
 
 

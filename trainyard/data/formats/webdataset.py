@@ -32,6 +32,7 @@ from trainyard.data.formats.scan import (
     directly,
     in_threads,
     num_threads,
+    scan_of_files,
 )
 from trainyard.data.formats.tar import (
     END,
@@ -75,13 +76,8 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     read = in_threads(num_threads(place), partial(_read_shard, place))
     if is_remote(place.root):
         read = partial(_read_remote, place)
-    return Scan(
-        place=place,
-        format="webdataset",
-        classes=None,
-        watched=place.watched(names),
-        rows=all_rows(via(read, names)),
-        files=len(names),
+    return scan_of_files(
+        place, names, all_rows(via(read, names)), format="webdataset", classes=None
     )
 
 

@@ -39,7 +39,7 @@ class Journal:
     """The first line identifies the pack; every other line names a finished shard."""
 
     def __init__(self, destination: Path, identity: Identity, part: Part | None = None) -> None:
-        """Of a locked destination. DataError if it holds anything but this pack."""
+        """The journal of a locked destination. DataError if that holds anything but this pack."""
         journals = journals_in(destination)
         self.path, self.part = journals.path(part), part
         self._lines = JsonLines(self.path)

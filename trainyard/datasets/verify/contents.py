@@ -181,7 +181,7 @@ class Work:
 
 
 def _found(result: tuple[list[list[Any]], list[int]]) -> _Found:
-    """What a journal holds of a file."""
+    """The findings of a file, out of a journal."""
     findings, names = result
     return _Found([Finding(*finding) for finding in findings], np.array(names, np.uint64))
 
