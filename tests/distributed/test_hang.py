@@ -27,6 +27,7 @@ from trainyard.distributed.heartbeat import Activity
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.training import keeping, stop
 from trainyard.training.checkpoint import find_problem
+from trainyard.training.saving import Saver
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
@@ -136,6 +137,10 @@ def hold_the_lock() -> None:
     ctypes.PyDLL(None).sleep(1000)
 
 
+def be_stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def sleep_a_while() -> None:
     time.sleep(LIMIT_S * 0.6)
 
@@ -193,7 +198,11 @@ def save_after(world: World, folder: Path, words: list[str], deed: Callable[[], 
     train(world, folder, words)
 
 
-PLACES = {"step": (TrainStep, "__call__"), "data": (TrainingFeed, "__next__")}
+PLACES = {
+    "step": (TrainStep, "__call__"),
+    "data": (TrainingFeed, "__next__"),
+    "save": (Saver, "save"),
+}
 
 
 def words_with_limit(digits: Path, folder: Path, **average: str) -> list[str]:
@@ -277,6 +286,17 @@ def test_a_save_has_a_limit_of_its_own(digits: Path, tmp_path: Path) -> None:
     (message,) = [line for rank in range(SAVES) for line in said(folder, rank)]
     found = re.search(r"has made no progress for (\d+) s in step 8 \(save\): it is at ", message)
     assert found and int(found[1]) >= 2 * LIMIT_S
+
+
+def test_a_rank_that_is_stopped_in_a_save_has_the_usual_limit(digits: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = [*words_with_limit(digits, folder), "--run.save_every", "1 step"]
+    assert launch(train, SIZE, folder, words, "save", be_stopped) == [1, -signal.SIGKILL, 1]
+    (message,) = said(folder, 0)
+    found = re.search(r"has made no progress for (\d+) s \(last seen in step \d", message)
+    assert found and LIMIT_S <= int(found[1]) < LIMIT_S + 30
+    assert "does not answer: it is stopped" in message
+    assert message.endswith(f"step-{AT:08d}")
 
 
 def test_a_slow_rank_is_not_accused(digits: Path, tmp_path: Path) -> None:

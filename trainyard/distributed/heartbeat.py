@@ -98,11 +98,16 @@ class Heartbeat:
         finally:
             self._worker = None
 
+    @property
+    def usual_limit_s(self) -> float:
+        """The limit of an activity that has none of its own."""
+        has_begun = self._marked[0] > self._first_step > 0
+        return self.limit_s * (1 if has_begun else BEGINNING)
+
     def activity(self) -> Activity:
         lines = _stack(self._thread, self._worker)
+        usual_s = self.usual_limit_s
         step, doing, since = self._marked
-        has_begun = step > self._first_step > 0
-        usual_s = self.limit_s * (1 if has_begun else BEGINNING)
         return Activity(
             step,
             doing,

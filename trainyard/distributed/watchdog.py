@@ -204,15 +204,21 @@ class Watchdog:
             return Alarm(lost)
         if not self._world.is_first and not stale:
             return None  # rank 0 judges itself
-        # The limit of a rank that does not answer may have been that of its beginning.
         activities = {
-            rank: seen._replace(silent_s=seen.silent_s + ages[rank], limit_s=activity.limit_s)
-            if rank in stale
-            else seen
+            rank: self._without_answer(seen, ages[rank]) if rank in stale else seen
             for rank in ages.keys() - left
             for seen in [self._posts[rank].activity]
         }
         return self._hanging(activities | {self._world.rank: activity}, stale)
+
+    def _without_answer(self, seen: Activity, age: float) -> Activity:
+        """The activity of a rank whose last post has this age.
+
+        Its limit is the usual one of this rank: its own may have been that of its beginning, and a
+        rank that waits for a disk answers.
+        """
+        silent_s = age if seen.doing in self.heartbeat.limits_of else seen.silent_s + age
+        return seen._replace(silent_s=silent_s, limit_s=self.heartbeat.usual_limit_s)
 
     def _look_at_posts(self, store: "Store") -> None:
         ranks = [*self._posts]
