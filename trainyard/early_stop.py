@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -24,6 +24,7 @@ PATIENCE_S = 5
 """Seconds after a signal for the main thread to end; a library call may delay it."""
 
 _asked: type[Stopped] | None = None
+_at_once: dict[int, Callable[[], None]] = {}
 _is_open = False  # True inside early_stops
 _lock = threading.Lock()
 
@@ -31,6 +32,25 @@ _lock = threading.Lock()
 def asked() -> type[Stopped] | None:
     """The stop requested by a signal before the loop, in case an `except` has swallowed it."""
     return _asked
+
+
+@contextmanager
+def at_once(number: signal.Signals, deed: Callable[[], None]) -> Iterator[None]:
+    """Inside, a thread of `early_stops` does `deed` when the signal arrives.
+
+    A handler of Python's would run later: the main thread may be in a library, where it waits for
+    other ranks. No effect outside of `early_stops`, nor outside of the main thread.
+    """
+    if not _is_open or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, lambda number, frame: None)
+    _at_once[number] = deed
+    try:
+        yield
+    finally:
+        del _at_once[number]
+        signal.signal(number, before)
 
 
 @contextmanager
@@ -84,9 +104,13 @@ def _error(number: signal.Signals) -> Stopped:
 
 
 def _insist(reader: int, left: threading.Event) -> None:
-    """Send a signal again until the block is left or another handler has received it."""
+    """Do the deeds of `at_once`. Send a signal that stops again until the block is left or another
+    handler has received it.
+    """
     while numbers := os.read(reader, 1):
         number = signal.Signals(numbers[0])
+        if deed := _at_once.get(number):
+            deed()
         if number in REASONS and _is_deaf(number, left):
             error = _error(number)
             sys.stderr.write(f"trainyard: {error}\n")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.command_line import newest, run
 from tests.distributed.test_losses import said, words_of
 from tests.launch.test_local import check_reports, process_of
 from tests.spawn import launch
-from tests.test_cli_signals import Started, has_saved, started, wait_for
+from tests.test_cli_signals import Started, has_begun, has_saved, started, wait_for
 from trainyard.__main__ import end
 from trainyard.data.device.feed import TrainingFeed
 from trainyard.distributed import heartbeat, watchdog
@@ -331,6 +332,31 @@ def test_a_run_goes_on_after_a_rank_was_stopped(digits: Path, tmp_path: Path) ->
     assert err.count("starting again (1 of 1)") == 1
     check_reports(folder, num_steps=60)
     assert newest(folder).name == "step-00000060"
+
+
+def is_stopped(process: int) -> bool:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_suspended_run_goes_on(digits: Path, tmp_path: Path) -> None:
+    """Even a rank that waits for another is suspended at once, and once."""
+    folder = tmp_path / "run"
+    words = ["--data", digits, "--run", folder, "--ranks", 2, "--data.threads", 1]
+    words += ["--batch.size", 8, "--run.length", "60 steps", "--run.log_every", "1 step"]
+    words += ["--run.save_every", "20 steps", "--run.hang_timeout", LIMIT_S]
+    with started(tmp_path, "launch", "local", "debug", *words) as command:
+        wait_for(lambda: has_begun(folder), "the first report")
+        ranks = [process_of(command, rank) for rank in (1, 0)]
+        for rank in ranks:  # the second waits for the first
+            os.kill(rank, signal.SIGTSTP)
+            wait_for(partial(is_stopped, rank), "the rank to stop", timeout_s=5)
+            time.sleep(1)
+        time.sleep(2 * LIMIT_S)
+        for rank in ranks:
+            os.kill(rank, signal.SIGCONT)
+        _, err = command.process.communicate(timeout=100)
+    assert (command.process.returncode, err) == (0, "")
+    check_reports(folder, num_steps=60)
 
 
 # --- a stop, while something takes long ---

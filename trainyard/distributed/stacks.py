@@ -3,13 +3,12 @@
 import faulthandler
 import os
 import signal
-import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import FrameType
-from typing import Any, TextIO
+from typing import TextIO
 
+from trainyard.early_stop import at_once
 from trainyard.files import writing
 
 _SOON_S, _WRITE_S = 0.01, 0.5
@@ -23,9 +22,8 @@ class Stacks:
         with writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self._file: TextIO = self.path.open("w")
-        self._on_pause: Any = None
-        if threading.current_thread() is threading.main_thread():
-            self._on_pause = signal.signal(signal.SIGTSTP, self._pause)
+        self._exits = ExitStack()
+        self._exits.enter_context(at_once(signal.SIGTSTP, self._pause))
 
     def write(self) -> None:
         """Writes the current stacks of all threads.
@@ -45,15 +43,14 @@ class Stacks:
     def disarm(self) -> None:
         faulthandler.cancel_dump_traceback_later()
 
-    def _pause(self, number: int, frame: FrameType | None) -> None:
+    def _pause(self) -> None:
         """Suspends the process on Ctrl-Z or by a scheduler; a pause of any length is no hang."""
         self.disarm()
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def close(self) -> None:
         self.disarm()
-        if self._on_pause is not None:
-            signal.signal(signal.SIGTSTP, self._on_pause)
+        self._exits.close()
         is_empty = os.fstat(self._file.fileno()).st_size == 0
         self._file.close()
         if is_empty:
