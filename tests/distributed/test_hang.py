@@ -167,6 +167,7 @@ def train(
     words: list[str],
     where: str = "",
     deed: Callable[[], None] = sleep_for_ever,
+    victim: int = VICTIM,
 ) -> None:
     """`trainyard train`, in which the victim does something from its step AT on."""
     os.environ[TOKEN] = str(folder)
@@ -182,7 +183,7 @@ def train(
         if calls > AT:
             deed()
 
-    if where and world.rank == min(VICTIM, world.size - 1):
+    if where and world.rank == min(victim, world.size - 1):
         before(*PLACES[where], do)
     end(run(*words))
 
@@ -298,6 +299,20 @@ def test_a_rank_that_is_stopped_in_a_save_has_the_usual_limit(digits: Path, tmp_
     assert found and LIMIT_S <= int(found[1]) < LIMIT_S + 30
     assert "does not answer: it is stopped" in message
     assert message.endswith(f"step-{AT:08d}")
+
+
+def test_the_first_rank_is_found_though_its_store_is_stopped_too(
+    digits: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    words = [*words_with_limit(digits, folder), "--run.save_every", "1 step"]
+    ends = launch(train, SIZE, folder, words, "save", be_stopped, 0)
+    assert ends == [-signal.SIGKILL, *[1] * (SIZE - 1)]
+    (message,) = said(folder, 1)
+    assert re.match(r"rank 0 .* has made no progress for \d+ s .last seen in step [1-5]", message)
+    assert "does not answer: it is stopped" in message
+    assert said(folder, 2) == []
+    wait_for(lambda: not left_behind(folder), "all processes to end")
 
 
 def test_a_slow_rank_is_not_accused(digits: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -163,10 +164,11 @@ class Watchdog:
 
     def _watch(self) -> Alarm | None:
         """Returns at an alarm, or with None when it is closed."""
+        may_fall_silent = not (self._world.is_first or self._is_hosted)
         while not self._is_closed:
             self._arm()
             try:
-                alarm = self._beat()
+                alarm = self._beat_in_time() if may_fall_silent else self._beat()
             except RuntimeError:
                 return self._without_store()
             if alarm is not None:
@@ -176,6 +178,28 @@ class Watchdog:
             self._wake.clear()
             self._forgive(time.monotonic() - begun - BEAT_S)
         return None
+
+    def _beat_in_time(self) -> Alarm | None:
+        """A beat in a thread of its own, since a store does not answer while rank 0 is stopped."""
+        beat: Future[Alarm | None] = Future()
+
+        def run() -> None:
+            try:
+                beat.set_result(self._beat())
+            except BaseException as error:
+                beat.set_exception(error)
+
+        threading.Thread(target=run, name="beat", daemon=True).start()
+        while True:
+            begun = time.monotonic()
+            with suppress(TimeoutError):
+                return beat.result(timeout=BEAT_S)
+            self._forgive(time.monotonic() - begun - BEAT_S)
+            self._arm()
+            alarm = self._verdict(self.heartbeat.activity(), set()) if self._is_on else None
+            if alarm is not None:
+                self._store = None  # the next call would not return either
+                return alarm
 
     def _beat(self) -> Alarm | None:
         activity = self.heartbeat.activity()
@@ -194,22 +218,29 @@ class Watchdog:
     def _judge(self, store: "Store", activity: Activity) -> Alarm | None:
         """Rank 0 looks at all others; each of them looks at rank 0."""
         self._look_at_posts(store)
+        stale = self._stale()
+        return self._verdict(activity, {rank for rank in stale if self._has_left(rank)})
+
+    def _stale(self) -> dict[int, float]:
+        """The ages of the posts of ranks that do not answer."""
         now = time.monotonic()
         ages = {rank: now - post.at for rank, post in self._posts.items()}
-        stale = {rank for rank, age in ages.items() if age > FRESH_S}
-        left = {rank for rank in stale if self._has_left(rank)}
-        stale -= left
-        remote = sorted(stale - self._visible.keys())
+        return {rank: age for rank, age in ages.items() if age > FRESH_S}
+
+    def _verdict(self, activity: Activity, left: set[int]) -> Alarm | None:
+        """`left`: ranks whose posts have ended in peace."""
+        ages = {rank: age for rank, age in self._stale().items() if rank not in left}
+        remote = sorted(ages.keys() - self._visible.keys())
         if lost := [rank for rank in remote if ages[rank] > GONE_S]:
             return Alarm(lost)
-        if not self._world.is_first and not stale:
+        if not self._world.is_first and not ages:
             return None  # rank 0 judges itself
         activities = {
-            rank: self._without_answer(seen, ages[rank]) if rank in stale else seen
-            for rank in ages.keys() - left
+            rank: self._without_answer(seen, ages[rank]) if rank in ages else seen
+            for rank in self._posts.keys() - left
             for seen in [self._posts[rank].activity]
         }
-        return self._hanging(activities | {self._world.rank: activity}, stale)
+        return self._hanging(activities | {self._world.rank: activity}, {*ages})
 
     def _without_answer(self, seen: Activity, age: float) -> Activity:
         """The activity of a rank whose last post has this age.
