@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PROC = Path("/proc")
+_BOOT = "sys/kernel/random/boot_id"  # of the kernel: hosts may have one name, and equal namespaces
 NAMED = 8
 """Ranks that a message names; more are counted."""
 
@@ -16,7 +17,7 @@ NAMED = 8
 class ProcessInfo(NamedTuple):
     host: str
     namespaces: str
-    """PIDs and network. Containers on one host have their own."""
+    """Kernel, PIDs and network. Containers on one host have their own PIDs."""
     pid: int
     started: str
     """Start time, which tells the process from a later one with the same PID."""
@@ -27,7 +28,10 @@ class ProcessInfo(NamedTuple):
         assert state is not None
         namespaces = ""
         if _PROC.is_dir():
-            namespaces = " ".join(os.readlink(_PROC / f"self/ns/{kind}") for kind in ("pid", "net"))
+            kinds = [os.readlink(_PROC / f"self/ns/{kind}") for kind in ("pid", "net")]
+            boot = _PROC / _BOOT
+            kinds += [boot.read_text().strip()] if boot.exists() else []
+            namespaces = " ".join(kinds)
         return cls(socket.gethostname(), namespaces, os.getpid(), state[1])
 
     def is_visible_from(self, other: "ProcessInfo") -> bool:
