@@ -1,9 +1,12 @@
 """Ranks start: either all are in within the time stated, or one line says which are not and why."""
 
+import json
 import os
 import signal
 import socket
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -14,6 +17,10 @@ from torch import distributed as dist
 
 from tests.distributed.started import Ranks, ranks, wait_for
 from trainyard.distributed import startup_check
+from trainyard.distributed.launcher_variables import MeetingPoint
+from trainyard.distributed.process_info import ProcessInfo
+from trainyard.distributed.startup_check import Start, check_start
+from trainyard.errors import PeerError
 from trainyard.world import World
 
 HOST = socket.gethostname()
@@ -173,6 +180,63 @@ def test_two_jobs_at_one_port(tmp_path: Path) -> None:
         assert [first.wait(), stranger.wait()] == [1, 1]
         assert "rank 1 of 2 did not come" in one_line(first.said)
         assert "rank 0 " in one_line(stranger.said)
+
+
+# --- those who come back ---
+
+
+class Hosts:
+    """Ranks in threads, which take themselves for processes on several hosts."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._local = threading.local()
+        me = classmethod(lambda cls: self._local.me)
+        monkeypatch.setattr(ProcessInfo, "current", me)
+
+    def start(self, rank: int, size: int, pid: int, limit_s: float = 20) -> Future[Start]:
+        def run() -> None:
+            self._local.me = ProcessInfo(f"host{rank}", "", pid, "0")
+            store = dist.TCPStore("127.0.0.1", self.store.port, wait_for_workers=False)
+            world, point = World(rank, size), MeetingPoint("127.0.0.1", self.store.port)
+            try:
+                found.set_result(check_start(store, world, {}, point=point, limit_s=limit_s))
+            except Exception as error:
+                found.set_exception(error)
+
+        found: Future[Start] = Future()
+        threading.Thread(target=run, daemon=True).start()
+        return found
+
+
+def pids(start: Future[Start]) -> list[int]:
+    return [process.pid for process in start.result(timeout=30).processes]
+
+
+def test_a_rank_that_restarts_before_the_first_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = Hosts(monkeypatch)
+    first, second = hosts.start(0, 2, 1), hosts.start(1, 2, 2)
+    assert pids(first) == pids(second) == [1, 2]
+    second = hosts.start(1, 2, 4)
+    time.sleep(1)
+    assert not second.done()
+    first = hosts.start(0, 2, 3)
+    assert pids(first) == pids(second) == [3, 4]
+    with pytest.raises(PeerError, match=r"rank 0 did not come .*; rank 0 \(host0, .* has started"):
+        hosts.start(1, 2, 5, limit_s=1).result(timeout=30)
+
+
+def test_a_rank_replaces_one_that_was_lost_before_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = Hosts(monkeypatch)
+    first, second = hosts.start(0, 3, 1), hosts.start(2, 3, 3)
+    number, _ = json.loads(hosts.store.get("start"))
+    hosts.store.add(f"{number}/arrivals/1", 1)  # and nothing more is heard of it
+    again = hosts.start(1, 3, 2)
+    assert pids(first) == pids(second) == pids(again) == [1, 2, 3]
 
 
 # --- those who die ---

@@ -94,11 +94,18 @@ def check_start(
 def _attend(check: _Check) -> tuple[Start, Answer]:
     deadline = time.monotonic() + check.limit_s
     answer = first = None
+    left = ""  # the start in which another process had this rank
     try:
         while answer is None:
-            number, first = _announced(check, deadline)
+            number, first = _announced(check, deadline, left)
             token = _arrive(check, number, first)
-            answer = _answer(check, number, first, f"{number}/answer/{token}")
+            if token is not None:
+                answer = _answer(check, number, first, f"{number}/answer/{token}")
+            elif left:
+                raise _taken(check, number)
+            else:
+                left = number
+                check.store.set(f"{number}/again", "")
         processes = [] if answer["problem"] else _load(check.store, f"{number}/processes")
     except RuntimeError as error:
         name = "rank 0" if first is None else rank_name(0, first)
@@ -106,38 +113,52 @@ def _attend(check: _Check) -> tuple[Start, Answer]:
     return Start(number, answer["address"], [ProcessInfo(*each) for each in processes]), answer
 
 
-def _announced(check: _Check, deadline: float) -> tuple[str, ProcessInfo]:
+def _announced(check: _Check, deadline: float, left: str) -> tuple[str, ProcessInfo]:
     """The number of the start that rank 0 has announced, and its process.
 
-    A process that has ended already announced an earlier start.
+    A start that is over was an earlier one: it has an answer, or its process has ended. `left`: a
+    start that rank 0 is to announce again.
     """
+    over = ""
     while time.monotonic() < deadline:
         if check.store.check(["start"]):
             number, process = _load(check.store, "start")
             first = ProcessInfo(*process)
-            if not (first.is_visible_from(check.me) and first.has_ended()):
+            is_over = check.store.check([f"{number}/processes"])
+            over = f"; {rank_name(0, first)} has started a run there" * is_over
+            has_ended = first.is_visible_from(check.me) and first.has_ended()
+            if not (is_over or has_ended or number == left):
                 return number, first
         time.sleep(_POLL_S)
     raise PeerError(
         f"rank 0 did not come within {check.limit_s:.0f} s (says rank {check.world.rank} on "
-        f"{check.me}): see its output, or its launcher's"
+        f"{check.me}): see its output, or its launcher's{over}"
     )
 
 
-def _arrive(check: _Check, number: str, first: ProcessInfo) -> str:
-    """Post this rank's arrival. Returns the token that the answer to it carries."""
+def _arrive(check: _Check, number: str, first: ProcessInfo) -> str | None:
+    """Post this rank's arrival. Returns the token that the answer to it carries.
+
+    None if another process has arrived as this rank: one that is alive, or one whose host was lost
+    before the start and that this process replaces.
+    """
     store, me, rank = check.store, check.me, check.world.rank
     if store.add(f"{number}/arrivals/{rank}", 1) > 1:
-        other = ProcessInfo(*_load(store, f"{number}/arrival/{rank}")[0])
-        raise InputError(
-            f"{rank_name(rank, other)} has joined already, so {me} cannot be rank {rank}: do two "
-            "runs share a MASTER_PORT?"
-        )
+        return None
     address = _own_address(check.point.host or first.host)
     differs = _differences(_load(store, f"{number}/facts"), check.facts)
     arrival = _Arrival(me, address, secrets.token_hex(16), differs)
     store.set(f"{number}/arrival/{rank}", json.dumps(arrival))
     return arrival.token
+
+
+def _taken(check: _Check, number: str) -> InputError:
+    rank = check.world.rank
+    other = ProcessInfo(*_load(check.store, f"{number}/arrival/{rank}")[0])
+    return InputError(
+        f"{rank_name(rank, other)} has joined already, so {check.me} cannot be rank {rank}: do two "
+        "runs share a MASTER_PORT?"
+    )
 
 
 def _own_address(host: str) -> str:
@@ -188,13 +209,17 @@ class _FirstRank:
     def __init__(self, check: _Check) -> None:
         self._store, self._world, self._point = check.store, check.world, check.point
         self._limit_s, self._facts, self._me = check.limit_s, check.facts, check.me
+        self._announce()
+
+    def _announce(self) -> None:
+        """Begin a start, to which all other ranks are to come."""
         self._number = secrets.token_hex(16)
         self._arrivals: dict[int, _Arrival] = {}
-        self._missing = set(range(1, check.world.size))
-
-    def run(self) -> tuple[Start, Answer]:
+        self._missing = set(range(1, self._world.size))
         self._store.set(f"{self._number}/facts", json.dumps(dict(self._facts)))
         self._store.set("start", json.dumps([self._number, self._me]))
+
+    def run(self) -> tuple[Start, Answer]:
         problem, exit_code = self._wait()
         addresses = [arrival.address for arrival in self._arrivals.values()]
         address = local_address(outward(addresses)) if addresses else _HERE
@@ -213,6 +238,8 @@ class _FirstRank:
         started = time.monotonic()
         deadline, notice = started + self._limit_s, started + _NOTICE_S
         while self._missing and (now := time.monotonic()) < deadline:
+            if self._store.check([f"{self._number}/again"]):
+                self._announce()
             self._look()
             if ended := [rank for rank in self._arrivals if self._has_ended(rank)]:
                 names = _listed(self._name(rank) for rank in ended)
