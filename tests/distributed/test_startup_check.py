@@ -16,7 +16,7 @@ import torch
 from torch import distributed as dist
 
 from tests.distributed.started import Ranks, ranks, wait_for
-from trainyard.distributed import startup_check
+from trainyard.distributed import process_group, startup_check
 from trainyard.distributed.launcher_variables import MeetingPoint
 from trainyard.distributed.process_info import ProcessInfo
 from trainyard.distributed.startup_check import Start, check_start
@@ -254,6 +254,25 @@ def test_one_that_dies_in_its_first_collective_is_named_once(tmp_path: Path) -> 
         assert codes(started) == [1, 1, -signal.SIGKILL]
         assert one_line(first.said) == f"rank 2 {third.name} is gone; see its output"
         assert second.said == ""
+
+
+def _have_a_broken_gpu() -> None:
+    def fail(world: World) -> torch.device:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered\nCompile with")
+
+    vars(process_group)["own_device"] = fail
+
+
+def test_one_with_a_broken_gpu_does_not_blame_the_network(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, limit_s=4) as started:
+        (first,) = started.start(0)
+        (second,) = started.start(1, prepare=_have_a_broken_gpu)
+        assert codes(started) == [1, 1]
+        assert one_line(second.said) == (
+            f"rank 1 {second.name} cannot use its GPU: CUDA error: uncorrectable ECC error "
+            "encountered"
+        )
+        assert "rank 1 of 2 did not come within 4 s" in one_line(first.said)
 
 
 def test_no_way_between_the_ranks(tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ from trainyard.distributed.process_info import ProcessInfo, rank_name
 from trainyard.distributed.startup_check import check_start
 from trainyard.distributed.store import open_stores, start_limit
 from trainyard.distributed.watchdog import Watchdog
-from trainyard.errors import PeerError
+from trainyard.errors import PeerError, TrainyardError
 from trainyard.world import NO_LIMIT, World, gpu_of, is_lost_peer, opening, own_device
 
 if TYPE_CHECKING:
+    import torch
     from torch.distributed import Store
 
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
@@ -103,6 +104,7 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
 
     point, limit_s = meeting_point(world), start_limit()
     _allow_files(OWN_FILES + FILES_PER_RANK * world.size)
+    device, gpu = _own_device(world)
     store, watched = open_stores(point, world, limit_s)
     start = check_start(store, world, facts, point=point, limit_s=limit_s)
     use_interface_to(start.address)
@@ -114,26 +116,40 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
     )
     try:
         with opening():
-            _make_group(store, f"{start.number}/group", world, limit_s)
+            own_store = PrefixStore(f"{start.number}/group", store)
+            has_nccl = _has_each_a_gpu(own_store, world, gpu)
+            _make_group(own_store, world, limit_s, device if has_nccl else None)
     except RuntimeError as error:
         raise _disconnected(error, watchdog, world) from error
     return watchdog
 
 
-def _make_group(store: "Store", prefix: str, world: World, limit_s: float) -> None:
-    """The group of all ranks: with NCCL where each has a GPU of its own, to which it is bound."""
+def _own_device(world: World) -> tuple["torch.device", str | None]:
+    """This rank's device and the id of its GPU. TrainyardError, before ranks meet, if it fails."""
+    try:
+        device = own_device(world)
+        return device, gpu_of(device)
+    except RuntimeError as error:
+        first_line = f"{error}".partition("\n")[0]
+        raise TrainyardError(
+            f"{rank_name(world.rank, ProcessInfo.current())} cannot use its GPU: {first_line}"
+        ) from error
+
+
+def _make_group(
+    store: "Store", world: World, limit_s: float, device: "torch.device | None"
+) -> None:
+    """The group of all ranks: with NCCL if each has a GPU of its own, to which it is bound."""
     from torch import distributed as dist
 
-    device, own_store = own_device(world), dist.PrefixStore(prefix, store)
-    has_nccl = _has_each_a_gpu(own_store, world, gpu_of(device))
     dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if has_nccl else "gloo",
-        store=own_store,
+        "gloo" if device is None else "cpu:gloo,cuda:nccl",
+        store=store,
         rank=world.rank,
         world_size=world.size,
         timeout=timedelta(seconds=limit_s),
         # Else torch guesses, by LOCAL_RANK or by the rank among those of all hosts.
-        device_id=device if has_nccl else None,
+        device_id=device,
     )
     set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
     set_timeout(NO_LIMIT, dist.group.WORLD)
