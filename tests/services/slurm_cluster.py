@@ -63,6 +63,8 @@ KillWait=20
 PartitionName=day Nodes=yard[3-4] Default=YES
 PartitionName=low Nodes=yard[1-2] PriorityTier=1 GraceTime=20
 PartitionName=high Nodes=yard[1-2] PriorityTier=10 PreemptMode=OFF
+PartitionName=day-low Nodes=yard[3-4] PriorityTier=1 GraceTime=20
+PartitionName=day-high Nodes=yard[3-4] PriorityTier=10 PreemptMode=OFF
 """
 # cred_expire: a job that is requeued waits for so long. config_overrides: nodes claim more cores
 # than the machine has.

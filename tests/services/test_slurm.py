@@ -65,6 +65,16 @@ def num_steps(log: Path) -> int:
     return len(noted(log, 0)) if (log / "ids-0.jsonl").exists() else 0
 
 
+def wait_for_two_steps(log: Path) -> None:
+    before = num_steps(log)
+    wait_long_for(lambda: num_steps(log) > before + 1, "two more steps")
+
+
+def wait_for_requeue(cluster: SlurmCluster, job: str, number: int) -> None:
+    """The job's requeue of this number."""
+    wait_long_for(lambda: int(cluster.field(job, "Restarts")) >= number, f"requeue {number}")
+
+
 def noted(log: Path, rank: int) -> list[tuple[int, list[int]]]:
     """Step and samples, in the order in which a rank has made them."""
     return [json.loads(line) for line in (log / f"ids-{rank}.jsonl").read_text().splitlines()]
@@ -99,13 +109,13 @@ class Night:
         self.train(job, log)
         hours, minutes, _ = map(int, self.cluster.field(job, "RunTime").split(":"))
         self.limit(job, 60 * hours + minutes + 2)  # the ranks are told when it is next looked at
-        self.wait_for_requeue(job, 0)
+        wait_for_requeue(self.cluster, job, 1)
         self.limit(job, 60)
         urgent = ["--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null"]
         for cause in (["scancel", "--signal=USR1", job], ["sbatch", *urgent, "--wrap=true"]):
             before = self.train(job, log)
             self.cluster.ask(*cause)
-            self.wait_for_requeue(job, before)
+            wait_for_requeue(self.cluster, job, before + 1)
         self.train(job, log)
         (log / "kill-1").touch()
         wait_long_for(lambda: not (log / "kill-1").exists(), "rank 1 to be killed")
@@ -118,15 +128,8 @@ class Night:
 
     def train(self, job: str, log: Path) -> int:
         """How often the job was requeued before it trained, once it does."""
-        before = num_steps(log)
-        wait_long_for(lambda: num_steps(log) > before + 1, "two more steps")
+        wait_for_two_steps(log)
         return int(self.cluster.field(job, "Restarts"))
-
-    def wait_for_requeue(self, job: str, before: int) -> None:
-        def is_requeued() -> bool:
-            return int(self.cluster.field(job, "Restarts")) > before
-
-        wait_long_for(is_requeued, f"job {job} to be requeued")
 
 
 @pytest.fixture(scope="module")
@@ -240,17 +243,21 @@ def test_submitit(
     for name, value in environment(at_slurm, log).items():
         monkeypatch.setenv(name, value)
     (log / "slow").touch()
-    words = ("--data", digits, "--run", "run", "--run.length", "12 steps", *OPTIONS)
-    job = submitted(capsys, "--submitit", "--ranks", 2, "--nodes", 2, "--time", 1, *words)
-    wait_long_for(lambda: num_steps(log) > 1, "two steps")
-    at_slurm.ask("scancel", "--signal=USR2", job)
-    wait_long_for(lambda: at_slurm.field(job, "Restarts") == "1", "the requeue")
+    words = ("--data", digits, "--run", "run", "--run.length", "30 steps", *OPTIONS)
+    options = ("--partition", "day-low", "--ranks", 2, "--nodes", 2, "--time", 1)
+    job = submitted(capsys, "--submitit", *options, *words)
+    urgent = ("--partition=day-high", "--nodes=2", "--exclusive", "--output=/dev/null")
+    causes = (("scancel", "--signal=USR2", job), ("sbatch", *urgent, "--wrap=true"))
+    for number, cause in enumerate(causes, start=1):
+        wait_for_two_steps(log)
+        at_slurm.ask(*cause)
+        wait_for_requeue(at_slurm, job, number)
     (log / "slow").unlink()
     assert at_slurm.wait_for_end(job) == "COMPLETED"
     for rank in range(2):
         result = tmp_path / "run" / "submitit" / f"{job}_{rank}_result.pkl"
         assert pickle.loads(result.read_bytes()) == ("success", 0)
-        assert [step for step, _ in noted(log, rank)] == list(range(1, 13))
+        assert [step for step, _ in noted(log, rank)] == list(range(1, 31))
 
 
 # --- the morning ---

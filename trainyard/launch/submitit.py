@@ -1,6 +1,7 @@
 """Slurm through submitit: the pickled rank and its submission."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from trainyard.launch.slurm import Allocation, options_of, runs_of
 _SIGNAL = signal.SIGUSR2  # the signal that submitit handles
 _PASSED_ON = (*REQUEUE_SIGNALS, signal.SIGTERM, signal.SIGINT)
 _REQUEUED = (Requeued.exit_code, *(-number for number in REQUEUE_SIGNALS))
+_STOPPED = (Stopped.exit_code, -signal.SIGTERM)
 _NO_LIMIT = 1_000_000  # requeues
 
 
@@ -38,7 +40,7 @@ class Training:
             # Submitit's own handler would requeue before the checkpoint is written.
             with handling(_PASSED_ON, pass_on):
                 code = rank.wait()
-        if code in _REQUEUED:
+        if code in _REQUEUED or (code in _STOPPED and _is_preempted()):
             _requeue()
         if code not in (0, Stopped.exit_code):
             raise TrainyardError(f"the rank has ended with exit code {code}: its output says why")
@@ -47,6 +49,13 @@ class Training:
     def checkpoint(self) -> Any:
         """The call after a requeue: this object again, which resumes from the run directory."""
         return _submitit().helpers.DelayedSubmission(self)
+
+
+def _is_preempted() -> bool:
+    """True if Slurm needs the nodes for another job; it sends the SIGTERM of a user's scancel."""
+    command = ["scontrol", "show", "job", os.environ["SLURM_JOB_ID"]]
+    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return re.search(r"PreemptTime=\d", said) is not None
 
 
 def _requeue() -> None:
