@@ -37,8 +37,7 @@ GONE_S = 30
 _ALONE = World()
 _ARM_S = 30  # the most between two renewals of the timer that ends a process without Python
 _CULPRIT_S = 3  # for the culprit to be found after a connection broke
-_LEAVE_S = 5  # for the other ranks to leave before the store of rank 0 goes
-_HEAR_S = 2 * BEAT_S  # for the other ranks to read the last alarm of a process
+_LEAVE_S = 5  # for the other ranks to hear of an alarm and leave, before the store of rank 0 goes
 _WAKE_S = 30  # for a training thread that waits for its GPU to come back
 _STUCK_S = 3  # in which a training thread does nothing at all, though all connections are cut
 _IDLE_S = 0.01  # processor time of a thread that does nothing
@@ -143,7 +142,9 @@ class Watchdog:
         store.set(f"left/{self._world.rank}", "")
         if not self._world.is_first or self._is_hosted:
             return
-        waiting = set(range(1, self._world.size)) - {*self.alarm.ranks}
+        # A rank that hangs still hears of it; one that is gone does not.
+        gone = () if self.alarm.verdict else self.alarm.ranks
+        waiting = set(range(1, self._world.size)) - {*gone}
         deadline = time.monotonic() + _LEAVE_S
         while waiting and time.monotonic() < deadline:
             waiting = {rank for rank in waiting if not self._has_left(rank)}
@@ -299,7 +300,7 @@ class Watchdog:
         """End this process if it hangs, and kill those beside it that are stopped."""
         if self._world.rank in self.alarm.ranks:
             is_alone = len(self.alarm.ranks) == self._world.size and self._world.is_first
-            end_process(self.reason if is_alone else "")
+            self._end_process(self.reason if is_alone else "")
         for rank in self.alarm.ranks:
             if rank in self._visible:
                 self._visible[rank].kill_if_stopped()
@@ -319,7 +320,17 @@ class Watchdog:
             is_stuck = now > since + _STUCK_S and not self.uses_gpu
             if is_stuck or (now > begun + _WAKE_S and (seen.waits or seen.is_overdue)):
                 self.before_end()
-                end_process(self.reason if self._world.rank == self.speaker else "")
+                self._end_process(self.reason if self._world.rank == self.speaker else "")
+
+    def _end_process(self, message: str) -> NoReturn:
+        """End with exit code 1 at once, since the training thread cannot."""
+        if message:
+            sys.stderr.write(f"trainyard: {message}\n")
+            sys.stderr.flush()
+        if self._store is not None:
+            with suppress(RuntimeError):
+                self._leave(self._store, in_peace=False)
+        os._exit(1)
 
     # --- what it knows of ranks ---
 
@@ -366,12 +377,3 @@ class _Post(NamedTuple):
     def activity(self) -> Activity:
         _, *fields = json.loads(self.data or b"[0]")
         return Activity(*fields)
-
-
-def end_process(message: str) -> NoReturn:
-    """End with exit code 1 at once, since the training thread cannot."""
-    if message:
-        sys.stderr.write(f"trainyard: {message}\n")
-        sys.stderr.flush()
-    time.sleep(_HEAR_S)
-    os._exit(1)
