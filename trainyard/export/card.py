@@ -213,7 +213,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         "output": OUTPUT,
         "metadata": METADATA,
         "show": _SHOW_SEVERAL if about.has_lists else _SHOW_ONE,
-        **_model_code(about.architecture),
+        **_model_code(about),
     }
     return _CARD.substitute(
         texts,
@@ -266,7 +266,7 @@ def _weights(name: str) -> str:
 
 def _front_matter(about: Description) -> str:
     """YAML for the Hub: github.com/huggingface/hub-docs, modelcard.md."""
-    library = [] if is_own(about.architecture) else ["timm"]
+    library = [] if about.own_module else ["timm"]
     datasets = sorted(set(_ON_HUB.findall(f"{about.train} {about.val}")))
     front: dict[str, Any] = {
         **({"library_name": library[0]} if library else {}),
@@ -304,14 +304,18 @@ def _sizes(about: Description) -> tuple[dict[str, str], str]:
     return {**{key: str(value) for key, value in texts.items()}, "resizing": resizing}, code
 
 
-def _model_code(architecture: str) -> dict[str, str]:
+def _model_code(about: Description) -> dict[str, str]:
     """The parts of a program that build the model."""
-    if not is_own(architecture):
-        build = {"build": "timm.create_model", "name": f'"{architecture}", '}
+    module = about.own_module
+    if is_own(about.architecture):
+        function = about.architecture.partition(":")[2]
+        line = f"\nfrom {module} import {function}\n"
+        return {"owner": "its author", "import_model": line, "build": function, "name": ""}
+    build = {"build": "timm.create_model", "name": f'"{about.architecture}", '}
+    if module is None:
         return {"owner": "timm", "import_model": "", **build}
-    module, _, function = architecture.partition(":")
-    line = f"\nfrom {module} import {function}\n"
-    return {"owner": "its author", "import_model": line, "build": function, "name": ""}
+    line = f"\nimport {module}  # timm learns the architecture\n"
+    return {"owner": "Trainyard", "import_model": line, **build}
 
 
 def _accuracy(about: Description) -> str:

@@ -31,7 +31,7 @@ class Description:
     """Plain data. Sizes are in pixels, `mean` and `std` on a scale of 0 to 1."""
 
     architecture: str
-    """timm's name of the architecture, or the user's "module:function"."""
+    """timm's or Trainyard's name of the architecture, or the user's "module:function"."""
     model_args: dict[str, Any]
     """Further arguments of timm.create_model, or of the function, that the weights need."""
     classes: tuple[str, ...]
@@ -57,6 +57,14 @@ class Description:
     recipe: dict[str, dict[str, Any]]
     """The keys that differ from their defaults."""
     versions: dict[str, str]
+
+    @property
+    def own_module(self) -> str | None:
+        """The user's or Trainyard's module of the architecture; None if timm itself has it."""
+        if is_own(self.architecture):
+            return self.architecture.partition(":")[0]
+        module: str = timm.models.model_entrypoint(self.architecture).__module__
+        return module if module.startswith("trainyard.") else None
 
     @property
     def channels(self) -> int:
