@@ -70,6 +70,7 @@ def load(
     loaded.
     """
     folder, found = find_checkpoint(Path(path))
+    recipe = load_recipe(str(folder / "recipe.toml"))
     config = _to_predict(load_recipe(str(folder / "recipe.toml"), overrides))
     checkpoint.check(found)
     progress = checkpoint.read_progress(found)
@@ -80,6 +81,7 @@ def load(
     return Classifier(
         model=model.requires_grad_(False),
         classes=classes,
+        recipe=recipe,
         config=config,
         checkpoint=found,
         has_lists=progress.get("has_lists", False),
@@ -109,7 +111,10 @@ class Classifier:
     """In eval mode; maps the output of `preprocess` to float[B, classes] logits."""
     classes: tuple[str, ...]
     """Names by class number."""
+    recipe: RunConfig
+    """The recipe that trained it."""
     config: RunConfig
+    """The recipe with overrides, without settings for training alone."""
     checkpoint: Path
     has_lists: bool
     """True if an image may have any number of classes: probabilities are then independent."""

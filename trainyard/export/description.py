@@ -55,7 +55,7 @@ class Description:
     license: str | None
     """The user's identifier of a license, for the card."""
     recipe: dict[str, dict[str, Any]]
-    """The keys that differ from their defaults."""
+    """The keys of the training that differ from their defaults."""
     versions: dict[str, str]
 
     @property
@@ -124,7 +124,7 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         train=_place(str(source_of(config.data, "train"))),
         val=_place(str(source_of(config.data, "val"))),
         license=license,
-        recipe=_recipe(config),
+        recipe=_recipe(classifier.recipe),
         versions={
             "trainyard": versions()["trainyard"] or "unknown",
             "torch": torch.__version__,
@@ -159,7 +159,7 @@ def _recipe(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The recipe without keys that concern this machine."""
     tree = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     tree.pop("watch", None)
-    for key in ("train", "val", "threads"):
+    for key in ("train", "val", "threads", "stage", "stage_gb"):
         tree.get("data", {}).pop(key, None)
     found = {
         section: {key: _place(v) if isinstance(v, str) else v for key, v in values.items()}
