@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from trainyard.compare import differences
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data._native import own_decoder
 from trainyard.data.decode.array_file import array_file
@@ -123,6 +124,11 @@ class Classifier:
     weights: str
     """"" for the run's own weights, "ema" for their moving average, "ema-0.99" of several."""
     device: torch.device
+
+    @property
+    def is_as_evaluated(self) -> bool:
+        """False if overrides may change the results of the run's evaluations."""
+        return not differences(_to_predict(self.recipe), self.config)
 
     @property
     def uses_ema(self) -> bool:

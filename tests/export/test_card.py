@@ -86,6 +86,25 @@ def plainly(config: RunConfig) -> dict[str, object]:
     return tree
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("data.eval_size", "48"), ("data.crop_pct", "0.5"), ("batch.precision", "bf16")],
+)
+def test_other_settings_were_not_evaluated(key: str, value: str, transformer: Path) -> None:
+    about = describe(load(transformer, overrides={key: value}))
+    text = card(about, "onnx", "m.onnx", SAME)
+    assert "| accuracy | not evaluated at this step with these settings |" in text
+    assert "model-index" not in text
+    assert about.metadata()["evaluation"] == "{}"
+
+
+def test_the_accuracy_is_that_on_the_data_of_the_run(transformer: Path, tmp_path: Path) -> None:
+    """Other data are what this export is compared on; decoding and staging change nothing."""
+    overrides = {"data.val": str(tmp_path), "data.decode": "gpu", "data.stage": str(tmp_path)}
+    about, other = (describe(load(transformer, overrides=o)) for o in (None, overrides))
+    assert about == other and about.evaluation
+
+
 def test_data_of_the_hub_and_models_of_ones_own(transformer: Path) -> None:
     about = dataclasses.replace(
         describe(load(transformer)),

@@ -321,7 +321,7 @@ def _model_code(about: Description) -> dict[str, str]:
 def _accuracy(about: Description) -> str:
     found = about.evaluation
     if not found:
-        return "not evaluated at this step"
+        return "not evaluated at this step with these settings"
     shares = [f"{METRICS[key]} {found[key]:.2%}" for key in METRICS if key in found]
     return (
         f"{', '.join(shares)}, loss {found['loss']:.4f} on {found['samples']:,} images, computed "

@@ -52,6 +52,7 @@ class Description:
     """True if an image may have any number of classes: a sigmoid makes their probabilities."""
     train: str
     val: str
+    """The data of the run, whatever this export is compared on."""
     license: str | None
     """The user's identifier of a license, for the card."""
     recipe: dict[str, dict[str, Any]]
@@ -105,7 +106,7 @@ class Description:
 
 def describe(classifier: Classifier, license: str | None = None) -> Description:
     """The description of a model that goes into an exported file and its card."""
-    config, model = classifier.config, classifier.model
+    config, model, trained = classifier.config, classifier.model, classifier.recipe
     return Description(
         architecture=_architecture(config.model.name),
         model_args=_model_args(model),
@@ -121,10 +122,10 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         precision=config.batch.precision,
         evaluation=_evaluation(classifier),
         has_lists=classifier.has_lists,
-        train=_place(str(source_of(config.data, "train"))),
-        val=_place(str(source_of(config.data, "val"))),
+        train=_place(str(source_of(trained.data, "train"))),
+        val=_place(str(source_of(trained.data, "val"))),
         license=license,
-        recipe=_recipe(classifier.recipe),
+        recipe=_recipe(trained),
         versions={
             "trainyard": versions()["trainyard"] or "unknown",
             "torch": torch.__version__,
@@ -146,10 +147,11 @@ def _model_args(model: nn.Module) -> dict[str, Any]:
 
 
 def _evaluation(classifier: Classifier) -> dict[str, Any]:
-    """The evaluation of these weights, if the run made one."""
+    """The evaluation of these weights, if the run made one with these settings."""
     last = checkpoint.read_progress(classifier.checkpoint)["last"]
     prefix = prefix_of(classifier.weights)
-    if last.get("step") != classifier.step or f"{prefix}loss" not in last:
+    is_of_these = classifier.is_as_evaluated and last.get("step") == classifier.step
+    if not is_of_these or f"{prefix}loss" not in last:
         return {}
     measured = {key: last[f"{prefix}{key}"] for key in _MEASURED if f"{prefix}{key}" in last}
     return {"samples": last["samples"], **measured}
