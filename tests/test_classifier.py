@@ -12,6 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.command_line import newest, run
+from tests.data.test_orientation import pillow, tagged
 from trainyard.classifier import Classifier, Guess, Picture, load
 from trainyard.data.index.build import open_index
 from trainyard.errors import CheckpointError, DataError, RecipeError
@@ -154,6 +155,19 @@ def test_an_image_in_every_form_is_the_same(averaged: Path, digits: Path) -> Non
     for other in others:
         assert torch.equal(first, other)
     assert len({str(guesses) for guesses in classifier.predict(forms[:2])}) == 1
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_a_photograph_in_every_form_is_upright(kind: str, averaged: Path, tmp_path: Path) -> None:
+    file, classifier = tmp_path / "photo", load(averaged, overrides={"data.exif": "true"})
+    for orientation in range(1, 9):
+        file.write_bytes(tagged(orientation, kind))
+        first, *others = classifier.preprocess(
+            [file, Image.open(file), Image.open(file).convert("RGB"), pillow(file.read_bytes())]
+        )
+        for other in others:
+            # Decoders differ at edges alone; a wrong turn differs everywhere.
+            assert (first - other).abs().mean() < 1 / 255 / 0.38
 
 
 def test_an_image_of_16_bits_is_that_of_8(averaged: Path) -> None:

@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from trainyard.compare import differences
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data._native import own_decoder
+from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch
+from trainyard.data.decode.orientation import orientation_of, upright
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.fetch_image import fetch_image
@@ -36,6 +38,7 @@ from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device
 
 _BATCH = 256  # images per batch, at most
+_ANY_EXIF = b"eXIf"  # what a PNG with EXIF contains
 
 Picture = str | Path | bytes | Image.Image
 """An image: a path, an http(s) URL, the bytes of an image file, or a Pillow image."""
@@ -158,9 +161,8 @@ class Classifier:
         DataError, which names the first unreadable image.
         """
         data, size = self.config.data, self.image_size
-        channels = data.channels
-        contents = [_content(image, number, channels) for number, image in enumerate(images)]
-        pixels_BHWC = np.empty((len(contents), *height_width(size), channels), np.uint8)
+        contents = [_content(image, number, data) for number, image in enumerate(images)]
+        pixels_BHWC = np.empty((len(contents), *height_width(size), data.channels), np.uint8)
         crop, decoder = CentralCrop(size, data.crop_pct), own_decoder()
         how, exif = data.interpolation, data.exif
         bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, exif=exif)
@@ -237,17 +239,18 @@ def _arithmetic(precision: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def _content(image: Picture, number: int, channels: int) -> bytes:
-    """The encoded image, for a model of some channels."""
+def _content(image: Picture, number: int, data: DataConfig) -> bytes:
+    """The encoded image; a Pillow image is turned here, as its EXIF is not encoded."""
     if isinstance(image, bytes):
         return image
-    if isinstance(image, Image.Image) and channels == len(image.getbands()) not in (1, 3):
-        return array_file(np.asarray(image))
     if isinstance(image, Image.Image):
+        turn = orientation_of(image, _ANY_EXIF) if data.exif else 1
+        if data.channels == len(image.getbands()) not in (1, 3):
+            return array_file(np.asarray(upright(image, turn)))
         file = io.BytesIO()
         try:
-            picture = image if image.mode == "L" else as_rgb(image)
-            picture.save(file, "PNG", compress_level=0)
+            picture = upright(image if image.mode == "L" else as_rgb(image), turn)
+            picture.save(file, "PNG", compress_level=0, exif=b"")
         except BadImageError as error:
             raise DataError(f"{_named(image, number)}: {error}") from None
         return file.getvalue()

@@ -38,6 +38,8 @@ class Description:
     image_size: ImageSize
     crop_pct: float
     interpolation: str
+    exif: bool
+    """True if images are turned upright by their EXIF first."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     parameters: int
@@ -93,6 +95,7 @@ class Description:
             "std": self.std,
             "interpolation": self.interpolation,
             "crop_pct": self.crop_pct,
+            "exif": self.exif,
             "step": self.step,
             "weights": self.weights,
             "evaluation": self.evaluation,
@@ -114,6 +117,7 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         image_size=classifier.image_size,
         crop_pct=config.data.crop_pct,
         interpolation=config.data.interpolation,
+        exif=config.data.exif,
         mean=config.data.mean,
         std=config.data.std,
         parameters=sum(weight.numel() for weight in model.parameters()),
