@@ -15,6 +15,7 @@ from tests.command_line import newest, run
 from tests.data.test_orientation import pillow, tagged
 from trainyard.classifier import Classifier, Guess, Picture, load
 from trainyard.data.index.build import open_index
+from trainyard.data.index.unlabelled import open_images
 from trainyard.errors import CheckpointError, DataError, RecipeError
 from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.training.recorded import load_recorded
@@ -65,6 +66,7 @@ def test_the_loader_and_a_list_of_files_say_the_same(
     assert begun == sorted(begun)
     assert begun[-1] == 364
     assert said.bad == {}
+    assert said.counts.tolist() == np.bincount(said.classes[:, 0], minlength=10).tolist()
     for row, guesses in enumerate(classifier.predict(files_of(digits), top=3)):
         own = classifier.named(said.classes[row], said.probabilities[row])
         assert [guess.name for guess in own] == [guess.name for guess in guesses]
@@ -221,6 +223,17 @@ def test_scores_that_are_not_finite_are_no_guess(finished: Path, digits: Path) -
     assert set(said.bad.values()) == {"the model gives it scores that are not finite"}
     assert len(said.bad) == 364
     assert (said.classes == -1).all()
+    assert not said.counts.any()
+
+
+def test_a_bad_image_counts_for_no_class(averaged: Path, digits: Path, tmp_path: Path) -> None:
+    for file in files_of(digits)[::100]:
+        shutil.copy(file, tmp_path)
+    (tmp_path / "bad.png").write_text("no image")
+    (images,) = open_images([str(tmp_path)], tmp_path, lambda *_: None)
+    said = load(averaged).predict_index(images.index)
+    assert [*said.bad.values()] == ["not an image"]
+    assert said.counts.sum() == len(files_of(digits)[::100])
 
 
 # --- settings ---

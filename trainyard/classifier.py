@@ -38,6 +38,7 @@ from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device
 
 _BATCH = 256  # images per batch, at most
+_LIKELY = 0.5  # probability above which an image with a list of labels has a class
 _ANY_EXIF = b"eXIf"  # what a PNG with EXIF contains
 
 Picture = str | Path | bytes | Image.Image
@@ -57,6 +58,8 @@ class Guesses(NamedTuple):
     probabilities: NDArray[np.float32]  # [n, k]; 0 for a bad image
     bad: dict[int, str]
     """Reasons why images have no guesses, by image number."""
+    counts: NDArray[np.int64]  # [classes]
+    """Images of each likeliest class; with lists of labels, of each class above 50%."""
 
 
 def load(
@@ -151,8 +154,8 @@ class Classifier:
         """
         found = []
         for start in range(0, len(images), _BATCH):
-            judged = self._judge(self.preprocess(images[start : start + _BATCH]), top)
-            found += [self.named(*row) for row in zip(*judged, strict=True)]
+            shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]))
+            found += [self.named(*row) for row in zip(*_likeliest(shares_BC, top), strict=True)]
         return found
 
     def preprocess(self, images: Sequence[Picture]) -> Tensor:
@@ -179,7 +182,7 @@ class Classifier:
         """
         top, count = min(top, len(self.classes)), len(index)
         classes, probabilities = np.full((count, top), -1), np.zeros((count, top), np.float32)
-        bad: dict[int, str] = {}
+        counts, bad = np.zeros(len(self.classes), np.int64), dict[int, str]()
         feeds = build_feeds(self.config, World(), self.device)
         feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, count))
         begun = 0
@@ -187,13 +190,15 @@ class Classifier:
             for batch in feed:
                 begun += len(batch.ids)
                 on_batch(begun)
-                ids = batch.ids.numpy()
-                classes[ids], probabilities[ids] = self._judge(batch.images_BCHW, top)
+                ids, shares_BC = batch.ids.numpy(), self._shares(batch.images_BCHW)
+                classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
                 bad |= {sample.id: sample.reason for sample in batch.bad}
+                is_good = (batch.weights > 0) & shares_BC.isfinite().all(dim=1)
+                counts += self._counts(shares_BC[is_good])
         for number in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist():
             bad.setdefault(number, "the model gives it scores that are not finite")
         classes[list(bad)], probabilities[list(bad)] = -1, 0
-        return Guesses(classes, probabilities, dict(sorted(bad.items())))
+        return Guesses(classes, probabilities, dict(sorted(bad.items())), counts)
 
     def logits(self, images_BCHW: Tensor) -> Tensor:
         """float32[B, classes] at the recipe's precision, without gradients."""
@@ -207,14 +212,17 @@ class Classifier:
         pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
         return [Guess(self.classes[number], probability) for number, probability in pairs]
 
-    def _judge(
-        self, images_BCHW: Tensor, top: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The top classes; among equal logits the lower class number first, as in evaluate.py."""
+    def _shares(self, images_BCHW: Tensor) -> Tensor:
+        """float32[B, classes]: probabilities."""
         logits_BC = self.logits(images_BCHW)
-        shares_BC = logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
-        found = shares_BC.sort(dim=1, descending=True, stable=True)
-        return found.indices[:, :top].cpu().numpy(), found.values[:, :top].cpu().numpy()
+        return logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
+
+    def _counts(self, shares_BC: Tensor) -> NDArray[np.int64]:
+        """The number of images of each class, [classes]; see `Guesses`."""
+        if self.has_lists:
+            return (shares_BC > _LIKELY).sum(dim=0).cpu().numpy()
+        first, _ = _likeliest(shares_BC, 1)
+        return np.bincount(first[:, 0], minlength=len(self.classes))
 
     @cached_property
     def _normalise(self) -> Normalise:
@@ -225,6 +233,12 @@ class Classifier:
             channels_last=self.config.model.channels_last,
             dtype=AUTOCASTS[self.config.batch.precision] or torch.float32,
         )
+
+
+def _likeliest(shares_BC: Tensor, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The top classes; among equal ones the lower class number first, as in evaluate.py."""
+    found = shares_BC.sort(dim=1, descending=True, stable=True)
+    return found.indices[:, :top].cpu().numpy(), found.values[:, :top].cpu().numpy()
 
 
 @contextmanager
