@@ -1,5 +1,6 @@
 """Runs on grey and on multispectral images, from the files to the exports."""
 
+import io
 import json
 from pathlib import Path
 
@@ -119,6 +120,20 @@ def test_exports_take_images_of_these_channels(
         names: dict[str, object] = {}
         exec(code, names)
         np.testing.assert_allclose(np.asarray(names["logits"]).reshape(1, -1), ours, atol=0.02)
+
+
+def test_bands_in_pillow_are_turned_upright(runs: dict[int, Path]) -> None:
+    """Four channels go another way than a picture."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 4), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", exif=exif)
+    upright = Image.fromarray(np.rot90(pixels, -1).copy())
+    classifier = load(runs[4], overrides={"data.exif": "true"})
+    forms = classifier.preprocess([file.getvalue(), Image.open(file), upright])
+    assert torch.equal(forms[0], forms[2])
+    assert torch.equal(forms[1], forms[2])
 
 
 def test_a_contact_sheet_and_verify_of_arrays(bands: Path, tmp_path: Path, capsys: Capture) -> None:

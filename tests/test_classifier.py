@@ -12,8 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.command_line import newest, run
+from tests.data.test_orientation import pillow, tagged
 from trainyard.classifier import Classifier, Guess, Picture, load
 from trainyard.data.index.build import open_index
+from trainyard.data.index.unlabelled import open_images
 from trainyard.errors import CheckpointError, DataError, RecipeError
 from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.training.recorded import load_recorded
@@ -64,6 +66,7 @@ def test_the_loader_and_a_list_of_files_say_the_same(
     assert begun == sorted(begun)
     assert begun[-1] == 364
     assert said.bad == {}
+    assert said.counts.tolist() == np.bincount(said.classes[:, 0], minlength=10).tolist()
     for row, guesses in enumerate(classifier.predict(files_of(digits), top=3)):
         own = classifier.named(said.classes[row], said.probabilities[row])
         assert [guess.name for guess in own] == [guess.name for guess in guesses]
@@ -156,6 +159,19 @@ def test_an_image_in_every_form_is_the_same(averaged: Path, digits: Path) -> Non
     assert len({str(guesses) for guesses in classifier.predict(forms[:2])}) == 1
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_a_photograph_in_every_form_is_upright(kind: str, averaged: Path, tmp_path: Path) -> None:
+    file, classifier = tmp_path / "photo", load(averaged, overrides={"data.exif": "true"})
+    for orientation in range(1, 9):
+        file.write_bytes(tagged(orientation, kind))
+        first, *others = classifier.preprocess(
+            [file, Image.open(file), Image.open(file).convert("RGB"), pillow(file.read_bytes())]
+        )
+        for other in others:
+            # Decoders differ at edges alone; a wrong turn differs everywhere.
+            assert (first - other).abs().mean() < 1 / 255 / 0.38
+
+
 def test_an_image_of_16_bits_is_that_of_8(averaged: Path) -> None:
     ramp = np.linspace(0, 65535, 64 * 64).astype(np.uint16).reshape(64, 64)
     classifier = load(averaged)
@@ -207,6 +223,17 @@ def test_scores_that_are_not_finite_are_no_guess(finished: Path, digits: Path) -
     assert set(said.bad.values()) == {"the model gives it scores that are not finite"}
     assert len(said.bad) == 364
     assert (said.classes == -1).all()
+    assert not said.counts.any()
+
+
+def test_a_bad_image_counts_for_no_class(averaged: Path, digits: Path, tmp_path: Path) -> None:
+    for file in files_of(digits)[::100]:
+        shutil.copy(file, tmp_path)
+    (tmp_path / "bad.png").write_text("no image")
+    (images,) = open_images([str(tmp_path)], tmp_path, lambda *_: None)
+    said = load(averaged).predict_index(images.index)
+    assert [*said.bad.values()] == ["not an image"]
+    assert said.counts.sum() == len(files_of(digits)[::100])
 
 
 # --- settings ---

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ RECIPE = {
     "augment.label_smoothing": "0.1",
     "data.threads": "1",
 }
+SPLITS = ("train", "val")
 NAMES = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "even", "odd")
 
 
@@ -120,6 +122,21 @@ def test_probabilities_are_independent(trained: Path, listed_digits: Path, capsy
     tree = json.loads(shown(capsys, "predict", trained, image, "--no-ema", "--json"))
     first = tree["images"][0]["guesses"][0]
     assert first["probability"] == pytest.approx(max(expected.values()))
+
+
+def test_many_images_count_for_every_likely_class(
+    trained: Path, listed_digits: Path, capsys: Capture
+) -> None:
+    """Also for those that `--top` leaves out."""
+    folder = listed_digits.parent
+    model = load(trained)
+    shares = [model.predict(sorted((folder / split).glob("*/*")), top=11) for split in SPLITS]
+    likely = [guess.name for part in shares for image in part for guess in image if guess[1] > 0.5]
+    said = shown(capsys, "predict", trained, *(folder / split for split in SPLITS), "--top", "1")
+    rows = [line.split() for line in said.splitlines() if line.strip().endswith("%")]
+    found = {name: int(count.replace(",", "")) for name, count, _ in rows}
+    assert found == Counter(likely)
+    assert any(image[1].probability > 0.5 for part in shares for image in part)
 
 
 def test_an_export_and_the_report_tell_of_lists(

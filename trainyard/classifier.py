@@ -17,11 +17,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
+from trainyard.compare import differences
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data._native import own_decoder
+from trainyard.data.config import DataConfig
 from trainyard.data.decode.array_file import array_file
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.decode.decode import BadImageError, as_rgb, decode_batch
+from trainyard.data.decode.orientation import orientation_of, upright
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.fetch_image import fetch_image
@@ -35,6 +38,8 @@ from trainyard.training.precision import AUTOCASTS, autocast, use_precision
 from trainyard.world import World, pick_device
 
 _BATCH = 256  # images per batch, at most
+_LIKELY = 0.5  # probability above which an image with a list of labels has a class
+_ANY_EXIF = b"eXIf"  # what a PNG with EXIF contains
 
 Picture = str | Path | bytes | Image.Image
 """An image: a path, an http(s) URL, the bytes of an image file, or a Pillow image."""
@@ -53,6 +58,8 @@ class Guesses(NamedTuple):
     probabilities: NDArray[np.float32]  # [n, k]; 0 for a bad image
     bad: dict[int, str]
     """Reasons why images have no guesses, by image number."""
+    counts: NDArray[np.int64]  # [classes]
+    """Images of each likeliest class; with lists of labels, of each class above 50%."""
 
 
 def load(
@@ -70,6 +77,7 @@ def load(
     loaded.
     """
     folder, found = find_checkpoint(Path(path))
+    recipe = load_recipe(str(folder / "recipe.toml"))
     config = _to_predict(load_recipe(str(folder / "recipe.toml"), overrides))
     checkpoint.check(found)
     progress = checkpoint.read_progress(found)
@@ -80,6 +88,7 @@ def load(
     return Classifier(
         model=model.requires_grad_(False),
         classes=classes,
+        recipe=recipe,
         config=config,
         checkpoint=found,
         has_lists=progress.get("has_lists", False),
@@ -109,7 +118,10 @@ class Classifier:
     """In eval mode; maps the output of `preprocess` to float[B, classes] logits."""
     classes: tuple[str, ...]
     """Names by class number."""
+    recipe: RunConfig
+    """The recipe that trained it."""
     config: RunConfig
+    """The recipe with overrides, without settings for training alone."""
     checkpoint: Path
     has_lists: bool
     """True if an image may have any number of classes: probabilities are then independent."""
@@ -118,6 +130,11 @@ class Classifier:
     weights: str
     """"" for the run's own weights, "ema" for their moving average, "ema-0.99" of several."""
     device: torch.device
+
+    @property
+    def is_as_evaluated(self) -> bool:
+        """False if overrides may change the results of the run's evaluations."""
+        return not differences(_to_predict(self.recipe), self.config)
 
     @property
     def uses_ema(self) -> bool:
@@ -137,8 +154,8 @@ class Classifier:
         """
         found = []
         for start in range(0, len(images), _BATCH):
-            judged = self._judge(self.preprocess(images[start : start + _BATCH]), top)
-            found += [self.named(*row) for row in zip(*judged, strict=True)]
+            shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]))
+            found += [self.named(*row) for row in zip(*_likeliest(shares_BC, top), strict=True)]
         return found
 
     def preprocess(self, images: Sequence[Picture]) -> Tensor:
@@ -147,9 +164,8 @@ class Classifier:
         DataError, which names the first unreadable image.
         """
         data, size = self.config.data, self.image_size
-        channels = data.channels
-        contents = [_content(image, number, channels) for number, image in enumerate(images)]
-        pixels_BHWC = np.empty((len(contents), *height_width(size), channels), np.uint8)
+        contents = [_content(image, number, data) for number, image in enumerate(images)]
+        pixels_BHWC = np.empty((len(contents), *height_width(size), data.channels), np.uint8)
         crop, decoder = CentralCrop(size, data.crop_pct), own_decoder()
         how, exif = data.interpolation, data.exif
         bad = decode_batch(contents, crop, pixels_BHWC, how, decoder=decoder, exif=exif)
@@ -166,7 +182,7 @@ class Classifier:
         """
         top, count = min(top, len(self.classes)), len(index)
         classes, probabilities = np.full((count, top), -1), np.zeros((count, top), np.float32)
-        bad: dict[int, str] = {}
+        counts, bad = np.zeros(len(self.classes), np.int64), dict[int, str]()
         feeds = build_feeds(self.config, World(), self.device)
         feeds = replace(feeds, global_batch=min(feeds.global_batch, _BATCH, count))
         begun = 0
@@ -174,13 +190,15 @@ class Classifier:
             for batch in feed:
                 begun += len(batch.ids)
                 on_batch(begun)
-                ids = batch.ids.numpy()
-                classes[ids], probabilities[ids] = self._judge(batch.images_BCHW, top)
+                ids, shares_BC = batch.ids.numpy(), self._shares(batch.images_BCHW)
+                classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
                 bad |= {sample.id: sample.reason for sample in batch.bad}
+                is_good = (batch.weights > 0) & shares_BC.isfinite().all(dim=1)
+                counts += self._counts(shares_BC[is_good])
         for number in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist():
             bad.setdefault(number, "the model gives it scores that are not finite")
         classes[list(bad)], probabilities[list(bad)] = -1, 0
-        return Guesses(classes, probabilities, dict(sorted(bad.items())))
+        return Guesses(classes, probabilities, dict(sorted(bad.items())), counts)
 
     def logits(self, images_BCHW: Tensor) -> Tensor:
         """float32[B, classes] at the recipe's precision, without gradients."""
@@ -194,14 +212,17 @@ class Classifier:
         pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
         return [Guess(self.classes[number], probability) for number, probability in pairs]
 
-    def _judge(
-        self, images_BCHW: Tensor, top: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """The top classes; among equal logits the lower class number first, as in evaluate.py."""
+    def _shares(self, images_BCHW: Tensor) -> Tensor:
+        """float32[B, classes]: probabilities."""
         logits_BC = self.logits(images_BCHW)
-        shares_BC = logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
-        found = shares_BC.sort(dim=1, descending=True, stable=True)
-        return found.indices[:, :top].cpu().numpy(), found.values[:, :top].cpu().numpy()
+        return logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
+
+    def _counts(self, shares_BC: Tensor) -> NDArray[np.int64]:
+        """The number of images of each class, [classes]; see `Guesses`."""
+        if self.has_lists:
+            return (shares_BC > _LIKELY).sum(dim=0).cpu().numpy()
+        first, _ = _likeliest(shares_BC, 1)
+        return np.bincount(first[:, 0], minlength=len(self.classes))
 
     @cached_property
     def _normalise(self) -> Normalise:
@@ -212,6 +233,12 @@ class Classifier:
             channels_last=self.config.model.channels_last,
             dtype=AUTOCASTS[self.config.batch.precision] or torch.float32,
         )
+
+
+def _likeliest(shares_BC: Tensor, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The top classes; among equal ones the lower class number first, as in evaluate.py."""
+    found = shares_BC.sort(dim=1, descending=True, stable=True)
+    return found.indices[:, :top].cpu().numpy(), found.values[:, :top].cpu().numpy()
 
 
 @contextmanager
@@ -226,17 +253,18 @@ def _arithmetic(precision: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def _content(image: Picture, number: int, channels: int) -> bytes:
-    """The encoded image, for a model of some channels."""
+def _content(image: Picture, number: int, data: DataConfig) -> bytes:
+    """The encoded image; a Pillow image is turned here, as its EXIF is not encoded."""
     if isinstance(image, bytes):
         return image
-    if isinstance(image, Image.Image) and channels == len(image.getbands()) not in (1, 3):
-        return array_file(np.asarray(image))
     if isinstance(image, Image.Image):
+        turn = orientation_of(image, _ANY_EXIF) if data.exif else 1
+        if data.channels == len(image.getbands()) not in (1, 3):
+            return array_file(np.asarray(upright(image, turn)))
         file = io.BytesIO()
         try:
-            picture = image if image.mode == "L" else as_rgb(image)
-            picture.save(file, "PNG", compress_level=0)
+            picture = upright(image if image.mode == "L" else as_rgb(image), turn)
+            picture.save(file, "PNG", compress_level=0, exif=b"")
         except BadImageError as error:
             raise DataError(f"{_named(image, number)}: {error}") from None
         return file.getvalue()

@@ -100,6 +100,12 @@ def stage_size(stage: str) -> ImageSize:
     return parse_size(stage.rpartition(":")[2].strip())
 
 
+def amount_of(duration: str) -> tuple[Fraction, str] | None:
+    """The number and the unit of a duration: step, epoch, sample or %; None for other text."""
+    match = _DURATION.fullmatch(duration.strip())
+    return (Fraction(match[1]), match[2].rstrip("s")) if match else None
+
+
 @dataclass(frozen=True)
 class Phase:
     """Consecutive steps with one batch and one image size."""
@@ -240,9 +246,9 @@ def _changes(
 
 def _amount(duration: str, length: str, epoch_samples: int) -> tuple[Fraction, bool]:
     """A duration, exactly: in steps (and True), or in samples (and False)."""
-    match = _DURATION.fullmatch(duration.strip())
-    assert match is not None  # checked when the recipe was read
-    amount, unit = Fraction(match[1]), match[2].rstrip("s")
+    found = amount_of(duration)
+    assert found is not None  # checked when the recipe was read
+    amount, unit = found
     if unit == "%":
         whole, is_steps = _amount(length, length, epoch_samples)
         return whole * amount / 100, is_steps

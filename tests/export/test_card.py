@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from huggingface_hub import ModelCard
 
 from tests.docs.pages import check_command
 from trainyard.classifier import load
-from trainyard.config import RunConfig, load_recipe
+from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.export.card import card
 from trainyard.export.check import Difference
 from trainyard.export.description import describe
 
 SAME = Difference(0.0, 0.0, 0)
+OTHER = {"data.eval_size": "48"}
 
 
 @pytest.mark.parametrize("trained", ["convolutions", "transformer"])
@@ -58,12 +60,49 @@ def test_the_recipe_and_the_commands_train_it_again(transformer: Path, tmp_path:
         check_command(command)
 
 
+def test_the_recipe_is_that_of_the_training(transformer: Path, tmp_path: Path) -> None:
+    """With the keys that a loaded model does without, and without those of this export."""
+    training = {
+        "model.freeze": "['patch_embed']",
+        "model.grad_checkpointing": "true",
+        "data.decode": "gpu",
+        "data.stage": str(tmp_path / "disk"),
+    }
+    recipe = load_recipe(str(transformer / "recipe.toml"), training)
+    shutil.copytree(transformer, tmp_path / "run", symlinks=True)
+    (tmp_path / "run" / "recipe.toml").write_text(to_toml(recipe))
+    text = card(describe(load(tmp_path / "run", overrides=OTHER)), "onnx", "m.onnx", SAME)
+    (told,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "told.toml").write_text(told)
+    assert plainly(load_recipe(str(tmp_path / "told.toml"))) == plainly(recipe)
+    assert "stage" not in told
+
+
 def plainly(config: RunConfig) -> dict[str, object]:
     """A recipe without the keys that concern a machine."""
     tree: dict[str, object] = config.model_dump(
-        exclude={"watch": True, "data": {"train", "val", "threads"}}
+        exclude={"watch": True, "data": {"train", "val", "threads", "stage"}}
     )
     return tree
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("data.eval_size", "48"), ("data.crop_pct", "0.5"), ("batch.precision", "bf16")],
+)
+def test_other_settings_were_not_evaluated(key: str, value: str, transformer: Path) -> None:
+    about = describe(load(transformer, overrides={key: value}))
+    text = card(about, "onnx", "m.onnx", SAME)
+    assert "| accuracy | not evaluated at this step with these settings |" in text
+    assert "model-index" not in text
+    assert about.metadata()["evaluation"] == "{}"
+
+
+def test_the_accuracy_is_that_on_the_data_of_the_run(transformer: Path, tmp_path: Path) -> None:
+    """Other data are what this export is compared on; decoding and staging change nothing."""
+    overrides = {"data.val": str(tmp_path), "data.decode": "gpu", "data.stage": str(tmp_path)}
+    about, other = (describe(load(transformer, overrides=o)) for o in (None, overrides))
+    assert about == other and about.evaluation
 
 
 def test_data_of_the_hub_and_models_of_ones_own(transformer: Path) -> None:

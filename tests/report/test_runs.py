@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import timm
 
 from tests.report.conftest import STEPS
@@ -41,6 +42,29 @@ def test_how_much_of_a_run_is_done(tmp_path: Path) -> None:
     assert run.share_done() == 0.25
     (run,) = read_runs([write_run(tmp_path / "b", [])])
     assert run.share_done() == 0
+
+
+@pytest.mark.parametrize(
+    ("length", "share"),
+    [
+        ("10 epochs", 0.5),
+        ("10epochs", 0.5),
+        ("5  epochs", 1),
+        (" 2 epochs ", 1),
+        ("100steps", 0.5),
+        ("3200 samples", 0.5),
+        ("50%", None),
+        ("0 steps", None),
+        ("a while", None),
+        ("", None),
+    ],
+)
+def test_a_length_as_recipes_may_have_it(length: str, share: float | None, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [train_report(50)])
+    text = (folder / "recipe.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace("100 steps", length))
+    (run,) = read_runs([folder])
+    assert run.share_done() == share
 
 
 def test_names_tell_runs_apart(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def export(options: argparse.Namespace) -> int:
     with Console(stderr=True).status("exporting"):
         classifier = load(options.target, ema=options.ema, overrides=options.overrides)
         exporter = Exporter(classifier, options.license)
+        if options.hub is not None:
+            exporter.check_timm(f"--hub {options.hub}")
         written = [] if kind is None else [exporter.to_file(Path(options.file), kind)]
         told: list[tuple[str, Export, str | None]] = [(str(x.path), x, None) for x in written]
         if options.hub is not None:

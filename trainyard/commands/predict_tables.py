@@ -1,11 +1,11 @@
 """Predictions as tables, as JSON, and as a file with a line per image."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -16,7 +16,6 @@ from trainyard.data.index.unlabelled import Images
 _IN_FULL = 3  # up to so many images are shown with all guesses
 _ONE_BY_ONE = 500  # up to so many images get a line each; for more, classes are counted
 _BAR = 20  # characters
-_LIKELY = 0.5  # probability above which an image with a list of labels has a class
 
 
 class Predicted(NamedTuple):
@@ -99,7 +98,7 @@ def print_answers(
     elif len(rows) <= _ONE_BY_ONE:
         console.print(_one_by_one(classifier, rows))
     else:
-        console.print(_counted(classifier, rows))
+        console.print(_counted(classifier, answers, len(rows)))
         if written is None:
             console.print("--csv FILE.csv and --json tell of each image", soft_wrap=True)
     if written is not None:
@@ -129,16 +128,14 @@ def _one_by_one(classifier: Classifier, rows: Sequence[tuple[Predicted, int]]) -
     return table
 
 
-def _counted(classifier: Classifier, rows: Sequence[tuple[Predicted, int]]) -> Table:
-    """The number of images of each class: the likeliest or, with lists of labels, the likely."""
-    counts: Counter[str] = Counter()
-    for answer, number in rows:
-        guesses = _guesses(classifier, answer, number)
-        likely = [guess for guess in guesses if guess.probability > _LIKELY]
-        counts.update(guess.name for guess in (likely if classifier.has_lists else guesses[:1]))
+def _counted(classifier: Classifier, answers: Sequence[Predicted], images: int) -> Table:
+    """The number of images of each class, of so many `images` in all."""
+    counts = np.sum([answer.said.counts for answer in answers], axis=0)
     table = Table("class", box=box.SIMPLE_HEAD)
     for name in ("images", "share"):
         table.add_column(name, justify="right")
-    for name, number in counts.most_common():
-        table.add_row(name, f"{number:,}", f"{number / len(rows):.1%}")
+    for number in np.argsort(-counts, kind="stable"):
+        if counts[number]:
+            share = counts[number] / images
+            table.add_row(classifier.classes[number], f"{counts[number]:,}", f"{share:.1%}")
     return table

@@ -94,13 +94,13 @@ transform = timm.data.create_transform(
     std=$std,
 )
 with torch.no_grad():
-    logits = model(transform(Image.open("image.png").convert("$mode"))[None])
+    logits = model(transform($opened.convert("$mode"))[None])
 $show"""
 
 _HUB_TRANSFORM = """\
 transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 with torch.no_grad():
-    logits = model(transform(Image.open("image.png").convert("$mode"))[None])
+    logits = model(transform($opened.convert("$mode"))[None])
 $show"""
 
 _PREPARE = """\
@@ -115,11 +115,8 @@ def prepare(path):
     return pixels.transpose(2, 0, 1)[None].astype(np.float32)
 
 """
-# Crops of the file at `path`, as height x width x channels.
-_CROPPED = {
-    1: 'crop(Image.open(path).convert("L"))[..., None]',
-    3: 'crop(Image.open(path).convert("RGB"))',
-}
+# Crops of an opened image, or of the array at `path`, as height x width x channels.
+_CROPPED = {1: 'crop({}.convert("L"))[..., None]', 3: 'crop({}.convert("RGB"))'}
 _CROPPED_ARRAY = (
     "np.stack([crop(Image.fromarray(c)) for c in np.load(path).transpose(2, 0, 1)], -1)"
 )
@@ -145,7 +142,7 @@ import json
 
 ${numpy}import timm
 import torch
-from PIL import Image
+from PIL import $pillow
 from safetensors import safe_open
 from safetensors.torch import load_file
 $import_model
@@ -157,7 +154,7 @@ with safe_open("$file", "pt") as file:
     "hub": """\
 ${numpy}import timm
 import torch
-from PIL import Image
+from PIL import $pillow
 
 model = timm.create_model("$file", pretrained=True).eval()
 classes = model.pretrained_cfg["label_names"]
@@ -167,7 +164,7 @@ import json
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import $pillow
 
 session = onnxruntime.InferenceSession("$file")
 classes = json.loads(session.get_modelmeta().custom_metadata_map["classes"])
@@ -181,7 +178,7 @@ import json
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import $pillow
 
 extra = {"$metadata": ""}
 model = torch.export.load("$file", extra_files=extra).module()
@@ -213,7 +210,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         "output": OUTPUT,
         "metadata": METADATA,
         "show": _SHOW_SEVERAL if about.has_lists else _SHOW_ONE,
-        **_model_code(about.architecture),
+        **_model_code(about),
     }
     return _CARD.substitute(
         texts,
@@ -246,13 +243,17 @@ def _usage(kind: str, texts: dict[str, str]) -> str:
 
 
 def _channels(about: Description) -> dict[str, str]:
-    """Texts about the channels. timm's transforms take pictures, not arrays."""
+    """Texts about the channels and how a file is opened. timm's transforms take no arrays."""
     is_array = about.channels not in _CROPPED
+    turns = about.exif and not is_array
+    opened = "ImageOps.exif_transpose(Image.open({}))" if turns else "Image.open({})"
     return {
         "channels": str(about.channels),
         "pixels": about.pixels,
         "mode": "L" if about.channels == 1 else "RGB",
-        "cropped": _CROPPED.get(about.channels, _CROPPED_ARRAY),
+        "pillow": "Image, ImageOps" if turns else "Image",
+        "opened": opened.format('"image.png"'),
+        "cropped": _CROPPED.get(about.channels, _CROPPED_ARRAY).format(opened.format("path")),
         "image": "image.npy" if is_array else "image.png",
         "numpy": "import numpy as np\n" if is_array else "",
     }
@@ -266,7 +267,7 @@ def _weights(name: str) -> str:
 
 def _front_matter(about: Description) -> str:
     """YAML for the Hub: github.com/huggingface/hub-docs, modelcard.md."""
-    library = [] if is_own(about.architecture) else ["timm"]
+    library = [] if about.own_module else ["timm"]
     datasets = sorted(set(_ON_HUB.findall(f"{about.train} {about.val}")))
     front: dict[str, Any] = {
         **({"library_name": library[0]} if library else {}),
@@ -301,23 +302,28 @@ def _sizes(about: Description) -> tuple[dict[str, str], str]:
         resizing, code = f"short side to {down} pixels", _RESIZE_SHORT_SIDE
     else:
         resizing, code = f"to the smallest size that covers {down} x {across}", _RESIZE_TO_COVER
+    resizing = f"turned upright by EXIF, {resizing}" if about.exif else resizing
     return {**{key: str(value) for key, value in texts.items()}, "resizing": resizing}, code
 
 
-def _model_code(architecture: str) -> dict[str, str]:
+def _model_code(about: Description) -> dict[str, str]:
     """The parts of a program that build the model."""
-    if not is_own(architecture):
-        build = {"build": "timm.create_model", "name": f'"{architecture}", '}
+    module = about.own_module
+    if is_own(about.architecture):
+        function = about.architecture.partition(":")[2]
+        line = f"\nfrom {module} import {function}\n"
+        return {"owner": "its author", "import_model": line, "build": function, "name": ""}
+    build = {"build": "timm.create_model", "name": f'"{about.architecture}", '}
+    if module is None:
         return {"owner": "timm", "import_model": "", **build}
-    module, _, function = architecture.partition(":")
-    line = f"\nfrom {module} import {function}\n"
-    return {"owner": "its author", "import_model": line, "build": function, "name": ""}
+    line = f"\nimport {module}  # timm learns the architecture\n"
+    return {"owner": "Trainyard", "import_model": line, **build}
 
 
 def _accuracy(about: Description) -> str:
     found = about.evaluation
     if not found:
-        return "not evaluated at this step"
+        return "not evaluated at this step with these settings"
     shares = [f"{METRICS[key]} {found[key]:.2%}" for key in METRICS if key in found]
     return (
         f"{', '.join(shares)}, loss {found['loss']:.4f} on {found['samples']:,} images, computed "

@@ -31,13 +31,15 @@ class Description:
     """Plain data. Sizes are in pixels, `mean` and `std` on a scale of 0 to 1."""
 
     architecture: str
-    """timm's name of the architecture, or the user's "module:function"."""
+    """timm's or Trainyard's name of the architecture, or the user's "module:function"."""
     model_args: dict[str, Any]
     """Further arguments of timm.create_model, or of the function, that the weights need."""
     classes: tuple[str, ...]
     image_size: ImageSize
     crop_pct: float
     interpolation: str
+    exif: bool
+    """True if images are turned upright by their EXIF first."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
     parameters: int
@@ -52,11 +54,20 @@ class Description:
     """True if an image may have any number of classes: a sigmoid makes their probabilities."""
     train: str
     val: str
+    """The data of the run, whatever this export is compared on."""
     license: str | None
     """The user's identifier of a license, for the card."""
     recipe: dict[str, dict[str, Any]]
-    """The keys that differ from their defaults."""
+    """The keys of the training that differ from their defaults."""
     versions: dict[str, str]
+
+    @property
+    def own_module(self) -> str | None:
+        """The user's or Trainyard's module of the architecture; None if timm itself has it."""
+        if is_own(self.architecture):
+            return self.architecture.partition(":")[0]
+        module: str = timm.models.model_entrypoint(self.architecture).__module__
+        return module if module.startswith("trainyard.") else None
 
     @property
     def channels(self) -> int:
@@ -84,6 +95,7 @@ class Description:
             "std": self.std,
             "interpolation": self.interpolation,
             "crop_pct": self.crop_pct,
+            "exif": self.exif,
             "step": self.step,
             "weights": self.weights,
             "evaluation": self.evaluation,
@@ -97,7 +109,7 @@ class Description:
 
 def describe(classifier: Classifier, license: str | None = None) -> Description:
     """The description of a model that goes into an exported file and its card."""
-    config, model = classifier.config, classifier.model
+    config, model, trained = classifier.config, classifier.model, classifier.recipe
     return Description(
         architecture=_architecture(config.model.name),
         model_args=_model_args(model),
@@ -105,6 +117,7 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         image_size=classifier.image_size,
         crop_pct=config.data.crop_pct,
         interpolation=config.data.interpolation,
+        exif=config.data.exif,
         mean=config.data.mean,
         std=config.data.std,
         parameters=sum(weight.numel() for weight in model.parameters()),
@@ -113,10 +126,10 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         precision=config.batch.precision,
         evaluation=_evaluation(classifier),
         has_lists=classifier.has_lists,
-        train=_place(str(source_of(config.data, "train"))),
-        val=_place(str(source_of(config.data, "val"))),
+        train=_place(str(source_of(trained.data, "train"))),
+        val=_place(str(source_of(trained.data, "val"))),
         license=license,
-        recipe=_recipe(config),
+        recipe=_recipe(trained),
         versions={
             "trainyard": versions()["trainyard"] or "unknown",
             "torch": torch.__version__,
@@ -138,10 +151,11 @@ def _model_args(model: nn.Module) -> dict[str, Any]:
 
 
 def _evaluation(classifier: Classifier) -> dict[str, Any]:
-    """The evaluation of these weights, if the run made one."""
+    """The evaluation of these weights, if the run made one with these settings."""
     last = checkpoint.read_progress(classifier.checkpoint)["last"]
     prefix = prefix_of(classifier.weights)
-    if last.get("step") != classifier.step or f"{prefix}loss" not in last:
+    is_of_these = classifier.is_as_evaluated and last.get("step") == classifier.step
+    if not is_of_these or f"{prefix}loss" not in last:
         return {}
     measured = {key: last[f"{prefix}{key}"] for key in _MEASURED if f"{prefix}{key}" in last}
     return {"samples": last["samples"], **measured}
@@ -151,7 +165,7 @@ def _recipe(config: RunConfig) -> dict[str, dict[str, Any]]:
     """The recipe without keys that concern this machine."""
     tree = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     tree.pop("watch", None)
-    for key in ("train", "val", "threads"):
+    for key in ("train", "val", "threads", "stage", "stage_gb"):
         tree.get("data", {}).pop(key, None)
     found = {
         section: {key: _place(v) if isinstance(v, str) else v for key, v in values.items()}

@@ -20,7 +20,6 @@ from trainyard.export.formats import FORMATS
 from trainyard.export.hub import CARD, CONFIG, WEIGHTS, is_ours, load_hub, write_hub
 from trainyard.export.push import Repository
 from trainyard.files import disk_error, fsync, part_of, writing
-from trainyard.own_code import is_own
 from trainyard.printable import printable
 
 
@@ -57,6 +56,12 @@ class Exporter:
         self._about: Description = describe(classifier, license)
         self._bytes = sum(weight.nbytes for weight in self._model.state_dict().values())
 
+    def check_timm(self, option: str) -> None:
+        """InputError about an option if timm does not know the architecture."""
+        if self._about.own_module is not None:
+            name = self._about.architecture
+            raise InputError(f"{option}: timm has no architecture {name}: export a FILE")
+
     def to_file(self, path: Path, kind: str) -> Export:
         """Write a file of a format, and a card beside it: model.onnx and model.onnx.md.
 
@@ -84,10 +89,7 @@ class Exporter:
         `name`: by which timm loads it, in the card's code; else that of this folder.
         """
         check_hub(path)
-        if is_own(self._about.architecture):
-            raise InputError(
-                f"--hub {path}: timm has no architecture {self._about.architecture}: export a FILE"
-            )
+        self.check_timm(f"--hub {path}")
         with _beside(path, self._bytes) as folder:
             difference = self._checked("hub", folder)
             size = sum(file.stat().st_size for file in folder.iterdir())
@@ -106,12 +108,9 @@ class Exporter:
         """
         files = {name: file for one in beside for name, file in one.files.items()}
         message = f"{self._about.architecture}, step {self._about.step:,}"
-        if is_own(self._about.architecture):
-            if not beside:
-                raise InputError(
-                    f"--push {to.name}: timm has no architecture {self._about.architecture}: name "
-                    "a FILE to upload"
-                )
+        if not beside:
+            self.check_timm(f"--push {to.name}")
+        if self._about.own_module is not None:
             files[CARD] = card_of(beside[0].path)
             return Pushed(beside[0], to.push(files, message, private=private))
         with TemporaryDirectory() as folder:
@@ -136,7 +135,7 @@ class Exporter:
             if disk_error(error, path) is not None:
                 raise
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        is_timms = kind in ("hub", "safetensors") and not is_own(self._about.architecture)
+        is_timms = kind in ("hub", "safetensors") and self._about.own_module is None
         what = "timm cannot load it again" if is_timms else "export failed"
         raise TrainyardError(
             f"{self._about.architecture} as {kind}: {what}: {reason}; nothing was written"

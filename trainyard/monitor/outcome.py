@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from trainyard.errors import Stopped
+from trainyard.monitor.history import score
 
 METRICS = {
     "top1": "top-1",
@@ -33,11 +34,12 @@ class Outcome:
         return asdict(self) | {"stopped": self.stopped.__name__ if self.stopped else None}
 
     def sentence(self) -> str:
+        """The result in words; its values are those that decide which evaluation is the best."""
         time = timedelta(seconds=round(self.seconds))
         if self.stopped:
             return f"stopped at step {self.step:,} after {time}; the same command resumes"
         return (
-            f"{METRICS[self.best_by]} {self.last[self.best_by]:.2%} "
-            f"(best {self.best[self.best_by]:.2%} at step "
+            f"{METRICS[self.best_by]} {score(self.last, self.best_by):.2%} "
+            f"(best {score(self.best, self.best_by):.2%} at step "
             f"{self.best['step']:,}) in {time}; the run is in {self.run}"
         )

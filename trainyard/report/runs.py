@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.compare import PRACTICAL
+from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
 from trainyard.files import RunDirectory
 from trainyard.monitor.history import History, read_history
@@ -54,12 +55,12 @@ class Run:
 
     def share_done(self) -> float | None:
         """Share of `run.length` that is done, 0 to 1; None if not known."""
-        amount, _, unit = str(self.recipe.get("run.length", "")).partition(" ")
+        amount, unit = amount_of(str(self.recipe.get("run.length", ""))) or (0, "")
         samples = max((number(report, "samples") or 0.0 for report in self._last()), default=0.0)
         done = {"step": float(self.steps), "epoch": self.epoch, "sample": samples}
         try:
-            return min(done[unit.rstrip("s")] / float(amount), 1.0)
-        except (KeyError, ValueError, ZeroDivisionError):
+            return min(done[unit] / float(amount), 1.0)
+        except (KeyError, ZeroDivisionError):
             return None
 
     def best(self, key: str) -> Report | None:
