@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
+from trainyard.printable import printable
 
 # In lower case; the image types of data sets that Pillow opens.
 IMAGE_SUFFIXES = frozenset(
@@ -42,7 +43,7 @@ def tell_left_out(location: str, kinds: dict[str, list[str]]) -> None:
         if names:
             told.append(f"{what} ({', '.join(sorted(names)[:_SHOWN])}{more})")
     if told:
-        sys.stderr.write(f"trainyard: {location}: left out: {'; '.join(told)}\n")
+        sys.stderr.write(printable(f"trainyard: {location}: left out: {'; '.join(told)}\n"))
 
 
 class FileRows(NamedTuple):

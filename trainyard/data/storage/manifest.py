@@ -19,6 +19,7 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.files import write_text
+from trainyard.printable import printable
 
 FILE_NAME = "dataset.json"
 _VERSION = 1
@@ -83,7 +84,8 @@ def read_manifest(folder: str, *, tells: bool = False) -> Manifest | None:
     if _is_ours(text):
         return _parse(name, text)
     if tells:
-        sys.stderr.write(f"trainyard: {name}: not written by Trainyard; passed over\n")
+        remark = f"trainyard: {name}: not written by Trainyard; passed over\n"
+        sys.stderr.write(printable(remark))
     return None
 
 
