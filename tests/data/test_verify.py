@@ -231,6 +231,18 @@ def test_a_packed_folder(originals: Path, tmp_path: Path) -> None:
     assert finding.file == str(listing)
 
 
+def test_broken_links(photos: Path) -> None:
+    """Training leaves them out; the index of the other images is compared all the same."""
+    link = photos / "train" / "cat" / "gone.jpg"
+    link.symlink_to("absent.jpg")
+    open_splits(str(photos))
+    found = look(photos)
+    assert wrong(found) == [("train", "left out", "note")]
+    assert [str(one) for one in found["train", "left out"].found] == [f"{link}: a broken link"]
+    assert found["train", "index"].result == "ok"
+    assert ("val", "left out") not in found
+
+
 # --- the index ---
 
 

@@ -109,6 +109,8 @@ class Scan:
     rows: Iterator[FileRows]
     files: int = 0
     """Number of shards that the rows come from; 0 if files hold single images."""
+    lost: Sequence[tuple[str, str]] = ()
+    """Files with images that are left out, probably by mistake, and why; complete after the rows."""
 
 
 def scan_of_files(
