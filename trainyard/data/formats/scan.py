@@ -110,7 +110,7 @@ class Scan:
     files: int = 0
     """Number of shards that the rows come from; 0 if files hold single images."""
     lost: Sequence[tuple[str, str]] = ()
-    """Files with images that are left out, probably by mistake, and why; complete after the rows."""
+    """Files with images that are left out by mistake, perhaps, and why; complete after the rows."""
 
 
 def scan_of_files(
@@ -120,6 +120,8 @@ def scan_of_files(
     *,
     format: str,
     classes: Sequence[str] | None,
+    lost: Sequence[tuple[str, str]] = (),
 ) -> Scan:
     """The scan of files with many samples each, any of which makes the index stale."""
-    return Scan(place, format, classes, place.watched(names), rows, files=len(names))
+    watched = place.watched(names)
+    return Scan(place, format, classes, watched, rows, files=len(names), lost=lost)
