@@ -4,12 +4,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 
 import pytest
 
 from tests.data.tars import Patch
-from trainyard.data.storage.remote import deadline, fetch_image, retry
+from trainyard.data.storage.remote import connections, deadline, fetch_image, retry
 from trainyard.data.storage.remote.http import HttpFile
 from trainyard.data.storage.remote.http_stream import HttpStream
 from trainyard.errors import DataError
@@ -120,3 +121,62 @@ def test_an_answer_longer_than_was_asked_for_is_not_read_to_its_end(asked: int) 
         if asked > 1:
             assert file.read(0, 200) == CONTENT
     assert time.monotonic() - began < 1
+
+
+# --- connections that die while they are idle, as behind a router that forgets them ---
+
+
+@contextmanager
+def mortal_server(count: int) -> Iterator[str]:
+    """Answers each connection once and is silent on it ever after; the first `count` at once."""
+    together = threading.Barrier(count)
+    held: list[socket.socket] = []
+
+    def answer(connection: socket.socket, number: int) -> None:
+        connection.recv(65536)
+        if number < count:
+            together.wait(10)
+        connection.sendall(HEAD + CONTENT)
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                held.append(listener.accept()[0])
+                call = (held[-1], len(held) - 1)
+                threading.Thread(target=answer, args=call, daemon=True).start()
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/a.jpg"
+        listener.shutdown(socket.SHUT_RDWR)
+    for connection in held:
+        connection.close()
+
+
+def ask(url: str) -> bytes:
+    with connections.ask(url, {}) as answer:
+        return answer.read(200)
+
+
+def leave_idle(url: str, count: int) -> None:
+    """Makes so many idle connections."""
+    with ThreadPoolExecutor(count) as pool:
+        assert list(pool.map(ask, [url] * count)) == [CONTENT] * count
+
+
+def test_of_dead_connections_one_is_waited_for(monkeypatch: Patch) -> None:
+    """Each takes a minute: with all, a retry's time is up before one is opened anew."""
+    monkeypatch.setattr(connections, "_READ_S", 0.2)
+    with mortal_server(3) as url:
+        leave_idle(url, 3)
+        with pytest.raises(TimeoutError):
+            ask(url)
+        assert ask(url) == CONTENT
+
+
+def test_a_connection_that_was_idle_for_long_is_not_used(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(connections, "_IDLE_S", 0.1)
+    with mortal_server(3) as url:
+        leave_idle(url, 3)
+        time.sleep(0.2)
+        assert ask(url) == CONTENT

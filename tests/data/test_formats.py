@@ -64,7 +64,8 @@ def test_a_folder_without_an_image_is_no_class(tmp_path: Path, capsys: Capture) 
     assert formats.scan(find_place(str(tmp_path))).classes == ["a", "c"]
     assert [label for _, label in read_rows(tmp_path)] == [0, 1]
     said = capsys.readouterr().err
-    assert said == f"trainyard: {tmp_path}: left out: folders without an image (b, d)\n"
+    left_out = "broken links (a/2.jpg); folders without an image (b, d)"
+    assert said == f"trainyard: {tmp_path}: left out: {left_out}\n"
 
 
 def test_a_class_of_the_other_split_keeps_its_number(tmp_path: Path) -> None:
@@ -115,6 +116,21 @@ def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path, capsys: Ca
         "dog/cats/deep/2.jpg",
     ]
     assert "links to a folder that holds them (all, cat/deep/loop, dog" in capsys.readouterr().err
+
+
+def test_a_broken_link_is_left_out_until_it_is_mended(tmp_path: Path, capsys: Capture) -> None:
+    write_files(tmp_path, ["data/cat/1.jpg", "data/dog/1.jpg", "elsewhere/2.jpg"])
+    for name in ("cat/2.jpg", "cat/3.jpg", "cat/4.jpg", "dog/deep.png", "cat/notes.txt"):
+        (tmp_path / "data" / name).symlink_to(tmp_path / "absent" / name)
+    (tmp_path / "data/cat/loop.jpg").symlink_to("loop.jpg")
+    location = f"{tmp_path}/data"
+    assert len(open_index(location)) == 2
+    names = "cat/2.jpg, cat/3.jpg, cat/4.jpg, … 5 in all"
+    assert capsys.readouterr().err == f"trainyard: {location}: left out: broken links ({names})\n"
+    assert len(open_index(location)) == 2
+    assert capsys.readouterr().err == ""  # the saved index
+    write_files(tmp_path, ["absent/cat/2.jpg"])  # no folder of the data changes
+    assert len(open_index(location)) == 3
 
 
 def test_a_folder_that_cannot_be_read_is_named(

@@ -2,20 +2,24 @@
 
 import json
 import os
+import time
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.command_line import Capture
-from tests.data.streams import write_shards
+from tests.data.streams import Server, write_shards
+from tests.data.tars import Patch
 from trainyard.data.formats.folder import scan
 from trainyard.data.index.build import open_index
-from trainyard.data.index.splits import find_splits
+from trainyard.data.index.splits import all_splits, find_splits, train_and_val
 from trainyard.data.index.unlabelled import open_images
 from trainyard.data.storage.location import expand_braces, find_place
 from trainyard.data.storage.manifest import read_manifest
 from trainyard.data.storage.open import open_source
+from trainyard.data.storage.remote import retry
 from trainyard.errors import DataError
 
 SHARD = {"name": "part-000.tar", "samples": 2, "bytes": 10, "sha256": "0"}
@@ -142,3 +146,76 @@ def test_one_of_a_later_version_is_named(tmp_path: Path) -> None:
         DataError, match="of version 2, and this version of Trainyard reads 1: install the"
     ):
         find_splits(written(tmp_path, version=2))
+
+
+# --- on a server that refuses it, or fails with it ---
+
+
+class Refusing(Server):
+    """Answers requests for other files than shards with a status, or any request for a while."""
+
+    def __init__(self, folder: Path, status: int) -> None:
+        super().__init__(folder)
+        self.status = status
+        self.is_strict = False  # refuses the shards too
+        self.away_until: float | None = None
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        if self.away_until == 0 and request.path.endswith("dataset.json"):
+            self.away_until = time.monotonic() + 0.6
+        if self.away_until is not None:
+            is_refused = time.monotonic() < self.away_until
+        else:
+            is_refused = self.is_strict or not request.path.endswith(".tar")
+        if is_refused:
+            self.send(request, self.status, b"", {})
+        else:
+            super().answer(request)
+
+
+@pytest.fixture
+def brief_waits(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(retry, "OPTIONAL_S", 0.2)
+
+
+@pytest.mark.usefixtures("brief_waits")
+@pytest.mark.parametrize("status", [400, 401, 403, 405, 429, 500, 501, 503])
+def test_shards_are_read_without_files_that_a_server_refuses(
+    tmp_path: Path, status: int, monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("TRAINYARD_RETRY_S", "5")
+    with Refusing(tmp_path / "served", status) as server:
+        written(server.folder / "shards")
+        url = f"{server.url}/shards/part-000.tar"
+        assert all_splits(url) == {"data": url}
+        assert len(open_index(url)) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if "waiting for" not in line]
+    is_failure = status in (429, 500, 503)
+    # Below the shard as if it were a folder, beside it, above it, and the index.
+    assert len(said) == (4 if is_failure else 0)
+    assert all(line.endswith("gave up after 0.2 s; passed over") for line in said)
+
+
+@pytest.mark.usefixtures("brief_waits")
+def test_a_login_that_the_shards_want_is_asked_for(tmp_path: Path) -> None:
+    with Refusing(tmp_path / "served", 401) as server:
+        written(server.folder / "shards")
+        server.is_strict = True
+        for location in ("shards/part-000.tar", "shards"):
+            url = f"{server.url}/{location}"
+            with pytest.raises(DataError, match=rf"^{url}: .* 401 .* a user name and a password"):
+                open_index(all_splits(url)["data"])
+        with pytest.raises(DataError, match=r"/shards/dataset\.json: .* 401 .* a user name and"):
+            train_and_val(f"{server.url}/shards")
+
+
+@pytest.mark.usefixtures("brief_waits")
+def test_a_server_that_is_away_for_a_while_takes_no_names_with_it(tmp_path: Path) -> None:
+    """For longer than an optional file is tried: its shards are waited for, then it is read."""
+    with Refusing(tmp_path / "served", 503) as server:
+        written(server.folder / "shards")
+        server.away_until = 0
+        index = open_index(f"{server.url}/shards/part-000.tar")
+        assert index.classes == ("cat", "dog")
+        server.away_until = 0
+        assert find_splits(f"{server.url}/shards").keys() == {"train", "val"}

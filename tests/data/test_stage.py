@@ -489,6 +489,61 @@ def test_the_least_recently_used_copies_make_room_under_the_cap(tmp_path: Path) 
     assert sum(path.stat().st_size for path in node.rglob("*") if path.is_file()) <= gb * GB
 
 
+def test_room_is_counted_as_by_listing_all_files(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Two processes, played by two objects, begin, finish, give up and take over copies."""
+    usage = shutil._ntuple_diskusage(10**15, 0, 10**15)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    both = [Copies(index, tmp_path / "node") for index in three_sets(tmp_path)[:2]]
+    generator = np.random.default_rng(0)
+    begun: list[tuple[Copies, int, Path]] = []
+    for number in range(60):
+        copies = both[int(generator.integers(2))]
+        part = copies.begin(number, int(generator.integers(1, 1000)), None)
+        part.write_bytes(bytes(int(part.name.split(".")[1]) // 2))
+        begun.append((copies, number, part))
+        if number == 40:
+            time.sleep(1.1)  # from here on, one relies on its listing of the other
+        fate = generator.integers(4) if number > 2 else 3
+        if fate < 3:
+            copies, number, part = begun.pop(int(generator.integers(len(begun))))
+        if fate == 0:
+            part.unlink()
+        elif fate < 3:
+            part.write_bytes(bytes(int(part.name.split(".")[1])))
+            copies.finish(number, part)
+        files = [path for path in (tmp_path / "node").rglob("*") if path.is_file()]
+        whole = [int(path.name.split(".")[1]) for path in files if path.suffix == ".part"]
+        whole += [path.stat().st_size for path in files if path.suffix != ".part"]
+        growth = sum(whole) - sum(path.stat().st_size for path in files)
+        for copies in both:
+            assert copies._excess(cap=10) == sum(whole) - 10
+            assert copies._excess(None) == growth + 50 * GB - usage.free
+
+
+@pytest.mark.parametrize("cap", [None, GB])
+def test_a_new_copy_needs_no_list_of_those_before(
+    tmp_path: Path, monkeypatch: Patch, cap: int | None
+) -> None:
+    """Else the 27,700 copies of a large folder take a quadratic number of system calls."""
+    index, other, _ = three_sets(tmp_path)
+    others = staged(other, tmp_path / "node")
+    time.sleep(1.1)
+    copies = Copies(index, tmp_path / "node")
+    listed: list[Path] = []
+    scandir = os.scandir
+
+    def counted(path: Path) -> Any:
+        listed.append(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    for number in range(100):
+        part = copies.begin(number, 3, cap)
+        part.write_bytes(b"abc")
+        copies.finish(number, part)
+    assert [listed.count(one.path) for one in (copies, others)] == [1, 1]
+
+
 def test_copies_in_use_are_not_evicted(tmp_path: Path) -> None:
     first, second, third = three_sets(tmp_path)
     node, gb = tmp_path / "node", 2.5 * bytes_of(first) / GB

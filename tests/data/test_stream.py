@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.command_line import Capture
 from tests.data.streams import PlainServer, ids_of, png, write_shards
 from tests.data.tars import TAR_FORMATS, Patch, read_rows, write_tar
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import RandomResizedCrop
+from trainyard.data.formats import webdataset
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
 from trainyard.data.storage.remote import http_stream
@@ -160,6 +162,20 @@ def test_a_stream_has_the_samples_of_an_index(tmp_path: Path, tar_format: int) -
     assert [(sample.image, sample.label) for sample in found] == read_rows(path)
     content = path.read_bytes()
     assert all(content[sample.offset :].startswith(sample.image) for sample in found)
+
+
+def test_a_stream_tells_once_of_samples_with_a_dot_in_their_names(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(webdataset, "_told", [])
+    members = [(f"{key}.{kind}", b"1") for key in ("a", "b.0") for kind in ("cls", "png")]
+    content = write_tar(tmp_path / "x.tar", members).read_bytes()
+    for name in ("x", "y"):
+        found = list(streamed(SequentialReader(name, io.BytesIO(content))))
+        assert [sample.key for sample in found] == ["a"]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("trainyard: x: left out: samples with a dot in their names")
+    assert line.endswith("(b.0)")
 
 
 def test_a_tar_that_is_cut_off_is_never_taken_for_whole(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from tests.data.tars import open_splits
+from tests.data.tars import open_splits, write_tar
+from tests.images import encode
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.index.build import Progress, build_index, open_index
 from trainyard.data.index.splits import find_splits
@@ -175,6 +176,21 @@ def test_a_shard_that_is_no_archive_any_more(originals: Path, tmp_path: Path) ->
     assert found["val", "sizes"].result == "ok"
 
 
+def test_samples_with_a_dot_in_their_names(tmp_path: Path) -> None:
+    image = encode(square(1))
+    members = [
+        (f"{key}.{kind}", image if kind == "jpg" else b"0")
+        for key in ("a", "b.0", "b.1")
+        for kind in ("cls", "jpg")
+    ]
+    shard = write_tar(tmp_path / "0.tar", members)
+    found = look(tmp_path)
+    assert wrong(found) == [("data", "left out", "note")]
+    assert [str(one) for one in found["data", "left out"].found] == [
+        f"{shard}: {key!r}: its key ends at the first dot: rename it" for key in ("b.0", "b.1")
+    ]
+
+
 def test_missing_and_other_files(originals: Path, tmp_path: Path) -> None:
     folder = packed(originals, tmp_path / "shards", "webdataset")
     gone, other = folder / "pets-train-000000.tar", folder / "pets-extra.tar"
@@ -229,6 +245,18 @@ def test_a_packed_folder(originals: Path, tmp_path: Path) -> None:
     flip(listing, 5)
     [finding] = look(folder)["val", "checksums"].found
     assert finding.file == str(listing)
+
+
+def test_broken_links(photos: Path) -> None:
+    """Training leaves them out; the index of the other images is compared all the same."""
+    link = photos / "train" / "cat" / "gone.jpg"
+    link.symlink_to("absent.jpg")
+    open_splits(str(photos))
+    found = look(photos)
+    assert wrong(found) == [("train", "left out", "note")]
+    assert [str(one) for one in found["train", "left out"].found] == [f"{link}: a broken link"]
+    assert found["train", "index"].result == "ok"
+    assert ("val", "left out") not in found
 
 
 # --- the index ---

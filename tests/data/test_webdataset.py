@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import webdataset
 
+from tests.command_line import Capture
 from tests.data.tars import TAR_FORMATS, Patch, read_rows, write_tar
 from trainyard.data import formats
 from trainyard.data.formats import webdataset as reader
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import FileRows, all_rows
 from trainyard.data.formats.webdataset import write
+from trainyard.data.index.build import build_index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.errors import DataError
 from trainyard.files import sha256
@@ -151,6 +153,56 @@ def test_a_sample_that_is_not_one_image_and_one_label_is_an_error(
     with pytest.raises(DataError, match=re.escape(f"{shard}: sample '0'")) as error:
         read_rows(shard)
     assert names[0] in str(error.value)
+
+
+# --- names with dots: a key ends at the first one ---
+
+DOTTED = (
+    "left out: samples with a dot in their names, since a key ends at the first one: rename them"
+)
+
+
+def with_dots(path: Path) -> Path:
+    """Of four samples, two have a dot in their names."""
+    members = []
+    for number, key in enumerate(("a/IMG_0", "a/IMG.1", "a/IMG_2", "n01.3")):
+        members += [(f"{key}.JPG", b"image %d" % number), (f"{key}.cls", b"%d" % number)]
+    return write_tar(path, members)
+
+
+def test_a_sample_with_a_dot_in_its_name_is_left_out_and_listed(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    place = find_place(str(with_dots(tmp_path / "0.tar")))
+    scan = formats.scan(place)
+    assert [list(rows.labels) for rows in scan.rows] == [[0, 2]]
+    assert capsys.readouterr().err == f"trainyard: {tmp_path}/0.tar: {DOTTED} (a/IMG.1, n01.3)\n"
+    why = "its key ends at the first dot: rename it"
+    assert list(scan.lost) == [("0.tar", f"'a/IMG.1': {why}"), ("0.tar", f"'n01.3': {why}")]
+    monkeypatch.setattr(reader, "_MIN_SEGMENT", 1024)
+    monkeypatch.setattr(reader, "_MAX_SEGMENT", 1024)
+    (found,) = reader._read_remote(place, place.names)
+    assert found.about == ["a/IMG.1", "n01.3"]
+
+
+@pytest.mark.parametrize("folder", ["", "./"])
+def test_a_shard_of_such_names_alone_is_named(tmp_path: Path, capsys: Capture, folder: str) -> None:
+    """It is no tar of one class, whose labels would be ignored."""
+    names = (f"{folder}n01440764.{number}.{kind}" for number in (7, 9) for kind in ("jpg", "cls"))
+    shard = write_tar(tmp_path / "shard.tar", [(name, b"1") for name in names])
+    with pytest.raises(DataError, match=r"shard\.tar: no images found"):
+        build_index(str(shard))
+    assert f"{DOTTED} ({folder}n01440764.7, {folder}n01440764.9)" in capsys.readouterr().err
+
+
+def test_other_fields_beside_a_sample_go_without_a_word(tmp_path: Path, capsys: Capture) -> None:
+    pairs = [(f"{key}.{kind}", b"1") for key in "012" for kind in ("jpg", "cls")]
+    first, last = [("0.seg.png", b"")], [("2.coarse.cls", b"9"), ("2.seg.png", b"")]
+    between = [("0.coarse.cls", b"9"), ("1.depth.tiff", b"")]
+    members = first + pairs[:2] + between + pairs[2:] + last
+    index = build_index(str(write_tar(tmp_path / "0.tar", members)))
+    assert len(index) == 3
+    assert capsys.readouterr().err == ""
 
 
 # --- labels in .json ---

@@ -2,8 +2,8 @@
 
 Classes are the sorted names of the sub-folders and samples come in ImageFolder's order, so class
 numbers and ids agree with every tool that reads this layout. Hidden files and folders, `__MACOSX`,
-links to a folder above them, and folders without an image are left out, and listed on stderr. A
-folder without an image stays a class if `dataset.json` or the other split has that class.
+links to a folder above them, broken links, and folders without an image are left out, and listed on
+stderr. A folder without an image stays a class if `dataset.json` or the other split has that class.
 """
 
 import os
@@ -45,6 +45,7 @@ class _LeftOut:
 
     hidden: list[str] = field(default_factory=list)
     loops: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
     empty: list[str] = field(default_factory=list)
     arrays: list[str] = field(default_factory=list)
 
@@ -52,6 +53,7 @@ class _LeftOut:
         kinds = {
             "hidden": self.hidden,
             "links to a folder that holds them": self.loops,
+            "broken links": self.broken,
             "folders without an image": self.empty,
             "arrays in folders of other images": self.arrays,
         }
@@ -76,14 +78,16 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     classes = [name for name in names if folders[name].has_image or name in elsewhere]
     # Folders that are left out may gain images, in the other split too.
     watched = [path for tree in trees for path in tree.folders]
+    broken = sorted(left_out.broken)  # a mended link changes no folder
     label_of = {path: n for n, name in enumerate(classes) for path in folders[name].folders}
     read = in_threads(_STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]))
     return Scan(
         place=place,
         format="folder",
         classes=classes,
-        watched=(".", *watched, *telling),
+        watched=(".", *watched, *telling, *broken),
         rows=_rows(place.root, via(read, [*label_of]), left_out),
+        lost=[(path, "a broken link") for path in broken],
     )
 
 
@@ -109,6 +113,9 @@ def _tree(location: str, class_name: str, left_out: _LeftOut) -> _Tree:
             continue
         found.append(folder)
         for entry in _entries(path):
+            if _is_broken(entry):
+                left_out.broken.append(os.path.join(folder, entry.name))
+                continue
             has_image = has_image or _is_image(entry)
             if entry.is_dir() and is_hidden(entry.name):
                 left_out.hidden.append(os.path.join(folder, entry.name))
@@ -153,6 +160,8 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
     found, hidden = [], []
     for entry in _entries(os.path.join(location, folder)):
         path = os.path.join(folder, entry.name)
+        if _is_broken(entry):
+            continue
         if _is_image(entry):
             found.append((path, entry.stat().st_size))
         elif is_hidden(entry.name) and _has_suffix(entry.name) and entry.is_file():
@@ -166,6 +175,17 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
     return _has_suffix(entry.name) and not is_hidden(entry.name) and entry.is_file()
+
+
+def _is_broken(entry: os.DirEntry[str]) -> bool:
+    """True for a link, named like an image, to no file that can be found."""
+    if not entry.is_symlink() or is_hidden(entry.name) or not _has_suffix(entry.name):
+        return False
+    try:
+        entry.stat()
+    except OSError:
+        return True
+    return False
 
 
 def _has_suffix(name: str) -> bool:

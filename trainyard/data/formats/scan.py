@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
+from trainyard.printable import printable
 
 # In lower case; the image types of data sets that Pillow opens.
 IMAGE_SUFFIXES = frozenset(
@@ -42,7 +43,7 @@ def tell_left_out(location: str, kinds: dict[str, list[str]]) -> None:
         if names:
             told.append(f"{what} ({', '.join(sorted(names)[:_SHOWN])}{more})")
     if told:
-        sys.stderr.write(f"trainyard: {location}: left out: {'; '.join(told)}\n")
+        sys.stderr.write(printable(f"trainyard: {location}: left out: {'; '.join(told)}\n"))
 
 
 class FileRows(NamedTuple):
@@ -108,6 +109,8 @@ class Scan:
     rows: Iterator[FileRows]
     files: int = 0
     """Number of shards that the rows come from; 0 if files hold single images."""
+    lost: Sequence[tuple[str, str]] = ()
+    """Files with images that are left out by mistake, perhaps, and why; complete after the rows."""
 
 
 def scan_of_files(
@@ -117,6 +120,8 @@ def scan_of_files(
     *,
     format: str,
     classes: Sequence[str] | None,
+    lost: Sequence[tuple[str, str]] = (),
 ) -> Scan:
     """The scan of files with many samples each, any of which makes the index stale."""
-    return Scan(place, format, classes, place.watched(names), rows, files=len(names))
+    watched = place.watched(names)
+    return Scan(place, format, classes, watched, rows, files=len(names), lost=lost)

@@ -2,7 +2,8 @@
 
 A key is the member's path up to the first dot of its base name. A sample is an image and its label:
 `.cls`, as ASCII digits (webdataset's writer) or 8 little-endian bytes, or else the whole number
-"label" of a `.json`, or a list of them for any number of labels. Other members are ignored.
+"label" of a `.json`, or a list of them for any number of labels. Other members are ignored; if they
+look like samples with a dot in their names (`IMG.0001.jpg`), a line on stderr says so.
 """
 
 import json
@@ -28,11 +29,11 @@ from trainyard.data.formats.scan import (
     FileScan,
     Scan,
     Via,
-    all_rows,
     directly,
     in_threads,
     num_threads,
     scan_of_files,
+    tell_left_out,
 )
 from trainyard.data.formats.tar import (
     END,
@@ -50,6 +51,7 @@ from trainyard.data.storage.source import Source, is_remote
 from trainyard.errors import DataError
 
 _IMAGES = IMAGE_SUFFIXES | {ARRAY_SUFFIX}
+_DOTTED = "samples with a dot in their names, since a key ends at the first one: rename them"
 _WALKERS = 192  # parts of remote shards that are walked at once
 _MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 16 << 20  # bytes; a segment of a remote shard
 _REMOTE_AHEAD, _REMOTE_PAGE = 2 << 20, 8 << 10  # bytes; see ReadAhead
@@ -76,13 +78,30 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     read = in_threads(num_threads(place), partial(_read_shard, place))
     if is_remote(place.root):
         read = partial(_read_remote, place)
-    return scan_of_files(
-        place, names, all_rows(via(read, names)), format="webdataset", classes=None
-    )
+    lost: list[tuple[str, str]] = []
+    rows = _rows(place, names, via(read, names), lost)
+    return scan_of_files(place, names, rows, format="webdataset", classes=None, lost=lost)
+
+
+def _rows(
+    place: ResolvedLocation,
+    names: Sequence[str],
+    shards: Iterator[FileScan],
+    lost: list[tuple[str, str]],
+) -> Iterator[FileRows]:
+    """The rows of all shards; adds to `lost` what is lost because of its name."""
+    dotted: list[str] = []
+    for name, shard in zip(names, shards, strict=False):  # a part yields no shards
+        yield from shard.rows
+        dotted += shard.about
+        lost += [
+            (name, f"{key!r}: its key ends at the first dot: rename it") for key in shard.about
+        ]
+    tell_left_out(place.location, {_DOTTED: dotted})
 
 
 class _Part(NamedTuple):
-    """An image or a label."""
+    """An image or a label, or a member that looks like one but for a dot in its name."""
 
     key: str
     field: str
@@ -92,10 +111,16 @@ class _Part(NamedTuple):
 
 def _are_samples(found: list[Member]) -> bool:
     fields: dict[str, set[str]] = {}
+    dotted: dict[str, set[str]] = {}
     for member in found:
         key, field = _split(member.name)
         fields.setdefault(key, set()).add(field)
-    return any(".cls" in f or (".json" in f and f & _IMAGES) for f in fields.values())
+        if "/" not in member.name.removeprefix("./"):  # else its folder may be its class
+            key, dot, suffix = member.name.rpartition(".")
+            dotted.setdefault(key, set()).add((dot + suffix).lower())
+    return any(".cls" in f or (".json" in f and f & _IMAGES) for f in fields.values()) or any(
+        ".cls" in f and f & _IMAGES for f in dotted.values()
+    )
 
 
 def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
@@ -107,8 +132,9 @@ def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
 def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
     """The samples of a shard."""
     offsets, sizes, labels, counts = array("q"), array("q"), array("i"), array("i")
-    for key, some in groupby(parts, key=attrgetter("key")):
-        image, label = _sample(list(some), f"{path}: sample {key!r}")
+    dotted = _Dotted()
+    for key, some in dotted.others(parts):
+        image, label = _sample(some, f"{path}: sample {key!r}")
         offsets.append(image.member.offset)
         sizes.append(image.member.size)
         if isinstance(label, list):
@@ -120,7 +146,34 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
             raise DataError(
                 f"{path}: sample {key!r}: some samples have a list of labels and some a number"
             )
-    return FileScan([FileRows(name, offsets, sizes, labels, counts=counts or None)])
+    rows = [FileRows(name, offsets, sizes, labels, counts=counts or None)]
+    return FileScan(rows, dotted.names())
+
+
+class _Dotted:
+    """Images and labels that belong to no sample since their names have a dot too many."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, dict[str, None]] = {}
+
+    def others(self, parts: Iterable[_Part]) -> Iterator[tuple[str, list[_Part]]]:
+        """The key and the parts of each sample; keeps what is of another key."""
+        for key, some in groupby(self._without(parts), key=attrgetter("key")):
+            sample = list(some)
+            self._by_key.pop(key, None)  # beside a sample: another field of it, such as ".seg.png"
+            yield key, sample
+
+    def names(self) -> list[str]:
+        """Their names without the suffix."""
+        return [name for names in self._by_key.values() for name in names]
+
+    def _without(self, parts: Iterable[_Part]) -> Iterator[_Part]:
+        for part in parts:
+            if part.field.count(".") == 1:
+                yield part
+            else:
+                name = part.member.name.rpartition(".")[0]
+                self._by_key.setdefault(part.key, {})[name] = None
 
 
 # --- remote shards: every header costs a request, so many parts are walked at once ---
@@ -202,6 +255,9 @@ def _joined(segments: list[_Segment], guesses: Iterator[_Walked]) -> Iterator[_P
         yield from _parts(tar := BufferedTarReader(last), members(tar, position))
 
 
+_told: list[str] = []  # the one stream of which this process has told: each comes again
+
+
 class Streamed(NamedTuple):
     """A sample of a tar that is read as a stream."""
 
@@ -213,8 +269,9 @@ class Streamed(NamedTuple):
 
 def streamed(tar: SequentialReader) -> Iterator[Streamed]:
     """The samples of a shard in stored order; reads the shard to its end."""
-    for key, parts in groupby(_parts(tar, members(tar), images=True), key=attrgetter("key")):
-        image, label = _sample(list(parts), f"{tar.name}: sample {key!r}")
+    dotted = _Dotted()
+    for key, parts in dotted.others(_parts(tar, members(tar), images=True)):
+        image, label = _sample(parts, f"{tar.name}: sample {key!r}")
         if isinstance(label, list):
             raise DataError(
                 f"{tar.name}: sample {key!r} has a list of labels, which data.order = 'join' does "
@@ -222,6 +279,9 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
             )
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
+    if (names := dotted.names()) and not _told:
+        _told.append(tar.name)
+        tell_left_out(tar.name, {_DOTTED: names})
 
 
 def _parts(
@@ -240,6 +300,8 @@ def _parts(
             content = tar.read(member.offset, member.size)
             if b'"label"' in content:
                 yield _Part(key, field, member, content)
+        elif (last := field[field.rfind(".") :]) in _IMAGES or last == ".cls":
+            yield _Part(key, field, member, b"")
 
 
 def _split(name: str) -> tuple[str, str]:

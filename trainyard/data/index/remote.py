@@ -11,6 +11,7 @@ import numpy as np
 from trainyard.data.index.table import Columns, Index, load_index, save_index
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
+from trainyard.data.storage.remote import retry
 from trainyard.data.storage.remote.download import download
 from trainyard.data.storage.source import Stamp
 from trainyard.errors import DataError
@@ -60,10 +61,11 @@ def fetch_index(place: ResolvedLocation, name: str, path: Path) -> Index | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".index-", dir=path.parent) as folder:
-            download(place.path(name), Path(folder) / "index")
-            index = _loaded(Path(folder) / "index")
+            index = _downloaded(place.path(name), Path(folder) / "index")
+            if index is None:
+                return None
             stamps = remote_stamps(place.root, place.names)
-            if index is None or not _fits(index, stamps):
+            if not _fits(index, stamps):
                 return None
             header = {
                 "root": place.root,
@@ -76,6 +78,19 @@ def fetch_index(place: ResolvedLocation, name: str, path: Path) -> Index | None:
     except OSError:  # no such file, or no disk space
         return None
     return load_index(path)
+
+
+def _downloaded(url: str, path: Path) -> Index | None:
+    """None for another kind of file, or one that the server does not give; OSError without one."""
+    try:
+        with retry.at_most(retry.OPTIONAL_S):
+            download(url, path)
+    except retry.Refused:
+        return None
+    except retry.GaveUp as error:
+        retry.tell_passed_over(error)
+        return None
+    return _loaded(path)
 
 
 def _loaded(path: Path) -> Index | None:

@@ -33,6 +33,7 @@ from trainyard.files import fsync, is_at
 GROUP = 512  # samples that share a copy if most are single files
 _FEW = 16  # average samples per file; below it, files are single images, not shards
 _FOLDER = "trainyard-stage"
+_SETTLED_S = 1.0  # for less, a folder may change again without another time of change
 _TELL_S = 3600  # time for which other processes do not repeat a message
 
 
@@ -68,6 +69,7 @@ class Copies:
                 f"{self.path.parent} on {socket.gethostname()} belongs to another user, who could "
                 "change the data: use a folder of your own"
             )
+        self._listings: dict[Path, _Listing] = {}  # of the process that makes copies
         with suppress(PermissionError):  # made by root, say in a prologue of the job
             os.utime(self.path)  # the most recently used
         self.refresh()
@@ -132,6 +134,7 @@ class Copies:
         """True if this process is the one to make copies until the end of the block."""
         with explained(self.path):
             fd = os.open(self.path / "stager.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        self._listings.clear()  # another process may have made copies since
         try:
             yield _lock_at_once(fd)
         finally:
@@ -146,16 +149,37 @@ class Copies:
         part = self.path / f"{number}.{size}.part"
         with explained(self.path), _exclusive(self.path.parent):
             part.touch()
-            files = [file for path in _folders(self.path.parent) for file in _files(path)]
-            growth = sum(file.complete - file.size for file in files)
-            usage = shutil.disk_usage(self.path)
-            excess = growth + _reserve(usage.total) - usage.free
-            if cap is not None:
-                excess = max(excess, sum(file.complete for file in files) - cap)
+            if self.path in self._listings:
+                self._listings[self.path].add(part, size)
+            excess = self._excess(cap)
+            if excess > 0:
+                self._listings.clear()  # someone may have deleted copies
+                excess = self._excess(cap)
             if excess > 0 and not _evict(self.path.parent, excess):
                 part.unlink()
                 raise CannotStage("there is no room for more")
         return part
+
+    def _excess(self, cap: int | None) -> int:
+        """Bytes by which the copies, once they are complete, exceed the disk or the cap."""
+        listings = [self._listing(path) for path in _folders(self.path.parent)]
+        usage = shutil.disk_usage(self.path)
+        growth = sum(listing.growth() for listing in listings)
+        excess = growth + _reserve(usage.total) - usage.free
+        if cap is not None:
+            excess = max(excess, sum(listing.complete for listing in listings) - cap)
+        return excess
+
+    def _listing(self, path: Path) -> "_Listing":
+        """The files of a data set; lists its own once, and others again after each change."""
+        changed_ns = path.stat().st_ctime_ns
+        known = self._listings.get(path)
+        if known is not None and (path == self.path or known.changed_ns == changed_ns):
+            return known
+        found = _Listing(path, changed_ns)
+        if path == self.path or time.time_ns() - changed_ns > _SETTLED_S * 1e9:
+            self._listings[path] = found
+        return found
 
     def check_room(self) -> None:
         """CannotStage if the disk is nearly full, by others' files."""
@@ -167,6 +191,8 @@ class Copies:
         """Publishes a copy that is complete and on disk."""
         with explained(self.path), _exclusive(self.path.parent):  # so that it is not counted twice
             os.replace(part, self.path / str(number))
+            if self.path in self._listings:
+                self._listings[self.path].parts.pop(str(part), None)
             fsync(self.path)
         self._ready = self._ready | {number}
 
@@ -186,6 +212,32 @@ def _files(folder: Path) -> list[_File]:
                 complete = int(entry.name.split(".")[1]) if entry.name.endswith(".part") else size
                 found.append(_File(entry.path, size, complete))
     return found
+
+
+class _Listing:
+    """The files of a data set's folder: listing them for every copy would take quadratic time."""
+
+    def __init__(self, folder: Path, changed_ns: int) -> None:
+        files = _files(folder)
+        self.changed_ns = changed_ns
+        self.complete = sum(file.complete for file in files)  # bytes, once all are complete
+        self.parts = {file.path: file.complete for file in files if file.path.endswith(".part")}
+
+    def add(self, part: Path, size: int) -> None:
+        if str(part) not in self.parts:
+            self.parts[str(part)] = size
+            self.complete += size
+
+    def growth(self) -> int:
+        """Bytes that the unfinished copies still need."""
+        growth = 0
+        for path, size in [*self.parts.items()]:
+            try:
+                growth += size - os.stat(path).st_size
+            except FileNotFoundError:  # given up
+                del self.parts[path]
+                self.complete -= size
+        return growth
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,11 @@ from typing import Annotated, Any
 from annotated_types import Ge
 
 from trainyard.data.storage.open import open_source
-from trainyard.data.storage.source import is_remote
+from trainyard.data.storage.remote import retry
+from trainyard.data.storage.source import Source, is_remote
 from trainyard.errors import DataError
 from trainyard.files import write_text
+from trainyard.printable import printable
 
 FILE_NAME = "dataset.json"
 _VERSION = 1
@@ -65,16 +68,15 @@ class _File(Manifest):
     version: int
 
 
-def read_manifest(folder: str, *, tells: bool = False) -> Manifest | None:
-    """The manifest of a folder or URL; None if it has none.
+def read_manifest(folder: str, *, tells: bool = False, data: str = "") -> Manifest | None:
+    """The manifest of a folder or URL; None if it has none, or its server does not give it.
 
     A file of the same name from another program does not count; `tells` reports it on stderr.
-    DataError for a damaged manifest.
+    `data`: a file of the data, if it is known. DataError for a damaged manifest.
     """
     name = os.path.join(folder, FILE_NAME)
-    try:
-        source = open_source(name)
-    except OSError:
+    source = _open_optional(name, data or folder)
+    if source is None:
         return None
     try:
         text = source.read(0, source.size)
@@ -83,7 +85,32 @@ def read_manifest(folder: str, *, tells: bool = False) -> Manifest | None:
     if _is_ours(text):
         return _parse(name, text)
     if tells:
-        sys.stderr.write(f"trainyard: {name}: not written by Trainyard; passed over\n")
+        remark = f"trainyard: {name}: not written by Trainyard; passed over\n"
+        sys.stderr.write(printable(remark))
+    return None
+
+
+def _open_optional(name: str, data: str) -> Source | None:
+    """Opens a file that may be absent; None if it is, or the server fails with it alone.
+
+    A server that is away is waited for, by way of the `data`: the file may be there all the same.
+    """
+    try:
+        with retry.at_most(retry.OPTIONAL_S):
+            return open_source(name)
+    except (OSError, retry.Refused):
+        return None
+    except retry.GaveUp as error:
+        failure = error
+    with suppress(OSError, retry.Refused):
+        open_source(data).close()
+    try:
+        with retry.at_most(0):
+            return open_source(name)
+    except retry.GaveUp:
+        retry.tell_passed_over(failure)
+    except (OSError, retry.Refused):
+        pass
     return None
 
 
@@ -96,7 +123,8 @@ def manifest_of(root: str, names: tuple[str, ...], *, tells: bool = False) -> Ma
     for folder, prefix in ((root, ""), (above, f"{last}/")):
         if not folder or (is_remote(root) and folder.endswith(":/")):  # above a server
             continue
-        manifest = read_manifest(folder, tells=tells)
+        data = os.path.join(root, names[0]) if names else root
+        manifest = read_manifest(folder, tells=tells, data=data)
         listed = (
             {s.name for split in manifest.splits.values() for s in split.shards} if manifest else ()
         )

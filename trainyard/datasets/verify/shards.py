@@ -79,8 +79,13 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
     names = data_files(place)
     about = f"{len(names):,} file{'s' * (len(names) != 1)}" if names else "folders"
     try:
-        anew = index_scan(formats.scan(place), path, progress)
-        return anew, [checked(files.split, "structure", about)]
+        anew = index_scan(scan := formats.scan(place), path, progress)
+        checks = [checked(files.split, "structure", about)]
+        if scan.lost:
+            lost = (Finding(why, plain(place.path(name))) for name, why in scan.lost)
+            count = len(scan.lost)
+            checks.append(checked(files.split, "left out", "", lost, count=count, otherwise="note"))
+        return anew, checks
     except (DataError, OSError) as error:
         if not names:
             raise DataError(str(error)) from None

@@ -2,7 +2,7 @@
 
 Problems make training fail or its result wrong: missing, broken or undecodable data, labels beyond
 or beside the class list, and validation images that are trained on. Notes are unusual but can be
-trained on: unusual files, few images in a class, the same image twice in one split.
+trained on: unusual files, broken links, few images in a class, the same image twice in one split.
 """
 
 import hashlib
@@ -72,7 +72,7 @@ def verify(
             if index is None:
                 continue
             # In a split with broken files, every sample of these would differ.
-            if not part.missing and all(check.result == "ok" for check in found):
+            if not part.missing and all(check.result != "problem" for check in found):
                 checks.append(check_saved_index(part.split, places[part.split], index))
             parts.append(Part(part.split, part, index))
             own = [VerifiedSplit(part.split, index)]

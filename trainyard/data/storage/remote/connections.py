@@ -9,6 +9,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from functools import cache, lru_cache
 from typing import Self
 
@@ -19,6 +20,7 @@ from trainyard.data.storage.remote import deadline
 from trainyard.data.storage.remote.deadline import Deadline
 
 _CONNECT_S, _READ_S = 10, 60  # seconds; read: between two packets, see deadline.py
+_IDLE_S = 30  # a connection idle for longer may be dead without a sign: routers forget it
 _OPENING = 4  # connections opened at once, at first
 _HEAD = 16 << 10  # bytes; a longer head is left to urllib3
 _WITH_BODY = (200, 206)
@@ -86,6 +88,7 @@ class RawResponse:
             return
         self._is_closed = True
         if self._is_kept and not self._left and not self._rest:
+            self._connection.idle_since = time.monotonic()
             self.idle.append(self._connection)
         else:
             self._connection.close()
@@ -118,6 +121,7 @@ class _Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self.idle_since = 0.0  # time.monotonic() after its last answer
 
     def ask(self, request: bytes) -> RawResponse:
         """The answer to a request. OSError without an answer, NotPlain for a malformed head."""
@@ -162,10 +166,16 @@ class _Server:
                 connection = self._idle.pop()
             except IndexError:  # another thread took it
                 break
+            if time.monotonic() - connection.idle_since > _IDLE_S:
+                self._idle.clear()  # the others are idle for longer
+                break
             try:
                 return self._answer(connection, request)
             except ConnectionError:  # the server closed it, or was restarted
                 self._idle.clear()
+            except TimeoutError:  # perhaps the others are dead too; each costs a minute
+                self._idle.clear()
+                raise
         with self._opening:
             answer = self._answer(self._connect(), request)
         self._opening.release()

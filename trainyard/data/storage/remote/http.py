@@ -17,7 +17,7 @@ from trainyard.data.storage.remote.request import (
     reason_of,
     validator,
 )
-from trainyard.data.storage.remote.retry import RetryState, Transient
+from trainyard.data.storage.remote.retry import Refused, RetryState, Transient
 from trainyard.data.storage.source import Stamp
 from trainyard.errors import DataError
 
@@ -80,7 +80,7 @@ class HttpFile:
                     size = found[3] if found else None
                     _finish(response, 2)
             if size is None:
-                raise DataError(f"{self.name}: the server does not send its size")
+                raise Refused(f"{self.name}: the server does not send its size")
             return int(size), validator(response), has_ranges
 
     def _fetch(self, offset: int, size: int) -> bytes:

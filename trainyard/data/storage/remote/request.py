@@ -24,7 +24,7 @@ from trainyard.data.storage.credentials import public_name, token_of, with_secre
 from trainyard.data.storage.hub import web_url
 from trainyard.data.storage.remote import connections
 from trainyard.data.storage.remote.deadline import TooSlow, bounded
-from trainyard.data.storage.remote.retry import Transient
+from trainyard.data.storage.remote.retry import Refused, Transient
 from trainyard.errors import DataError
 
 CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
@@ -120,7 +120,7 @@ class Resource:
                 return answer
             with answer:
                 url = urljoin(url, answer.headers.get("Location"))
-        raise DataError(f"{self.name}: too many redirects")
+        raise Refused(f"{self.name}: too many redirects")
 
     def _ask(self, url: str, headers: dict[str, str]) -> connections.RawResponse:
         if _server_of(url) != _server_of(self._url):  # another server must not get the login
@@ -156,7 +156,7 @@ class Resource:
         answer = f"{self.name}: the server answers {response.status} {response.reason}".rstrip()
         match response.status:
             case 401 | 403 if response.headers.get("X-Error-Code", "") in _HUB_ERRORS:
-                return DataError(self._refusal_of_hub(response.headers.get("X-Error-Code", "")))
+                return Refused(self._refusal_of_hub(response.headers.get("X-Error-Code", "")))
             case 404 | 410:
                 return FileNotFoundError(answer)
             case 403:
@@ -165,11 +165,11 @@ class Resource:
                     "is not there"
                 )
             case 401 if self._headers.get("Authorization", "").startswith("Bearer"):
-                return DataError(f"{answer}: the token is wrong, expired or not for this file")
+                return Refused(f"{answer}: the token is wrong, expired or not for this file")
             case 401 if "Authorization" in self._headers:
-                return DataError(f"{answer}: the user name or the password is wrong")
+                return Refused(f"{answer}: the user name or the password is wrong")
             case 401:
-                return DataError(
+                return Refused(
                     f"{answer}: it wants a user name and a password; put them into ~/.netrc or "
                     "write them into the URL, as in http://NAME:PASSWORD@HOST/, each time (a run "
                     "directory keeps none); a token goes into HF_TOKEN or TRAINYARD_TOKENS"
@@ -180,7 +180,7 @@ class Resource:
                 return Transient(answer.removeprefix(f"{self.name}: "), pause_s)
             case 416:
                 return DataError(changed(self.name))
-        return DataError(answer)
+        return Refused(answer)
 
     def _refusal_of_hub(self, code: str) -> str:
         if "Authorization" not in self._headers:

@@ -1,22 +1,51 @@
 """Retries of failed requests: back-off with jitter, one line on stderr, a time limit."""
 
+import math
 import os
 import random
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from trainyard.errors import DataError
 from trainyard.printable import printable
 
 RETRY_S = 600
 """Seconds for which a request may fail before the run ends; $TRAINYARD_RETRY_S overrides it."""
+OPTIONAL_S = 30.0  # for a file that data need not have
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10
 _QUIET_S = 1  # shorter failures, such as a stale connection, are not reported
 _SAY_AGAIN_S = 60  # per server: an outage prints one line for all threads
 
 _said: dict[str, float] = {}
 _lock = threading.Lock()
+_most_s: ContextVar[float] = ContextVar("most_s", default=math.inf)
+
+
+class Refused(DataError):
+    """A server answers, but not with the file."""
+
+
+class GaveUp(DataError):
+    """A request has failed for as long as it may."""
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Limits the retries of this thread inside the block."""
+    token = _most_s.set(seconds)
+    try:
+        yield
+    finally:
+        _most_s.reset(token)
+
+
+def tell_passed_over(error: GaveUp) -> None:
+    """One line on stderr about a file that data can do without."""
+    sys.stderr.write(printable(f"trainyard: {error}; passed over\n"))
 
 
 class Transient(Exception):
@@ -41,16 +70,14 @@ class RetryState:
         self._has_spoken = False
 
     def wait(self, failure: Transient) -> None:
-        """Sleeps until the next try. DataError once the time is up."""
+        """Sleeps until the next try. GaveUp once the time is up."""
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         limit_s = _limit_s()
         left_s = self._since + limit_s - now
         if left_s <= 0:
-            raise DataError(
-                f"{self._name}: {failure}; gave up after {_duration(limit_s)} "
-                "(TRAINYARD_RETRY_S sets the seconds)"
-            )
+            remedy = "" if limit_s == _most_s.get() else " (TRAINYARD_RETRY_S sets the seconds)"
+            raise GaveUp(f"{self._name}: {failure}; gave up after {_duration(limit_s)}{remedy}")
         if now - self._since >= min(_QUIET_S, limit_s / 2) and not self._has_spoken:
             self._say(f"{failure}; trying for {_duration(limit_s)}", now)
         pause_s = max(self._pause_s * random.uniform(0.5, 1), failure.pause_s)
@@ -69,7 +96,7 @@ class RetryState:
 def _limit_s() -> float:
     text = os.environ.get("TRAINYARD_RETRY_S", "")
     try:
-        return max(0.0, float(text)) if text else RETRY_S
+        return min(max(0.0, float(text)) if text else RETRY_S, _most_s.get())
     except ValueError:
         raise DataError(f"TRAINYARD_RETRY_S = {text!r} is not a number of seconds") from None
 
