@@ -89,6 +89,9 @@ def fuzz(target: Path, corpus: Path, *, runs: int, seconds: int, jobs: int) -> i
     if jobs > 1:
         command += [f"-fork={jobs}", "-ignore_timeouts=0", "-ignore_ooms=0"]
     environment = os.environ | {"ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1"}
+    # A shell between: exec hands on the largest memory of the caller, for which the limit would
+    # take that of the target.
+    command = ["sh", "-c", '"$@"; exit $?', "sh", *command]
     return subprocess.run(command, cwd=target.parent, env=environment, check=False).returncode
 
 
