@@ -139,6 +139,7 @@ def hold_the_lock() -> None:
 
 
 def be_stopped() -> None:
+    time.sleep(LIMIT_S / 2)  # for its watchdog to post what it does
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -295,7 +296,7 @@ def test_a_rank_that_is_stopped_in_a_save_has_the_usual_limit(digits: Path, tmp_
     words = [*words_with_limit(digits, folder), "--run.save_every", "1 step"]
     assert launch(train, SIZE, folder, words, "save", be_stopped) == [1, -signal.SIGKILL, 1]
     (message,) = said(folder, 0)
-    found = re.search(r"has made no progress for (\d+) s \(last seen in step \d", message)
+    found = re.search(r"has made no progress for (\d+) s \(last seen in ", message)
     assert found and LIMIT_S <= int(found[1]) < LIMIT_S + 30
     assert "does not answer: it is stopped" in message
     assert message.endswith(f"step-{AT:08d}")
@@ -309,7 +310,7 @@ def test_the_first_rank_is_found_though_its_store_is_stopped_too(
     ends = launch(train, SIZE, folder, words, "save", be_stopped, 0)
     assert ends == [-signal.SIGKILL, *[1] * (SIZE - 1)]
     (message,) = said(folder, 1)
-    assert re.match(r"rank 0 .* has made no progress for \d+ s .last seen in step [1-5]", message)
+    assert re.match(r"rank 0 .* has made no progress for \d+ s \(last seen in ", message)
     assert "does not answer: it is stopped" in message
     assert said(folder, 2) == []
     wait_for(lambda: not left_behind(folder), "all processes to end")
