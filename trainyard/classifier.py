@@ -193,11 +193,15 @@ class Classifier:
                 ids, shares_BC = batch.ids.numpy(), self._shares(batch.images_BCHW)
                 classes[ids], probabilities[ids] = _likeliest(shares_BC, top)
                 bad |= {sample.id: sample.reason for sample in batch.bad}
-                is_good = (batch.weights > 0) & shares_BC.isfinite().all(dim=1)
-                counts += self._counts(shares_BC[is_good])
+                if self.has_lists:
+                    is_good = (batch.weights > 0) & shares_BC.isfinite().all(dim=1)
+                    counts += (shares_BC[is_good] > _LIKELY).sum(dim=0).cpu().numpy()
         for number in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist():
             bad.setdefault(number, "the model gives it scores that are not finite")
         classes[list(bad)], probabilities[list(bad)] = -1, 0
+        if not self.has_lists:
+            first = classes[:, 0]
+            counts = np.bincount(first[first >= 0], minlength=len(self.classes))
         return Guesses(classes, probabilities, dict(sorted(bad.items())), counts)
 
     def logits(self, images_BCHW: Tensor) -> Tensor:
@@ -216,13 +220,6 @@ class Classifier:
         """float32[B, classes]: probabilities."""
         logits_BC = self.logits(images_BCHW)
         return logits_BC.sigmoid() if self.has_lists else logits_BC.softmax(dim=1)
-
-    def _counts(self, shares_BC: Tensor) -> NDArray[np.int64]:
-        """The number of images of each class, [classes]; see `Guesses`."""
-        if self.has_lists:
-            return (shares_BC > _LIKELY).sum(dim=0).cpu().numpy()
-        first, _ = _likeliest(shares_BC, 1)
-        return np.bincount(first[:, 0], minlength=len(self.classes))
 
     @cached_property
     def _normalise(self) -> Normalise:

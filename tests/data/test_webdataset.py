@@ -163,7 +163,7 @@ DOTTED = (
 
 
 def with_dots(path: Path) -> Path:
-    """Of four samples, two have a dot in their names."""
+    """Four samples; two have a dot in their names."""
     members = []
     for number, key in enumerate(("a/IMG_0", "a/IMG.1", "a/IMG_2", "n01.3")):
         members += [(f"{key}.JPG", b"image %d" % number), (f"{key}.cls", b"%d" % number)]

@@ -197,7 +197,8 @@ class Watchdog:
                 return beat.result(timeout=BEAT_S)
             self._forgive(time.monotonic() - begun - BEAT_S)
             self._arm()
-            alarm = self._verdict(self.heartbeat.activity(), set()) if self._is_on else None
+            ages, activity = self._stale(), self.heartbeat.activity()
+            alarm = self._verdict(activity, ages, set()) if self._is_on else None
             if alarm is not None:
                 self._store = None  # the next call would not return either
                 return alarm
@@ -219,8 +220,10 @@ class Watchdog:
     def _judge(self, store: "Store", activity: Activity) -> Alarm | None:
         """Rank 0 looks at all others; each of them looks at rank 0."""
         self._look_at_posts(store)
-        stale = self._stale()
-        return self._verdict(activity, {rank for rank in stale if self._has_left(rank)})
+        ages = self._stale()
+        left = {rank for rank in ages if self._has_left(rank)}
+        silent = {rank: age for rank, age in ages.items() if rank not in left}
+        return self._verdict(activity, silent, left)
 
     def _stale(self) -> dict[int, float]:
         """The ages of the posts of ranks that do not answer."""
@@ -228,9 +231,8 @@ class Watchdog:
         ages = {rank: now - post.at for rank, post in self._posts.items()}
         return {rank: age for rank, age in ages.items() if age > FRESH_S}
 
-    def _verdict(self, activity: Activity, left: set[int]) -> Alarm | None:
-        """`left`: ranks whose posts have ended in peace."""
-        ages = {rank: age for rank, age in self._stale().items() if rank not in left}
+    def _verdict(self, activity: Activity, ages: dict[int, float], left: set[int]) -> Alarm | None:
+        """`ages`: as of `_stale`. `left`: further ranks, whose posts have ended in peace."""
         remote = sorted(ages.keys() - self._visible.keys())
         if lost := [rank for rank in remote if ages[rank] > GONE_S]:
             return Alarm(lost)
