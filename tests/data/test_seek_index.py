@@ -20,8 +20,8 @@ from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
+from trainyard.data.remarks import warn_of_slow_paths
 from trainyard.data.sampler.plan import ShuffledPlan
-from trainyard.data.slow_paths import warn_of_slow_paths
 from trainyard.errors import DataError
 
 pytestmark = pytest.mark.skipif(core is None, reason="needs the extension in C")
@@ -149,7 +149,7 @@ def test_one_that_is_not_finished_leaves_nothing(index: Index, monkeypatch: Patc
 def test_who_decodes_without_the_extension_is_told_so_once(
     index: Index, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("trainyard.data.slow_paths.is_built", lambda: False)
+    monkeypatch.setattr("trainyard.data.remarks.is_built", lambda: False)
     console = Console(record=True, width=1000)
     warn_of_slow_paths(console, index, index)
     said = console.export_text()

@@ -57,17 +57,19 @@ def data_show(options: argparse.Namespace) -> int:
 
 
 def open_splits(location: str) -> dict[str, "Index"]:
-    """The indices of all splits of a data set, with a counter on the screen."""
+    """The indices of all splits of a data set, with a counter and remarks on the screen."""
     from rich.console import Console
 
     from trainyard.data.index.build import open_index
     from trainyard.data.index.splits import all_splits
+    from trainyard.data.remarks import warn, what_is_left_out
     from trainyard.monitor.progress import counter
 
-    indices = {}
+    console, indices = Console(stderr=True), {}
     for split, place in all_splits(location).items():
-        with counter(Console(stderr=True), f"indexing {place}") as progress:
+        with counter(console, f"indexing {place}") as progress:
             indices[split] = open_index(place, progress)
+    warn(console, what_is_left_out(indices.values()))
     return indices
 
 
@@ -81,6 +83,10 @@ def _describe(index: "Index") -> dict[str, Any]:
     return {
         "format": index.format,
         "samples": len(index),
+        "left_out": {
+            kind: {"count": count, "example": name}
+            for kind, (count, name) in index.left_out.kinds.items()
+        },
         "bytes": int(index.size.sum()),
         "image_bytes": {
             "min": int(index.size.min()),

@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from trainyard.data.decode.seek_tables import SeekTable, build_seek, check_extension, seek_entries
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import FileRows, FileScan, ReadFiles, Scan
 from trainyard.data.index.build import (
     Progress,
@@ -71,7 +72,7 @@ class IndexWork:
 
     def _results(self, read: ReadFiles, names: Sequence[str]) -> Iterator[Any]:
         """The result of each file, as the journal stores it."""
-        whole = (FileScan([*file.rows], file.about) for file in read(names))
+        whole = (file._replace(rows=[*file.rows]) for file in read(names))
         with ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
             count = 0
             for result in map_ahead(pool, self._result, whole, most=_FILES_AT_ONCE):
@@ -80,7 +81,11 @@ class IndexWork:
                 self._progress(count)
 
     def _result(self, file: FileScan) -> dict[str, Any]:
-        result = {"rows": [_as_lists(rows) for rows in file.rows], "about": file.about}
+        result = {
+            "rows": [_as_lists(rows) for rows in file.rows],
+            "about": file.about,
+            "left_out": file.left_out.kinds,
+        }
         index = index_of_rows(self._scan, file.rows) if self._seek else None
         if index is not None:
             tables = [table for some in seek_entries(index) for table in some]
@@ -105,7 +110,8 @@ def _num_samples(result: dict[str, Any]) -> int:
 
 
 def _file_scan(result: dict[str, Any]) -> FileScan:
-    return FileScan([FileRows(*rows) for rows in result["rows"]], result["about"])
+    rows = [FileRows(*rows) for rows in result["rows"]]
+    return FileScan(rows, result["about"], LeftOut(result["left_out"]))
 
 
 def _tables(result: dict[str, Any]) -> list[bytes]:

@@ -16,8 +16,8 @@ from contextlib import closing
 from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import NamedTuple
 
+from trainyard.data.formats.left_out import HIDDEN, LeftOut
 from trainyard.data.formats.scan import (
     FileRows,
     FileScan,
@@ -27,7 +27,6 @@ from trainyard.data.formats.scan import (
     in_threads,
     num_threads,
     scan_of_files,
-    tell_left_out,
 )
 from trainyard.data.formats.split_names import splits_named, words_of
 from trainyard.data.formats.tar import (
@@ -70,8 +69,11 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     read = in_threads(num_threads(place), partial(_read_whole, place, has_splits))
     if len(names) == 1:
         read = partial(_read_piecewise, place, has_splits)
-    rows = _rows(place, via(read, names), labels)
-    return scan_of_files(place, names, rows, format="tar", classes=labels.classes)
+    left_out = LeftOut()
+    rows = _rows(place, via(read, names), labels, left_out)
+    return scan_of_files(
+        place, names, rows, format="tar", classes=labels.classes, left_out=left_out
+    )
 
 
 def check_all_read(place: ResolvedLocation) -> None:
@@ -219,18 +221,14 @@ def _is_tar(name: str) -> bool:
 # --- the rows of a tar: their labels are numbers of its own folders and inner tars ---
 
 
-class _About(NamedTuple):
-    """The properties of a tar besides its rows."""
+_Homes = list[tuple[str, str]]
+"""Layout and a member's name of each folder, or of each inner tar."""
 
-    homes: list[tuple[str, str]]
-    """Layout and a member's name of each folder, or of each inner tar."""
-    hidden: list[str]
-    """Hidden images, which are left out."""
 
-    def add(self, layout: str, name: str) -> tuple[int, str]:
-        """The number of a new home, and its split."""
-        self.homes.append((layout, name))
-        return len(self.homes) - 1, _split_above(layout, name)
+def _add_home(homes: _Homes, layout: str, name: str) -> tuple[int, str]:
+    """The number of a new home, and its split."""
+    homes.append((layout, name))
+    return len(homes) - 1, _split_above(layout, name)
 
 
 def _read_piecewise(
@@ -238,18 +236,18 @@ def _read_piecewise(
 ) -> Iterator[FileScan]:
     """Tars of any size, one after the other."""
     for name in names:
-        about = _About([], [])
-        yield FileScan(_tar_rows(place.path(name), name, about, has_splits), about)
+        file = FileScan([], [], LeftOut())
+        yield file._replace(rows=_tar_rows(place.path(name), name, file, has_splits))
 
 
 def _read_whole(place: ResolvedLocation, has_splits: bool, name: str) -> FileScan:
     (found,) = _read_piecewise(place, has_splits, [name])
-    return FileScan([*found.rows], found.about)
+    return found._replace(rows=[*found.rows])
 
 
-def _tar_rows(path: str, name: str, about: _About, has_splits: bool) -> Iterator[FileRows]:
+def _tar_rows(path: str, name: str, file: FileScan, has_splits: bool) -> Iterator[FileRows]:
     with closing(BufferedTarReader(open_source(path))) as tar:
-        for split, images in groupby(_images(tar, about, has_splits), key=itemgetter(3)):
+        for split, images in groupby(_images(tar, file, has_splits), key=itemgetter(3)):
             while chunk := list(islice(images, _CHUNK)):
                 offsets, sizes, homes, _ = zip(*chunk, strict=True)
                 yield FileRows(
@@ -258,14 +256,18 @@ def _tar_rows(path: str, name: str, about: _About, has_splits: bool) -> Iterator
 
 
 def _images(
-    tar: BufferedTarReader, about: _About, has_splits: bool
+    tar: BufferedTarReader, file: FileScan, has_splits: bool
 ) -> Iterator[tuple[int, int, int, str]]:
-    """Offset, size, home and split of each image; with splits, none outside of them."""
+    """Offset, size, home and split of each image; with splits, none outside of them.
+
+    Adds homes and what is left out to `file`.
+    """
+    homes: _Homes = file.about
     found: dict[str, tuple[int, str, bool]] = {}  # by the image's folder
     for member in members(tar):
         if _is_tar(member.name):
-            home, split = about.add(_INNER_TARS, member.name)
-            is_alike = about.homes[0][0] == _INNER_TARS  # else `_rows` refuses the layout
+            home, split = _add_home(homes, _INNER_TARS, member.name)
+            is_alike = homes[0][0] == _INNER_TARS  # else `_rows` refuses the layout
             if is_alike and (split or not has_splits):
                 for image in _flat_images(tar, member):
                     yield image.offset, image.size, home, split
@@ -273,13 +275,13 @@ def _images(
             folder = member.name.rpartition("/")[0]
             if folder not in found:
                 is_loose = not _folders_of(member.name)
-                home, split = about.add(_FOLDERS, member.name)
+                home, split = _add_home(homes, _FOLDERS, member.name)
                 found[folder] = home, split, bool(split or is_loose or not has_splits)
             home, split, is_wanted = found[folder]
             if is_wanted:
                 yield member.offset, member.size, home, split
         elif is_hidden_image(member.name):
-            about.hidden.append(member.name)
+            file.left_out.add(HIDDEN, member.name)
 
 
 def _flat_images(tar: BufferedTarReader, inner: Member) -> Iterator[Member]:
@@ -307,18 +309,18 @@ def _flat_images(tar: BufferedTarReader, inner: Member) -> Iterator[Member]:
 # --- the rows of all tars ---
 
 
-def _rows(place: ResolvedLocation, tars: Iterator[FileScan], labels: _Labels) -> Iterator[FileRows]:
-    hidden: list[str] = []
+def _rows(
+    place: ResolvedLocation, tars: Iterator[FileScan], labels: _Labels, left_out: LeftOut
+) -> Iterator[FileRows]:
     for tar, name in zip(tars, place.files(".tar"), strict=False):  # a part yields no tars
-        homes, more = tar.about
+        homes: _Homes = tar.about
         known: list[int] = []
         for rows in tar.rows:
             _label(known, homes, place.path(name), labels)
             yield rows._replace(labels=array("i", [known[home] for home in rows.labels]))
         _label(known, homes, place.path(name), labels)  # inner tars without images
-        hidden += more
+        left_out.update(tar.left_out)
     labels.check(place.location)
-    tell_left_out(place.location, {"hidden": hidden})
 
 
 def _label(known: list[int], homes: Sequence[tuple[str, str]], path: str, labels: _Labels) -> None:

@@ -2,16 +2,23 @@
 
 Classes are the sorted names of the sub-folders and samples come in ImageFolder's order, so class
 numbers and ids agree with every tool that reads this layout. Hidden files and folders, `__MACOSX`,
-links to a folder above them, broken links, and folders without an image are left out, and listed on
-stderr. A folder without an image stays a class if `dataset.json` or the other split has that class.
+links to a folder above them, broken links, and folders without an image are left out and counted. A
+folder without an image stays a class if `dataset.json` or the other split has that class.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from trainyard.data.formats.left_out import (
+    BROKEN_LINK,
+    FEATURES,
+    HIDDEN,
+    LOOP,
+    NO_IMAGE,
+    LeftOut,
+)
 from trainyard.data.formats.scan import (
     ARRAY_SUFFIX,
     IMAGE_SUFFIXES,
@@ -19,10 +26,10 @@ from trainyard.data.formats.scan import (
     FileScan,
     Scan,
     Via,
+    all_rows,
     directly,
     in_threads,
     is_hidden,
-    tell_left_out,
 )
 from trainyard.data.formats.split_names import splits_named
 from trainyard.data.storage.location import ResolvedLocation
@@ -39,27 +46,6 @@ class _Tree(NamedTuple):
     has_image: bool
 
 
-@dataclass
-class _LeftOut:
-    """Paths that are left out, relative to the location."""
-
-    hidden: list[str] = field(default_factory=list)
-    loops: list[str] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-    empty: list[str] = field(default_factory=list)
-    arrays: list[str] = field(default_factory=list)
-
-    def tell(self, location: str) -> None:
-        kinds = {
-            "hidden": self.hidden,
-            "links to a folder that holds them": self.loops,
-            "broken links": self.broken,
-            "folders without an image": self.empty,
-            "arrays in folders of other images": self.arrays,
-        }
-        tell_left_out(location, kinds)
-
-
 def recognises(place: ResolvedLocation) -> bool:
     """True if a location is a folder with folders in it."""
     return place.is_folder and bool(_folders_in(place.root))
@@ -67,40 +53,42 @@ def recognises(place: ResolvedLocation) -> bool:
 
 def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a folder. DataError if a folder in it cannot be read."""
-    left_out = _LeftOut()
+    left_out, broken = LeftOut(), list[str]()  # a mended link changes no folder
     names = _folders_in(place.root, left_out)
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        trees = list(pool.map(lambda name: _tree(place.root, name, left_out), names))
+        trees = list(pool.map(lambda name: _tree(place.root, name, left_out, broken), names))
     folders = dict(zip(names, trees, strict=True))
     empty = [name for name, tree in folders.items() if tree.folders and not tree.has_image]
     elsewhere, telling = _elsewhere(place.root, empty)
-    left_out.empty += [name for name in empty if name not in elsewhere]
+    for name in empty:
+        if name not in elsewhere:
+            left_out.add(NO_IMAGE, name)
     classes = [name for name in names if folders[name].has_image or name in elsewhere]
     # Folders that are left out may gain images, in the other split too.
     watched = [path for tree in trees for path in tree.folders]
-    broken = sorted(left_out.broken)  # a mended link changes no folder
     label_of = {path: n for n, name in enumerate(classes) for path in folders[name].folders}
     read = in_threads(_STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]))
     return Scan(
         place=place,
         format="folder",
         classes=classes,
-        watched=(".", *watched, *telling, *broken),
-        rows=_rows(place.root, via(read, [*label_of]), left_out),
-        lost=[(path, "a broken link") for path in broken],
+        watched=(".", *watched, *telling, *sorted(broken)),
+        rows=all_rows(via(read, [*label_of]), left_out),
+        left_out=left_out,
     )
 
 
-def _folders_in(location: str, left_out: _LeftOut | None = None) -> list[str]:
+def _folders_in(location: str, left_out: LeftOut | None = None) -> list[str]:
     with os.scandir(location) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir())
     if left_out is not None:
-        left_out.hidden += [name for name in names if is_hidden(name)]
+        for name in filter(is_hidden, names):
+            left_out.add(HIDDEN, name)
     return [name for name in names if not is_hidden(name)]
 
 
-def _tree(location: str, class_name: str, left_out: _LeftOut) -> _Tree:
-    """The class's folder and all folders below it."""
+def _tree(location: str, class_name: str, left_out: LeftOut, broken: list[str]) -> _Tree:
+    """The class's folder and all folders below it; adds the paths of `broken` links."""
     found, has_image = [], False
     # Each folder with the real paths of the folders above it.
     queue: list[tuple[str, tuple[str, ...]]] = [(class_name, (os.path.realpath(location),))]
@@ -109,16 +97,17 @@ def _tree(location: str, class_name: str, left_out: _LeftOut) -> _Tree:
         path = os.path.join(location, folder)
         here = os.path.realpath(path)
         if here in above:
-            left_out.loops.append(folder)
+            left_out.add(LOOP, folder)
             continue
         found.append(folder)
         for entry in _entries(path):
             if _is_broken(entry):
-                left_out.broken.append(os.path.join(folder, entry.name))
+                broken.append(os.path.join(folder, entry.name))
+                left_out.add(BROKEN_LINK, broken[-1])
                 continue
             has_image = has_image or _is_image(entry)
             if entry.is_dir() and is_hidden(entry.name):
-                left_out.hidden.append(os.path.join(folder, entry.name))
+                left_out.add(HIDDEN, os.path.join(folder, entry.name))
             elif entry.is_dir():
                 queue.append((os.path.join(folder, entry.name), (*above, here)))
     return _Tree(sorted(found), has_image)
@@ -141,23 +130,15 @@ def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]
             folder = os.path.join("..", other, name)
             watched.append(folder)
             if os.path.isdir(os.path.join(path, folder)):
-                tree = _tree(path, folder, _LeftOut())
+                tree = _tree(path, folder, LeftOut(), [])
                 watched += tree.folders
                 found |= {name} if tree.has_image else set()
     return found, watched
 
 
-def _rows(location: str, found: Iterator[FileScan], left_out: _LeftOut) -> Iterator[FileRows]:
-    for folder in found:
-        yield from folder.rows
-        left_out.hidden += folder.about["hidden"]
-        left_out.arrays += folder.about["arrays"]
-    left_out.tell(location)
-
-
 def _read_folder(location: str, folder: str, label: int) -> FileScan:
     """The images of a folder itself, sorted, and those that are left out."""
-    found, hidden = [], []
+    found, left_out = [], LeftOut()
     for entry in _entries(os.path.join(location, folder)):
         path = os.path.join(folder, entry.name)
         if _is_broken(entry):
@@ -165,12 +146,14 @@ def _read_folder(location: str, folder: str, label: int) -> FileScan:
         if _is_image(entry):
             found.append((path, entry.stat().st_size))
         elif is_hidden(entry.name) and _has_suffix(entry.name) and entry.is_file():
-            hidden.append(path)
+            left_out.add(HIDDEN, path)
     others = [one for one in found if not _is_array(one[0])]
     # Arrays may hold features of the other images.
-    arrays = [path for path, _ in found if _is_array(path)] if others else []
+    for path, _ in found if others else []:
+        if _is_array(path):
+            left_out.add(FEATURES, path)
     rows = [FileRows(path, [0], [size], [label]) for path, size in sorted(others or found)]
-    return FileScan(rows, {"hidden": hidden, "arrays": arrays})
+    return FileScan(rows, left_out=left_out)
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:

@@ -30,6 +30,7 @@ from trainyard.data.formats.hdf5_layout import (
     read_targets,
 )
 from trainyard.data.formats.heap import check_readable_by_offset, find_elements
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     FileRows,
@@ -76,7 +77,9 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
             if split.name == place.split and split.labels is None:
                 raise DataError(f"{place.location}#{split.name}: these images have no labels")
     read = partial(_read_files, place, names[0], classes)
-    return scan_of_files(place, names, all_rows(via(read, names)), format="hdf5", classes=classes)
+    left_out = LeftOut()
+    rows = all_rows(via(read, names), left_out)
+    return scan_of_files(place, names, rows, format="hdf5", classes=classes, left_out=left_out)
 
 
 def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """A list of image files: CSV with a header, or JSON lines, with `path`, `label` and maybe `split`.
 
 Paths are relative to the list's folder and stay in it. Classes are the sorted labels, and samples
-come in the list's order. Other columns are left out, and listed on stderr.
+come in the list's order. Other columns are ignored.
 
 `labels` instead of `label` has any number of labels for each image, also none: in CSV separated by
 "|", in JSON a list.
@@ -17,6 +17,7 @@ from itertools import islice
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import (
     FileRows,
     FileScan,
@@ -25,7 +26,6 @@ from trainyard.data.formats.scan import (
     all_rows,
     directly,
     num_threads,
-    tell_left_out,
 )
 from trainyard.data.formats.split_names import splits_named
 from trainyard.data.storage.location import ResolvedLocation
@@ -55,19 +55,21 @@ def recognises(place: ResolvedLocation) -> bool:
 def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a list. DataError for a wrong line, and for a missing image."""
     folders, labels, count = set(), set(), 0
-    for row in _rows(place, tells=True):
+    for row in _rows(place):
         count += 1
         folders.add(os.path.dirname(row.path) or ".")
         labels.update(row.labels)
     names = sorted(labels)
     numbers = {name: number for number, name in enumerate(names)}
+    left_out = LeftOut()
     chunks = [str(number) for number in range(-(-count // _CHUNK))]
     return Scan(
         place=place,
         format="list",
         classes=names,
         watched=(*place.names, *sorted(folders)),  # an image that is replaced changes its folder
-        rows=all_rows(via(partial(_read_chunks, place, numbers), chunks)),
+        rows=all_rows(via(partial(_read_chunks, place, numbers), chunks), left_out),
+        left_out=left_out,
     )
 
 
@@ -110,14 +112,14 @@ def _size(place: ResolvedLocation, row: _Row) -> int:
 # --- the lines ---
 
 
-def _rows(place: ResolvedLocation, *, tells: bool = False) -> Iterator[_Row]:
+def _rows(place: ResolvedLocation) -> Iterator[_Row]:
     path = place.path(place.names[0])
     if is_remote(path):
         raise DataError(
             f"{path}: a list of images is read from a local file: download it with its images, or "
             "pack them (`trainyard data pack`) and serve the shards"
         )
-    lines = _csv_rows(path, tells) if path.endswith(".csv") else _json_rows(path)
+    lines = _csv_rows(path) if path.endswith(".csv") else _json_rows(path)
     for where, fields in lines:
         yield _row(place, where, fields)
 
@@ -167,7 +169,7 @@ def _names(given: Any) -> tuple[str, ...]:
     return _SEVERAL if "labels" in given and "label" not in given else _ONE
 
 
-def _csv_rows(path: str, tells: bool) -> Iterator[tuple[str, _Fields]]:
+def _csv_rows(path: str) -> Iterator[tuple[str, _Fields]]:
     reader = csv.reader(_text_lines(path), strict=True)
     try:
         header = next(reader, [])
@@ -178,8 +180,6 @@ def _csv_rows(path: str, tells: bool) -> Iterator[tuple[str, _Fields]]:
                 f"{path}, line 1: has no column {missing[0]!r}: write a header, "
                 "path,label or path,label,split; or labels, for any number"
             )
-        if tells:
-            tell_left_out(path, {"columns": [name for name in header if name not in names]})
         for cells in reader:
             where = f"{path}, line {reader.line_num}"
             if len(cells) == len(header):

@@ -23,6 +23,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from trainyard.data.formats.checksum import checksum
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
@@ -73,7 +74,9 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     with closing(open_source(place.path(names[0]))) as source:
         classes = read_table(source).classes
     read = in_threads(num_threads(place), partial(_read_shard, place, names[0], classes))
-    return scan_of_files(place, names, all_rows(via(read, names)), format="packed", classes=classes)
+    left_out = LeftOut()
+    rows = all_rows(via(read, names), left_out)
+    return scan_of_files(place, names, rows, format="packed", classes=classes, left_out=left_out)
 
 
 def check_shard(source: Source) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainyard.data.formats.example import BufferedReader
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.parquet_layout import Layout, find_layout, metadata_of
 from trainyard.data.formats.parquet_pages import Column, NotByOffset, find_values
 from trainyard.data.formats.sample import EncodedSample
@@ -63,9 +64,9 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     if is_remote(place.root):  # each holds large ranges
         threads = min(threads, _REMOTE_THREADS)
     read = in_threads(threads, partial(_read_file, place, names[0], classes))
-    return scan_of_files(
-        place, names, all_rows(via(read, names)), format="parquet", classes=classes
-    )
+    left_out = LeftOut()
+    rows = all_rows(via(read, names), left_out)
+    return scan_of_files(place, names, rows, format="parquet", classes=classes, left_out=left_out)
 
 
 def write(path: Path, samples: Iterable[EncodedSample], classes: Sequence[str] | None) -> None:

@@ -1,14 +1,13 @@
 """The output of every format's reader: the rows of the index, file by file."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
-from trainyard.printable import printable
 
 # In lower case; the image types of data sets that Pillow opens.
 IMAGE_SUFFIXES = frozenset(
@@ -21,7 +20,6 @@ _THREADS, _REMOTE_THREADS = 8, 64  # every remote read waits for a server
 _NOT_DATA = frozenset(
     ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 )
-_SHOWN = 3  # names of each kind in a message
 MAX_CLASSES = 2**24  # more than any data set has; a label of this or above means damage
 
 
@@ -33,17 +31,6 @@ def num_threads(place: ResolvedLocation) -> int:
 def is_hidden(name: str) -> bool:
     """True for a file or folder that is not data: `.ipynb_checkpoints`, `._x.jpg`, `__MACOSX`."""
     return name.startswith(".") or name in _NOT_DATA
-
-
-def tell_left_out(location: str, kinds: dict[str, list[str]]) -> None:
-    """Prints one line on stderr about the names of each kind that are left out, if any."""
-    told = []
-    for what, names in kinds.items():
-        more = f", … {len(names):,} in all" if len(names) > _SHOWN else ""
-        if names:
-            told.append(f"{what} ({', '.join(sorted(names)[:_SHOWN])}{more})")
-    if told:
-        sys.stderr.write(printable(f"trainyard: {location}: left out: {'; '.join(told)}\n"))
 
 
 class FileRows(NamedTuple):
@@ -66,6 +53,8 @@ class FileScan(NamedTuple):
     rows: Iterable[FileRows]
     about: Any = None
     """What else the reader needs of the file, as JSON has it; complete after the rows."""
+    left_out: LeftOut = LeftOut()
+    """Complete after the rows."""
 
 
 ReadFiles = Callable[[Sequence[str]], Iterator[FileScan]]
@@ -89,10 +78,11 @@ def in_threads(threads: int, read: Callable[[str], FileScan]) -> ReadFiles:
     return read_files
 
 
-def all_rows(scans: Iterable[FileScan]) -> Iterator[FileRows]:
-    """The rows of all files."""
+def all_rows(scans: Iterable[FileScan], left_out: LeftOut) -> Iterator[FileRows]:
+    """The rows of all files; adds to `left_out` what each leaves out."""
     for scan in scans:
         yield from scan.rows
+        left_out.update(scan.left_out)
 
 
 @dataclass(frozen=True)
@@ -109,8 +99,8 @@ class Scan:
     rows: Iterator[FileRows]
     files: int = 0
     """Number of shards that the rows come from; 0 if files hold single images."""
-    lost: Sequence[tuple[str, str]] = ()
-    """Files with images that are left out by mistake, perhaps, and why; complete after the rows."""
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Files, rows and members that are no samples; complete once the rows are exhausted."""
 
 
 def scan_of_files(
@@ -120,8 +110,8 @@ def scan_of_files(
     *,
     format: str,
     classes: Sequence[str] | None,
-    lost: Sequence[tuple[str, str]] = (),
+    left_out: LeftOut,
 ) -> Scan:
     """The scan of files with many samples each, any of which makes the index stale."""
     watched = place.watched(names)
-    return Scan(place, format, classes, watched, rows, files=len(names), lost=lost)
+    return Scan(place, format, classes, watched, rows, files=len(names), left_out=left_out)

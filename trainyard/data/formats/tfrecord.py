@@ -29,6 +29,7 @@ from trainyard.data.formats.example import (
     one_int,
     one_text,
 )
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
@@ -73,9 +74,9 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     names = _shards(place)
     classes: list[str] = []
     read = in_threads(num_threads(place), partial(_read_shard, place))
-    return scan_of_files(
-        place, names, _rows(via(read, names), classes), format="tfrecord", classes=classes
-    )
+    left_out = LeftOut()
+    rows = _rows(via(read, names), classes, left_out)
+    return scan_of_files(place, names, rows, format="tfrecord", classes=classes, left_out=left_out)
 
 
 def check_shard(source: Source) -> None:
@@ -125,7 +126,7 @@ def _shards(place: ResolvedLocation) -> tuple[str, ...]:
     return named or (() if place.is_folder else place.names)
 
 
-def _rows(shards: Iterable[FileScan], classes: list[str]) -> Iterator[FileRows]:
+def _rows(shards: Iterable[FileScan], classes: list[str], left_out: LeftOut) -> Iterator[FileRows]:
     """The samples; once exhausted, `classes` holds the names if every record has one."""
     known: dict[int, str] | None = {}
     highest = -1
@@ -135,6 +136,7 @@ def _rows(shards: Iterable[FileScan], classes: list[str]) -> Iterator[FileRows]:
             known = None if known is None or found is None else _united(known, found, rows.path)
             highest = max(highest, *rows.labels, -1)
             yield rows
+        left_out.update(shard.left_out)
     if known and len(known) == highest + 1:
         classes.extend(known[label] for label in range(len(known)))
 

@@ -8,6 +8,7 @@ look like samples with a dot in their names (`IMG.0001.jpg`), a line on stderr s
 
 import json
 import re
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from zlib import adler32
 
 from trainyard.data.formats.class_tar import check_all_read
+from trainyard.data.formats.left_out import DOTTED, LeftOut
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     ARRAY_SUFFIX,
@@ -29,11 +31,11 @@ from trainyard.data.formats.scan import (
     FileScan,
     Scan,
     Via,
+    all_rows,
     directly,
     in_threads,
     num_threads,
     scan_of_files,
-    tell_left_out,
 )
 from trainyard.data.formats.tar import (
     END,
@@ -49,9 +51,9 @@ from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, is_remote
 from trainyard.errors import DataError
+from trainyard.printable import printable
 
 _IMAGES = IMAGE_SUFFIXES | {ARRAY_SUFFIX}
-_DOTTED = "samples with a dot in their names, since a key ends at the first one: rename them"
 _WALKERS = 192  # parts of remote shards that are walked at once
 _MIN_SEGMENT, _MAX_SEGMENT = 1 << 20, 16 << 20  # bytes; a segment of a remote shard
 _REMOTE_AHEAD, _REMOTE_PAGE = 2 << 20, 8 << 10  # bytes; see ReadAhead
@@ -78,26 +80,9 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     read = in_threads(num_threads(place), partial(_read_shard, place))
     if is_remote(place.root):
         read = partial(_read_remote, place)
-    lost: list[tuple[str, str]] = []
-    rows = _rows(place, names, via(read, names), lost)
-    return scan_of_files(place, names, rows, format="webdataset", classes=None, lost=lost)
-
-
-def _rows(
-    place: ResolvedLocation,
-    names: Sequence[str],
-    shards: Iterator[FileScan],
-    lost: list[tuple[str, str]],
-) -> Iterator[FileRows]:
-    """The rows of all shards; adds to `lost` what is lost because of its name."""
-    dotted: list[str] = []
-    for name, shard in zip(names, shards, strict=False):  # a part yields no shards
-        yield from shard.rows
-        dotted += shard.about
-        lost += [
-            (name, f"{key!r}: its key ends at the first dot: rename it") for key in shard.about
-        ]
-    tell_left_out(place.location, {_DOTTED: dotted})
+    left_out = LeftOut()
+    rows = all_rows(via(read, names), left_out)
+    return scan_of_files(place, names, rows, format="webdataset", classes=None, left_out=left_out)
 
 
 class _Part(NamedTuple):
@@ -147,7 +132,7 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
                 f"{path}: sample {key!r}: some samples have a list of labels and some a number"
             )
     rows = [FileRows(name, offsets, sizes, labels, counts=counts or None)]
-    return FileScan(rows, dotted.names())
+    return FileScan(rows, left_out=dotted.left_out())
 
 
 class _Dotted:
@@ -163,9 +148,12 @@ class _Dotted:
             self._by_key.pop(key, None)  # beside a sample: another field of it, such as ".seg.png"
             yield key, sample
 
-    def names(self) -> list[str]:
-        """Their names without the suffix."""
-        return [name for names in self._by_key.values() for name in names]
+    def left_out(self) -> LeftOut:
+        """Their number, by names without the suffix."""
+        found = LeftOut()
+        for name in (name for names in self._by_key.values() for name in names):
+            found.add(DOTTED, name)
+        return found
 
     def _without(self, parts: Iterable[_Part]) -> Iterator[_Part]:
         for part in parts:
@@ -279,9 +267,9 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
             )
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
-    if (names := dotted.names()) and not _told:
+    if (left_out := dotted.left_out()) and not _told:
         _told.append(tar.name)
-        tell_left_out(tar.name, {_DOTTED: names})
+        sys.stderr.write(printable(f"trainyard: {tar.name}: left out: {left_out}\n"))
 
 
 def _parts(

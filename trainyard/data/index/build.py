@@ -140,7 +140,12 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     classes = _name_classes(scan, tables)
     if not classes and not any(table.label for table in tables.values()):
         raise DataError(f"{scan.place.location}: none of its images has a label")
-    common = {"format": scan.format, "has_names": classes is not None, "stamps": stamps}
+    common = {
+        "format": scan.format,
+        "has_names": classes is not None,
+        "stamps": stamps,
+        "left_out": scan.left_out.kinds,
+    }
     headers = {
         split: common | {"classes": classes or table.numbers()} for split, table in tables.items()
     }

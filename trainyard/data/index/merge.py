@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.build import Progress, open_index
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.index.splits import find_splits, train_and_val
@@ -133,6 +134,9 @@ def _root(part: Index) -> str:
 
 def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
     identity = [classes, [part.fingerprint for part in parts]]
+    left_out = LeftOut()
+    for part in parts:
+        left_out.update(part.left_out)
     return {
         "root": None,
         "format": " and ".join(sorted({part.format for part in parts})),
@@ -144,6 +148,7 @@ def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
             for name, stamp in part.stamps.items()
         },
         "fingerprint": hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        "left_out": left_out.kinds,
         "parts": [len(part) for part in parts],
     }
 

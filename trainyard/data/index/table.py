@@ -8,19 +8,20 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.storage.snappy import unpacked
 from trainyard.errors import DataError
 from trainyard.files import atomic_write
 
-_MAGIC = b"TYINDEX2"
+_MAGIC = b"TYINDEX3"
 _ALIGN = 64  # bytes
 
 Columns = dict[str, NDArray[Any]]
@@ -64,6 +65,8 @@ class Index:
     list_ends: NDArray[np.int64] | None = None
     """See `lists`; None if each sample has one class."""
     list_values: NDArray[np.int32] | None = None
+    left_out: LeftOut = field(default_factory=LeftOut)
+    """Files, rows and members of the data that are no samples, of all splits of a file."""
     parts: tuple[int, ...] = ()
     """Number of samples of each merged data set, in their order; empty for a single one."""
 
@@ -221,6 +224,7 @@ def load_index(path: Path) -> Index | None:
         stamps=header["stamps"],
         fingerprint=header["fingerprint"],
         file_names=names,
+        left_out=LeftOut(header["left_out"]),
         parts=tuple(header.get("parts", ())),
         **columns,
     )
@@ -236,7 +240,7 @@ def _read_header(table: NDArray[np.uint8]) -> tuple[dict[str, Any], int]:
 
 
 def save_index(path: Path, header: dict[str, Any], columns: Columns) -> None:
-    """Writes an index; the header has root, format, classes, has_names and stamps."""
+    """Writes an index; the header has root, format, classes, has_names, stamps and left_out."""
     header = header | {"fingerprint": _fingerprint(header["classes"], columns)}
     write_index(path, header, {n: Chunks(c.dtype, len(c), [c]) for n, c in columns.items()})
 

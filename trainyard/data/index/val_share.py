@@ -99,6 +99,7 @@ def save_part(index: Index, side: Side, path: Path) -> Index:
         "classes": list(index.classes),
         "has_names": index.has_names,
         "stamps": index.stamps,
+        "left_out": index.left_out.kinds,
         "fingerprint": _fingerprint(index, side),
     }
     write_index(path, header, {n: Chunks(c.dtype, len(c), [c]) for n, c in columns.items()})

@@ -81,10 +81,14 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
     try:
         anew = index_scan(scan := formats.scan(place), path, progress)
         checks = [checked(files.split, "structure", about)]
-        if scan.lost:
-            lost = (Finding(why, plain(place.path(name))) for name, why in scan.lost)
-            count = len(scan.lost)
-            checks.append(checked(files.split, "left out", "", lost, count=count, otherwise="note"))
+        if scan.left_out:
+            whole = f"{len(anew) + scan.left_out.total:,} found"
+            kinds = scan.left_out.kinds.items()
+            lines = (Finding(f"{n:,} {kind}, such as {name}") for kind, (n, name) in kinds)
+            count = scan.left_out.total
+            checks.append(
+                checked(files.split, "left out", whole, lines, count=count, otherwise="note")
+            )
         return anew, checks
     except (DataError, OSError) as error:
         if not names:

@@ -1,4 +1,4 @@
-"""Warnings at the start of a run about slow paths of reading the data."""
+"""Remarks at the start of a run about its data: slow paths of reading it, and what is left out."""
 
 from collections.abc import Iterable
 
@@ -8,6 +8,7 @@ from trainyard.data._native import NEEDS_EXTENSION, is_built
 from trainyard.data.decode.seek_tables import seek_remark
 from trainyard.data.index.table import Index
 from trainyard.data.stream.shards import Stream
+from trainyard.printable import printable
 
 
 def warn_of_slow_paths(console: Console, *data: Index | Stream) -> None:
@@ -16,6 +17,16 @@ def warn_of_slow_paths(console: Console, *data: Index | Stream) -> None:
     if not is_built():
         said = [f"decoding at a quarter of the speed, without the extension: {NEEDS_EXTENSION}"]
     warn(console, [text for text in said if text])
+
+
+def what_is_left_out(data: Iterable[Index | Stream]) -> list[str]:
+    """A line about the files, rows and members of each data set that are no samples."""
+    lines = (
+        printable(f"{one.root}: left out: {one.left_out}")
+        for one in data
+        if isinstance(one, Index) and one.left_out
+    )
+    return list(dict.fromkeys(lines))  # the splits of one file have one account
 
 
 def warn(console: Console, remarks: Iterable[str]) -> None:

@@ -1,0 +1,58 @@
+"""The account of a scan: the files, rows and members that it leaves out, by kind."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HIDDEN = "hidden"
+BROKEN_LINK = "broken links"
+LOOP = "links to a folder above them"
+NO_IMAGE = "folders without an image"
+EMPTY = "empty files"
+FEATURES = "arrays in folders of other images"
+DOTTED = "samples with a dot in their names, since a key ends at the first one: rename them"
+
+
+def ending(name: str) -> str:
+    """The kind of a file whose ending no reader knows: "files ending in .heic"."""
+    suffix = os.path.splitext(name)[1].lower()
+    return f"files ending in {suffix}" if suffix else "files without an ending"
+
+
+class LeftOut:
+    """What a scan leaves out: of each kind the number, and the first name as an example.
+
+    `found = read + left out`: each file, row or member that a scan meets is a sample, a part of one
+    (its label, say), or counted here. A folder that is not entered counts as one.
+    """
+
+    def __init__(self, kinds: Mapping[str, Sequence[Any]] = {}) -> None:
+        self.kinds: dict[str, tuple[int, str]] = {
+            kind: (int(count), str(example)) for kind, (count, example) in kinds.items()
+        }
+        """Number and example of each kind, as JSON has it too."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LeftOut) and self.kinds == other.kinds
+
+    def __bool__(self) -> bool:
+        return bool(self.kinds)
+
+    def __str__(self) -> str:
+        """The kinds in one phrase: `3 hidden (a/.x.jpg), 12 files ending in .heic (a/b.heic)`."""
+        return ", ".join(f"{n:,} {kind} ({name})" for kind, (n, name) in self.kinds.items())
+
+    @property
+    def total(self) -> int:
+        """Number of files, rows and members of all kinds."""
+        return sum(count for count, _ in self.kinds.values())
+
+    def add(self, kind: str, name: str, count: int = 1) -> None:
+        """Counts what is left out; the name serves as the example if it is the kind's first."""
+        known, example = self.kinds.get(kind, (0, name))
+        self.kinds[kind] = (known + count, example)
+
+    def update(self, other: "LeftOut") -> None:
+        """Counts what another scan leaves out, or another file's."""
+        for kind, (count, name) in other.kinds.items():
+            self.add(kind, name, count)
