@@ -17,6 +17,7 @@ from tests.data.tars import TAR_FORMATS, Patch, read_rows, write_tar
 from trainyard.data import formats
 from trainyard.data.formats import webdataset as reader
 from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.left_out import DOTTED, LeftOut
 from trainyard.data.formats.scan import FileRows, all_rows
 from trainyard.data.formats.webdataset import write
 from trainyard.data.index.build import build_index
@@ -157,10 +158,6 @@ def test_a_sample_that_is_not_one_image_and_one_label_is_an_error(
 
 # --- names with dots: a key ends at the first one ---
 
-DOTTED = (
-    "left out: samples with a dot in their names, since a key ends at the first one: rename them"
-)
-
 
 def with_dots(path: Path) -> Path:
     """Four samples; two have a dot in their names."""
@@ -171,18 +168,16 @@ def with_dots(path: Path) -> Path:
 
 
 def test_a_sample_with_a_dot_in_its_name_is_left_out_and_listed(
-    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+    tmp_path: Path, monkeypatch: Patch
 ) -> None:
     place = find_place(str(with_dots(tmp_path / "0.tar")))
     scan = formats.scan(place)
     assert [list(rows.labels) for rows in scan.rows] == [[0, 2]]
-    assert capsys.readouterr().err == f"trainyard: {tmp_path}/0.tar: {DOTTED} (a/IMG.1, n01.3)\n"
-    why = "its key ends at the first dot: rename it"
-    assert list(scan.lost) == [("0.tar", f"'a/IMG.1': {why}"), ("0.tar", f"'n01.3': {why}")]
+    assert scan.left_out.kinds == {DOTTED: (2, "a/IMG.1")}
     monkeypatch.setattr(reader, "_MIN_SEGMENT", 1024)
     monkeypatch.setattr(reader, "_MAX_SEGMENT", 1024)
     (found,) = reader._read_remote(place, place.names)
-    assert found.about == ["a/IMG.1", "n01.3"]
+    assert found.left_out == scan.left_out
 
 
 @pytest.mark.parametrize("folder", ["", "./"])
@@ -399,7 +394,7 @@ def test_keys_of_any_letters_up_to_what_a_header_holds(tmp_path: Path) -> None:
 def rows_by_parts(place: ResolvedLocation, monkeypatch: Patch, length: int) -> list[FileRows]:
     monkeypatch.setattr(reader, "_MIN_SEGMENT", length)
     monkeypatch.setattr(reader, "_MAX_SEGMENT", length)
-    return list(all_rows(reader._read_remote(place, place.files(".tar"))))
+    return list(all_rows(reader._read_remote(place, place.files(".tar")), LeftOut()))
 
 
 @pytest.mark.parametrize("tar_format", TAR_FORMATS)

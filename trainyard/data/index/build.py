@@ -136,7 +136,7 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     stamps = stamps_of(scan)
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
-        raise DataError(_wrong_split(scan.place, [split for split in tables if split]))
+        raise DataError(_wrong_split(scan, [split for split in tables if split]))
     classes = _name_classes(scan, tables)
     if not classes and not any(table.label for table in tables.values()):
         raise DataError(f"{scan.place.location}: none of its images has a label")
@@ -158,11 +158,13 @@ def _loaded(path: Path) -> Index:
     return index
 
 
-def _wrong_split(place: ResolvedLocation, found: list[str]) -> str:
+def _wrong_split(scan: Scan, found: list[str]) -> str:
+    place = scan.place
     if not found and place.split:
         return f"{place.location}: holds no splits; leave #{place.split} away"
     if not found:
-        return f"{place.location}: no images found in it"
+        left_out = f"; left out: {scan.left_out}" if scan.left_out else ""
+        return f"{place.location}: no images found in it{left_out}"
     meant = closest(place.split or "", found) or found
     choices = " or ".join(f"{place.location}#{split}" for split in meant)
     return f"{place.location}: holds {len(found)} splits; write {choices}"

@@ -79,17 +79,9 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
     names = data_files(place)
     about = f"{len(names):,} file{'s' * (len(names) != 1)}" if names else "folders"
     try:
-        anew = index_scan(scan := formats.scan(place), path, progress)
-        checks = [checked(files.split, "structure", about)]
-        if scan.left_out:
-            whole = f"{len(anew) + scan.left_out.total:,} found"
-            kinds = scan.left_out.kinds.items()
-            lines = (Finding(f"{n:,} {kind}, such as {name}") for kind, (n, name) in kinds)
-            count = scan.left_out.total
-            checks.append(
-                checked(files.split, "left out", whole, lines, count=count, otherwise="note")
-            )
-        return anew, checks
+        anew = index_scan(formats.scan(place), path, progress)
+        account = [_left_out(files.split, anew)] if anew.left_out else []
+        return anew, [checked(files.split, "structure", about), *account]
     except (DataError, OSError) as error:
         if not names:
             raise DataError(str(error)) from None
@@ -101,6 +93,14 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
         return None, [check]
     index, rest = index_anew(replace(files, place=replace(place, names=whole)), path, progress)
     return index, [check, *(other for other in rest if other.result != "ok")]
+
+
+def _left_out(split: str, index: Index) -> Check:
+    """The account of the scan, a finding for each kind."""
+    kinds, total = index.left_out.kinds, index.left_out.total
+    lines = [Finding(f"{n:,} {kind}, such as {name}") for kind, (n, name) in kinds.items()]
+    whole = f"{len(index) + total:,} found"
+    return checked(split, "left out", whole, lines, count=total, otherwise="note")
 
 
 def _why_broken(place: ResolvedLocation, name: str) -> Finding | None:
