@@ -53,7 +53,20 @@ def test_grey_images() -> None:
     assert model.whitening.weight.shape == (8, 1, 2, 2)
     assert model.whitening.weight.abs().max() < 10
     colours.adapt_to(grey.repeat(1, 3, 1, 1))
+    assert colours.whitening.weight.abs().max() < 10
+    assert (colours.whitening.weight.flatten(1).abs().amax(dim=1) > 0).sum() == 8
     assert colours(grey.repeat(1, 3, 1, 1)).isfinite().all()
+
+
+def test_the_first_layer_does_not_depend_on_the_order_of_sums() -> None:
+    """Which depends on the number of threads and the processor."""
+    images_BCHW = torch.rand(64, 1, 28, 28, generator=torch.Generator().manual_seed(0))
+    grey, weights = images_BCHW.repeat(1, 3, 1, 1), []
+    for order in (torch.arange(64), torch.arange(64).flip(0)):
+        model = small()
+        model.adapt_to(grey[order])
+        weights.append(flat(model.whitening.weight))
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from torch.nn import functional
 __all__ = ["whitened_convnet"]
 
 _PATCH = 2  # pixels
+_DECIMALS = 9  # of a covariance of normalised pixels; sums in another order differ by 1e-14
+_CONSTANT = 1e-8  # share of the largest variance below which a direction has none
 _EPS = 5e-4  # added to the variance of each direction, so that constant ones are not blown up
 
 
@@ -25,11 +27,7 @@ class WhitenedConvNet(nn.Module):
     def __init__(
         self, num_classes: int, in_chans: int, *, widths: tuple[int, ...], depth: int
     ) -> None:
-        """`widths`: channels of each stage; `depth`: convolutions of each stage.
-
-        Grey images need `in_chans` 1: directions between equal channels have no variance, and batch
-        norm enlarges their rounding errors.
-        """
+        """`widths`: channels of each stage; `depth`: convolutions of each stage."""
         super().__init__()
         self.num_classes = num_classes
         first = 2 * in_chans * _PATCH**2
@@ -54,11 +52,16 @@ class WhitenedConvNet(nn.Module):
     def adapt_to(self, images_BCHW: Tensor) -> None:
         """Sets the first layer from training images: projections on the eigenvectors of the
         covariance of patches, over the standard deviation, and their negatives.
+
+        Directions without variance, as between equal channels of grey images, become zeros: their
+        eigenvectors are arbitrary, and batch norm would enlarge rounding errors.
         """
         size = self.whitening.weight.shape[1:]
         patches_BKN = functional.unfold(images_BCHW.double().cpu(), _PATCH)
         patches_NK = patches_BKN.transpose(1, 2).reshape(-1, size.numel())
-        variances, vectors = torch.linalg.eigh(torch.cov(patches_NK.T))
+        # Rounded, since the order of a sum depends on the number of threads.
+        variances, vectors = torch.linalg.eigh(torch.cov(patches_NK.T).round(decimals=_DECIMALS))
+        vectors = vectors * (variances > variances.max() * _CONSTANT)
         # The sign of an eigenvector is arbitrary: fixed here, for equal weights on every machine.
         largest = vectors.gather(0, vectors.abs().argmax(dim=0, keepdim=True))
         filters = (vectors * largest.sign() / (variances + _EPS).sqrt()).T.reshape(-1, *size)
