@@ -35,13 +35,16 @@ demo: setup
 		ray==2.60.0 kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0
 	touch $@
 
+# build/tests keeps the seconds and the outcome of every test, as JUnit's XML.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --durations 10
+
 # The quick tier, for every change: style, types and every contract, most of it in one process.
 test: check
-	$(BIN)/python -m pytest --numprocesses auto -m "not slow"
+	$(PYTEST) -m "not slow" --maxfail 10 --junit-xml build/tests/quick.xml
 
-# Everything, as CI runs it: services, faults, fuzzing, browser, notebooks besides.
-test-all: check
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+# Everything, as CI runs it: the quick tier, then services, faults, fuzzing, browser, notebooks.
+test-all: test
+	$(PYTEST) -m slow --dist loadfile --no-loadscope-reorder --junit-xml build/tests/slow.xml
 
 check: .venv/.dev
 	$(BIN)/ruff check .
