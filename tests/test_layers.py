@@ -20,6 +20,7 @@ LEVELS = [
         "hardware",
         "hints",
         "image_size",
+        "installation",
         "printable",
         "children",
         "early_stop",

@@ -109,5 +109,5 @@ def test_an_epoch_of_nothing(tmp_path: Path) -> None:
 
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(InputError, match=r"pip install 'trainyard\[plot\]'"):
+    with pytest.raises(InputError, match=r"pip install 'trainyard-images\[plot\]'"):
         plot_schedule(load_recipe("digits"), tmp_path / "a.png", name="digits")

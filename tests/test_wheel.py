@@ -36,7 +36,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_wheel_serves_every_python_and_old_systems(wheel: Path) -> None:
-    assert re.fullmatch(rf"trainyard-\S+-cp311-abi3-\S*manylinux_2_17_{MACHINE}\.whl", wheel.name)
+    assert re.fullmatch(
+        rf"trainyard_images-\S+-cp311-abi3-\S*manylinux_2_17_{MACHINE}\.whl", wheel.name
+    )
     assert [*faults_of_wheel(wheel, MACHINE)] == []
 
 

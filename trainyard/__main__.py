@@ -33,6 +33,7 @@ from trainyard.distributed import discover
 from trainyard.early_stop import early_stops
 from trainyard.errors import InputError, Stopped, TrainyardError
 from trainyard.files import WRITER, disk_error
+from trainyard.installation import VERSION, remark_on_other_distribution
 from trainyard.printable import printable
 from trainyard.world import World
 
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Hides torch's long messages about lost ranks: Trainyard prints one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     given = sys.argv[1:] if arguments is None else arguments
+    if (remark := remark_on_other_distribution()) and _world().is_first:
+        print(f"trainyard: {remark}", file=sys.stderr)
     try:
         words, overrides = split_overrides(given)
         options, unknown = _parser().parse_known_args(words)
@@ -146,16 +149,6 @@ class _Parser(argparse.ArgumentParser):
             raise InputError(explain_choice(action, value))
 
 
-class _Version(argparse.Action):
-    """Prints the installed version; the import that finds it waits until then."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from importlib.metadata import version
-
-        print(f"trainyard {version('trainyard')}")
-        parser.exit()
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="trainyard",
@@ -163,7 +156,12 @@ def _parser() -> argparse.ArgumentParser:
         epilog="First steps: trainyard data prepare digits data/digits; trainyard train digits",
     )
     parser.set_defaults(takes_overrides=False)
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"trainyard {VERSION}",
+        help="print the version and exit",
+    )
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, module, about in (
         ("train", train, "train a recipe, or go on with a run"),

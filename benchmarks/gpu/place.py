@@ -65,8 +65,7 @@ def _build_extension(environment: dict[str, str]) -> None:
     if _has_extension(environment):
         return
     print("building the C extension", flush=True)
-    # The metadata lets Trainyard find its own version, as an installed package does.
-    command = [sys.executable, "-c", _BUILD, "--quiet", "egg_info", "build_ext", "--inplace"]
+    command = [sys.executable, "-c", _BUILD, "--quiet", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if not _has_extension(environment):
         print(f"the C extension cannot be built:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")

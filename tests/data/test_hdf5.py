@@ -496,5 +496,5 @@ def test_h5py_is_asked_for_in_one_line(tmp_path: Path, monkeypatch: Patch) -> No
     path = write_plain(tmp_path / "a.h5", IMAGES)
     monkeypatch.setitem(sys.modules, "h5py", None)
     for use in (lambda: formats.scan(find_place(str(path))), lambda: hdf5.write(path, [], None)):
-        with pytest.raises(DataError, match=r"HDF5 needs h5py: pip install 'trainyard\[hdf5\]'"):
+        with pytest.raises(DataError, match=r"needs h5py: pip install 'trainyard-images\[hdf5\]'"):
             use()

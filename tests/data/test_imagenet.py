@@ -423,5 +423,5 @@ def test_a_wordnet_id_is_no_path(tmp_path: Path, monkeypatch: Patch) -> None:
 
 def test_without_scipy_the_extra_is_named(mini: MiniImageNet, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    with pytest.raises(DataError, match=r"pip install 'trainyard\[imagenet\]'"):
+    with pytest.raises(DataError, match=r"pip install 'trainyard-images\[imagenet\]'"):
         read_devkit(mini.folder / DEVKIT)

@@ -208,7 +208,7 @@ def test_without_the_packages_the_extra_is_named(
     convolutions: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(InputError, match=r"pip install 'trainyard\[onnx\]'"):
+    with pytest.raises(InputError, match=r"pip install 'trainyard-images\[onnx\]'"):
         Exporter(load(convolutions)).to_file(tmp_path / "m.onnx", "onnx")
 
 

@@ -21,7 +21,7 @@ def test_dry_run(capfd: Capture) -> None:
 
 def test_without_ray(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    assert "this needs Ray: pip install 'trainyard[ray]'" in complaint(capsys, *LAUNCH)
+    assert "this needs Ray: pip install 'trainyard-images[ray]'" in complaint(capsys, *LAUNCH)
 
 
 def test_a_ray_that_was_asked_for_is_not_replaced(

@@ -261,7 +261,7 @@ def test_a_compiled_update_is_the_same_and_is_compiled_once(name: str) -> None:
 
 def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "schedulefree", None)
-    with pytest.raises(RecipeError, match=r"pip install 'trainyard\[schedulefree\]'"):
+    with pytest.raises(RecipeError, match=r"pip install 'trainyard-images\[schedulefree\]'"):
         build_optimizer(Small(), OptimConfig(name="schedule_free_sgd"))
 
 

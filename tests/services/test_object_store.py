@@ -47,7 +47,7 @@ class Bucket:
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     boto3 = pytest.importorskip("boto3", reason="needs pip install 'moto[s3,server]'")
     moto_server = pytest.importorskip("moto.server", reason="needs pip install 'moto[s3,server]'")
-    pytest.importorskip("s3fs", reason="needs pip install 'trainyard[s3]'")
+    pytest.importorskip("s3fs", reason="needs s3fs: make .venv/.dev")
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     port = free_port()
     server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
@@ -173,7 +173,7 @@ def test_training_reads_from_a_bucket(bucket: Bucket, shards: Path, tmp_path: Pa
 def test_a_library_that_is_missing_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     object_store._file_system.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)
-    with pytest.raises(DataError, match=r"gs:// needs gcsfs: pip install 'trainyard\[gcs\]'"):
+    with pytest.raises(DataError, match=r"needs gcsfs: pip install 'trainyard-images\[gcs\]'"):
         ObjectFile("gs://data/file.bin")
 
 
@@ -186,7 +186,7 @@ class Objects(dict[str, tuple[str, bytes]]):
 
 @pytest.fixture
 def objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[Objects]:
-    pytest.importorskip("gcsfs", reason="needs pip install 'trainyard[gcs]'")
+    pytest.importorskip("gcsfs", reason="needs gcsfs: make .venv/.dev")
     held = Objects()
 
     class Handler(BaseHTTPRequestHandler):

@@ -14,7 +14,7 @@ from tests.services.losses import SAME, Losses, has_gone_on, losses_of
 from tests.services.ray_cluster import RayNodes, ray_nodes
 from tests.test_cli_signals import LONG, check_stopped_run, has_saved, started, wait_for
 
-pytest.importorskip("ray", reason="needs Ray: make .venv/.dev, or pip install 'trainyard[ray]'")
+pytest.importorskip("ray", reason="needs Ray: make .venv/.dev")
 PATIENCE_S = 150
 
 

@@ -238,7 +238,7 @@ def test_submitit(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("submitit", reason="needs submitit: pip install 'trainyard[submitit]'")
+    pytest.importorskip("submitit", reason="needs submitit: make .venv/.dev")
     log = tmp_path / "log"
     for name, value in environment(at_slurm, log).items():
         monkeypatch.setenv(name, value)

@@ -111,7 +111,7 @@ def measure(options: argparse.Namespace, split: str, index: "Index") -> dict[str
 
 def advice(found: dict[str, Any]) -> str:
     """One sentence of advice for faster loading here."""
-    from trainyard.data._native import NEEDS_EXTENSION
+    from trainyard.installation import NEEDS_EXTENSION
 
     location, decoding = found["location"], found["decoding"]
     if found["path"] is None:

@@ -11,6 +11,7 @@ from trainyard.config import RunConfig
 from trainyard.course import Course
 from trainyard.errors import InputError
 from trainyard.image_size import num_pixels
+from trainyard.installation import install_hint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ def plot_schedule(
     try:
         from matplotlib.figure import Figure  # without pyplot, which would keep a global state
     except ImportError:
-        raise InputError("--plot needs matplotlib: pip install 'trainyard[plot]'") from None
+        raise InputError(f"--plot needs matplotlib: {install_hint('plot')}") from None
     with loading():
         from trainyard.run.build import build_run_course
 

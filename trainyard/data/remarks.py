@@ -4,10 +4,11 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
-from trainyard.data._native import NEEDS_EXTENSION, is_built
+from trainyard.data._native import is_built
 from trainyard.data.decode.seek_tables import seek_remark
 from trainyard.data.index.table import Index
 from trainyard.data.stream.shards import Stream
+from trainyard.installation import NEEDS_EXTENSION
 from trainyard.printable import printable
 
 

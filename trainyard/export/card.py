@@ -12,6 +12,7 @@ from trainyard.export.check import Difference
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.export.formats import METADATA
 from trainyard.image_size import height_width
+from trainyard.installation import DISTRIBUTION
 from trainyard.monitor.outcome import METRICS
 from trainyard.own_code import is_own
 
@@ -75,7 +76,7 @@ $recipe
 Save the recipe as `recipe.toml`; DATA is the data set, a folder or a URL.
 
 ```bash
-pip install trainyard
+pip install $distribution
 trainyard train recipe.toml --data DATA --run again
 trainyard evaluate again
 ```
@@ -216,6 +217,7 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         texts,
         front=_front_matter(about),
         made_by=MADE_BY,
+        distribution=DISTRIBUTION,
         probabilities=_OF_SEVERAL if about.has_lists else "softmax makes probabilities",
         weights=_weights(about.weights),
         step=f"{about.step:,}",

@@ -14,7 +14,7 @@ from trainyard.config import RunConfig
 from trainyard.data.open_datasets import source_of
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.image_size import ImageSize, height_width
-from trainyard.monitor.environment import versions
+from trainyard.installation import VERSION
 from trainyard.monitor.outcome import METRICS
 from trainyard.own_code import is_own
 from trainyard.training import checkpoint
@@ -131,7 +131,7 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         license=license,
         recipe=_recipe(trained),
         versions={
-            "trainyard": versions()["trainyard"] or "unknown",
+            "trainyard": VERSION,
             "torch": torch.__version__,
             "timm": timm.__version__,
         },

@@ -15,10 +15,10 @@ from trainyard.errors import InputError
 from trainyard.export.check import Exported
 from trainyard.export.description import INPUT, OUTPUT, Description
 from trainyard.image_size import height_width
+from trainyard.installation import install_hint
 from trainyard.model.own import called
 from trainyard.own_code import is_own
 
-_NEEDS_ONNX = "ONNX needs further packages: pip install 'trainyard[onnx]'"
 _BATCH = {0: torch.export.Dim("batch")}  # an axis of any length
 METADATA = "trainyard.json"
 """Name of the metadata in a .pt2 file."""
@@ -79,7 +79,7 @@ def _check_onnx() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise InputError(f"{_NEEDS_ONNX} ({error.name} is missing)") from None
+        raise InputError(f"ONNX needs further packages: {install_hint('onnx')} ({error})") from None
 
 
 def _write_onnx(model: nn.Module, about: Description, path: Path) -> None:

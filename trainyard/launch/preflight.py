@@ -15,6 +15,7 @@ from secrets import token_hex
 from typing import Any
 
 from trainyard.distributed.interfaces import local_address, server_for_all
+from trainyard.installation import VERSION
 
 _PACKAGE = Path(__file__).parents[1]
 _REACH_S = 3
@@ -26,7 +27,7 @@ _TOKEN_BYTES = 16
 
 def installed() -> dict[str, str]:
     """Versions of trainyard and torch, and a checksum of Trainyard's code; imports neither."""
-    return {"trainyard": _version("trainyard"), "torch": _version("torch"), "code": _checksum()}
+    return {"trainyard": VERSION, "torch": _version("torch"), "code": _checksum()}
 
 
 def _version(package: str) -> str:

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainyard.errors import InputError, TrainyardError
+from trainyard.installation import install_hint
 from trainyard.launch.agent import PING_S
 from trainyard.launch.events import Events, Gone, answers, event_of, forget, passing_signals, pause
 from trainyard.launch.output import Printer
@@ -96,7 +97,7 @@ def connected(options: RayOptions) -> Iterator[None]:
     try:
         import ray
     except ImportError:
-        raise InputError("this needs Ray: pip install 'trainyard[ray]'") from None
+        raise InputError(f"this needs Ray: {install_hint('ray')}") from None
 
     given = options.address or os.environ.get("RAY_ADDRESS")
     address = given or "auto"

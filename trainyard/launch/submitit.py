@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from trainyard.errors import InputError, Requeued, Stopped, TrainyardError
+from trainyard.installation import install_hint
 from trainyard.launch.events import handling
 from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS
 from trainyard.launch.ranks import Job
@@ -119,5 +120,5 @@ def _submitit() -> Any:
     try:
         import submitit
     except ImportError:
-        raise InputError("--submitit needs submitit: pip install 'trainyard[submitit]'") from None
+        raise InputError(f"--submitit needs submitit: {install_hint('submitit')}") from None
     return submitit

@@ -9,9 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from trainyard.installation import VERSION
 from trainyard.world import usable_cores
 
-_PACKAGES = ("trainyard", "torch", "timm", "numpy", "pillow", "simplejpeg", "safetensors")
+_PACKAGES = ("torch", "timm", "numpy", "pillow", "simplejpeg", "safetensors")
 
 
 def describe_environment() -> dict[str, Any]:
@@ -43,7 +44,7 @@ def _startup_s() -> float | None:
 
 def versions() -> dict[str, str | None]:
     """Versions of Trainyard and of packages that affect its results; None if not installed."""
-    return {name: _version(name) for name in _PACKAGES}
+    return {"trainyard": VERSION, **{name: _version(name) for name in _PACKAGES}}
 
 
 def _version(package: str) -> str | None:

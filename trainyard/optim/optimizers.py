@@ -8,6 +8,7 @@ from torch import nn, optim
 from torch.distributed.tensor import DTensor
 
 from trainyard.errors import RecipeError
+from trainyard.installation import install_hint
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.groups import parameter_groups
 
@@ -129,7 +130,7 @@ def _schedule_free(groups: Groups, config: OptimConfig) -> optim.Optimizer:
         import schedulefree
     except ImportError:
         raise RecipeError(
-            f"optim.name = {config.name!r} needs a package: pip install 'trainyard[schedulefree]'"
+            f"optim.name = {config.name!r} needs a package: {install_hint('schedulefree')}"
         ) from None
     optimizer: Any
     if config.name == "schedule_free_sgd":

@@ -203,7 +203,7 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(importlib, "import_module", no_module)
-    with pytest.raises(RecipeError, match=r"pip install 'trainyard\[nvimgcodec\]'"):
+    with pytest.raises(RecipeError, match=r"pip install 'trainyard-images\[nvimgcodec\]'"):
         check(torch.device("cuda", 0))
 
 

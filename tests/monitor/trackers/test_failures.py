@@ -24,7 +24,7 @@ def test_a_package_that_is_missing_is_said_before_anything_is_trained(
     said = complaint(
         capsys, "train", "debug", "--data", digits, "--run", folder, f"--watch.{name}", "true"
     )
-    assert said == f"trainyard: watch.{name} needs {name}: pip install 'trainyard[{name}]'\n"
+    assert said == f"trainyard: watch.{name} needs {name}: pip install 'trainyard-images[{name}]'\n"
     assert not folder.exists()
 
 

@@ -10,12 +10,6 @@ try:
 except ImportError:
     core = None  # type: ignore[assignment]
 
-NEEDS_EXTENSION = (
-    "install a C compiler and run `pip install --force-reinstall --no-deps --no-cache-dir "
-    "trainyard`"
-)
-
-
 _threads = threading.local()
 
 
@@ -32,4 +26,4 @@ def own_decoder() -> "core.Decoder | None":
     return decoder
 
 
-__all__ = ["NEEDS_EXTENSION", "core", "is_built", "own_decoder"]
+__all__ = ["core", "is_built", "own_decoder"]

@@ -17,13 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data._native import NEEDS_EXTENSION, core, is_built, own_decoder
+from trainyard.data._native import core, is_built, own_decoder
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.files import atomic_write, remove_parts
+from trainyard.installation import NEEDS_EXTENSION
 from trainyard.world import usable_cores
 
 _HEADER = struct.Struct("<8s64sq48x")  # magic with version, fingerprint of the index, samples

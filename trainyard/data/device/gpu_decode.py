@@ -34,6 +34,7 @@ from trainyard.data.device.copies import (
 from trainyard.data.loader.encoded_batch import JPEG, PIXELS, stretches
 from trainyard.errors import RecipeError
 from trainyard.image_size import ImageSize, height_width
+from trainyard.installation import install_hint
 
 _CPU_ONLY = -99999  # nvImageCodec's device number for the CPU
 
@@ -52,7 +53,7 @@ def _library() -> Any:
         return importlib.import_module("nvidia.nvimgcodec")
     except ImportError as error:
         raise RecipeError(
-            "data.decode = 'gpu' needs nvImageCodec: pip install 'trainyard[nvimgcodec]' "
+            f"data.decode = 'gpu' needs nvImageCodec: {install_hint('nvimgcodec')} "
             f"(CUDA 12: nvidia-nvimgcodec-cu12[nvjpeg]) ({error})"
         ) from None
 

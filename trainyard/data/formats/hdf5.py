@@ -47,6 +47,7 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
 from trainyard.data.storage.stream import SourceStream
 from trainyard.errors import DataError
+from trainyard.installation import install_hint
 
 # Errors that h5py raises for damage, depending on its place.
 _DAMAGE = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)
@@ -174,7 +175,7 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError:
-        raise DataError("HDF5 needs h5py: pip install 'trainyard[hdf5]'") from None
+        raise DataError(f"HDF5 needs h5py: {install_hint('hdf5')}") from None
     return h5py
 
 

@@ -39,6 +39,7 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, is_remote
 from trainyard.data.storage.stream import SourceStream
 from trainyard.errors import DataError
+from trainyard.installation import install_hint
 
 SUFFIX = ".parquet"
 _MAGIC = b"PAR1"
@@ -97,7 +98,7 @@ def _pyarrow() -> tuple[Any, Any]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise DataError("Parquet needs pyarrow: pip install 'trainyard[parquet]'") from None
+        raise DataError(f"Parquet needs pyarrow: {install_hint('parquet')}") from None
     return pyarrow, pyarrow.parquet
 
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainyard.data._native import NEEDS_EXTENSION, is_built
+from trainyard.data._native import is_built
 from trainyard.data.decode.packed_record import has_pixels, image_file, is_record, record_of_pixels
 from trainyard.datasets.pack.recode import Recode, ShortSide
 from trainyard.datasets.pack.shards import PackOptions
 from trainyard.errors import DataError
+from trainyard.installation import NEEDS_EXTENSION
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from trainyard.datasets.prepare.targz import read_members
 from trainyard.errors import DataError
+from trainyard.installation import install_hint
 
 _META = "data/meta.mat"
 _TRUTH = "data/ILSVRC2012_validation_ground_truth.txt"
@@ -38,8 +39,7 @@ def read_devkit(path: Path) -> Devkit:
         from scipy.io import loadmat
     except ImportError:
         raise DataError(
-            "the classes of the ILSVRC2012 devkit are read by scipy: "
-            "pip install 'trainyard[imagenet]'"
+            f"the classes of the ILSVRC2012 devkit are read by scipy: {install_hint('imagenet')}"
         ) from None
     contents = read_members(path, (_META, _TRUTH), _MAX_BYTES)
     try:

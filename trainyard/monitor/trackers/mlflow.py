@@ -8,13 +8,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from trainyard.errors import RecipeError
 from trainyard.files import RunDirectory
+from trainyard.installation import VERSION
 from trainyard.monitor.reports import Report
 from trainyard.monitor.trackers.tracker import BestEvaluation, TrackerIds, figures
 
@@ -104,7 +104,7 @@ class MlflowTracker:
         experiment = found.experiment_id if found else self._client.create_experiment(project)
         tags = {
             "mlflow.source.name": "trainyard",
-            "trainyard.version": version("trainyard"),
+            "trainyard.version": VERSION,
         }
         run = self._client.create_run(experiment, tags=tags, run_name=name)
         return str(run.info.run_id)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from trainyard.errors import RecipeError
 from trainyard.files import write_text
+from trainyard.installation import install_hint
 from trainyard.monitor.history import read_history, score
 from trainyard.monitor.reports import Report
 
@@ -128,4 +129,4 @@ def _close_anyway(tracker: Tracker) -> None:
 def missing(name: str, reason: str = "") -> RecipeError:
     """The error for a missing package; `name` is the tracker's package, recipe key and extra."""
     reason = f" ({reason})" if reason else ""
-    return RecipeError(f"watch.{name} needs {name}{reason}: pip install 'trainyard[{name}]'")
+    return RecipeError(f"watch.{name} needs {name}{reason}: {install_hint(name)}")

@@ -16,6 +16,7 @@ from trainyard.data.storage.remote.prefetch import Limits
 from trainyard.data.storage.remote.retry import RetryState, Transient
 from trainyard.data.storage.source import Stamp
 from trainyard.errors import DataError
+from trainyard.installation import install_hint
 
 _PACKAGES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs")}  # with the extra that installs it
 _LIBRARIES = ("botocore", "aiobotocore", "aiohttp", "gcsfs", "google", "fsspec", "s3fs")
@@ -106,7 +107,7 @@ def _file_system(pid: int, scheme: str) -> Any:
     try:
         module = importlib.import_module(package)
     except ImportError:
-        raise DataError(f"{scheme}:// needs {package}: pip install 'trainyard[{extra}]'") from None
+        raise DataError(f"{scheme}:// needs {package}: {install_hint(extra)}") from None
     common = {"skip_instance_cache": True, "use_listings_cache": False}
     if scheme == "s3":  # its library's default is 10 connections
         connections = {"max_pool_connections": Limits().in_flight}

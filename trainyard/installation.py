@@ -1,0 +1,36 @@
+"""The distribution of this package: its name, its version, and the commands that install it.
+
+`trainyard` on the package index is another project's, with a package folder of the same name.
+"""
+
+from pathlib import Path
+
+VERSION = "0.2.0"
+DISTRIBUTION = "trainyard-images"
+NEEDS_EXTENSION = (
+    "install a C compiler and run `pip install --force-reinstall --no-deps --no-cache-dir "
+    f"{DISTRIBUTION}`"
+)
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs the packages of an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def remark_on_other_distribution() -> str | None:
+    """A line on a distribution `trainyard` in the folder of this one; None without it.
+
+    It may be the other project's, or Trainyard's from before its distribution was renamed. Either
+    way both own files of one package folder. The name of a folder shows it, since to import
+    importlib.metadata takes 30 ms.
+    """
+    folder = Path(__file__).parents[1]
+    for other in folder.glob("trainyard-*.dist-info"):
+        version = other.name.removeprefix("trainyard-").removesuffix(".dist-info")
+        return (
+            f"{folder} has the package 'trainyard' {version} too, which overwrites files of "
+            f"{DISTRIBUTION}: pip uninstall trainyard; "
+            f"pip install --force-reinstall --no-deps {DISTRIBUTION}"
+        )
+    return None
