@@ -129,9 +129,9 @@ def test_launch_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
     line = shown(capsys, "launch", "local", "debug", "--data", digits, *options)
     ranks, times, *command = shlex.split(line)
     assert (ranks, times) == ("3", "x")
-    assert command[:4] == [sys.executable, "-m", "trainyard", "train"]
+    assert command[:4] == [sys.executable, "-P", "-m", "trainyard"]
     assert command[4:] == [
-        *("debug", "--run", str(tmp_path / "a run"), "--data", str(digits)),
+        *("train", "debug", "--run", str(tmp_path / "a run"), "--data", str(digits)),
         "--run.length=2 steps",
     ]
     assert not (tmp_path / "a run").exists()

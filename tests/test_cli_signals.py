@@ -22,6 +22,7 @@ from trainyard.training.checkpoint import find_problem
 ENDINGS = [
     (signal.SIGINT, 130),
     (signal.SIGTERM, 130),
+    (signal.SIGHUP, 130),
     (signal.SIGUSR1, 75),
     (signal.SIGUSR2, 75),
 ]

@@ -3,10 +3,14 @@
 Heavy imports wait until a command needs them, so that --help answers at once.
 """
 
-import argparse
 import os
-import re
 import sys
+
+if __name__ == "__main__" and not sys.flags.safe_path:
+    del sys.path[0]  # the working directory, whose files are not to be imported for modules
+
+import argparse
+import re
 import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -205,6 +209,7 @@ def end(code: int) -> NoReturn:
 
 def command() -> NoReturn:
     """Entry point of the console script: runs a command and exits with its code."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # for processes that multiprocessing starts
     end(main())
 
 

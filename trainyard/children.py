@@ -11,6 +11,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
+SAFE_PATH = ("-P",)
+"""Options of Python: no file of the working directory is imported in place of a module."""
 _LOOK_S = 0.01
 
 

@@ -18,6 +18,7 @@ REASONS: dict[signal.Signals, type[Stopped]] = {
     signal.SIGUSR1: Requeued,
     signal.SIGUSR2: Requeued,
     signal.SIGTERM: Stopped,
+    signal.SIGHUP: Stopped,
 }
 """Ctrl-C is not included: Python's own KeyboardInterrupt ends a command with 130."""
 PATIENCE_S = 5
@@ -55,7 +56,7 @@ def at_once(number: signal.Signals, deed: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def early_stops() -> Iterator[None]:
-    """Inside, SIGTERM raises Stopped (130), SIGUSR1 and SIGUSR2 Requeued (75).
+    """Inside, SIGTERM and SIGHUP raise Stopped (130), SIGUSR1 and SIGUSR2 Requeued (75).
 
     The exception may be lost, in an import of torch for instance, or late. The signal is therefore
     sent again every second, to its current handler, and after 5 s the process ends with the same

@@ -15,12 +15,12 @@ JOB = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"), python=
 HERE = """
     mpirun --host localhost:2 -np 2 --bind-to none
     -x MASTER_ADDR=127.0.0.1 -x MASTER_PORT=29501
-    /venv/bin/python -m trainyard train debug --run runs/debug
+    /venv/bin/python -P -m trainyard train debug --run runs/debug
 """
 HOSTS = """
     /opt/openmpi/bin/mpirun --allow-run-as-root --host a:4,b:2 -np 6 --bind-to none
     -x MASTER_ADDR=a -x MASTER_PORT=29501 -x NCCL_DEBUG --mca btl_tcp_if_include eth0
-    /venv/bin/python -m trainyard train debug --run runs/debug
+    /venv/bin/python -P -m trainyard train debug --run runs/debug
 """
 
 

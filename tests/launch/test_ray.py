@@ -15,7 +15,7 @@ LAUNCH = ("launch", "ray", "debug")
 def test_dry_run(capfd: Capture) -> None:
     assert run(*LAUNCH, "--nodes", 2, "--gpus", 4, "--run", "runs/here", "--dry-run") == 0
     assert capfd.readouterr().out == (
-        f"2 x a node of Ray: 4 x {sys.executable} -m trainyard train debug --run runs/here\n"
+        f"2 x a node of Ray: 4 x {sys.executable} -P -m trainyard train debug --run runs/here\n"
     )
 
 

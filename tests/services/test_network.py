@@ -1,5 +1,6 @@
 """The emulated network is what it says, and replicas agree across it."""
 
+import errno
 import json
 import os
 import signal
@@ -115,6 +116,53 @@ def test_trainyard_trains_across_hosts(emulated: Network, digits: Path, tmp_path
     assert done.returncode == 0, done.stderr
     *_, last = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(last)["step"] == 2
+
+
+def test_a_stranger_reaches_no_server_of_a_local_launch(
+    emulated: Network, digits: Path, tmp_path: Path
+) -> None:
+    """The launcher's store ran what was written to it, and listened on all interfaces."""
+    here, other = emulated.hosts[:2]
+    words = [
+        "launch",
+        "local",
+        "debug",
+        "--ranks",
+        "2",
+        "--data",
+        str(digits),
+        "--data.threads",
+        "1",
+    ]
+    words += ["--run", str(tmp_path / "run"), "--run.length", "100000 steps"]
+    command = [sys.executable, "-m", "trainyard", *words]
+    with here.start(*command, cwd=tmp_path, stdout=subprocess.DEVNULL) as launch:
+        try:
+            deadline = time.monotonic() + 60
+            while not (tmp_path / "run" / "metrics.jsonl").exists():
+                assert launch.poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+            ports = listening(here)
+            assert ports  # the store of the ranks, on loopback
+            probe = f"import socket\nfor port in {sorted(ports)}:\n"
+            probe += f"    code = socket.socket().connect_ex(({here.address!r}, port))\n"
+            probe += "    print(port, code)"
+            answers = other.run(sys.executable, "-c", probe).split()
+            assert set(answers[1::2]) == {str(errno.ECONNREFUSED)}
+        finally:
+            launch.send_signal(signal.SIGTERM)
+            launch.wait(60)
+
+
+def listening(host: Host) -> set[int]:
+    """The ports on which processes of a host listen."""
+    ports = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in host.run("cat", table).splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == "0A":
+                ports.add(int(local.rpartition(":")[2], 16))
+    return ports
 
 
 HOLDER = """

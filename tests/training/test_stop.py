@@ -14,6 +14,7 @@ from trainyard.world import World
 ENDINGS = [
     (signal.SIGINT, Stopped),
     (signal.SIGTERM, Stopped),
+    (signal.SIGHUP, Stopped),
     (signal.SIGUSR1, Requeued),
     (signal.SIGUSR2, Requeued),
 ]
@@ -73,3 +74,15 @@ def _poll(world: World, number: int, rank: int) -> list[str]:
 def test_all_ranks_stop_after_the_same_step(number: signal.Signals, reason: type[Stopped]) -> None:
     for decisions in spawn(_poll, 3, int(number), 1):
         assert decisions == ["", "", reason.__name__, reason.__name__]
+
+
+def test_a_hang_up_that_is_ignored_stays_so() -> None:
+    """As nohup wants it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal(World()) as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.poll() is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

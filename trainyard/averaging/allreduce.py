@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainyard.averaging.base import Replica
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.hooks import PowerSgd, register_16_bit_hook
-from trainyard.averaging.statistics import BatchNormStatistics
+from trainyard.averaging.statistics import SharedStatistics
 from trainyard.averaging.sync_bn import convert_to_sync
 from trainyard.world import World
 
@@ -25,11 +25,11 @@ _SYNC_BUFFERS = (
 
 
 class AllReduce:
-    """Parameters are always equal on all ranks; `consensus` averages batch norm statistics."""
+    """Parameters and batch norm statistics are equal on all ranks after every step."""
 
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._config, self._world = config, world
-        self._statistics = BatchNormStatistics(world)  # of the model and its moving average
+        self._statistics = SharedStatistics(world)
         self._ddp: DistributedDataParallel | None = None
         self._power_sgd: PowerSgd | None = None
 
@@ -40,9 +40,10 @@ class AllReduce:
         return Replica(self._world.rank, self._world.size, weights_differ=False)
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        self._statistics.add(model)
         if self._world.size > 1 and self._config.batch_norm == "sync":
             convert_to_sync(model)
+        else:
+            self._statistics.add(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         if self._world.size == 1:
             return model
@@ -55,11 +56,11 @@ class AllReduce:
         return self._ddp
 
     def register_ema(self, module: nn.Module) -> None:
-        self._statistics.add(module)
+        """An average of equal models is equal on all ranks."""
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of replicas: DDP takes their mean."""
-        self._statistics.add_weight(weight)
+        self._statistics.weigh(weight)
         return mean_weight(weight, self._world.size)
 
     def accumulating(self) -> AbstractContextManager[None]:
@@ -68,12 +69,11 @@ class AllReduce:
     def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
         if self._power_sgd is not None:
             self._power_sgd.commit(step)
+        self._statistics.average()
         yield self._parameters
 
-    @contextmanager
-    def consensus(self) -> Iterator[None]:
-        self._statistics.average()
-        yield
+    def consensus(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def all_reduce_max(self, value: Tensor) -> Tensor:
         return value
@@ -85,7 +85,6 @@ class AllReduce:
         return self._power_sgd.state_dict() if self._power_sgd else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._statistics.reset_weight()
         if self._power_sgd is not None:
             self._power_sgd.load_state_dict(state)
 

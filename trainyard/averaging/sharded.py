@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from trainyard.averaging.allreduce import mean_weight
 from trainyard.averaging.base import Replica
 from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.statistics import BatchNormStatistics
+from trainyard.averaging.statistics import SharedStatistics
 from trainyard.world import World
 
 # Modules that use their weights only in operations that autocast computes in half precision.
@@ -41,11 +41,12 @@ class Sharded:
         self._world, self._device, self._precision = world, device, precision
         self._adds_parts = config.accumulate == "parts"
         self._modules: list[nn.Module] = []  # the model and its moving average
-        self._statistics = BatchNormStatistics(world)
+        self._statistics = SharedStatistics(world)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Moves the model to the device block by block, where it is never whole; returns it."""
         self._add(model)
+        self._statistics.add(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         return model
 
@@ -54,12 +55,11 @@ class Sharded:
 
     def _add(self, module: nn.Module) -> None:
         self._modules.append(module)
-        self._statistics.add(module)
         _shard(module, self._device, self._precision)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of ranks: FSDP takes their mean."""
-        self._statistics.add_weight(weight)
+        self._statistics.weigh(weight)
         return mean_weight(weight, self._world.size)
 
     @contextmanager
@@ -77,11 +77,11 @@ class Sharded:
             model.set_requires_gradient_sync(True)
 
     def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
+        self._statistics.average()
         yield self._parameters
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        self._statistics.average()
         try:
             yield
         finally:
@@ -99,7 +99,7 @@ class Sharded:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._statistics.reset_weight()
+        """Nothing is stored."""
 
 
 def _shard(model: nn.Module, device: torch.device, precision: torch.dtype | None) -> None:

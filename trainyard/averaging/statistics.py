@@ -14,41 +14,34 @@ def batch_norm_statistics(module: nn.Module) -> list[Tensor]:
     return [buffer for name, buffer in named if name in saved and buffer.is_floating_point()]
 
 
-class BatchNormStatistics:
-    """Averages the batch norm statistics of modules that every rank has."""
+class SharedStatistics:
+    """Keeps the batch norm statistics of a model equal on all ranks.
+
+    The mean of every step is the mean over the run, since running statistics are linear in those
+    of batches. One taken at evaluations and saves alone would make the result depend on the times
+    of saves.
+    """
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._modules: list[nn.Module] = []
+        self._buffers: list[Tensor] = []
         self._weight: Tensor | None = None
 
     def add(self, module: nn.Module) -> None:
-        self._modules.append(module)
+        """Adds a model, on its device."""
+        self._buffers += batch_norm_statistics(module)
 
-    def add_weight(self, weight: Tensor) -> None:
-        """Adds to the weight of this rank in the next mean: its samples since the last mean.
-
-        A rank with no samples left has outdated statistics.
-        """
-        self._weight = weight if self._weight is None else self._weight + weight
-
-    def reset_weight(self) -> None:
-        """Drops the weight; called when other buffers were loaded into the modules."""
-        self._weight = None
+    def weigh(self, weight: Tensor) -> None:
+        """Sets the weight of this rank in the mean: that of its samples in the step."""
+        self._weight = weight
 
     def average(self) -> None:
-        """Puts the weighted mean over all ranks into the modules."""
-        buffers = [buffer for module in self._modules for buffer in batch_norm_statistics(module)]
-        if self._world.size > 1 and buffers:
-            self._average(buffers)
-        self.reset_weight()
-
-    def _average(self, buffers: list[Tensor]) -> None:
-        # One message for all: a ResNet-50 has a hundred small buffers. Those of a moving average
-        # may lie on the host.
-        device = buffers[-1].device
-        flat = flatten([buffer.to(device, torch.float32) for buffer in buffers])
-        weight = torch.ones(1) if self._weight is None else self._weight.view(1).clamp(min=1e-6)
-        weight = weight.to(device, torch.float32)
+        """Puts the weighted mean over all ranks into the model."""
+        if self._world.size == 1 or not self._buffers or self._weight is None:
+            return
+        # One message for all: a ResNet-50 has a hundred small buffers. In float64 the mean of equal
+        # values, such as constants and the statistics of frozen layers, is that value.
+        flat = flatten([buffer.double() for buffer in self._buffers])
+        weight = self._weight.detach().view(1).to(flat)
         sums = total(self._world, torch.cat([flat * weight, weight]))
-        unflatten_into(buffers, sums[:-1] / sums[-1])
+        unflatten_into(self._buffers, sums[:-1] / sums[-1])

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from trainyard.children import SAFE_PATH
 from trainyard.errors import InputError, TrainyardError
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _check(part: "Part", code: int, said: str) -> None:
 def _run(arguments: list[str], folder: str) -> tuple[int, str]:
     """On a node: the exit code of a command, and its messages."""
     done = subprocess.run(
-        [sys.executable, "-m", "trainyard", *arguments],
+        [sys.executable, *SAFE_PATH, "-m", "trainyard", *arguments],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from trainyard.children import SAFE_PATH
 from trainyard.launch.exit_codes import GRACE_S, shell_code
 from trainyard.launch.preflight import Doorbell, installed, reached
 from trainyard.launch.ranks import End, Line, Ranks, Share
@@ -90,9 +91,8 @@ class Agent:
 
 def _num_devices() -> int:
     """Number of CUDA devices. Counted in a subprocess: torch loads slowly and takes much memory."""
-    done = subprocess.run(
-        [sys.executable, "-c", _COUNT_DEVICES], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, *SAFE_PATH, "-c", _COUNT_DEVICES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     return int(done.stdout) if done.returncode == 0 else 0
 
 

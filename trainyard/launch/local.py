@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from tempfile import TemporaryDirectory
 
 from trainyard.errors import Requeued, Stopped
 from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS, describe, first_cause
@@ -24,6 +25,8 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Say) -> int:
     """
     # The agent passes a stop of this process on to the ranks and waits this long for them.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(GRACE_S))
+    # The agent's own store for the ranks would listen on all interfaces.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     from torch.distributed.elastic.multiprocessing.api import PContext, SignalException
 
     # The same limit for the other ranks when one has died; torch has 30 s and no option for it.
@@ -48,23 +51,26 @@ def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:
     # The ranks print what went wrong: the agent's tables would bury it.
     for name in ("agent.server.api", "multiprocessing.api", "agent.server.local_elastic_agent"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id="trainyard",
-        rdzv_backend="c10d",
-        rdzv_endpoint="127.0.0.1:0",
-        max_restarts=0,  # the agent's own restarts would also follow a mistake of the user
-        monitor_interval=0.1,
-        signals_to_handle=",".join(signals),
-    )
-    try:
-        with _handlers_kept(signals):
+    with TemporaryDirectory(prefix="trainyard-launch-") as folder, _handlers_kept(signals):
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id="trainyard",
+            # A file of this user, as the agent unpickles what it reads there.
+            rdzv_backend="c10d",
+            rdzv_endpoint=os.path.join(folder, "rendezvous"),
+            rdzv_configs={"store_type": "file"},
+            local_addr="127.0.0.1",  # where rank 0 serves the store of the ranks
+            max_restarts=0,  # the agent's own restarts would also follow a mistake of the user
+            monitor_interval=0.1,
+            signals_to_handle=",".join(signals),
+        )
+        try:
             elastic_launch(config, job.command[0])(*job.command[1:])
-    except ChildFailedError as error:
-        rank, code = first_cause({rank: end.exitcode for rank, end in error.failures.items()})
-        return Ending(code, describe(rank, code))
+        except ChildFailedError as error:
+            rank, code = first_cause({rank: end.exitcode for rank, end in error.failures.items()})
+            return Ending(code, describe(rank, code))
     return Ending(0)
 
 

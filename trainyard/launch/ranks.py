@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from trainyard.children import kill_group, wait_for
+from trainyard.children import SAFE_PATH, kill_group, wait_for
 from trainyard.parent import LAUNCHER
 
 _READ_S = 10  # to read a rank's last output; a process that left its session may hold the pipe open
@@ -44,7 +44,7 @@ class Job:
 
     @property
     def command(self) -> tuple[str, ...]:
-        return (self.python, "-m", "trainyard", *self.arguments)
+        return (self.python, *SAFE_PATH, "-m", "trainyard", *self.arguments)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from trainyard.children import SAFE_PATH
 from trainyard.errors import InputError, TrainyardError
 from trainyard.installation import install_hint
 from trainyard.launch.agent import PING_S
@@ -393,7 +394,7 @@ class Node:
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # one order at a time
         self._agent = subprocess.Popen(
-            [sys.executable, "-m", "trainyard.launch.agent"],
+            [sys.executable, *SAFE_PATH, "-m", "trainyard.launch.agent"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainyard.children import SAFE_PATH
 from trainyard.errors import DivergedError, InputError, Requeued, Stopped
 from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS, shell_code
 from trainyard.launch.ranks import Job
@@ -108,7 +109,7 @@ def _srun(job: Job, cpus: int | None, *, has_seeds: bool) -> str:
     arguments[arguments.index("--run") + 1] = '"$run"'
     arguments += [f'--run.seed="{_SEED}"'] if has_seeds else []
     words = [f"{_BREAK}{word}" if word.startswith("--") else f" {word}" for word in arguments]
-    python = shlex.join((job.python, "-m", "trainyard"))
+    python = shlex.join((job.python, *SAFE_PATH, "-m", "trainyard"))
     return f"srun {' '.join(options)}{_BREAK}{python}{''.join(words)}"
 
 

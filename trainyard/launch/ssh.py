@@ -44,7 +44,7 @@ _NO_FOLDER, _NO_PYTHON, _SSH_FAILED = 81, 82, 255  # exit codes of the script, a
 _SCRIPT = (
     f'cd "$1" 2>/dev/null || exit {_NO_FOLDER}; '
     f'command -v "$2" >/dev/null || exit {_NO_PYTHON}; '
-    'exec "$2" -m trainyard.launch.agent'
+    'exec "$2" -P -m trainyard.launch.agent'
 )
 _LOGIN_FAILURES = {
     "Permission denied": "login refused: your public key is not in its authorized_keys",

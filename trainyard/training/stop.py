@@ -20,6 +20,7 @@ _SIGNALS = {
     signal.SIGUSR2: _REQUEUE,
     signal.SIGTERM: _STOP,
     signal.SIGINT: _STOP,
+    signal.SIGHUP: _STOP,  # of a terminal that was closed
 }
 # A Ctrl-C may arrive twice, from the terminal and from a launcher: within this time it counts once.
 _IMPATIENT_S = 1.0
@@ -67,7 +68,8 @@ class StopSignal:
         if early is not None:
             self._wanted = _REQUEUE if early is Requeued else _STOP
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+            for number in _SIGNALS.keys() - ({signal.SIGHUP} if under_nohup else set()):
                 self._previous[number] = signal.signal(number, self._note)
         if self._world.size > 1:
             # A group of its own keeps its messages apart from those of the gradients.

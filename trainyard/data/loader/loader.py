@@ -6,13 +6,14 @@ The process is `process.py`; the loader takes finished batches in order from a s
 import sys
 from collections.abc import Iterator
 
+from trainyard.children import SAFE_PATH
 from trainyard.data.batch import HostBatch
 from trainyard.data.index.table import Index
 from trainyard.data.loader.client import LoaderProcess
 from trainyard.data.loader.encoded_batch import side_of
 from trainyard.data.loader.spec import LoaderSpec
 
-_COMMAND = (sys.executable, "-m", "trainyard.data.loader.process")
+_COMMAND = (sys.executable, *SAFE_PATH, "-m", "trainyard.data.loader.process")
 
 
 class Loader(LoaderProcess):

@@ -2,11 +2,12 @@
 
 import sys
 
+from trainyard.children import SAFE_PATH
 from trainyard.data.batch import HostBatch
 from trainyard.data.loader.client import LoaderProcess
 from trainyard.data.stream.walk import StreamSpec
 
-_COMMAND = (sys.executable, "-m", "trainyard.data.stream.process")
+_COMMAND = (sys.executable, *SAFE_PATH, "-m", "trainyard.data.stream.process")
 
 
 class StreamLoader(LoaderProcess):
