@@ -34,6 +34,8 @@ from trainyard.data.decode.orientation import (
     upright_sizes,
 )
 from trainyard.data.decode.packed_record import has_pixels, jpeg_of, pixels_of
+from trainyard.data.formats.left_out import NEEDS_HEIF
+from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.storage.encoded import PACKED_MAGIC, EncodedSpans, as_stored
 
 if TYPE_CHECKING:
@@ -41,8 +43,10 @@ if TYPE_CHECKING:
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
-# Formats that image data sets use.
-_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+if "HEIF" in IMAGE_FORMATS:
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
 
 _OF_PICTURES = (1, 3)  # channels
 
@@ -317,7 +321,7 @@ def open_lazily(content: bytes) -> Image.Image:
         shown_HWC = pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., 0]
         return Image.fromarray(np.ascontiguousarray(shown_HWC))
     # Only known formats: Pillow would hand an EPS to Ghostscript to run.
-    return Image.open(io.BytesIO(content), formats=_FORMATS)
+    return Image.open(io.BytesIO(content), formats=list(IMAGE_FORMATS))
 
 
 def _unpacked(record: bytes) -> Image.Image:
@@ -411,5 +415,6 @@ def _reason(content: bytes, error: Exception) -> str:
     if not content:
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
-        return "not an image"
+        is_heif = content[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1")
+        return f"a HEIF image, {NEEDS_HEIF}" if is_heif else "not an image"
     return f"{type(error).__name__}: {error}"
