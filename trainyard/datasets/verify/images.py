@@ -25,7 +25,7 @@ from PIL import Image
 from trainyard.data.decode.array_file import array_shape, is_array
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch, open_lazily
-from trainyard.data.decode.orientation import orientation_of
+from trainyard.data.decode.orientation import may_be_turned, orientation_of
 from trainyard.data.decode.packed_record import is_record
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
 from trainyard.data.index.build import Progress
@@ -296,7 +296,7 @@ def _describe(content: bytes, suffix: str) -> tuple[str, list[str], int]:
     try:
         with open_lazily(content) as image:
             kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
-            orientation = orientation_of(image, content)
+            orientation = orientation_of(image) if may_be_turned(content) else 1
         if is_array(content):
             kind, mode = "NPY", f"{array_shape(content)[2]} channels"
     except Exception:  # libjpeg-turbo reads its header and Pillow does not
