@@ -2,12 +2,20 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from PIL import Image
 from torchvision.datasets import ImageFolder
 
 from tests.data.tars import read_rows, write_files, write_tar
+from tests.images import encode
 from trainyard.data import formats
-from trainyard.data.formats.left_out import BROKEN_LINK, HIDDEN, LOOP, NO_IMAGE
+from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.decode import BadImageError, decode_batch, whole_image
+from trainyard.data.formats import folder
+from trainyard.data.formats.left_out import BROKEN_LINK, HEIF_SUFFIXES, HIDDEN, LOOP, NO_IMAGE
+from trainyard.data.formats.scan import IMAGE_FORMATS, IMAGE_SUFFIXES
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.unlabelled import open_images
 from trainyard.data.storage.location import find_place
@@ -150,6 +158,60 @@ def test_a_folder_that_cannot_be_read_is_named(
     monkeypatch.setattr("os.scandir", refuse)
     with pytest.raises(DataError, match=r"/cat/deep: cannot be read \(Permission denied\)"):
         build_index(str(tmp_path))
+
+
+def test_every_ending_of_the_table_is_read_where_it_lies(tmp_path: Path) -> None:
+    """Pillow decodes GIF and AVIF, and folders, tars and predictions passed them over."""
+    picture, files = Image.new("RGB", (20, 10), (200, 30, 30)), {}
+    for kind, endings in IMAGE_FORMATS.items():
+        content = encode(picture.convert("1") if kind == "PPM" else picture, kind)
+        assert whole_image(content).size == picture.size
+        for suffix in endings:
+            files[f"cat/{kind}{suffix}"] = files[f"cat/{kind}{suffix.upper()}"] = content
+    index = build_index(write_files(tmp_path / "folder", files))
+    assert len(index) == len(files)
+    tar = write_tar(tmp_path / "a.tar", sorted(files.items()))
+    assert len(build_index(str(tar))) == len(files)
+    (images,) = open_images([str(tmp_path / "folder")], tmp_path, lambda *_: None)
+    assert len(images.index) == len(files)
+    bad = decode_batch(
+        [*files.values()], _whole, np.empty((len(files), 8, 8, 3), np.uint8), "bilinear"
+    )
+    assert bad == {}
+
+
+def _whole(sizes: NDArray[np.int64]) -> Crops:
+    boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(float)
+    return Crops(boxes, np.zeros(len(sizes), bool))
+
+
+def test_an_animation_is_its_first_picture() -> None:
+    red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+    content = encode(red, "GIF", save_all=True, append_images=[blue])
+    assert whole_image(content).getpixel((4, 4)) == (255, 0, 0)
+
+
+@pytest.mark.skipif("HEIF" in IMAGE_FORMATS, reason="pillow-heif is installed")
+def test_photographs_of_iphones_are_named_with_what_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heif = b"\0\0\0\x18ftypheic" + bytes(40)
+    location = write_files(tmp_path, {"cat/1.HEIC": heif, "cat/2.jpg": b"2"})
+    kind = "files ending in .heic, which `pip install pillow-heif` makes readable"
+    assert open_index(location).left_out.kinds == {kind: (1, "cat/1.HEIC")}
+    with pytest.raises(BadImageError, match="a HEIF image, which `pip install pillow-heif`"):
+        whole_image(heif)
+    monkeypatch.setitem(IMAGE_FORMATS, "HEIF", HEIF_SUFFIXES)  # installed since
+    monkeypatch.setattr(folder, "IMAGE_SUFFIXES", IMAGE_SUFFIXES | {*HEIF_SUFFIXES})
+    assert len(open_index(location)) == 2
+
+
+def test_links_of_any_kind_in_the_location_are_counted(tmp_path: Path) -> None:
+    """A link to itself ended the command with a traceback."""
+    write_files(tmp_path, ["cat/1.jpg"])
+    (tmp_path / "dog").symlink_to("dog")
+    (tmp_path / "cat/round").symlink_to("round")
+    assert build_index(str(tmp_path)).left_out.kinds == {BROKEN_LINK: (2, "dog")}
 
 
 # --- what is recognised ---

@@ -110,6 +110,15 @@ def test_the_times_in_a_gnu_header_are_no_part_of_the_name(tmp_path: Path) -> No
 # --- broken shards ---
 
 
+def test_a_second_archive_behind_the_end_mark_is_an_error(tmp_path: Path) -> None:
+    """`cat a.tar b.tar`: half of the data went without a word."""
+    shard = good_shard(tmp_path / "0.tar")
+    shard.write_bytes(shard.read_bytes() * 2)
+    assert_broken(shard, "goes on after the end mark of its tar at byte")
+    shard.write_bytes(good_shard(shard).read_bytes() + bytes(1 << 20))
+    assert len(read_rows(shard)) == 3
+
+
 def good_shard(path: Path) -> Path:
     images = [(f"{n}.{suffix}", b"1" * 700) for n in range(3) for suffix in ("jpg", "txt")]
     labels = [(f"{n}.cls", b"1") for n in range(3)]

@@ -120,7 +120,8 @@ class _Labels:
         self._has_splits = has_splits
         self._numbers: dict[str, int] = {}
         self._folders: set[tuple[str, ...]] = set()
-        self._homes: dict[tuple[str, str], str] = {}  # the folder or tar of each split and class
+        # The folder or tar of each split and class, without and with one around all others.
+        self._homes: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._layout: tuple[str, str] | None = None  # with the first member seen
 
     def of_home(self, path: str, layout: str, name: str) -> int:
@@ -132,7 +133,7 @@ class _Labels:
         if layout == _FOLDERS and not folders:
             self._expect(_LOOSE, path, name)
             _check_is_class(path, _stem(path), os.path.basename(name), alone=self._is_alone)
-            return self._number("", _stem(path), path)
+            return self._number(path, "", _stem(path), (path,))
         self._expect(layout, path, name)
         split = _split_above(layout, name)
         if split and not self._has_splits:
@@ -142,11 +143,10 @@ class _Labels:
             )
         if self._has_splits and not split:
             return -1
-        home = folders[1:] if folders[:1] == (_stem(path),) else folders
         if layout == _INNER_TARS:
-            return self._number(split, _stem(name), "/".join((*home, os.path.basename(name))))
+            return self._number(path, split, _stem(name), (*folders, os.path.basename(name)))
         self._folders.add(folders)
-        return self._number(split, folders[-1], "/".join(home or folders))
+        return self._number(path, split, folders[-1], folders)
 
     def check(self, location: str) -> None:
         """DataError if a class is inside another or the splits are classes; call it at the end."""
@@ -163,13 +163,17 @@ class _Labels:
                 f"{' and '.join(sorted(self.classes))}, without a folder or a tar per class"
             )
 
-    def _number(self, split: str, class_name: str, home: str) -> int:
-        """The class's number. DataError if its images lie in another folder or tar, too."""
-        known = self._homes.setdefault((split, class_name), home)
-        if known != home:
+    def _number(self, path: str, split: str, class_name: str, home: tuple[str, ...]) -> int:
+        """The class's number. DataError if its images lie in another folder or tar, too.
+
+        A folder called like its tar around all others does not count.
+        """
+        inside = home[1:] if home[0] == _stem(path) and len(home) > 1 else home
+        known, first = self._homes.setdefault((split, class_name), (inside, home))
+        if known != inside:
             raise DataError(
-                f"{known} and {home}: two folders or tars of one name: if they are one class, "
-                "write them into one folder; if not, rename one"
+                f"{path}: {'/'.join(first)} and {'/'.join(home)} have one name: if they are one "
+                "class, write them into one folder; if not, rename one"
             )
         number = self._numbers.setdefault(class_name, len(self.classes))
         if number == len(self.classes):
