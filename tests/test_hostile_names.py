@@ -8,7 +8,6 @@ import pytest
 
 from tests.command_line import SHORT, Capture, run
 from tests.data.tars import write_files
-from trainyard.data.index.build import build_index
 from trainyard.printable import printable
 
 HIDES = "\x1b[2J\x1b[31mred\rgreen\u202e"
@@ -67,9 +66,9 @@ def test_no_command_prints_a_name_raw(
 def test_remarks_print_no_name_raw(tmp_path: Path, capsys: Capture) -> None:
     """On a hidden image that is left out, and on another program's file."""
     write_files(tmp_path / HIDES, ["train/cat/1.jpg", f"train/cat/.{HIDES}.jpg", "dataset.json"])
-    build_index(f"{tmp_path}/{HIDES}/train")
+    assert run("data", "show", f"{tmp_path}/{HIDES}/train") == 0
     said = capsys.readouterr().err
-    assert f"left out: hidden (cat/.{SHOWN}.jpg)" in said
+    assert f"left out: 1 hidden (cat/.{SHOWN}.jpg)" in said
     assert f"{SHOWN}/dataset.json: not written by Trainyard" in said
     assert not set("\x1b\r\u202e") & set(said)
 

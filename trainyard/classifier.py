@@ -39,7 +39,6 @@ from trainyard.world import World, pick_device
 
 _BATCH = 256  # images per batch, at most
 _LIKELY = 0.5  # probability above which an image with a list of labels has a class
-_ANY_EXIF = b"eXIf"  # what a PNG with EXIF contains
 
 Picture = str | Path | bytes | Image.Image
 """An image: a path, an http(s) URL, the bytes of an image file, or a Pillow image."""
@@ -255,7 +254,7 @@ def _content(image: Picture, number: int, data: DataConfig) -> bytes:
     if isinstance(image, bytes):
         return image
     if isinstance(image, Image.Image):
-        turn = orientation_of(image, _ANY_EXIF) if data.exif else 1
+        turn = orientation_of(image) if data.exif else 1
         if data.channels == len(image.getbands()) not in (1, 3):
             return array_file(np.asarray(upright(image, turn)))
         file = io.BytesIO()

@@ -1,6 +1,7 @@
 """Tars whose layout says the class: folders in a tar, a tar of tars, a tar for each class."""
 
 import gzip
+import os
 import random
 import re
 import subprocess
@@ -24,6 +25,7 @@ from tests.data.tars import (
 )
 from trainyard.data import formats
 from trainyard.data.formats import class_tar
+from trainyard.data.formats.left_out import BESIDE
 from trainyard.data.formats.scan import Scan, Via
 from trainyard.data.formats.tar import is_image
 from trainyard.data.index.build import build_index, open_index
@@ -324,3 +326,60 @@ def test_a_shard_that_would_be_left_out_is_an_error(name: str, tmp_path: Path) -
     (tmp_path / name).touch()
     with pytest.raises(DataError, match=f"{name}: a tar like train-0.tar that would not be read"):
         formats.scan(find_place(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("siteA/cat/1.jpg", "siteB/cat/2.jpg"), ("cat/1.jpg", "more/cat/2.jpg")],
+)
+def test_two_folders_of_one_name_are_an_error(tmp_path: Path, first: str, second: str) -> None:
+    """They became one class; as folders they are two, siteA and siteB."""
+    path = write_tar(tmp_path / "a.tar", images(first, second))
+    assert_refused(path, f"{os.path.dirname(first)} and {os.path.dirname(second)} have one name")
+    for name, image in (("a", first), ("b", second)):
+        write_tar(tmp_path / f"shards/{name}.tar", images(image))
+    assert_refused(tmp_path / "shards", "have one name", tmp_path / "shards/b.tar")
+
+
+def test_two_inner_tars_of_one_name_are_an_error(tmp_path: Path) -> None:
+    inner = inner_tar(tmp_path, "cat_1.jpg")
+    path = write_tar(tmp_path / "a.tar", [("a/cat.tar", inner), ("b/cat.tar", inner)])
+    assert_refused(path, "a/cat.tar and b/cat.tar have one name")
+
+
+def test_a_class_in_both_splits_or_below_the_name_of_each_tar_is_one(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", images("x/train/cat/1.jpg", "x/val/cat/2.jpg"))
+    assert build_index(f"{path}#val").classes == ("cat",)
+    for name in "ab":
+        write_tar(tmp_path / f"shards/{name}.tar", images(f"{name}/cat/{name}.jpg"))
+    assert len(build_index(str(tmp_path / "shards"))) == 2
+
+
+@pytest.mark.parametrize("name", ["cat/1.jpg", "cat/notes.txt"])
+def test_a_member_that_is_stored_twice_is_an_error(tmp_path: Path, name: str) -> None:
+    """`tar -r` with a newer file: both were samples."""
+    path = write_tar(tmp_path / "a.tar", images("cat/1.jpg", "cat/notes.txt", "cat/2.jpg", name))
+    assert_refused(path, f"{name!r} is stored twice")
+
+
+def test_tars_beside_a_folder_without_an_image_are_read(tmp_path: Path) -> None:
+    """The folder was taken for the only class, and no image was found."""
+    for name in ("n01", "n02"):
+        write_tar(tmp_path / f"{name}.tar", images(f"{name}_1.jpg"))
+    write_files(tmp_path, ["notes/a.txt"])
+    index = build_index(str(tmp_path))
+    assert index.classes == ("n01", "n02")
+    assert index.left_out.kinds == {BESIDE: (1, "notes")}
+    write_files(tmp_path, ["cat/1.jpg"])
+    index = build_index(str(tmp_path))
+    assert index.classes == ("cat",)
+    assert index.left_out.kinds["files ending in .tar"] == (2, "n01.tar")
+
+
+def test_a_link_in_the_place_of_an_inner_tar_is_an_error(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("n01.tar", inner_tar(tmp_path, "n01_1.jpg"))])
+    with tarfile.open(path, "a") as tar:
+        info = tarfile.TarInfo("n02.tar")
+        info.type, info.linkname = tarfile.SYMTYPE, "n01.tar"
+        tar.addfile(info)
+    assert_refused(path, "'n02.tar' is a symbolic link, not a file")

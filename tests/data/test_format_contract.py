@@ -68,6 +68,7 @@ def test_what_is_written_is_read_back(
 def test_a_folder_for_each_class(tmp_path: Path, kind: str) -> None:
     found = samples()
     path = in_folders(kind, tmp_path / "data", found)
+    found = found[1:]  # but for the empty one
     expected = [(NAMES[sample.label], sample.image) for sample in found]
     assert sorted(stored(path)) == sorted(expected)
     index = build_index(str(path))

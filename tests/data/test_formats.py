@@ -2,12 +2,20 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
+from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from tests.command_line import Capture
 from tests.data.tars import read_rows, write_files, write_tar
+from tests.images import encode
 from trainyard.data import formats
+from trainyard.data.decode.crops import Crops
+from trainyard.data.decode.decode import BadImageError, decode_batch, whole_image
+from trainyard.data.formats import folder
+from trainyard.data.formats.left_out import BROKEN_LINK, HEIF_SUFFIXES, HIDDEN, LOOP, NO_IMAGE
+from trainyard.data.formats.scan import IMAGE_FORMATS, IMAGE_SUFFIXES
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.unlabelled import open_images
 from trainyard.data.storage.location import find_place
@@ -57,15 +65,18 @@ def test_a_folder_of_images_is_no_image(tmp_path: Path) -> None:
     assert_equal_to_image_folder(tmp_path)
 
 
-def test_a_folder_without_an_image_is_no_class(tmp_path: Path, capsys: Capture) -> None:
+def test_a_folder_without_an_image_is_no_class(tmp_path: Path) -> None:
     write_files(tmp_path, ["a/1.jpg", "c/3.jpg", "d/notes.txt", "d/deep/.hidden.jpg"])
     (tmp_path / "b").mkdir()
     (tmp_path / "a/2.jpg").symlink_to(tmp_path / "absent.jpg")  # a broken link is no sample
     assert formats.scan(find_place(str(tmp_path))).classes == ["a", "c"]
     assert [label for _, label in read_rows(tmp_path)] == [0, 1]
-    said = capsys.readouterr().err
-    left_out = "broken links (a/2.jpg); folders without an image (b, d)"
-    assert said == f"trainyard: {tmp_path}: left out: {left_out}\n"
+    assert build_index(str(tmp_path)).left_out.kinds == {
+        NO_IMAGE: (2, "b"),
+        "files ending in .txt": (1, "d/notes.txt"),
+        HIDDEN: (1, "d/deep/.hidden.jpg"),
+        BROKEN_LINK: (1, "a/2.jpg"),
+    }
 
 
 def test_a_class_of_the_other_split_keeps_its_number(tmp_path: Path) -> None:
@@ -87,20 +98,19 @@ def test_a_class_that_the_manifest_lists_keeps_its_number(tmp_path: Path) -> Non
     assert formats.scan(find_place(f"{tmp_path}/train")).classes == ["a", "b"]
 
 
-def test_hidden_files_and_folders_are_left_out(tmp_path: Path, capsys: Capture) -> None:
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
     hidden = ("cat/.ipynb_checkpoints/1.jpg", "cat/._1.jpg", "__MACOSX/cat/._1.jpg")
     junk = (*hidden, ".git/3.jpg", "@eaDir/1.jpg")
     write_files(tmp_path, ["cat/1.jpg", "cat/deep/__MACOSX/2.jpg", *junk])
     index = build_index(str(tmp_path))
     assert (index.classes, len(index)) == (("cat",), 1)
-    assert capsys.readouterr().err == (
-        f"trainyard: {tmp_path}: left out: hidden (.git, @eaDir, __MACOSX, … 6 in all)\n"
-    )
+    assert index.left_out.kinds == {HIDDEN: (6, ".git")}
     (images,) = open_images([str(tmp_path)], tmp_path, lambda *_: None)
     assert len(images.index) == 1
+    assert images.index.left_out.kinds == {HIDDEN: (6, f"{tmp_path}/.git")}
 
 
-def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path, capsys: Capture) -> None:
+def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path) -> None:
     write_files(tmp_path, ["data/cat/1.jpg", "data/cat/deep/2.jpg", "data/dog/3.jpg"])
     (tmp_path / "data/cat/deep/loop").symlink_to("../..")
     (tmp_path / "data/all").symlink_to(".")
@@ -115,22 +125,23 @@ def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path, capsys: Ca
         "dog/cats/1.jpg",
         "dog/cats/deep/2.jpg",
     ]
-    assert "links to a folder that holds them (all, cat/deep/loop, dog" in capsys.readouterr().err
+    assert index.left_out.kinds == {LOOP: (3, "all")}  # and through dog/cats/deep/loop
 
 
-def test_a_broken_link_is_left_out_until_it_is_mended(tmp_path: Path, capsys: Capture) -> None:
+def test_a_broken_link_is_left_out_until_it_is_mended(tmp_path: Path) -> None:
     write_files(tmp_path, ["data/cat/1.jpg", "data/dog/1.jpg", "elsewhere/2.jpg"])
     for name in ("cat/2.jpg", "cat/3.jpg", "cat/4.jpg", "dog/deep.png", "cat/notes.txt"):
         (tmp_path / "data" / name).symlink_to(tmp_path / "absent" / name)
     (tmp_path / "data/cat/loop.jpg").symlink_to("loop.jpg")
     location = f"{tmp_path}/data"
     assert len(open_index(location)) == 2
-    names = "cat/2.jpg, cat/3.jpg, cat/4.jpg, … 5 in all"
-    assert capsys.readouterr().err == f"trainyard: {location}: left out: broken links ({names})\n"
-    assert len(open_index(location)) == 2
-    assert capsys.readouterr().err == ""  # the saved index
+    assert open_index(location).left_out.kinds == {BROKEN_LINK: (6, "cat/2.jpg")}
     write_files(tmp_path, ["absent/cat/2.jpg"])  # no folder of the data changes
     assert len(open_index(location)) == 3
+    (tmp_path / "data/bird").symlink_to(tmp_path / "nest")  # a class, as on a disk not mounted
+    assert open_index(location).left_out.kinds == {BROKEN_LINK: (6, "bird")}
+    write_files(tmp_path, ["nest/1.jpg"])
+    assert open_index(location).classes == ("bird", "cat", "dog")
 
 
 def test_a_folder_that_cannot_be_read_is_named(
@@ -147,6 +158,60 @@ def test_a_folder_that_cannot_be_read_is_named(
     monkeypatch.setattr("os.scandir", refuse)
     with pytest.raises(DataError, match=r"/cat/deep: cannot be read \(Permission denied\)"):
         build_index(str(tmp_path))
+
+
+def test_every_ending_of_the_table_is_read_where_it_lies(tmp_path: Path) -> None:
+    """Pillow decodes GIF and AVIF, and folders, tars and predictions passed them over."""
+    picture, files = Image.new("RGB", (20, 10), (200, 30, 30)), {}
+    for kind, endings in IMAGE_FORMATS.items():
+        content = encode(picture.convert("1") if kind == "PPM" else picture, kind)
+        assert whole_image(content).size == picture.size
+        for suffix in endings:
+            files[f"cat/{kind}{suffix}"] = files[f"cat/{kind}{suffix.upper()}"] = content
+    index = build_index(write_files(tmp_path / "folder", files))
+    assert len(index) == len(files)
+    tar = write_tar(tmp_path / "a.tar", sorted(files.items()))
+    assert len(build_index(str(tar))) == len(files)
+    (images,) = open_images([str(tmp_path / "folder")], tmp_path, lambda *_: None)
+    assert len(images.index) == len(files)
+    bad = decode_batch(
+        [*files.values()], _whole, np.empty((len(files), 8, 8, 3), np.uint8), "bilinear"
+    )
+    assert bad == {}
+
+
+def _whole(sizes: NDArray[np.int64]) -> Crops:
+    boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1).astype(float)
+    return Crops(boxes, np.zeros(len(sizes), bool))
+
+
+def test_an_animation_is_its_first_picture() -> None:
+    red, blue = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+    content = encode(red, "GIF", save_all=True, append_images=[blue])
+    assert whole_image(content).getpixel((4, 4)) == (255, 0, 0)
+
+
+@pytest.mark.skipif("HEIF" in IMAGE_FORMATS, reason="pillow-heif is installed")
+def test_photographs_of_iphones_are_named_with_what_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heif = b"\0\0\0\x18ftypheic" + bytes(40)
+    location = write_files(tmp_path, {"cat/1.HEIC": heif, "cat/2.jpg": b"2"})
+    kind = "files ending in .heic, which `pip install pillow-heif` makes readable"
+    assert open_index(location).left_out.kinds == {kind: (1, "cat/1.HEIC")}
+    with pytest.raises(BadImageError, match="a HEIF image, which `pip install pillow-heif`"):
+        whole_image(heif)
+    monkeypatch.setitem(IMAGE_FORMATS, "HEIF", HEIF_SUFFIXES)  # installed since
+    monkeypatch.setattr(folder, "IMAGE_SUFFIXES", IMAGE_SUFFIXES | {*HEIF_SUFFIXES})
+    assert len(open_index(location)) == 2
+
+
+def test_links_of_any_kind_in_the_location_are_counted(tmp_path: Path) -> None:
+    """A link to itself ended the command with a traceback."""
+    write_files(tmp_path, ["cat/1.jpg"])
+    (tmp_path / "dog").symlink_to("dog")
+    (tmp_path / "cat/round").symlink_to("round")
+    assert build_index(str(tmp_path)).left_out.kinds == {BROKEN_LINK: (2, "dog")}
 
 
 # --- what is recognised ---
@@ -166,6 +231,10 @@ def test_recognise(tmp_path: Path) -> None:
 
 def test_what_is_not_recognised_is_an_error_that_names_it(tmp_path: Path) -> None:
     write_files(tmp_path, ["flat/1.jpg", "notes.txt"])
-    for name, word in [("flat", "no images"), ("notes.txt", "format"), ("absent", "no such file")]:
+    for name, word in [
+        ("flat", "holds 1 images, but no"),
+        ("notes.txt", "format"),
+        ("absent", "no such file"),
+    ]:
         with pytest.raises(DataError, match=re.escape(f"{tmp_path}/{name}: ") + f".*({word})"):
             formats.recognise(find_place(f"{tmp_path}/{name}"))

@@ -1,6 +1,7 @@
 """`data.exif`: images are turned as Pillow's `exif_transpose` turns them."""
 
 import io
+import struct
 from itertools import product
 from typing import Any
 
@@ -12,9 +13,11 @@ from PIL import Image, ImageOps
 from tests.images import encode
 from trainyard.data._native import core, own_decoder
 from trainyard.data.decode.crops import CentralCrop, Crops
-from trainyard.data.decode.decode import decode_batch, native_orientations
+from trainyard.data.decode.decode import decode_batch, image_orientation
+from trainyard.data.decode.orientation import TAG
+from trainyard.data.decode.packed_record import pixels_of
 from trainyard.data.loader.encoded_batch import JPEG, PIXELS, put_encoded, side_of, stretches
-from trainyard.data.storage.encoded import in_memory
+from trainyard.datasets.pack.stored import SampleEncoder
 
 DECODERS = [None, *([own_decoder()] if core is not None else [])]
 needs_extension = pytest.mark.skipif(core is None, reason="the extension is not built")
@@ -95,22 +98,65 @@ def test_images_as_stored_without_the_key() -> None:
     assert np.array_equal(out[0], np.asarray(picture()))
 
 
-@needs_extension
-def test_orientations_are_read_as_pillow_reads_them() -> None:
-    """Of a wrong byte order, of XMP in place of EXIF, of nonsense and of a damaged header."""
-    attribute, element = b'<x tiff:Orientation="6"/>', b"<tiff:Orientation>8</tiff:Orientation>"
-    whole = [tagged(n, endian=endian) for n in range(10) for endian in "<>"]
-    whole += [encode(picture()), with_xmp(attribute), encode(picture(), xmp=attribute)]
-    whole += [encode(picture(), xmp=element), encode(picture(), "PNG"), tagged(3, progressive=True)]
-    found = native_orientations(in_memory(whole), own_decoder())
-    for content, orientation in zip(whole, found.tolist(), strict=True):
-        with Image.open(io.BytesIO(content)) as image:
-            wanted = image.getexif().get(0x0112, 1) if image.format == "JPEG" else 1
-        assert orientation == (wanted if 1 <= wanted <= 8 else 1)
-    assert found.tolist()[2:8] == [1, 1, 2, 2, 3, 3] and found.tolist()[-5:] == [1, 6, 8, 1, 3]
+def with_exif(*segments: bytes) -> bytes:
+    """A JPEG with these EXIF segments before all others."""
+    content = encode(picture())
+    bodies = [b"Exif\0\0" + segment for segment in segments]
+    app1 = b"".join(b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body for body in bodies)
+    return content[:2] + app1 + content[2:]
+
+
+def directory(*entries: tuple[int, int, int, bytes]) -> bytes:
+    """A TIFF of one directory; an entry is a tag, a type, a count and four bytes."""
+    packed = b"".join(struct.pack("<HHI4s", *entry) for entry in entries)
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + packed + bytes(4)
+
+
+SIX = struct.pack("<HH", 6, 0)
+ODD = {
+    "plain": with_exif(directory((TAG, 3, 1, SIX))),
+    "a second header": with_exif(b"Exif\0\0" + directory((TAG, 3, 1, SIX))),
+    "two values": with_exif(directory((TAG, 3, 2, SIX))),
+    **{f"type {kind}": with_exif(directory((TAG, kind, 1, SIX))) for kind in range(14)},
+    "an entry outside": with_exif(directory((0x10F, 2, 400, b"\x0f\x27\0\0"), (TAG, 3, 1, SIX))),
+    "two segments": with_exif(directory(), directory((TAG, 3, 1, SIX))),
+    "no TIFF": with_exif(b"II"),
+    "a fill byte": with_exif(directory((TAG, 3, 1, SIX))).replace(b"\xff\xe1", b"\xff\xff\xe1", 1),
+    "after another segment": tagged(6),
+    "progressive": tagged(6, progressive=True),
+    "big-endian": tagged(6, endian=">"),
+    "nonsense": tagged(9),
+    "XMP attribute": encode(picture(), xmp=b'<x tiff:Orientation="6"/>'),
+    "XMP element": encode(picture(), xmp=b"<tiff:Orientation>8</tiff:Orientation>"),
+    "XMP beside nonsense": with_xmp(b'<x tiff:Orientation="6"/>'),
+    "none": encode(picture()),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("decoder", DECODERS)
+@pytest.mark.parametrize("name", ODD)
+def test_odd_exif_is_read_as_pillow_reads_it(name: str, decoder: "core.Decoder | None") -> None:
+    """A parser of our own took other types, counts and segments for an orientation."""
+    try:
+        wanted = pillow(ODD[name]).size
+    except Exception:  # Pillow fails on the EXIF alone
+        wanted = picture().size
+    sizes = []
+
+    def crop(found: NDArray[np.int64]) -> Crops:
+        sizes.append(tuple(found[0].tolist()))
+        return Crops(np.array([[0.0, 0, *found[0]]]), np.zeros(1, bool))
+
+    out = np.empty((1, 8, 8, 3), np.uint8)
+    assert decode_batch([ODD[name]], crop, out, "bilinear", decoder=decoder, exif=True) == {}
+    assert sizes == [wanted]
+
+
+def test_a_header_cut_anywhere_has_an_orientation() -> None:
     content = tagged(6)
-    for size in range(200):  # cut anywhere, with the end in memory that is not its own
-        native_orientations(in_memory([content[:size]]), own_decoder())
+    found = [image_orientation(content[:size]) for size in range(len(content))]
+    assert set(found) == {1, 6}
 
 
 @needs_extension
@@ -120,6 +166,13 @@ def test_packed_records_are_turned_as_their_jpegs() -> None:
     crops = Crops(np.array([[0.0, 0.0, 40, 40]] * 2), np.zeros(2, bool))
     jpegs, packed = (decoded(one, crops, 20, 20, own_decoder()) for one in (contents, records))
     assert np.array_equal(jpegs, packed) and not np.array_equal(jpegs[0], jpegs[1])
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_packed_pixels_are_upright(kind: str) -> None:
+    """They have no EXIF, so photographs lay on their side in every run."""
+    record = SampleEncoder(None, packs=True, pixels=True)(tagged(6, kind))
+    assert np.array_equal(pixels_of(record), np.asarray(pillow(tagged(6, kind))))
 
 
 @needs_extension

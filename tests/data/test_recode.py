@@ -64,7 +64,9 @@ def mean_difference(first: Image.Image, second: Image.Image) -> float:
         ("BMP", ".bmp"),
         ("TIFF", ".tif"),
         ("PPM", ".ppm"),
-        ("GIF", ".jpg"),  # no reader takes .gif for an image
+        ("GIF", ".gif"),
+        ("AVIF", ".avif"),
+        ("JPEG2000", ".jp2"),
     ],
 )
 def test_the_suffix_is_that_of_the_content(kind: str, suffix: str) -> None:

@@ -174,7 +174,7 @@ def test_a_stream_tells_once_of_samples_with_a_dot_in_their_names(
         found = list(streamed(SequentialReader(name, io.BytesIO(content))))
         assert [sample.key for sample in found] == ["a"]
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("trainyard: x: left out: samples with a dot in their names")
+    assert line.startswith("trainyard: x: left out: 1 samples with a dot in their names")
     assert line.endswith("(b.0)")
 
 

@@ -65,12 +65,15 @@ def predict(options: argparse.Namespace) -> int:
         from trainyard.classifier import load
     from trainyard.commands.predict_tables import as_json, print_answers, write_answers
     from trainyard.data.index.unlabelled import open_images
+    from trainyard.data.remarks import warn
     from trainyard.monitor.progress import counter
 
     console = Console(stderr=True)
     with TemporaryDirectory(prefix="trainyard-predict-") as folder:
         with counter(console, "looking for images") as show:
             found = open_images(options.images, Path(folder), show)
+        accounts = [images.index.left_out for images in found if images.index.left_out]
+        warn(console, [printable(f"left out: {left_out}") for left_out in accounts])
         classifier = load(options.target, ema=options.ema, overrides=options.overrides)
         answers = _answers(classifier, found, options.top, console)
     bad = _bad(answers)

@@ -39,16 +39,6 @@ class Decoder:
     ) -> None:
         """The size of each image from its header. ValueError for spans outside a buffer."""
 
-    def orientations(
-        self,
-        buffers: Sequence[Buffer],
-        which: Buffer,
-        offsets: Buffer,
-        lengths: Buffer,
-        out_orientations: Buffer,  # uint8[n]
-    ) -> None:
-        """The orientation of each JPEG or packed record, 1 to 8, by its EXIF or XMP; 1 without."""
-
     def decode(
         self,
         buffers: Sequence[Buffer],

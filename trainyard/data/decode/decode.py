@@ -12,7 +12,7 @@ whose channels are resized one by one.
 import io
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,13 +27,16 @@ from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.orientation import (
     Orientations,
+    may_be_turned,
     orientation_of,
     stored_boxes,
     turned,
     upright,
     upright_sizes,
 )
-from trainyard.data.decode.packed_record import has_pixels, jpeg_of, pixels_of
+from trainyard.data.decode.packed_record import has_pixels, jpeg_head, jpeg_of, pixels_of
+from trainyard.data.formats.left_out import NEEDS_HEIF
+from trainyard.data.formats.scan import IMAGE_FORMATS
 from trainyard.data.storage.encoded import PACKED_MAGIC, EncodedSpans, as_stored
 
 if TYPE_CHECKING:
@@ -41,8 +44,10 @@ if TYPE_CHECKING:
 
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
-# Formats that image data sets use.
-_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+if "HEIF" in IMAGE_FORMATS:
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
 
 _OF_PICTURES = (1, 3)  # channels
 
@@ -73,7 +78,7 @@ def decode_batch(
     stored, shape = as_stored(images), out_BHWC.shape[1:]
     decoder = decoder if shape[2] in _OF_PICTURES else None
     sizes, status = native_sizes(stored, decoder)
-    orientations = native_orientations(stored, decoder) if exif else None
+    orientations = native_orientations(stored, status) if exif else None
     contents, bad = _library_sizes(stored, sizes, status, orientations)
     crops = crop(sizes if orientations is None else upright_sizes(sizes, orientations))
     if decoder is not None:
@@ -113,12 +118,12 @@ def native_sizes(
     return sizes, status
 
 
-def native_orientations(stored: EncodedSpans, decoder: "core.Decoder | None") -> Orientations:
-    """The orientations of JPEGs and packed records; 1 for other images, and without a decoder."""
-    found = np.ones(len(stored.which), np.uint8)
-    if decoder is not None:
-        buffers, which, offsets, lengths, _ = stored
-        decoder.orientations(buffers, which, offsets, lengths, found)
+def native_orientations(stored: EncodedSpans, status: NDArray[np.uint8]) -> Orientations:
+    """The orientations of images whose status is 0; 1 for those that are left to the libraries."""
+    found = np.ones(len(status), np.uint8)
+    for position in np.flatnonzero(status == 0).tolist():
+        with suppress(OSError):  # decoding reports it
+            found[position] = image_orientation(stored.content(position))
     return found
 
 
@@ -317,7 +322,7 @@ def open_lazily(content: bytes) -> Image.Image:
         shown_HWC = pixels_HWC[..., :3] if pixels_HWC.shape[2] >= 3 else pixels_HWC[..., 0]
         return Image.fromarray(np.ascontiguousarray(shown_HWC))
     # Only known formats: Pillow would hand an EPS to Ghostscript to run.
-    return Image.open(io.BytesIO(content), formats=_FORMATS)
+    return Image.open(io.BytesIO(content), formats=list(IMAGE_FORMATS))
 
 
 def _unpacked(record: bytes) -> Image.Image:
@@ -402,7 +407,8 @@ def _lazy_size(content: bytes) -> tuple[int, int]:
 def image_orientation(content: bytes) -> int:
     """The orientation of an image file, 1 to 8; 1 if Pillow does not read it."""
     try:
-        return orientation_of(open_lazily(content), content)
+        content = jpeg_head(content) if content.startswith(PACKED_MAGIC) else content
+        return orientation_of(open_lazily(content)) if may_be_turned(content) else 1
     except Exception:  # a file that libjpeg-turbo reads and Pillow does not
         return 1
 
@@ -411,5 +417,6 @@ def _reason(content: bytes, error: Exception) -> str:
     if not content:
         return "the file is empty"
     if isinstance(error, UnidentifiedImageError):
-        return "not an image"
+        is_heif = content[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1")
+        return f"a HEIF image, {NEEDS_HEIF}" if is_heif else "not an image"
     return f"{type(error).__name__}: {error}"

@@ -14,16 +14,34 @@ from PIL import Image
 
 TAG = 0x0112  # of EXIF
 _TRANSPOSED, _ACROSS, _DOWN = (5, 6, 7, 8), (2, 3, 6, 7), (3, 4, 7, 8)
-# Pillow decodes all of a PNG to find its EXIF.
+_SOS, _APP1 = 0xDA, 0xE1  # markers of a JPEG
 _IN_PNG = re.compile(b"eXIf|Raw profile type exif|XML:com.adobe.xmp")
 
 Orientations = NDArray[np.uint8]
 
 
-def orientation_of(image: Image.Image, content: bytes) -> int:
+def may_be_turned(content: bytes) -> bool:
+    """False for JPEGs and PNGs without EXIF and XMP: Pillow takes long to find no orientation.
+
+    It decodes all of a PNG to find its EXIF.
+    """
+    if content.startswith(b"\x89PNG"):
+        return _IN_PNG.search(content) is not None
+    at = 2
+    while content.startswith(b"\xff\xd8") and content[at : at + 1] == b"\xff":
+        marker = content[at + 1] if at + 1 < len(content) else _APP1
+        is_plain = 0xC0 <= marker < 0xD0 or _SOS <= marker < 0xFF  # all others have no length
+        if not is_plain or marker == _APP1:
+            return True
+        if marker == _SOS:
+            return False
+        at += 2 + int.from_bytes(content[at + 2 : at + 4])
+    return True
+
+
+def orientation_of(image: Image.Image) -> int:
     """The orientation of an opened image file, 1 to 8, as `exif_transpose` finds it."""
-    is_turned = image.format == "TIFF"  # by Pillow, as it reads one
-    if is_turned or (image.format == "PNG" and not _IN_PNG.search(content)):
+    if image.format == "TIFF":  # Pillow turns it as it reads one
         return 1
     try:
         found = image.getexif().get(TAG, 1)

@@ -71,6 +71,16 @@ def jpeg_of(record: bytes) -> bytes:
     return jpeg
 
 
+def jpeg_head(record: bytes) -> bytes:
+    """The segments before the scan of a record's JPEG; empty for a record of pixels.
+
+    ValueError if the record is damaged.
+    """
+    if has_pixels(record):
+        return b""
+    return record[_HEADER.size :][: _read_header(record, _COEFFICIENTS).head_size]
+
+
 def pixels_of(record: bytes) -> NDArray[np.uint8]:
     """RGB pixels (height, width, 3). ValueError if the record is damaged or holds no pixels."""
     header = _read_header(record, _PIXELS)

@@ -16,6 +16,7 @@ from trainyard.data.formats import (
     tfrecord,
     webdataset,
 )
+from trainyard.data.formats.left_out import LOOSE
 from trainyard.data.formats.scan import Scan, Via, directly
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.errors import DataError
@@ -39,9 +40,13 @@ def recognise(place: ResolvedLocation) -> str:
         if reader.recognises(place):
             return name
     if place.is_folder:
+        left_out = folder.files_left_out(place.root)
+        loose, _ = left_out.kinds.get(LOOSE, (0, ""))
+        found = f"holds {loose:,} images, but no folder of a class" if loose else "no images found"
+        other = f"; left out: {left_out}" if left_out and not loose else ""
         raise DataError(
-            f"{place.location}: no images found; expected one folder per class (CLASS/*.jpg), "
-            "or tars, TFRecords, HDF5, Parquet or packed files in it"
+            f"{place.location}: {found}; expected one folder per class (CLASS/*.jpg), "
+            f"or tars, TFRecords, HDF5, Parquet or packed files in it{other}"
         )
     raise DataError(
         f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5, "

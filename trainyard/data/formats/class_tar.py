@@ -5,7 +5,8 @@
 - A tar of tars `CLASS.tar`, such as `fall11_whole.tar`: images are found inside by offset.
 - Several tars `CLASS.tar`, in a folder or listed.
 
-The reader does not guess: if the layout is ambiguous, an error says what is missing.
+The reader does not guess: if the layout is ambiguous, an error says what is missing. So is a name
+that is stored twice (`tar -r`): unpacked, the last one is all there is.
 """
 
 import os
@@ -17,7 +18,9 @@ from functools import partial
 from itertools import groupby, islice
 from operator import itemgetter
 
-from trainyard.data.formats.left_out import HIDDEN, LeftOut
+import numpy as np
+
+from trainyard.data.formats.left_out import EMPTY, NO_SPLIT, LeftOut
 from trainyard.data.formats.scan import (
     FileRows,
     FileScan,
@@ -32,10 +35,10 @@ from trainyard.data.formats.split_names import splits_named, words_of
 from trainyard.data.formats.tar import (
     BufferedTarReader,
     Member,
-    is_hidden_image,
     is_image,
     members,
     some_names,
+    why_left_out,
 )
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
@@ -117,6 +120,8 @@ class _Labels:
         self._has_splits = has_splits
         self._numbers: dict[str, int] = {}
         self._folders: set[tuple[str, ...]] = set()
+        # The folder or tar of each split and class, without and with one around all others.
+        self._homes: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
         self._layout: tuple[str, str] | None = None  # with the first member seen
 
     def of_home(self, path: str, layout: str, name: str) -> int:
@@ -128,7 +133,7 @@ class _Labels:
         if layout == _FOLDERS and not folders:
             self._expect(_LOOSE, path, name)
             _check_is_class(path, _stem(path), os.path.basename(name), alone=self._is_alone)
-            return self._number(_stem(path))
+            return self._number(path, "", _stem(path), (path,))
         self._expect(layout, path, name)
         split = _split_above(layout, name)
         if split and not self._has_splits:
@@ -139,9 +144,9 @@ class _Labels:
         if self._has_splits and not split:
             return -1
         if layout == _INNER_TARS:
-            return self._number(_stem(name))
+            return self._number(path, split, _stem(name), (*folders, os.path.basename(name)))
         self._folders.add(folders)
-        return self._number(folders[-1])
+        return self._number(path, split, folders[-1], folders)
 
     def check(self, location: str) -> None:
         """DataError if a class is inside another or the splits are classes; call it at the end."""
@@ -158,7 +163,18 @@ class _Labels:
                 f"{' and '.join(sorted(self.classes))}, without a folder or a tar per class"
             )
 
-    def _number(self, class_name: str) -> int:
+    def _number(self, path: str, split: str, class_name: str, home: tuple[str, ...]) -> int:
+        """The class's number. DataError if its images lie in another folder or tar, too.
+
+        A folder called like its tar around all others does not count.
+        """
+        inside = home[1:] if home[0] == _stem(path) and len(home) > 1 else home
+        known, first = self._homes.setdefault((split, class_name), (inside, home))
+        if known != inside:
+            raise DataError(
+                f"{path}: {'/'.join(first)} and {'/'.join(home)} have one name: if they are one "
+                "class, write them into one folder; if not, rename one"
+            )
         number = self._numbers.setdefault(class_name, len(self.classes))
         if number == len(self.classes):
             self.classes.append(class_name)
@@ -264,12 +280,16 @@ def _images(
     """
     homes: _Homes = file.about
     found: dict[str, tuple[int, str, bool]] = {}  # by the image's folder
+    names = _Names()
     for member in members(tar):
+        names.add(member.name)
         if _is_tar(member.name):
             home, split = _add_home(homes, _INNER_TARS, member.name)
             is_alike = homes[0][0] == _INNER_TARS  # else `_rows` refuses the layout
-            if is_alike and (split or not has_splits):
-                for image in _flat_images(tar, member):
+            if has_splits and not split:
+                file.left_out.add(NO_SPLIT, member.name)
+            elif is_alike:
+                for image in _flat_images(tar, member, file.left_out):
                     yield image.offset, image.size, home, split
         elif is_image(member.name):
             folder = member.name.rpartition("/")[0]
@@ -278,13 +298,41 @@ def _images(
                 home, split = _add_home(homes, _FOLDERS, member.name)
                 found[folder] = home, split, bool(split or is_loose or not has_splits)
             home, split, is_wanted = found[folder]
-            if is_wanted:
+            if is_wanted and member.size:
                 yield member.offset, member.size, home, split
-        elif is_hidden_image(member.name):
-            file.left_out.add(HIDDEN, member.name)
+            else:
+                file.left_out.add(EMPTY if is_wanted else NO_SPLIT, member.name)
+        else:
+            file.left_out.add(why_left_out(member.name), member.name)
+    names.check(tar)
 
 
-def _flat_images(tar: BufferedTarReader, inner: Member) -> Iterator[Member]:
+class _Names:
+    """The names of a tar's members, as hashes: 8 bytes for each of ten million."""
+
+    def __init__(self) -> None:
+        self._hashes = array("q")
+
+    def add(self, name: str) -> None:
+        self._hashes.append(hash(name))
+
+    def check(self, tar: BufferedTarReader) -> None:
+        """DataError if a name is stored twice."""
+        hashes = np.frombuffer(self._hashes, "<i8")
+        ordered = np.sort(hashes)
+        twice = {*ordered[1:][ordered[1:] == ordered[:-1]].tolist()}
+        seen = set[str]()
+        for member in members(tar) if twice else ():
+            if member.name in seen:
+                raise DataError(
+                    f"{tar.name}: {member.name!r} is stored twice, as `tar -r` does for a newer "
+                    "file: unpack it, which keeps the last one, and write it anew"
+                )
+            if hash(member.name) in twice:
+                seen.add(member.name)
+
+
+def _flat_images(tar: BufferedTarReader, inner: Member, left_out: LeftOut) -> Iterator[Member]:
     """The images of a tar inside a tar. DataError if a folder inside has another name than it."""
     stem, is_class = _stem(inner.name), False
     for member in members(tar, inner.offset, inner.offset + inner.size):
@@ -304,6 +352,8 @@ def _flat_images(tar: BufferedTarReader, inner: Member) -> Iterator[Member]:
                 _check_is_class(tar.name, stem, base)
                 is_class = True
             yield member
+        else:
+            left_out.add(why_left_out(member.name), f"{inner.name}/{member.name}")
 
 
 # --- the rows of all tars ---

@@ -1,23 +1,28 @@
 """A folder per class, with images at any depth: the layout of torchvision's ImageFolder.
 
 Classes are the sorted names of the sub-folders and samples come in ImageFolder's order, so class
-numbers and ids agree with every tool that reads this layout. Hidden files and folders, `__MACOSX`,
-links to a folder above them, broken links, and folders without an image are left out and counted. A
-folder without an image stays a class if `dataset.json` or the other split has that class.
+numbers and ids agree with every tool that reads this layout. All other files, hidden folders, links
+to a folder above them and folders without an image are left out and counted. A folder without an
+image stays a class if `dataset.json` or the other split has that class.
 """
 
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import NamedTuple
 
 from trainyard.data.formats.left_out import (
     BROKEN_LINK,
+    EMPTY,
     FEATURES,
     HIDDEN,
     LOOP,
+    LOOSE,
     NO_IMAGE,
+    SPECIAL,
     LeftOut,
+    ending,
 )
 from trainyard.data.formats.scan import (
     ARRAY_SUFFIX,
@@ -30,6 +35,7 @@ from trainyard.data.formats.scan import (
     directly,
     in_threads,
     is_hidden,
+    is_metadata,
 )
 from trainyard.data.formats.split_names import splits_named
 from trainyard.data.storage.location import ResolvedLocation
@@ -44,52 +50,72 @@ class _Tree(NamedTuple):
     folders: list[str]
     """Sorted, relative to the location; without links to a folder above them."""
     has_image: bool
+    loops: list[str]
+    """Links to a folder above them."""
+    broken: list[str]
+    """Broken links, which change no folder when they are mended."""
 
 
 def recognises(place: ResolvedLocation) -> bool:
-    """True if a location is a folder with folders in it."""
-    return place.is_folder and bool(_folders_in(place.root))
+    """True if a location is a folder with folders in it; beside tars, if they hold an image."""
+    if not place.is_folder:
+        return False
+    names = _folders_in(place.root)
+    if not place.files(".tar"):
+        return bool(names)
+    return any(_tree(place.root, name).has_image for name in names)
 
 
 def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a folder. DataError if a folder in it cannot be read."""
-    left_out, broken = LeftOut(), list[str]()  # a mended link changes no folder
-    names = _folders_in(place.root, left_out)
+    names = _folders_in(place.root)
     with ThreadPoolExecutor(_STAT_THREADS) as pool:
-        trees = list(pool.map(lambda name: _tree(place.root, name, left_out, broken), names))
+        trees = list(pool.map(lambda name: _tree(place.root, name), names))
     folders = dict(zip(names, trees, strict=True))
     empty = [name for name, tree in folders.items() if tree.folders and not tree.has_image]
     elsewhere, telling = _elsewhere(place.root, empty)
-    for name in empty:
-        if name not in elsewhere:
+    left_out = files_left_out(place.root)
+    for name, tree in folders.items():
+        for loop in tree.loops:
+            left_out.add(LOOP, loop)
+        if name in empty and name not in elsewhere:
             left_out.add(NO_IMAGE, name)
+            for path in tree.folders:
+                left_out.update(_read_folder(place.root, path, -1).left_out)
     classes = [name for name in names if folders[name].has_image or name in elsewhere]
     # Folders that are left out may gain images, in the other split too.
     watched = [path for tree in trees for path in tree.folders]
+    broken = [entry.name for entry in entries_of(place.root) if _is_broken(entry)]
+    broken += [path for tree in trees for path in tree.broken]
     label_of = {path: n for n, name in enumerate(classes) for path in folders[name].folders}
     read = in_threads(_STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]))
     return Scan(
         place=place,
         format="folder",
         classes=classes,
-        watched=(".", *watched, *telling, *sorted(broken)),
+        watched=(".", *watched, *telling, *broken),
         rows=all_rows(via(read, [*label_of]), left_out),
         left_out=left_out,
     )
 
 
-def _folders_in(location: str, left_out: LeftOut | None = None) -> list[str]:
-    with os.scandir(location) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir())
-    if left_out is not None:
-        for name in filter(is_hidden, names):
-            left_out.add(HIDDEN, name)
-    return [name for name in names if not is_hidden(name)]
+def files_left_out(location: str) -> LeftOut:
+    """The files and hidden folders directly in a location, beside its class folders."""
+    left_out = LeftOut()
+    for entry in entries_of(location):
+        if not is_metadata(entry.name) and (is_hidden(entry.name) or not is_folder(entry)):
+            left_out.add(why_left_out(entry) or LOOSE, entry.name)
+    return left_out
 
 
-def _tree(location: str, class_name: str, left_out: LeftOut, broken: list[str]) -> _Tree:
-    """The class's folder and all folders below it; adds the paths of `broken` links."""
-    found, has_image = [], False
+def _folders_in(location: str) -> list[str]:
+    return [e.name for e in entries_of(location) if is_folder(e) and not is_hidden(e.name)]
+
+
+def _tree(location: str, class_name: str) -> _Tree:
+    """The class's folder and all folders below it."""
+    folders, loops, broken = list[str](), list[str](), list[str]()
+    has_image = False
     # Each folder with the real paths of the folders above it.
     queue: list[tuple[str, tuple[str, ...]]] = [(class_name, (os.path.realpath(location),))]
     while queue:
@@ -97,20 +123,19 @@ def _tree(location: str, class_name: str, left_out: LeftOut, broken: list[str]) 
         path = os.path.join(location, folder)
         here = os.path.realpath(path)
         if here in above:
-            left_out.add(LOOP, folder)
+            loops.append(folder)
             continue
-        found.append(folder)
-        for entry in _entries(path):
+        folders.append(folder)
+        for entry in _scandir(path):
+            if is_hidden(entry.name):
+                continue
             if _is_broken(entry):
                 broken.append(os.path.join(folder, entry.name))
-                left_out.add(BROKEN_LINK, broken[-1])
-                continue
-            has_image = has_image or _is_image(entry)
-            if entry.is_dir() and is_hidden(entry.name):
-                left_out.add(HIDDEN, os.path.join(folder, entry.name))
             elif entry.is_dir():
                 queue.append((os.path.join(folder, entry.name), (*above, here)))
-    return _Tree(sorted(found), has_image)
+            else:
+                has_image = has_image or why_left_out(entry) is None
+    return _Tree(sorted(folders), has_image, sorted(loops), sorted(broken))
 
 
 def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -130,7 +155,7 @@ def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]
             folder = os.path.join("..", other, name)
             watched.append(folder)
             if os.path.isdir(os.path.join(path, folder)):
-                tree = _tree(path, folder, LeftOut(), [])
+                tree = _tree(path, folder)
                 watched += tree.folders
                 found |= {name} if tree.has_image else set()
     return found, watched
@@ -139,30 +164,48 @@ def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]
 def _read_folder(location: str, folder: str, label: int) -> FileScan:
     """The images of a folder itself, sorted, and those that are left out."""
     found, left_out = [], LeftOut()
-    for entry in _entries(os.path.join(location, folder)):
-        path = os.path.join(folder, entry.name)
-        if _is_broken(entry):
+    for entry in entries_of(os.path.join(location, folder)):
+        if is_metadata(entry.name) or (is_folder(entry) and not is_hidden(entry.name)):
             continue
-        if _is_image(entry):
+        path, kind = os.path.join(folder, entry.name), why_left_out(entry)
+        if kind is None:
             found.append((path, entry.stat().st_size))
-        elif is_hidden(entry.name) and _has_suffix(entry.name) and entry.is_file():
-            left_out.add(HIDDEN, path)
+        else:
+            left_out.add(kind, path)
     others = [one for one in found if not _is_array(one[0])]
     # Arrays may hold features of the other images.
     for path, _ in found if others else []:
         if _is_array(path):
             left_out.add(FEATURES, path)
-    rows = [FileRows(path, [0], [size], [label]) for path, size in sorted(others or found)]
+    rows = [FileRows(path, [0], [size], [label]) for path, size in others or found]
     return FileScan(rows, left_out=left_out)
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return _has_suffix(entry.name) and not is_hidden(entry.name) and entry.is_file()
+def why_left_out(entry: os.DirEntry[str]) -> str | None:
+    """The kind as which a file or a hidden folder is left out; None for an image or an array."""
+    if is_hidden(entry.name):
+        return HIDDEN
+    if _is_broken(entry):
+        return BROKEN_LINK
+    if not entry.is_file():
+        return SPECIAL
+    if not has_image_suffix(entry.name):
+        return ending(entry.name)
+    return None if entry.stat().st_size else EMPTY
+
+
+def has_image_suffix(name: str) -> bool:
+    """True for the name of an image or an array."""
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES or _is_array(name)
+
+
+def _is_array(name: str) -> bool:
+    return name.lower().endswith(ARRAY_SUFFIX)
 
 
 def _is_broken(entry: os.DirEntry[str]) -> bool:
-    """True for a link, named like an image, to no file that can be found."""
-    if not entry.is_symlink() or is_hidden(entry.name) or not _has_suffix(entry.name):
+    """True for a link that leads nowhere, to itself, or where this user may not go."""
+    if not entry.is_symlink():
         return False
     try:
         entry.stat()
@@ -171,15 +214,17 @@ def _is_broken(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-def _has_suffix(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES or _is_array(name)
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """True for a folder, and for a link to one."""
+    return not _is_broken(entry) and entry.is_dir()
 
 
-def _is_array(name: str) -> bool:
-    return name.lower().endswith(ARRAY_SUFFIX)
+def entries_of(path: str) -> list[os.DirEntry[str]]:
+    """What a folder holds, sorted by name. DataError if it cannot be read."""
+    return sorted(_scandir(path), key=attrgetter("name"))
 
 
-def _entries(path: str) -> list[os.DirEntry[str]]:
+def _scandir(path: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(path) as entries:
             return list(entries)

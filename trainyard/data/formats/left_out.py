@@ -9,14 +9,27 @@ BROKEN_LINK = "broken links"
 LOOP = "links to a folder above them"
 NO_IMAGE = "folders without an image"
 EMPTY = "empty files"
+SPECIAL = "pipes, sockets and devices"
+LOOSE = "images in no class folder"
+BESIDE = "folders beside the shards"
+NO_SPLIT = "images and tars in no split"
+RESERVED = "members with a reserved name"
 FEATURES = "arrays in folders of other images"
 DOTTED = "samples with a dot in their names, since a key ends at the first one: rename them"
 
+HEIF_SUFFIXES = (".heic", ".heif")
+NEEDS_HEIF = "which `pip install pillow-heif` makes readable"
+
 
 def ending(name: str) -> str:
-    """The kind of a file whose ending no reader knows: "files ending in .heic"."""
+    """The kind of a file whose ending no reader knows: "files ending in .txt"."""
     suffix = os.path.splitext(name)[1].lower()
+    if suffix in HEIF_SUFFIXES:
+        return f"files ending in {suffix}, {NEEDS_HEIF}"
     return f"files ending in {suffix}" if suffix else "files without an ending"
+
+
+HEIF_KINDS = tuple(ending(f"x{suffix}") for suffix in HEIF_SUFFIXES)
 
 
 class LeftOut:

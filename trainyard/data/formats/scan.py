@@ -1,18 +1,33 @@
 """The output of every format's reader: the rows of the index, file by file."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import chain
 from typing import Any, NamedTuple
 
-from trainyard.data.formats.left_out import LeftOut
+from trainyard.data.formats.left_out import BESIDE, HEIF_SUFFIXES, HIDDEN, LeftOut, ending
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
 
-# In lower case; the image types of data sets that Pillow opens.
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
-)
+# Those of Pillow's formats that have a magic number and run no other program, as EPS and PDF do.
+IMAGE_FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
+    "PNG": (".png", ".apng"),
+    "WEBP": (".webp",),
+    "TIFF": (".tif", ".tiff"),
+    "BMP": (".bmp",),
+    "GIF": (".gif",),
+    "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
+    "AVIF": (".avif",),
+    "JPEG2000": (".jp2", ".j2k"),
+}
+"""The endings of each format that is read, in lower case; the names are Pillow's."""
+if find_spec("pillow_heif"):
+    IMAGE_FORMATS["HEIF"] = HEIF_SUFFIXES
+IMAGE_SUFFIXES = frozenset(chain(*IMAGE_FORMATS.values()))
 ARRAY_SUFFIX = ".npy"
 """The suffix of an array, which is a multispectral image unless it accompanies another image."""
 _THREADS, _REMOTE_THREADS = 8, 64  # every remote read waits for a server
@@ -31,6 +46,11 @@ def num_threads(place: ResolvedLocation) -> int:
 def is_hidden(name: str) -> bool:
     """True for a file or folder that is not data: `.ipynb_checkpoints`, `._x.jpg`, `__MACOSX`."""
     return name.startswith(".") or name in _NOT_DATA
+
+
+def is_metadata(name: str) -> bool:
+    """True for files that Trainyard writes beside data: they are no part of it."""
+    return name == "dataset.json" or name.startswith(".trainyard-")
 
 
 class FileRows(NamedTuple):
@@ -112,6 +132,23 @@ def scan_of_files(
     classes: Sequence[str] | None,
     left_out: LeftOut,
 ) -> Scan:
-    """The scan of files with many samples each, any of which makes the index stale."""
+    """The scan of files with many samples each, any of which makes the index stale.
+
+    What lies beside them is left out, if the location is their folder.
+    """
     watched = place.watched(names)
+    if place.is_folder:
+        _add_others(left_out, place.root, {*names})
     return Scan(place, format, classes, watched, rows, files=len(names), left_out=left_out)
+
+
+def _add_others(left_out: LeftOut, folder: str, names: set[str]) -> None:
+    """Counts what a folder holds besides the files of these names."""
+    with os.scandir(folder) as entries:
+        others = [entry for entry in entries if entry.name not in names]
+    for entry in sorted(others, key=lambda entry: entry.name):
+        if is_hidden(entry.name) and not is_metadata(entry.name):
+            left_out.add(HIDDEN, entry.name)
+        elif not is_metadata(entry.name):
+            is_folder = os.path.isdir(entry.path)
+            left_out.add(BESIDE if is_folder else ending(entry.name), entry.name)

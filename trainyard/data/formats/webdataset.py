@@ -2,8 +2,8 @@
 
 A key is the member's path up to the first dot of its base name. A sample is an image and its label:
 `.cls`, as ASCII digits (webdataset's writer) or 8 little-endian bytes, or else the whole number
-"label" of a `.json`, or a list of them for any number of labels. Other members are ignored; if they
-look like samples with a dot in their names (`IMG.0001.jpg`), a line on stderr says so.
+"label" of a `.json`, or a list of them for any number of labels. Other members with the key of a
+sample are fields of it, which are not read; those of no sample are left out and counted.
 """
 
 import json
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from zlib import adler32
 
 from trainyard.data.formats.class_tar import check_all_read
-from trainyard.data.formats.left_out import DOTTED, LeftOut
+from trainyard.data.formats.left_out import DOTTED, RESERVED, LeftOut
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     ARRAY_SUFFIX,
@@ -45,6 +45,7 @@ from trainyard.data.formats.tar import (
     find_header,
     members,
     walk,
+    why_left_out,
 )
 from trainyard.data.storage.ahead import map_ahead
 from trainyard.data.storage.location import ResolvedLocation
@@ -86,10 +87,10 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
 
 
 class _Part(NamedTuple):
-    """An image or a label, or a member that looks like one but for a dot in its name."""
+    """A member of a key."""
 
     key: str
-    field: str
+    field: str  # "" for neither an image nor a label
     member: Member
     content: bytes  # of a label, and of an image if requested
 
@@ -117,8 +118,8 @@ def _read_shard(place: ResolvedLocation, name: str) -> FileScan:
 def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
     """The samples of a shard."""
     offsets, sizes, labels, counts = array("q"), array("q"), array("i"), array("i")
-    dotted = _Dotted()
-    for key, some in dotted.others(parts):
+    shard = _Shard(path)
+    for key, some in shard.samples(parts):
         image, label = _sample(some, f"{path}: sample {key!r}")
         offsets.append(image.member.offset)
         sizes.append(image.member.size)
@@ -132,36 +133,56 @@ def _grouped(name: str, path: str, parts: Iterable["_Part"]) -> FileScan:
                 f"{path}: sample {key!r}: some samples have a list of labels and some a number"
             )
     rows = [FileRows(name, offsets, sizes, labels, counts=counts or None)]
-    return FileScan(rows, left_out=dotted.left_out())
+    return FileScan(rows, left_out=shard.left_out())
 
 
-class _Dotted:
-    """Images and labels that belong to no sample since their names have a dot too many."""
+class _Shard:
+    """Sorts the members of a shard into those of samples and those that are left out."""
 
-    def __init__(self) -> None:
-        self._by_key: dict[str, dict[str, None]] = {}
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._keys: set[str] = set()
+        self._others: dict[str, list[str]] = {}
+        """Names of members that are neither image nor label, by keys that are of no sample yet."""
 
-    def others(self, parts: Iterable[_Part]) -> Iterator[tuple[str, list[_Part]]]:
-        """The key and the parts of each sample; keeps what is of another key."""
-        for key, some in groupby(self._without(parts), key=attrgetter("key")):
+    def samples(self, parts: Iterable[_Part]) -> Iterator[tuple[str, list[_Part]]]:
+        """The key, and the image and label, of each sample. DataError for a key that returns."""
+        for key, some in groupby(self._needed(parts), key=attrgetter("key")):
             sample = list(some)
-            self._by_key.pop(key, None)  # beside a sample: another field of it, such as ".seg.png"
+            if key in self._keys:
+                raise DataError(
+                    f"{self._path}: sample {key!r} is stored twice, as `tar -r` does for a newer "
+                    "one: write the shard anew, with a key for each sample"
+                )
+            self._keys.add(key)
+            self._others.pop(key, None)
             yield key, sample
 
     def left_out(self) -> LeftOut:
-        """Their number, by names without the suffix."""
-        found = LeftOut()
-        for name in (name for names in self._by_key.values() for name in names):
-            found.add(DOTTED, name)
-        return found
+        """What belongs to no sample; names with a dot too many count without their suffix."""
+        left_out = LeftOut()
+        for key, names in self._others.items():
+            dotted = {name.rpartition(".")[0]: None for name in names if _is_dotted(key, name)}
+            for name in dotted:
+                left_out.add(DOTTED, name)
+            for name in names:
+                if not _is_dotted(key, name):
+                    kind = RESERVED if _RESERVED.match(name) else why_left_out(name)
+                    left_out.add(kind, name)
+        return left_out
 
-    def _without(self, parts: Iterable[_Part]) -> Iterator[_Part]:
+    def _needed(self, parts: Iterable[_Part]) -> Iterator[_Part]:
         for part in parts:
-            if part.field.count(".") == 1:
+            if part.field:
                 yield part
-            else:
-                name = part.member.name.rpartition(".")[0]
-                self._by_key.setdefault(part.key, {})[name] = None
+            elif part.key not in self._keys:
+                self._others.setdefault(part.key, []).append(part.member.name)
+
+
+def _is_dotted(key: str, name: str) -> bool:
+    """True for an image or a label but for a dot in its name: `IMG.0001.jpg`."""
+    stem, _, suffix = name[len(key) + 1 :].lower().rpartition(".")
+    return bool(stem) and (f".{suffix}" in _IMAGES or suffix == "cls")
 
 
 # --- remote shards: every header costs a request, so many parts are walked at once ---
@@ -257,8 +278,8 @@ class Streamed(NamedTuple):
 
 def streamed(tar: SequentialReader) -> Iterator[Streamed]:
     """The samples of a shard in stored order; reads the shard to its end."""
-    dotted = _Dotted()
-    for key, parts in dotted.others(_parts(tar, members(tar), images=True)):
+    shard = _Shard(tar.name)
+    for key, parts in shard.samples(_parts(tar, members(tar), images=True)):
         image, label = _sample(parts, f"{tar.name}: sample {key!r}")
         if isinstance(label, list):
             raise DataError(
@@ -267,7 +288,7 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
             )
         yield Streamed(key, image.member.offset, image.content, label)
     tar.finish()
-    if (left_out := dotted.left_out()) and not _told:
+    if (left_out := shard.left_out()) and not _told:
         _told.append(tar.name)
         sys.stderr.write(printable(f"trainyard: {tar.name}: left out: {left_out}\n"))
 
@@ -275,21 +296,20 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
 def _parts(
     tar: BufferedTarReader | SequentialReader, found: Iterable[Member], *, images: bool = False
 ) -> Iterator[_Part]:
-    """The images and labels. `images`: with the content of images, not only of labels."""
+    """The members. `images`: with the content of images, not only of labels."""
     for member in found:
         key, field = _split(member.name)
+        content = b""
         if field in _IMAGES:
             content = tar.read(member.offset, member.size) if images else b""
-            yield _Part(key, field, member, content)
         elif field == ".cls":
             content = tar.read(member.offset, min(member.size, 32))
-            yield _Part(key, field, member, content)
         elif field == ".json" and member.size <= _MAX_JSON:
             content = tar.read(member.offset, member.size)
-            if b'"label"' in content:
-                yield _Part(key, field, member, content)
-        elif (last := field[field.rfind(".") :]) in _IMAGES or last == ".cls":
-            yield _Part(key, field, member, b"")
+            field = field if b'"label"' in content else ""
+        else:
+            field = ""
+        yield _Part(key, field, member, content)
 
 
 def _split(name: str) -> tuple[str, str]:

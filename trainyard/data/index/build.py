@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data import formats
-from trainyard.data.formats.scan import FileRows, Scan, Via, directly
+from trainyard.data.formats.left_out import HEIF_KINDS
+from trainyard.data.formats.scan import IMAGE_FORMATS, FileRows, Scan, Via, directly
 from trainyard.data.index.label_lists import joined
 from trainyard.data.index.remote import Stamps, check_present, fetch_index, remote_stamps
 from trainyard.data.index.table import (
@@ -297,7 +298,9 @@ def _local_stamp(prefix: str, name: str) -> Stamp | None:
 
 
 def _is_stale(index: Index) -> bool:
-    return _stamps(index.root, tuple(index.stamps)) != index.stamps
+    # Its plug-in may have been installed since.
+    reads_more = "HEIF" in IMAGE_FORMATS and not index.left_out.kinds.keys().isdisjoint(HEIF_KINDS)
+    return reads_more or _stamps(index.root, tuple(index.stamps)) != index.stamps
 
 
 # --- paths of saved indices ---

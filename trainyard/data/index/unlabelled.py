@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.data import formats
-from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_SUFFIXES, FileRows, Scan, is_hidden
+from trainyard.data.formats.folder import entries_of, has_image_suffix, is_folder, why_left_out
+from trainyard.data.formats.left_out import BROKEN_LINK, EMPTY, HIDDEN, LOOP, LeftOut
+from trainyard.data.formats.scan import FileRows, Scan, is_metadata
 from trainyard.data.index.build import Progress, index_scan, open_index
 from trainyard.data.index.table import Index
 from trainyard.data.storage.credentials import check_url, without_secrets, without_signature
@@ -17,7 +19,6 @@ from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
-_SUFFIXES = IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 _DOWNLOADS = 8  # at a time
 _CONTAINERS = (".tar", ".tar.gz", ".tgz", ".tfrecord", ".h5", ".hdf5", ".packed", ".parquet")
 
@@ -48,17 +49,22 @@ def open_images(wanted: Sequence[str], folder: Path, progress: Progress) -> list
     """
     found: list[Images] = []
     files: list[str] = []
+    left_out = LeftOut()
 
     def close_files() -> None:
+        nonlocal left_out
         if files:
-            found.append(_indexed(files, folder / str(len(found)), progress))
+            found.append(_indexed(files, folder / str(len(found)), left_out, progress))
             files.clear()
+            left_out = LeftOut()
 
     for one in (name for word in wanted for name in _expanded(word)):
+        others = LeftOut()
         if _is_image(one):
             files.append(one)
-        elif inside := _images_in(one):
+        elif os.path.isdir(one) and (inside := list(_walk(one, frozenset(), others))):
             files += inside
+            left_out.update(others)
         else:
             close_files()
             found.append(Images(open_index(one, progress), None, {}))
@@ -97,34 +103,30 @@ def _is_image(name: str) -> bool:
         return False
     if not os.path.isfile(name):
         raise DataError(f"{name}: not a regular file")
-    if os.path.splitext(name)[1].lower() in _SUFFIXES:
+    if has_image_suffix(name):
         return True
     place = find_place(name)
     return not any(reader.recognises(place) for reader in formats.FORMATS.values())
 
 
-def _images_in(folder: str) -> list[str]:
-    """The images in a folder at any depth, sorted by name, without hidden ones."""
-    return [] if is_remote(folder) else list(_walk(folder, frozenset()))
-
-
-def _walk(folder: str, above: frozenset[str]) -> Iterator[str]:
+def _walk(folder: str, above: frozenset[str], left_out: LeftOut) -> Iterator[str]:
+    """The images in a folder at any depth, sorted by name; counts what is left out."""
     here = os.path.realpath(folder)
-    if here in above or not os.path.isdir(folder):  # a link to a folder above it
+    if here in above:
+        left_out.add(LOOP, folder)
         return
-    with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            if is_hidden(entry.name):
-                continue
-            if entry.is_dir():
-                yield from _walk(entry.path, above | {here})
-            elif os.path.splitext(entry.name)[1].lower() in _SUFFIXES and (
-                entry.is_file() or entry.is_symlink()  # the loader reports a broken link
-            ):
-                yield entry.path
+    for entry in entries_of(folder):
+        kind = why_left_out(entry)
+        if is_folder(entry) and kind != HIDDEN:
+            yield from _walk(entry.path, above | {here}, left_out)
+        # The loader reports an image that is empty, or a broken link.
+        elif kind is None or (kind in (EMPTY, BROKEN_LINK) and has_image_suffix(entry.name)):
+            yield entry.path
+        elif not is_metadata(entry.name):
+            left_out.add(kind, entry.path)
 
 
-def _indexed(files: Sequence[str], path: Path, progress: Progress) -> Images:
+def _indexed(files: Sequence[str], path: Path, left_out: LeftOut, progress: Progress) -> Images:
     """The index of files and URLs, saved at `path`; downloads are put beside it."""
     # A query may tell images apart, as in `?id=3`.
     names = [without_signature(file).rstrip("?&") if is_remote(file) else file for file in files]
@@ -139,7 +141,7 @@ def _indexed(files: Sequence[str], path: Path, progress: Progress) -> Images:
             here[number] = f"{path}-{number}"
             Path(here[number]).write_bytes(content)
     place = ResolvedLocation("the images", None, "", (), is_folder=False, can_gain=False)
-    scan = Scan(place=place, format="images", classes=None, watched=(), rows=_rows(here))
+    scan = Scan(place, "images", None, watched=(), rows=_rows(here), left_out=left_out)
     return Images(index_scan(scan, path, progress), names, missing)
 
 

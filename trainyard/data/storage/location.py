@@ -179,4 +179,11 @@ def _common_url(urls: list[str]) -> str:
 
 def _files_in(folder: str) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_file() and not e.name.startswith("."))
+        return sorted(e.name for e in entries if not e.name.startswith(".") and _is_file(e))
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself
+        return False

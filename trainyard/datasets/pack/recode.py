@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.decode.array_file import MAGIC
+from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
 from trainyard.errors import DataError
 
 if TYPE_CHECKING:
@@ -24,12 +25,14 @@ _START = {
     b"MM\0*": "TIFF",
     b"P5": "PGM",
     b"P6": "PPM",
+    b"\0\0\0\x0cjP  ": "JPEG2000",
+    b"\xff\x4f\xff\x51": "JPEG2000",
     MAGIC: "NPY",
 }
-_SUFFIXES = {"PNG": ".png", "WEBP": ".webp", "BMP": ".bmp", "TIFF": ".tif"} | {
+_HEIF = (b"heic", b"heix", b"hevc", b"mif1", b"msf1")  # brands of its files
+_SUFFIXES = {kind: endings[0] for kind, endings in IMAGE_FORMATS.items()} | {
     "PGM": ".pgm",
-    "PPM": ".ppm",
-    "NPY": ".npy",
+    "NPY": ARRAY_SUFFIX,
 }
 
 
@@ -176,6 +179,8 @@ def _axis(stored: int, pixels: int) -> tuple[NDArray[np.int64], NDArray[np.int32
 def _kind(image: bytes) -> str:
     if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
         return "WEBP"
+    if image[4:8] == b"ftyp":
+        return "AVIF" if b"avif" in image[8:32] else "HEIF" if image[8:12] in _HEIF else ""
     return next((kind for start, kind in _START.items() if image.startswith(start)), "")
 
 

@@ -69,10 +69,11 @@ def _of_coefficients(image: bytes) -> bytes:
 
 
 def _of_pixels(image: bytes, recode: Recode | None) -> bytes:
-    """A record of pixels; scaled without an intermediate JPEG."""
-    from trainyard.data.decode.decode import BadImageError, reference_image
+    """A record of upright pixels, as it holds no EXIF; scaled without an intermediate JPEG."""
+    from trainyard.data.decode.decode import BadImageError, image_orientation, reference_image
+    from trainyard.data.decode.orientation import upright
 
-    pixels = reference_image(image)
+    pixels = upright(reference_image(image), image_orientation(image))
     if isinstance(recode, ShortSide):
         pixels = recode.scaled(pixels)
     try:

@@ -25,8 +25,9 @@ from PIL import Image
 from trainyard.data.decode.array_file import array_shape, is_array
 from trainyard.data.decode.crops import Crops
 from trainyard.data.decode.decode import decode_batch, open_lazily
-from trainyard.data.decode.orientation import orientation_of
+from trainyard.data.decode.orientation import may_be_turned, orientation_of
 from trainyard.data.decode.packed_record import is_record
+from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
 from trainyard.data.index.build import Progress
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.reading.reader import Reader
@@ -45,18 +46,8 @@ _CHUNK = 64  # samples of a task; takes half a second
 _AHEAD = 4  # tasks per process
 _TINY = 8  # pixels
 _HUGE = 50_000_000  # pixels; one such image delays a batch
-_FORMAT_OF = {
-    ".jpg": ("JPEG", "MPO"),  # MPO: a JPEG followed by a second picture
-    ".jpeg": ("JPEG", "MPO"),
-    ".png": ("PNG",),
-    ".webp": ("WEBP",),
-    ".bmp": ("BMP",),
-    ".ppm": ("PPM",),
-    ".pgm": ("PPM",),
-    ".tif": ("TIFF",),
-    ".tiff": ("TIFF",),
-    ".npy": ("NPY",),
-}
+_FORMAT_OF = {ending: kind for kind, endings in IMAGE_FORMATS.items() for ending in endings}
+_FORMAT_OF[ARRAY_SUFFIX] = "NPY"
 
 
 Oddity = tuple[int, str]  # sample, description
@@ -305,13 +296,13 @@ def _describe(content: bytes, suffix: str) -> tuple[str, list[str], int]:
     try:
         with open_lazily(content) as image:
             kind, mode, (width, height) = image.format or "pixels", image.mode, image.size
-            orientation = orientation_of(image, content)
+            orientation = orientation_of(image) if may_be_turned(content) else 1
         if is_array(content):
             kind, mode = "NPY", f"{array_shape(content)[2]} channels"
     except Exception:  # libjpeg-turbo reads its header and Pillow does not
         return "JPEG of unknown mode", ["a JPEG that Pillow does not open"], 1
     odd = []
-    if suffix in _FORMAT_OF and kind not in _FORMAT_OF[suffix]:
+    if suffix in _FORMAT_OF and kind.replace("MPO", "JPEG") != _FORMAT_OF[suffix]:
         odd.append(f"{kind} in disguise: its name ends in {suffix}")
     if mode == "CMYK":
         odd.append("CMYK instead of RGB")

@@ -80,6 +80,7 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
     about = f"{len(names):,} file{'s' * (len(names) != 1)}" if names else "folders"
     try:
         anew = index_scan(formats.scan(place), path, progress)
+        about += "" if names else f": {_endings(anew)}"
         account = [_left_out(files.split, anew)] if anew.left_out else []
         return anew, [checked(files.split, "structure", about), *account]
     except (DataError, OSError) as error:
@@ -93,6 +94,13 @@ def index_anew(files: Files, path: Path, progress: Progress) -> tuple[Index | No
         return None, [check]
     index, rest = index_anew(replace(files, place=replace(place, names=whole)), path, progress)
     return index, [check, *(other for other in rest if other.result != "ok")]
+
+
+def _endings(index: Index) -> str:
+    """The endings of the images that are read, with counts."""
+    names = map(index.file_names.__getitem__, range(len(index.file_names)))
+    found = Counter(os.path.splitext(name)[1].lower() for name in names)
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in found.most_common())
 
 
 def _left_out(split: str, index: Index) -> Check:

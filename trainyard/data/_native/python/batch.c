@@ -1,7 +1,6 @@
 #include "python/batch.h"
 
 #include "files.h"
-#include "jpeg/orientation.h"
 #include "packed/packed.h"
 #include "png/png.h"
 
@@ -66,32 +65,6 @@ void batch_sizes(const Images *images, int64_t *sizes, uint8_t *status) {
         size[0] = size[1] = 1;
         status[i] = (uint8_t)guarded_size(images->bytes[i], (size_t)images->lengths[i], size);
     }
-}
-
-/* Of a packed record that of the JPEG's head in it; pixels have none. */
-static int orientation_of(const uint8_t *bytes, size_t length) {
-    if (!packed_is_record(bytes, length))
-        return jpeg_orientation(bytes, length);
-    Packed packed;
-    if (packed_open(&packed, bytes, length) != OK || packed.kind != PACKED_COEFFICIENTS)
-        return 1;
-    return jpeg_orientation(bytes + PACKED_HEADER, packed.head_size);
-}
-
-static __attribute__((noinline)) int guarded_orientation(const uint8_t *bytes, size_t length) {
-    BusGuard guard;
-    volatile int orientation = 1;
-    bus_guard_set(&guard);
-    if (sigsetjmp(guard.back, 0) == 0)
-        orientation = orientation_of(bytes, length);
-    bus_guard_release(&guard);
-    return orientation;
-}
-
-void batch_orientations(const Images *images, uint8_t *orientations) {
-    for (int64_t i = 0; i < images->count; i++)
-        orientations[i] =
-            (uint8_t)guarded_orientation(images->bytes[i], (size_t)images->lengths[i]);
 }
 
 static SeekTable seek_of(const SeekTables *seek, int64_t image) {

@@ -27,10 +27,6 @@ typedef struct {
 /* Width and height of each image; 1 x 1 where the status is not OK. */
 void batch_sizes(const Images *images, int64_t *sizes, uint8_t *status);
 
-/* The orientation of each JPEG or packed record, 1 to 8; 1 where it cannot be read. A PNG that may
- * have one is NOT_OURS. */
-void batch_orientations(const Images *images, uint8_t *orientations);
-
 /* Decode those whose status is OK, one after another in `target`, and set their status. */
 void batch_decode(const Path *path, Scratch *scratch, const Images *images, const Crops *crops,
                   const SeekTables *seek, const Target *target, uint8_t *status);

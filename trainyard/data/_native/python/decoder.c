@@ -104,25 +104,6 @@ static PyObject *sizes(PyObject *object, PyObject *args) {
     return is_ready ? Py_NewRef(Py_None) : NULL;
 }
 
-static PyObject *orientations(PyObject *object, PyObject *args) {
-    (void)object;
-    PyObject *stored[4], *out;
-    if (!PyArg_ParseTuple(args, "OOOOO", &stored[0], &stored[1], &stored[2], &stored[3], &out))
-        return NULL;
-    Views views = {0};
-    Images images;
-    uint8_t *to = NULL;
-    bool is_ready = views_add_images(&views, &images, stored) &&
-                    (to = views_add(&views, out, "out_orientations", images.count, true));
-    if (is_ready) {
-        Py_BEGIN_ALLOW_THREADS;
-        batch_orientations(&images, to);
-        Py_END_ALLOW_THREADS;
-    }
-    views_release(&views);
-    return is_ready ? Py_NewRef(Py_None) : NULL;
-}
-
 /* The arguments of `decode` as Python gives them. */
 typedef struct {
     PyObject *stored[4], *boxes, *flips, *out, *status;
@@ -274,7 +255,6 @@ static PyObject *unpack(PyObject *object, PyObject *record) {
 /* core.pyi says what each takes and gives. */
 static PyMethodDef methods[] = {
     {"sizes", sizes, METH_VARARGS, NULL},
-    {"orientations", orientations, METH_VARARGS, NULL},
     {"decode", (PyCFunction)(void (*)(void))decode, METH_VARARGS | METH_KEYWORDS, NULL},
     {"seek_table", seek_table, METH_O, NULL},
     {"pack", pack, METH_O, NULL},
