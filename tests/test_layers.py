@@ -72,7 +72,7 @@ DATA = [
     "order",
     "feeds",
     "open_datasets",
-    "slow_paths",
+    "remarks",
 ]
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
