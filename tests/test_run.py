@@ -15,6 +15,7 @@ from trainyard.distributed import Watchdog
 from trainyard.files import RunDirectory
 from trainyard.monitor.sinks import Sinks
 from trainyard.run import train
+from trainyard.run.pretrained import Beginning
 from trainyard.world import World
 
 META = torch.device("meta")
@@ -64,6 +65,7 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(
         course=course,
         schedule=None,  # type: ignore[arg-type]
         model=nn.Linear(2, 2),
+        begun=Beginning(),
         loss=None,  # type: ignore[arg-type]
     )
     watch = Watchdog()

@@ -86,6 +86,7 @@ SLOW = {
     "every recipe and every container, trained from end to end": (
         "tests/test_data_end_to_end.py",
         "tests/test_credentials.py::test_data_sets_that_are_written",
+        "tests/test_pixels.py::test_weights_of_timm_bring_theirs",
         "tests/test_recipes.py::test_two_steps_of_it_in_small",
         "tests/training/test_no_sync.py::test_a_step_and_its_batch_wait_for_nothing",
         "tests/training/test_resume.py::test_killed_with_data_in_any_order",

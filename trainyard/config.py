@@ -110,7 +110,12 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
 
 def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
     """A recipe with some values replaced, as in `load_recipe`."""
-    return _overridden(config.model_dump(mode="json", exclude_none=True), overrides)
+    return _overridden(keys_set(config), overrides)
+
+
+def keys_set(config: RunConfig) -> dict[str, Any]:
+    """The keys that a recipe sets, by section, without those that keep their defaults."""
+    return config.model_dump(mode="json", exclude_none=True, exclude_unset=True)
 
 
 def on_data(config: RunConfig, locations: Sequence[str]) -> RunConfig:

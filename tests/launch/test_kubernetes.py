@@ -19,7 +19,7 @@ from tests.command_line import Capture, complaint, run, shown
 from tests.launch.test_local import process_of
 from tests.test_cli_signals import Started, has_begun, under_way, wait_for
 from tests.web import free_port
-from trainyard.config import load_recipe
+from trainyard.config import keys_set, load_recipe
 from trainyard.errors import InputError
 from trainyard.launch.pod import pod_share
 from trainyard.launch.ranks import Job
@@ -132,7 +132,9 @@ def test_a_recipe_of_ones_own_goes_along(tmp_path: Path, capsys: Capture) -> Non
     check(config_map)
     (file, text), *_ = config_map["data"].items()
     (tmp_path / file).write_text(text)
-    assert load_recipe(str(tmp_path / file)) == load_recipe(str(recipe))
+    there, here = load_recipe(str(tmp_path / file)), load_recipe(str(recipe))
+    assert there == here
+    assert keys_set(there) == keys_set(here)  # the weights there still bring what it leaves open
     command = job["spec"]["trainer"]["command"]
     assert command[3:6] == [f"/etc/trainyard/{file}", "--run", "/runs/first"]
     pod = runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]

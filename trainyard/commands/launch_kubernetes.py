@@ -93,7 +93,7 @@ def _apply(text: str) -> int:
 
 
 def _manifest(options: argparse.Namespace) -> "Manifest":
-    from trainyard.config import builtin_recipes, load_recipe, to_toml
+    from trainyard.config import builtin_recipes, keys_set, load_recipe, tree_as_toml
     from trainyard.launch.kubernetes import Manifest, recipe_path
 
     volumes = dict(options.volume)
@@ -113,7 +113,7 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
         name=name,
         namespace=options.namespace,
         job=job,
-        recipe=to_toml(load_recipe(options.recipe)) if is_own else None,
+        recipe=tree_as_toml(keys_set(load_recipe(options.recipe))) if is_own else None,
         restarts=options.restarts,
         image=options.image,
         nodes=options.nodes,

@@ -6,7 +6,7 @@ import re
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +19,8 @@ from trainyard.errors import CheckpointError
 from trainyard.own_code import is_own
 
 Weights = dict[str, Tensor]
+Pixels = dict[str, Any]
+"""Keys of [data], without the section, with the values that weights were trained with."""
 
 # Entries with weights in checkpoints, averaged ones first: timm, ConvNeXt and DeiT, others.
 KEYS = ("state_dict_ema", "model_ema", "model", "state_dict", "module")
@@ -33,13 +35,21 @@ class LoadedWeights:
     """A description for users: "model.pth, entry 'model_ema'"."""
     classes: list[str] | None = None
     """Names of the classifier's rows, if known."""
+    pixels: Pixels = field(default_factory=dict)
+    """How images were prepared for these weights, as far as known."""
+
+
+def pixels_in(values: Mapping[str, Any]) -> Pixels:
+    """The preparation of images in a configuration of timm, a file's header or a [data] section."""
+    keys = ("mean", "std", "interpolation", "crop_pct")
+    return {key: values[key] for key in keys if values.get(key) is not None}
 
 
 def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
     """The weights of a .safetensors file or a torch file, of which `key` names the entry.
 
-    The classes are known for exported files. No code in a file is run. CheckpointError if the file
-    cannot be read or holds no weights.
+    Classes and pixels are known for exported files. No code in a file is run. CheckpointError if
+    the file cannot be read or holds no weights.
     """
     if path.suffix == ".safetensors":
         content: Any = _read_safetensors(path)
@@ -52,8 +62,9 @@ def read_weights(path: Path, key: str | None = None) -> LoadedWeights:
             raise CheckpointError(f"model.checkpoint_key: {key!r} of {path} holds no weights")
         return LoadedWeights(_tensors(content[key]), f"{path}, entry {key!r}")
     if _are_weights(content):
-        classes = _classes_in(path) if path.suffix == ".safetensors" else None
-        return LoadedWeights(_tensors(content), str(path), classes)
+        header = _header(path) if path.suffix == ".safetensors" else {}
+        classes, pixels = _names(header.get("classes")), pixels_in(header)
+        return LoadedWeights(_tensors(content), str(path), classes, pixels)
     for name in KEYS:
         if isinstance(content, Mapping) and _are_weights(content.get(name)):
             return LoadedWeights(_tensors(content[name]), f"{path}, entry {name!r}")
@@ -85,7 +96,8 @@ def pretrained_weights(
         ) from error
     tag = model.pretrained_cfg.get("tag", "")
     full = name if not tag or name.endswith(f".{tag}") else f"{name}.{tag}"
-    return LoadedWeights(model.state_dict(), f"timm's {full}")
+    pixels = pixels_in(model.pretrained_cfg)
+    return LoadedWeights(model.state_dict(), f"timm's {full}", pixels=pixels)
 
 
 @contextmanager
@@ -154,18 +166,24 @@ def _read_safetensors(path: Path) -> Weights:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
 
-def _classes_in(path: Path) -> list[str] | None:
-    """Classes in the header of a .safetensors file, as `trainyard export` writes it."""
+def _header(path: Path) -> dict[str, Any]:
+    """Values in the header of a .safetensors file, as `trainyard export` writes them."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:
-        text = (file.metadata() or {}).get("classes", "")
+        return {key: _value(text) for key, text in (file.metadata() or {}).items()}
+
+
+def _value(text: str) -> Any:
     try:
-        classes = json.loads(text)
+        return json.loads(text)
     except ValueError:
-        return None
-    is_list = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
-    return classes if is_list else None
+        return text
+
+
+def _names(value: Any) -> list[str] | None:
+    is_list = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    return list(value) if is_list else None
 
 
 def _read_torch(path: Path) -> Any:

@@ -1,31 +1,78 @@
 """Initial weights of a run: from another run, a file, or timm."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from trainyard.errors import CheckpointError
-from trainyard.files import find_checkpoint
+from trainyard.config import RunConfig, load_recipe, override
+from trainyard.errors import CheckpointError, RecipeError
+from trainyard.files import RunDirectory, find_checkpoint
 from trainyard.model.adapt import adapt_weights
 from trainyard.model.config import ModelConfig
-from trainyard.model.weights import LoadedWeights, pretrained_weights, read_weights
-from trainyard.training import checkpoint
+from trainyard.model.weights import (
+    LoadedWeights,
+    Pixels,
+    pixels_in,
+    pretrained_weights,
+    read_weights,
+)
+from trainyard.training import checkpoint, keeping
 from trainyard.training.averages import prefix_of
 
 
-def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence[str]) -> list[str]:
-    """Load the weights of `model.checkpoint` into the model. Returns a log, as sentences."""
+@dataclass(frozen=True)
+class Beginning:
+    """Where the weights of a run come from."""
+
+    about: str = ""
+    """A description for users; empty for weights that are drawn at random."""
+    log: Sequence[str] = ()
+    """How they were adapted, as sentences."""
+    pixels: Pixels = field(default_factory=dict)
+
+
+def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence[str]) -> Beginning:
+    """Load the weights of `model.checkpoint` into the model."""
     if config.checkpoint is None:
-        return []
-    return adapt_weights(
-        model,
-        _source(config.checkpoint, config),
-        classes=classes,
-        name=config.name,
-        prefix=config.checkpoint_prefix,
+        return Beginning()
+    source = _source(config.checkpoint, config)
+    log = adapt_weights(
+        model, source, classes=classes, name=config.name, prefix=config.checkpoint_prefix
     )
+    return Beginning(source.about, log, source.pixels)
+
+
+def resumed_weights(asked: str, folder: RunDirectory) -> Beginning:
+    """The beginning of a run that goes on from a checkpoint: its own, or else `run.resume`'s."""
+    if keeping.has_any(folder.checkpoints):
+        return Beginning("a checkpoint of this run", pixels=_pixels_of_run(folder.path))
+    path = Path(asked)
+    run = path if RunDirectory(path).recipe.is_file() else path.resolve().parent.parent
+    return Beginning(asked, pixels=_pixels_of_run(run))
+
+
+def with_pixels(config: RunConfig, begun: Beginning) -> RunConfig:
+    """The recipe with the pixels of its weights, but for the keys that it sets itself.
+
+    Mean and std of other channels than the recipe's are left out. CheckpointError if a value is
+    none for a recipe.
+    """
+    brought = {
+        f"data.{key}": value
+        for key, value in begun.pixels.items()
+        if key not in config.data.model_fields_set
+        and not (isinstance(value, list | tuple) and len(value) != config.data.channels)
+    }
+    try:
+        return override(config, brought)
+    except RecipeError as error:
+        raise CheckpointError(
+            f"{begun.about} was trained with {error}: set the key in the recipe"
+        ) from None
 
 
 def _source(asked: str, config: ModelConfig) -> LoadedWeights:
@@ -33,7 +80,8 @@ def _source(asked: str, config: ModelConfig) -> LoadedWeights:
         return pretrained_weights(config.name)
     path = Path(asked)
     if path.is_file():
-        return read_weights(path, config.checkpoint_key)
+        source = read_weights(path, config.checkpoint_key)
+        return replace(source, pixels=source.pixels or _pixels_beside(path, config.name))
     if not path.is_dir():
         raise CheckpointError(f"model.checkpoint = {asked!r}: no such run, checkpoint or file")
     if config.checkpoint_key is not None:
@@ -42,15 +90,33 @@ def _source(asked: str, config: ModelConfig) -> LoadedWeights:
 
 
 def _source_in(folder: Path) -> LoadedWeights:
-    """The weights of a checkpoint, or of a run's best or latest; see `prefers_average`."""
-    _, path = find_checkpoint(folder)
+    """The weights of a checkpoint, or of a run's best or latest; see `choose_weights`."""
+    run, path = find_checkpoint(folder)
     checkpoint.check(path)
     progress = checkpoint.read_progress(path)
     name = choose_weights(path, progress)
     kind = "the moving average of the weights" if name else "the weights"
     of = name.partition("-")[2]
     about = f"{path}, {kind}{f' of decay {of}' if of else ''}"
-    return LoadedWeights(checkpoint.load_weights(path, name), about, progress["classes"])
+    weights = checkpoint.load_weights(path, name)
+    return LoadedWeights(weights, about, progress["classes"], _pixels_of_run(run))
+
+
+def _pixels_of_run(run: Path) -> Pixels:
+    recipe = RunDirectory(run).recipe
+    return pixels_in(load_recipe(str(recipe)).data.model_dump()) if recipe.is_file() else {}
+
+
+def _pixels_beside(path: Path, name: str) -> Pixels:
+    """The pixels of a file in a checkpoint, or beside a config.json as in timm's hub."""
+    if (path.parent / "manifest.json").is_file():
+        return _pixels_of_run(find_checkpoint(path.parent)[0])
+    try:
+        beside = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+        is_of_model = beside["architecture"] == name.partition(".")[0]
+        return pixels_in(beside.get("pretrained_cfg", beside)) if is_of_model else {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
 
 
 def choose_weights(path: Path, progress: dict[str, Any], ema: bool | float | None = None) -> str:

@@ -58,7 +58,12 @@ from trainyard.run.evaluation import predict
 from trainyard.run.labels import check_labels, has_lists, labels_of
 from trainyard.run.loggers import check_trackers, open_loggers
 from trainyard.run.metrics import ideal_seconds, open_quarantine, with_bottleneck_reports
-from trainyard.run.pretrained import put_initial_weights
+from trainyard.run.pretrained import (
+    Beginning,
+    put_initial_weights,
+    resumed_weights,
+    with_pixels,
+)
 from trainyard.run.resume import (
     Seekable,
     claim_directory,
@@ -101,6 +106,7 @@ class _Run:
     """The built parts of a run, on this rank."""
 
     config: RunConfig
+    """With the pixels of its initial weights."""
     folder: RunDirectory
     world: World
     device: torch.device
@@ -110,6 +116,7 @@ class _Run:
     course: Course
     schedule: Schedule
     model: nn.Module
+    begun: Beginning
     loss: Loss
     clock: Clock = field(default_factory=Clock)
     """Starts before environment.json tells how long the start took: no second is in neither."""
@@ -120,21 +127,20 @@ def _train(
 ) -> Outcome:
     watchdog.begin(config.run.hang_timeout)
     watchdog.heartbeat.limits_of |= dict.fromkeys(_OF_CHECKPOINTS, config.run.max_save)
-    run, put = _built(config, folder, world, console=console, watchdog=watchdog)
+    run = _built(config, folder, world, console=console, watchdog=watchdog)
     with (  # only now: a recipe that cannot be built leaves no directory behind
-        claim_directory(folder, config, run.data.fingerprints, world),
-        open_loggers(config, folder, run.course, world=world, console=console) as sinks,
+        claim_directory(folder, run.config, run.data.fingerprints, world),
+        open_loggers(run.config, folder, run.course, world=world, console=console) as sinks,
     ):
         watchdog.write_to(folder.stacks)
-        for message in put:
+        for message in run.begun.log:
             sinks.begin("initial weights", message)
         return sinks.concluded(_train_in(run, sinks, watchdog))
 
 
 def _built(
     config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
-) -> tuple[_Run, list[str]]:
-    """The run, and messages about the initial weights of its model."""
+) -> _Run:
     device = pick_device(world)
     use_precision(config.batch.precision)
     check_devices(world, device)
@@ -147,19 +153,19 @@ def _built(
             config.data, data.train, global_batch=config.batch.size, seed=config.run.seed
         )
         course = build_run_course(config, order.epoch_samples)
-        check_labels(config, data)
-        check_batches(config, course, world)
-        check_decoding(config, device)
-        check_extra_transform(config, data.train, device)
-        check_trackers(config.watch, world)
+        _check(config, data, course, world=world, device=device)
         schedule = build_run_schedule(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = build_run_model(config, len(classes))
-        put = put_initial_weights(config.model, model, classes) if is_new else []
+        if is_new:
+            begun = put_initial_weights(config.model, model, classes)
+        else:
+            begun = resumed_weights(config.run.resume, folder)
+        config = with_pixels(config, begun)
         if is_new and config.model.checkpoint is None:
             adapt_to_images(config, model, data.train, course=course, device=device)
         loss = build_run_loss(config, data.train, course=course, device=device)
-    run = _Run(
+    return _Run(
         config=config,
         folder=folder,
         world=world,
@@ -170,9 +176,19 @@ def _built(
         course=course,
         schedule=schedule,
         model=move_to_device(config, model, world=world, device=device),
+        begun=begun,
         loss=loss,
     )
-    return run, put
+
+
+def _check(
+    config: RunConfig, data: Datasets, course: Course, *, world: World, device: torch.device
+) -> None:
+    check_labels(config, data)
+    check_batches(config, course, world)
+    check_decoding(config, device)
+    check_extra_transform(config, data.train, device)
+    check_trackers(config.watch, world)
 
 
 def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
