@@ -40,7 +40,8 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60) 
 
 
 def has_begun(folder: Path) -> bool:
-    return (folder / "metrics.jsonl").exists()
+    metrics = folder / "metrics.jsonl"
+    return metrics.exists() and '"kind": "train"' in metrics.read_text()
 
 
 def has_saved(folder: Path) -> bool:

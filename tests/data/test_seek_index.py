@@ -20,7 +20,7 @@ from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
-from trainyard.data.remarks import warn_of_slow_paths
+from trainyard.data.remarks import slow_paths, warn
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.errors import DataError
 
@@ -114,13 +114,13 @@ def test_of_other_data(index: Index, tmp_path: Path) -> None:
     newer = build_index(str(tmp_path / "data"))
     assert open_seek(newer) is None
     console = Console(record=True, width=1000)
-    warn_of_slow_paths(console, newer)
+    warn(console, slow_paths(newer))
     said = console.export_text()
     assert said.startswith(f"{path}: this seek table is of another version or of other data")
     assert said.count("\n") == 1
     build_seek(newer, silent)
     assert open_seek(newer) is not None
-    warn_of_slow_paths(console, newer)
+    warn(console, slow_paths(newer))
     assert console.export_text() == ""
 
 
@@ -151,7 +151,7 @@ def test_who_decodes_without_the_extension_is_told_so_once(
 ) -> None:
     monkeypatch.setattr("trainyard.data.remarks.is_built", lambda: False)
     console = Console(record=True, width=1000)
-    warn_of_slow_paths(console, index, index)
+    warn(console, slow_paths(index, index))
     said = console.export_text()
     assert said.startswith("decoding at a quarter of the speed, without the extension: install a C")
     assert said.count("\n") == 1

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.command_line import Capture, complaint, newest, run
+from tests.runs import events
 from trainyard.files import sha256
-from trainyard.monitor.history import read_history
 from trainyard.monitor.profiler import profiling
 
 LENGTH = ("--run.length", "4 steps", "--run.log_every", "1 steps", "--data.threads", "1")
@@ -41,8 +41,7 @@ def test_a_run_is_the_same_with_and_without(digits: Path, tmp_path: Path, capsys
     profile = with_profile / "profile"
     assert sorted(path.name for path in profile.iterdir()) == ["summary.txt", "trace.json.gz"]
     assert steps_in(profile) == [1, 2]
-    (event,) = read_history(with_profile / "metrics.jsonl").events
-    assert event["event"] == "profile"
+    (event,) = events(with_profile, "profile")
     assert event["message"].startswith(f"profile of steps 1 to 2, in {profile}:\noperator ")
     assert event["message"] in said
     table = (profile / "summary.txt").read_text()
@@ -69,8 +68,8 @@ def test_a_full_disk_ends_no_run(digits: Path, tmp_path: Path) -> None:
     (tmp_path / "run" / "profile").touch()  # where a folder is to be
     train = ("train", "debug", "--data", digits, "--run", tmp_path / "run", *LENGTH, "--json")
     assert run(*train, "--watch.profile", "1:2") == 0
-    (event,) = read_history(tmp_path / "run" / "metrics.jsonl").events
-    assert (event["event"], event["level"]) == ("profile", "warning")
+    (event,) = events(tmp_path / "run", "profile")
+    assert event["level"] == "warning"
     assert "steps 1 to 1 could not be written" in event["message"]
 
 

@@ -12,12 +12,12 @@ from trainyard.installation import NEEDS_EXTENSION
 from trainyard.printable import printable
 
 
-def warn_of_slow_paths(console: Console, *data: Index | Stream) -> None:
-    """Prints reasons why reading these data is slower than it could be."""
+def slow_paths(*data: Index | Stream) -> list[str]:
+    """Reasons why reading these data is slower than it could be."""
     said = [seek_remark(one) for one in data if isinstance(one, Index)]
     if not is_built():
         said = [f"decoding at a quarter of the speed, without the extension: {NEEDS_EXTENSION}"]
-    warn(console, [text for text in said if text])
+    return list(dict.fromkeys(text for text in said if text))
 
 
 def what_is_left_out(data: Iterable[Index | Stream]) -> list[str]:

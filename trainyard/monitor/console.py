@@ -9,6 +9,7 @@ from typing import TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from trainyard.course import Course
@@ -126,9 +127,22 @@ class ConsoleSink:
         self._console.print(row, highlight=False, soft_wrap=True)
 
     def _on_event(self, report: Report) -> None:
+        if "rows" in report:
+            self._console.print(_grid(report["rows"]))
+            return
         style = {"warning": "yellow"}.get(report.get("level", ""), "cyan")
         # The style is the text's: as an argument of print() it would apply to the live lines too.
         self._console.print(Text(printable(report["message"]), style), soft_wrap=True)
+
+
+def _grid(rows: dict[str, str]) -> Table:
+    """A line for each row, and more for texts that are longer than the terminal is wide."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in rows.items():
+        grid.add_row(name, Text(printable(text)))
+    return grid
 
 
 def _time_left(report: Report) -> str:

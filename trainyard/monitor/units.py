@@ -21,3 +21,8 @@ def in_bits(bytes_per_second: float) -> str:
     """11.8 Gb/s, 94 Mb/s."""
     bits = 8 * bytes_per_second
     return f"{bits / 1e9:.3g} Gb/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mb/s"
+
+
+def in_millions(count: int) -> str:
+    """28.59 M; 7,210 below a million."""
+    return f"{count / 1e6:,.4g} M" if count >= 1e6 else f"{count:,}"

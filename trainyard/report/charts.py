@@ -158,7 +158,7 @@ def _marks(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return [
         {"step": event["step"], "text": str(event.get("event", ""))}
         for event in groups[0].runs[0].history.events
-        if event["step"] and event.get("event") != "bounds"
+        if event["step"] and event.get("event") not in ("bounds", "head", "remark")
     ][:_MARKS]
 
 

@@ -14,8 +14,13 @@ _ROWS = 200  # most rows of events and of unreadable images
 
 
 def events_section(runs: Sequence[Run]) -> Html:
-    """The latest events, and the number of skipped updates."""
-    rows = [(run.name, *_event(event)) for run in runs for event in run.history.events]
+    """The latest events, and the number of skipped updates; heads are in the overview."""
+    rows = [
+        (run.name, *_event(event))
+        for run in runs
+        for event in run.history.events
+        if event.get("event") != "head"
+    ]
     skipped = sum(number(report, "skipped") or 0 for run in runs for report in run.history.train)
     text = f"{skipped:g} updates skipped because a gradient was not finite." if skipped else ""
     if not rows:

@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Sequence
 from statistics import mean, median_high, stdev
 
+from trainyard.data.storage.credentials import without_secrets
 from trainyard.monitor.figures import duration
 from trainyard.monitor.outcome import METRICS
+from trainyard.monitor.units import in_millions
 from trainyard.report.charts import COLOURS
 from trainyard.report.findings import PAGE, findings
 from trainyard.report.markup import Child, Html, join, table, tag
@@ -24,12 +26,25 @@ def overview_section(groups: Sequence[Group]) -> Html:
     """The first section of a report: cards of one run, or a comparison of several."""
     runs = [run for group in groups for run in group.runs]
     notes = (tag("p", note, class_="note") for run in runs for note in _notes(run, len(runs) > 1))
-    return join(_cards(runs[0]) if len(runs) == 1 else _comparison(groups), *notes)
+    if len(runs) > 1:
+        return join(_comparison(groups), *notes)
+    return join(_cards(runs[0]), *notes, _head(runs[0]))
+
+
+def _head(run: Run) -> Html | None:
+    """The head that the run printed when it was started last."""
+    heads = [event["rows"] for event in run.history.events if isinstance(event.get("rows"), dict)]
+    if not heads:
+        return None
+    rows: list[list[Child]] = [[name, without_secrets(str(of))] for name, of in heads[-1].items()]
+    return table(["", "Value"], rows, caption="The run at its start", class_="facts")
 
 
 def _notes(run: Run, is_named: bool) -> list[str]:
     found = findings(run)
-    said = [f"{' '.join(found)} Causes are in {PAGE}."] if found else []
+    said = [str(e["message"]) for e in run.history.events if e.get("event") == "remark"]
+    said = [without_secrets(text) for text in dict.fromkeys(said)]
+    said += [f"{' '.join(found)} Causes are in {PAGE}."] if found else []
     return [*run.notes, *(f"{run.name}: {text}" if is_named else text for text in said)]
 
 
@@ -46,13 +61,9 @@ def _cards(run: Run) -> Html:
         _card("Time", duration(run.seconds), "all restarts together"),
         _card("Images per second", f"{speed:,.0f}", _devices(run)) if speed else None,
         _card("Epochs", f"{run.epoch:.1f}", f"{run.steps:,} steps{done}"),
-        _card("Parameters", _millions(size), model) if size else None,
+        _card("Parameters", in_millions(size), model) if size else None,
     ]
     return tag("dl", *cards, class_="cards")
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:,.4g} M" if count >= 1e6 else f"{count:,}"
 
 
 def _accuracy(run: Run, key: str) -> Html | None:

@@ -28,7 +28,7 @@ from trainyard.data.open_datasets import (
     source_of,
     trained_on,
 )
-from trainyard.data.remarks import warn, warn_of_slow_paths, what_is_left_out
+from trainyard.data.remarks import slow_paths, warn, what_is_left_out
 from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, RecipeError
 from trainyard.monitor.progress import counter
@@ -245,7 +245,7 @@ def _open_all(
             for where in question.data
         ]
     if world.is_first:
-        warn_of_slow_paths(console, *(one.index for one in data))
+        warn(console, slow_paths(*(one.index for one in data)))
         warn(console, what_is_left_out(one.index for one in data))
         warn(console, trained_on(config.data, question.data))
     with together(world):

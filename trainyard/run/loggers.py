@@ -44,10 +44,6 @@ class Loggers(Sinks):
         event = {"kind": "event", "event": "tracker", "level": "warning", "message": message}
         super().write(event | self._place)
 
-    def begin(self, event: str, message: str) -> None:
-        """An event before the first step."""
-        self.write({"kind": "event", "event": event, "message": message} | _BEGINNING)
-
     def concluded(self, outcome: Outcome) -> Outcome:
         """Notify trackers if the run is complete, not just stopped."""
         for tracker in self._trackers if outcome.stopped is None else ():

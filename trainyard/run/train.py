@@ -55,6 +55,7 @@ from trainyard.run.build import (
 )
 from trainyard.run.distillation import build_run_loss
 from trainyard.run.evaluation import predict
+from trainyard.run.head import head
 from trainyard.run.labels import check_labels, has_lists, labels_of
 from trainyard.run.loggers import check_trackers, open_loggers
 from trainyard.run.metrics import ideal_seconds, open_quarantine, with_bottleneck_reports
@@ -133,8 +134,6 @@ def _train(
         open_loggers(run.config, folder, run.course, world=world, console=console) as sinks,
     ):
         watchdog.write_to(folder.stacks)
-        for message in run.begun.log:
-            sinks.begin("initial weights", message)
         return sinks.concluded(_train_in(run, sinks, watchdog))
 
 
@@ -205,7 +204,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     quarantine = open_quarantine(config, folder, data, world)
     eta = Eta(course, course.every(config.run.eval_every))
     report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"), eta)
-    resume(config.run.resume, folder, state, world=world, report=report)
+    _resume(run, state, report)
     feeds = build_feeds(config, world, device)
     step = _observed_step(run, state, wrapped, ema=ema, report=report)
     profile = config.watch.profile if world.is_first else None
@@ -251,6 +250,26 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
             heartbeat,
         )
     return _outcome(run, state, stopped)
+
+
+def _resume(run: _Run, state: TrainState, report: Reporter) -> None:
+    """Load a checkpoint if there is one, and report the head of the run."""
+    resume(run.config.run.resume, run.folder, state, world=run.world, report=report)
+    if not run.world.is_first:
+        return
+    for event in head(
+        run.config,
+        run.data,
+        run.course,
+        model=run.model,
+        begun=run.begun,
+        world=run.world,
+        device=run.device,
+        step=state.step,
+    ):
+        report(event)
+    for message in run.begun.log:
+        report({"kind": "event", "event": "initial weights", "message": message})
 
 
 def _meter(run: _Run, state: TrainState, ideal_s: Callable[[int], float | None]) -> Meter:

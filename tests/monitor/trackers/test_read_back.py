@@ -152,7 +152,8 @@ def test_tensorboard_has_what_counts(tracked: Path) -> None:
     assert expected == {tag: [(e.step, e.value) for e in events] for tag, events in shown.items()}
     (text,) = board.Tensors("events/resumed")
     assert text.step == 4
-    assert [text.tensor_proto.string_val[0].decode()] == [e["message"] for e in history.events]
+    (resumed,) = (event for event in history.events if event["event"] == "resumed")
+    assert text.tensor_proto.string_val[0].decode() == resumed["message"]
 
 
 # --- trackio ---
@@ -210,4 +211,4 @@ def test_off_is_off(digits: Path, tmp_path: Path) -> None:
 def test_there_is_a_history(tracked: Path) -> None:
     """Or the comparisons above would compare nothing."""
     history: History = read_history(tracked / "a run" / "metrics.jsonl")
-    assert (len(history.train), len(history.val), len(history.events)) == (8, 2, 1)
+    assert (len(history.train), len(history.val), len(history.events)) == (8, 2, 5)
