@@ -185,7 +185,7 @@ def test_shards_with_lists_and_without(tmp_path: Path) -> None:
         ('{"path": "0.jpg", "label": ["ape"]}', r"is not a text: \[.ape.\]"),
         (
             '{"path": "0.jpg", "labels": []}\n{"path": "1.jpg", "label": "ape"}',
-            "line 2: some lines have label and some labels",
+            "line 2: has path, label, and the first line path, labels",
         ),
     ],
 )
