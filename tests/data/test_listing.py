@@ -188,6 +188,8 @@ def test_images_lie_in_the_folder_of_the_list_or_in_a_named_one(folder: Path) ->
     lists.mkdir()
     link.symlink_to(folder / "2.jpg")
     (lists / "img").symlink_to(folder / "a")
+
+    (folder / "link").symlink_to(lists)
     for path in ("link.jpg", "img/1.jpg", f"{folder}/2.jpg"):
         location = write_csv(lists, f"path,label\n{path},dog\n")
         with pytest.raises(DataError, match=f"line 2: .* outside of {lists}: name .*#root=FOLDER"):
@@ -198,6 +200,9 @@ def test_images_lie_in_the_folder_of_the_list_or_in_a_named_one(folder: Path) ->
             write_csv(lists, f"path,label\n{folder}/2.jpg,dog\n{link},ape\n")
         index = open_index(f"{location}#root={root}")
         contents = [Path(index.locate(n)[0]).read_bytes() for n in range(2)]
+        assert open_index(f"{folder}/link/photos.csv#root={root}").size.tolist() == [
+            *map(len, contents)
+        ]
         assert contents == ([b"three", b"three"] if root == "/" else [b"three", b"one"])
     (folder / "2.jpg").unlink()
     with pytest.raises(DataError, match="No such file"):  # a saved index is stale

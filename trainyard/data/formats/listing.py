@@ -49,7 +49,7 @@ _DUPLICATE = "rows of an image that has a row already"
 
 class _Row(NamedTuple):
     where: str  # file and line, for messages
-    path: str  # relative to the list's folder; absolute if it lies elsewhere
+    path: str  # relative to the list's folder
     labels: list[str]
     has_list: bool  # True for any number of labels
     split: str | None  # None without a column of splits
@@ -206,6 +206,7 @@ def _rows(place: ResolvedLocation) -> Iterator[_Row]:
     lines = _json_rows if _suffix(place) == ".jsonl" else _csv_rows
     inside = os.path.join(_root(place), "")
     here = os.path.join(os.path.abspath(place.root), "")
+    real_here = os.path.realpath(here)  # `..` is the folder above this one, whatever links to it
     for row in lines(path, place.options.get("label")):
         if not row.path or "" in row.labels or row.split == "":
             label = "one of its labels" if row.has_list else "its label"
@@ -216,13 +217,15 @@ def _rows(place: ResolvedLocation) -> Iterator[_Row]:
             raise DataError(f"{row.where}: {row.path!r} is a URL: download the images")
         if not is_inside(full.removeprefix(inside)):
             raise DataError(f"{row.where}: {row.path!r} lies {_outside(place)}")
-        yield row._replace(path=full.removeprefix(here), split=_split(row))
+        is_here = full.startswith(here)
+        name = full[len(here) :] if is_here else os.path.relpath(full, real_here)
+        yield row._replace(path=name, split=_split(row))
 
 
 def _split(row: _Row) -> str | None:
     if row.split is None:
         return None
-    named = splits_named(row.split) or {"test"} & words_of(row.split)
+    named = splits_named(row.split) or {"test"}.intersection(words_of(row.split))
     if len(named) == 1:
         return named.pop()
     hint = did_you_mean(row.split, ("train", "val", "test", "training", "validation"))

@@ -302,7 +302,7 @@ def _local_stamp(prefix: str, name: str) -> Stamp | None:
         names = sorted(e for e in os.listdir(prefix or ".") if not e.startswith("."))
         return [hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()]
     try:
-        stat = os.stat(os.path.join(prefix, name))  # a list may name images elsewhere
+        stat = os.stat(prefix + name)
     except OSError:
         return None
     return [stat.st_mtime_ns, stat.st_size]
