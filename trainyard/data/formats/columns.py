@@ -10,7 +10,7 @@ from trainyard.hints import did_you_mean
 _NAMES = {
     "path": "path file filename file_name filepath file_path image image_path img img_path",
     "image": "image img jpg jpeg png webp picture photo",
-    "label": "label labels fine_label label_name class class_name category target",
+    "label": "label labels fine_label coarse_label label_name class class_name category target",
     "split": "split subset partition",
 }
 LISTS = "labels"
