@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from trainyard.data.formats.left_out import LeftOut
+from trainyard.data.formats.left_out import LeftOut, ending
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
 
@@ -112,6 +112,12 @@ def scan_of_files(
     classes: Sequence[str] | None,
     left_out: LeftOut,
 ) -> Scan:
-    """The scan of files with many samples each, any of which makes the index stale."""
-    watched = place.watched(names)
+    """The scan of files with many samples each, any of which makes the index stale.
+
+    Files of a glob or a brace list that are not among `names` are left out.
+    """
+    watched, read = place.watched(names), {*names}
+    for name in () if place.is_folder else place.names:
+        if name not in read:
+            left_out.add(ending(name), name)
     return Scan(place, format, classes, watched, rows, files=len(names), left_out=left_out)
