@@ -48,7 +48,7 @@ def spaced(random: Random, text: str) -> str:
 
 
 def some_rows(random: Random) -> Rows:
-    paths = random.sample(IMAGES, random.randint(1, len(IMAGES)))
+    paths = random.sample(IMAGES[:-1], random.randint(1, len(IMAGES) - 1))
     has_split, has_lists = random.random() < 0.5, random.random() < 0.3
     rows: Rows = [{"path": spaced(random, random.choice(["", "./"]) + path)} for path in paths]
     for row in rows:
@@ -87,11 +87,13 @@ def typo(row: dict[str, Any]) -> None:
 
 
 def spoilt(random: Random, rows: Rows) -> bool:
-    """True if a row was made wrong: it contradicts another one, or itself."""
+    """True if a wrong row was added: one that contradicts another, or is wrong alone."""
     if random.random() < 0.6:
         return False
     spoil = random.choice([no_image, outside, no_path, blank_label, other_label, typo])
     row = dict(random.choice(rows))
+    if spoil is not other_label:
+        row["path"] = IMAGES[-1]  # of no other row
     if spoil is typo and "split" not in row:
         return False
     spoil(row)
