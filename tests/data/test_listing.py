@@ -107,6 +107,8 @@ def test_a_changed_list_or_image_is_indexed_anew(folder: Path) -> None:
         ),
         ("path,label\n2.jpg,a\nno.jpg,a\n", "line 3: no.jpg: No such file"),
         ("path,label\na,x\n", "line 2: a: is not a file"),
+        ("path,label\na\\1.jpg,x\n", "No such file or directory; write / for \\"),
+        ("path,label\r2.jpg,x\r", "line 1: is not CSV (new-line character"),
         ("path,label\n../x.jpg,a\n", "line 2: '../x.jpg' lies outside of"),
         ("path,label\n/etc/hosts,a\n", "line 2: '/etc/hosts' lies outside of"),
         ("path,label\nhttp://h/x.jpg,a\n", "line 2: 'http://h/x.jpg' is a URL"),
@@ -217,6 +219,8 @@ def test_an_option_is_for_formats_that_have_it(folder: Path) -> None:
         open_index(f"{location}#labels=label")
     with pytest.raises(DataError, match=r"has no column 'lable'.*; did you mean 'label'\?"):
         open_index(f"{location}#label=lable")
+    with pytest.raises(DataError, match="#label=label#label=path: has an option twice"):
+        open_index(f"{location}#label=label#label=path")
 
 
 def test_text_that_is_not_utf8(folder: Path) -> None:

@@ -224,7 +224,7 @@ def test_columns_that_do_not_say_what_they_are(
     path = write_columns(tmp_path / "a.parquet", columns, {"coarse": CLASS, "fine": CLASS})
     with pytest.raises(DataError, match=message) as caught:
         build_index(str(path))
-    assert str(caught.value).startswith((str(path), "a.parquet"))
+    assert str(caught.value).startswith(str(path))
 
 
 def test_files_that_differ_in_their_labels(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def recognise(place: ResolvedLocation) -> str:
 def _check_options(place: ResolvedLocation, name: str) -> None:
     """DataError for an option that the format's reader does not know."""
     known = getattr(FORMATS[name], "OPTIONS", ())
+    if len(place.options) < place.option_text.count("#"):
+        raise DataError(f"{place.location}{place.option_text}: has an option twice")
     wrong = [f"#{option}=" for option in place.options if option not in known]
     if wrong:
         taken = " and ".join(f"#{option}=" for option in known) or "none"

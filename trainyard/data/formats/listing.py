@@ -11,6 +11,7 @@ are the sorted labels, and samples come in the list's order.
 import csv
 import json
 import os
+import re
 from array import array
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ from trainyard.hints import did_you_mean
 OPTIONS = ("label", "root")
 _SUFFIXES = (".csv", ".tsv", ".jsonl")
 _DELIMITERS = ",;\t"
+_QUOTED = re.compile('"[^"]*"')
 _BETWEEN = "|"  # labels in a cell of CSV
 _CHUNK = 4096  # files whose sizes are asked for at once
 _DUPLICATE = "rows of an image that has a row already"
@@ -149,7 +151,9 @@ def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -
         stat = os.stat(path)
         is_link = os.path.islink(path)
     except OSError as error:
-        raise DataError(f"{row.where}: {row.path}: {error.strerror}") from None
+        shown = os.path.abspath(path) if row.path.startswith("..") else row.path
+        hint = "; write / for \\" if "\\" in row.path else ""
+        raise DataError(f"{row.where}: {shown}: {error.strerror}{hint}") from None
     if not S_ISREG(stat.st_mode):
         raise DataError(f"{row.where}: {row.path}: is not a file")
     folder = real_path(_root(place))
@@ -269,8 +273,8 @@ def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
 
 
 def _delimiter(header: str) -> str:
-    """The delimiter that gives a header the most columns; the comma if several do."""
-    return max(_DELIMITERS, key=lambda sign: len(next(csv.reader([header], delimiter=sign), [])))
+    """The delimiter that a header has most often outside of quotes; the comma if it has none."""
+    return max(_DELIMITERS, key=_QUOTED.sub("", header).count)
 
 
 def _row(where: str, columns: _Columns, cells: Sequence[str]) -> _Row:

@@ -68,7 +68,7 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     read = in_threads(threads, partial(_read_file, place, names[0], layout))
     left_out = LeftOut()
     classes: list[str] | None = [] if layout.is_text else layout.classes
-    rows = _rows(via(read, names), classes, left_out)
+    rows = _rows(place, via(read, names), classes, left_out)
     return scan_of_files(place, names, rows, format="parquet", classes=classes, left_out=left_out)
 
 
@@ -134,7 +134,10 @@ class _About(NamedTuple):
 
 
 def _rows(
-    files: Iterable[FileScan], classes: list[str] | None, left_out: LeftOut
+    place: ResolvedLocation,
+    files: Iterable[FileScan],
+    classes: list[str] | None,
+    left_out: LeftOut,
 ) -> Iterator[FileRows]:
     """The rows of all files; once exhausted, `classes` holds the labels that are texts."""
     known: dict[str, int] = {}
@@ -146,8 +149,8 @@ def _rows(
             splits |= {*about.splits}
             if len(splits) > 1:
                 raise DataError(
-                    f"{rows.path}: its rows or those of files before it are of several splits, "
-                    f"{', '.join(sorted(splits))}: write files of one split each"
+                    f"{place.path(rows.path)}: its rows or those of files before it are of several "
+                    f"splits, {', '.join(sorted(splits))}: write files of one split each"
                 )
             yield rows._replace(labels=[numbers[n] for n in rows.labels]) if numbers else rows
         left_out.update(file.left_out)
