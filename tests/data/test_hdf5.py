@@ -381,6 +381,114 @@ def test_data_in_other_files(tmp_path: Path) -> None:
     assert "keeps its data in other files" in complaint(path)
 
 
+def external_names(path: Path) -> None:
+    """Any file of this machine would be read."""
+    (path.parent / "secret").write_bytes(b"a" * 10)
+    with h5py.File(path, "r+") as file:
+        place = [(str(path.parent / "secret"), 0, 10)]
+        file.create_dataset("class_names", (2,), "S5", external=place)
+
+
+def virtual_targets(path: Path) -> None:
+    """Of a file that is missing: they would be 0."""
+    layout = h5py.VirtualLayout(shape=(3,), dtype=np.int64)
+    layout[:] = h5py.VirtualSource("missing.h5", "targets", shape=(3,))
+    with h5py.File(path, "r+") as file:
+        del file["targets"]
+        file.create_virtual_dataset("targets", layout)
+
+
+def linked_targets(path: Path) -> None:
+    with h5py.File(path.parent / "other.h5", "w") as other:
+        other["targets"] = [0, 1, 0]
+    with h5py.File(path, "r+") as file:
+        del file["targets"]
+        file["targets"] = h5py.ExternalLink(str(path.parent / "other.h5"), "targets")
+
+
+def names_of_nowhere(path: Path) -> None:
+    """The numbers of the classes would be their names."""
+    with h5py.File(path, "r+") as file:
+        file["class_names"] = h5py.ExternalLink("missing.h5", "names")
+
+
+def rows_elsewhere(path: Path) -> None:
+    (path.parent / "rows").write_bytes(np.arange(2).tobytes())
+    with h5py.File(path, "r+") as file:
+        file.create_dataset("chosen", (2,), "<i8", external=[(str(path.parent / "rows"), 0, 16)])
+        line = {"encoded_images": (0, 0, file["chosen"].ref), "targets": (0, 2)}
+        file.attrs["split"] = split_array({"train": line}, nested=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (external_names, "/class_names keeps its data in other files"),
+        (virtual_targets, "/targets keeps its data in other files"),
+        (linked_targets, "has no dataset targets"),
+        (names_of_nowhere, "not a readable HDF5 file"),
+        (rows_elsewhere, "/chosen keeps its data in other files"),
+    ],
+)
+def test_all_that_is_read_lies_in_the_file(
+    tmp_path: Path, change: Callable[[Path], None], expected: str
+) -> None:
+    """The images alone were checked; names and labels came from any file, or were zeros."""
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    change(path)
+    assert expected in complaint(path)
+
+
+def test_a_link_within_the_file(tmp_path: Path) -> None:
+    path = write_plain(tmp_path / "a.h5", IMAGES)
+    with h5py.File(path, "r+") as file:
+        file.move("targets", "numbers")
+        file["targets"] = h5py.SoftLink("/numbers")
+    assert len(stored(path)) == 3
+
+
+def split_file(tmp_path: Path, splits: dict[str, dict[str, tuple[Any, ...]]]) -> Path:
+    path = write_plain(tmp_path / "a.h5", [str(n).encode() for n in range(10)])
+    with h5py.File(path, "r+") as file:
+        file["class_names"] = ["a", "b"]
+        file.attrs["split"] = split_array(splits, nested=False)
+    return path
+
+
+def test_images_without_a_label_or_a_split_are_counted(tmp_path: Path) -> None:
+    """They were dropped in silence."""
+    both = {
+        name: {"encoded_images": rows, "targets": rows}
+        for name, rows in (("train", (0, 4)), ("valid", (4, 5)), ("test", (5, 7)))
+    }
+    path = split_file(tmp_path, both | {"extra": {"encoded_images": (6, 9)}})
+    kinds = {
+        "images without a label": (2, f"{path}#extra"),
+        "images in no split": (1, f"{path}, row 9"),
+    }
+    unused = {"rows of split test": (2, f"{path}#test")}
+    assert build_index(f"{path}#train").left_out.kinds == kinds | unused
+    assert build_index(f"{path}#test").left_out.kinds == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "expected"),
+    [
+        (
+            "trian",
+            (2, 4),
+            "its split 'trian' is none of train, val and test; did you mean 'train'?",
+        ),
+        ("valid", (1, 3), "its splits name row 1 of encoded_images more than once"),
+        ("TRAIN", (2, 4), "several of its splits are one, train, TRAIN"),
+    ],
+)
+def test_wrong_splits(tmp_path: Path, name: str, rows: tuple[int, int], expected: str) -> None:
+    table = {"train": (0, 2), name: rows}
+    both = {split: {"encoded_images": span, "targets": span} for split, span in table.items()}
+    assert expected in complaint(f"{split_file(tmp_path, both)}#train")
+
+
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [

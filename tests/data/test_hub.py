@@ -107,6 +107,9 @@ def test_parquet_of_a_gated_repository(hub: Path) -> None:
     assert index.classes == ("a", "b", "c")
     assert [reader.read(sample) for sample in range(len(index))] == IMAGES * 2
     assert len(open_index(val)) == len(IMAGES)
+    chosen = find_splits(f"{_at()}#label=label")
+    assert chosen["val"] == f"{val}#label=label"
+    assert len(open_index(chosen["val"])) == len(IMAGES)
 
 
 def _at() -> str:

@@ -17,6 +17,7 @@ from trainyard.data.formats import parquet
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.merge import open_merged
+from trainyard.data.index.splits import find_splits
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.snappy import SnappyStream, unpacked
 from trainyard.errors import DataError
@@ -107,15 +108,134 @@ def test_data_without_an_image_or_a_label_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     none: list[Any] = [*IMAGES[:5], None]
     cases: dict[str, dict[str, Any]] = {
-        "a row has no bytes": {"images": none},
-        "no labels: label is -1": {"labels": [-1] * len(IMAGES)},
-        "label is null": {"labels": [None] * len(IMAGES)},
-        "label is 7, which is no class": {"labels": [7] * len(IMAGES), "names": ["a", "b"]},
+        "row 0: holds no image, but a path \\(x.jpg\\): its file holds paths": {
+            "images": [None] * 3
+        },
+        "row 5: has no image": {"images": none, "kind": pa.binary()},
+        "row 0: label is -1, which stands for no label": {"labels": [-1] * len(IMAGES)},
+        "row 1: label is null": {"labels": [1, None] * (len(IMAGES) // 2), "row_group_size": 1},
+        "row 0: label is 7, which is no class": {"labels": [7] * len(IMAGES), "names": ["a", "b"]},
     }
     for message, settings in cases.items():
         write(path, **settings)
         with pytest.raises(DataError, match=f"^{path}: .*{message}"):
             build_index(str(path))
+
+
+ROWS = 6
+PICTURES = pa.array([{"bytes": b"%d" % n, "path": None} for n in range(ROWS)], IMAGE)
+COUNT = list(range(ROWS))
+TEXTS = ["cow", "ape ", "cow", "ape", " cow", "bee"]
+CLASS = {"names": ["x", "y", "z"], "_type": "ClassLabel"}
+
+
+def write_columns(
+    path: Path, columns: dict[str, Any], features: dict[str, Any] | None = None
+) -> Path:
+    """`columns` beside those of images; a None removes one."""
+    everything = {"image": PICTURES} | columns
+    table = pa.table({name: cells for name, cells in everything.items() if cells is not None})
+    about = {"huggingface": json.dumps({"info": {"features": features or {}}})}
+    pq.write_table(table.replace_schema_metadata(about), path, row_group_size=4)
+    return path
+
+
+def test_labels_that_are_texts_are_classes(tmp_path: Path) -> None:
+    """They were passed over, and a lone column of integers, such as an id, became the label."""
+    numbers, lists = {"__index_level_0__": COUNT, "width": COUNT}, [[text] * 2 for text in TEXTS]
+    for name, column in {
+        "label": TEXTS,
+        "Class": pa.array(TEXTS, pa.large_string()),
+        "target": pa.array(TEXTS).dictionary_encode(),
+        "labels": lists,
+    }.items():
+        index = build_index(str(write_columns(tmp_path / "a.parquet", {name: column} | numbers)))
+        assert index.classes == ("ape", "bee", "cow") and index.has_names
+        assert [index.class_names(n) for n in range(ROWS)] == [[text.strip()] for text in TEXTS]
+    write_columns(tmp_path / "a.parquet", {"label": TEXTS})
+    write_columns(tmp_path / "b.parquet", {"label": TEXTS[::-1]})
+    index = build_index(f"{tmp_path}/*.parquet")
+    found = [index.classes[label] for label in index.label.tolist()]
+    assert found == [text.strip() for text in TEXTS + TEXTS[::-1]]
+
+
+def test_the_label_is_a_column_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    columns = {"kind": [n % 3 for n in COUNT], "id": COUNT}
+    write_columns(path, columns, {"kind": CLASS})
+    assert build_index(str(path)).classes == ("x", "y", "z")
+    write_columns(path, columns | {"coarse": COUNT}, {"kind": CLASS, "coarse": CLASS})
+    location = f"{path}#label=kind"
+    assert build_index(location).label.tolist() == [0, 1, 2] * 2
+    assert open_index(location).classes == ("x", "y", "z")  # saved, and apart from other columns
+    assert build_index(f"{path}#label=id").label.tolist() == COUNT
+    write_columns(path, {"label": pa.array([1, 0] * 3).dictionary_encode(), "label_name": TEXTS})
+    assert build_index(str(path)).label.tolist() == [1, 0] * 3  # never guesses their names
+    write(tmp_path / "train.parquet", labels=[0, 1] * (len(IMAGES) // 2))
+    splits = find_splits(f"{tmp_path}#label=label")
+    assert splits == {"train": f"{tmp_path}/*train*.parquet#label=label"}
+    assert len(open_index(splits["train"])) == len(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (
+            {"id": COUNT},
+            r"has no column of the label \(label, .*\), but 'image', 'id'; or name one",
+        ),
+        ({"width": COUNT, "__index_level_0__": COUNT}, "has no column of the label"),
+        ({"annotation": [{"label": 1}] * ROWS}, "has no column of the label .* 'annotation'"),
+        ({"fine_label": COUNT, "class": COUNT}, "'fine_label' and 'class' can each be the label"),
+        ({"coarse": COUNT, "fine": COUNT}, "'coarse' and 'fine' can each be the label: name one"),
+        ({"label": [0.0] * ROWS, "width": COUNT}, "its column 'label' is double: labels are whole"),
+        ({"label": [True] * ROWS, "id": COUNT}, "its column 'label' is bool: labels are whole"),
+        ({"label": [b"a"] * ROWS}, "its column 'label' is binary: labels are whole"),
+        ({"label": [{"id": 1}] * ROWS}, "its column 'label' is struct<id: int64>: labels are"),
+        ({"label": [[1.0, 0.0]] * ROWS}, "its column 'label' is list<.*double>: labels are whole"),
+        ({"label": [[0, 0, 1]] * ROWS}, "row 0: label is a vector of 0 and 1"),
+        ({"label": [*COUNT[:5], None]}, "row 5: label is null"),
+        ({"label": [*TEXTS[:5], None]}, "row 5: label is null"),
+        ({"label": [*TEXTS[:5], " "]}, "row 5: label is empty"),
+        ({"label": [["a"], [], None, [], [], []]}, "row 2: label is null"),
+        ({"label": [["a"], [], [], [], [], ["a", None]]}, "row 5: label is null"),
+        ({"label": COUNT, "split": ["train"] * 5 + ["val"]}, "several splits, train, val: write"),
+        ({"label": COUNT, "image": ["a.jpg"] * ROWS}, "its column 'image' holds paths, not images"),
+        ({"label": COUNT, "image": [{"path": "a.jpg"}] * ROWS}, "its column 'image' holds paths"),
+        (
+            {"label": COUNT, "image": [[0]] * ROWS},
+            "its column 'image' is list<.*>, and no images: expected binary",
+        ),
+        (
+            {
+                "label": COUNT,
+                "image": [{"bytes": None, "path": "a.jpg"}] * ROWS,
+                "hash": [b"a"] * 6,
+            },
+            "its column 'image' holds paths, not images: embed",
+        ),
+        ({"label": COUNT, "jpg": [b"a"] * 6, "png": [b"b"] * 6, "image": None}, "'jpg' and 'png'"),
+    ],
+)
+def test_columns_that_do_not_say_what_they_are(
+    columns: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """The only column of integers was the label, whatever it was called."""
+    path = write_columns(tmp_path / "a.parquet", columns, {"coarse": CLASS, "fine": CLASS})
+    with pytest.raises(DataError, match=message) as caught:
+        build_index(str(path))
+    assert str(caught.value).startswith(str(path))
+
+
+def test_files_that_differ_in_their_labels(tmp_path: Path) -> None:
+    write_columns(tmp_path / "a.parquet", {"label": TEXTS, "split": ["train"] * ROWS})
+    for columns in ({"label": COUNT}, {"class": TEXTS}):
+        write_columns(tmp_path / "b.parquet", columns)
+        with pytest.raises(DataError, match=r"b\.parquet: its labels or classes differ from those"):
+            build_index(f"{tmp_path}/*.parquet")
+    write_columns(tmp_path / "b.parquet", {"label": TEXTS, "split": ["val"] * ROWS})
+    with pytest.raises(DataError, match=r"b\.parquet: its rows or those .*, train, val: write"):
+        build_index(f"{tmp_path}/*.parquet")
 
 
 @pytest.mark.parametrize("codec", ["zstd", "gzip"])

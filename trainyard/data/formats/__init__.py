@@ -1,7 +1,8 @@
 """Readers of container formats: each finds the samples of a place and their bytes.
 
 A reader is a module with `recognises(place) -> bool` and `scan(place, via) -> Scan`, and, if one
-file may hold several splits, `splits_inside(place) -> tuple of their names`.
+file may hold several splits, `splits_inside(place) -> tuple of their names`. OPTIONS names the
+options in a location that it takes.
 """
 
 from types import ModuleType
@@ -38,6 +39,7 @@ def recognise(place: ResolvedLocation) -> str:
     """The name of the format of a place. DataError if no format recognises it."""
     for name, reader in FORMATS.items():
         if reader.recognises(place):
+            _check_options(place, name)
             return name
     if place.is_folder:
         left_out = folder.files_left_out(place.root)
@@ -52,6 +54,19 @@ def recognise(place: ResolvedLocation) -> str:
         f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5, "
         "Parquet, packed files, or a list of images (.csv, .jsonl)"
     )
+
+
+def _check_options(place: ResolvedLocation, name: str) -> None:
+    """DataError for an option that the format's reader does not know."""
+    known = getattr(FORMATS[name], "OPTIONS", ())
+    if len(place.options) < place.option_text.count("#"):
+        raise DataError(f"{place.location}{place.option_text}: has an option twice")
+    wrong = [f"#{option}=" for option in place.options if option not in known]
+    if wrong:
+        taken = " and ".join(f"#{option}=" for option in known) or "none"
+        raise DataError(
+            f"{place.location}: {wrong[0]} is no option of the format {name}, which takes {taken}"
+        )
 
 
 def scan(place: ResolvedLocation, via: Via = directly) -> Scan:

@@ -20,13 +20,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.formats.hdf5_layout import (
+    FILES,
     IMAGES,
     NAMES,
     TARGETS,
     Rows,
     SplitRows,
+    check_inside,
     find_classes,
     find_splits,
+    left_out_of,
     read_targets,
 )
 from trainyard.data.formats.heap import check_readable_by_offset, find_elements
@@ -168,6 +171,8 @@ def _check(file: Any, name: str) -> None:
     missing = [key for key in (IMAGES, TARGETS) if not isinstance(file.get(key), kind)]
     if missing:
         raise DataError(f"{name}: has no dataset {missing[0]}; expected {IMAGES} and {TARGETS}")
+    for key in {IMAGES, TARGETS, NAMES, FILES} & {*file}:  # links that lead nowhere too
+        check_inside(file, key, name)
     check_readable_by_offset(file[IMAGES], name)
 
 
@@ -190,16 +195,25 @@ def _read_files(
             with _open(place.path(name)) as (file, source):
                 if name != first and find_classes(file, source.name) != classes:
                     raise DataError(f"{source.name}: its classes differ from those of {first}")
-                yield FileScan(_file_rows(file, source, name, classes, pool=pool))
+                splits = find_splits(file, source.name)
+                left_out = left_out_of(splits, len(file[IMAGES]), source.name)
+                rows = _file_rows(file, source, name, classes, splits=splits, pool=pool)
+                yield FileScan(rows, left_out=left_out)
 
 
 def _file_rows(
-    file: Any, source: Source, name: str, classes: Sequence[str] | None, *, pool: ThreadPoolExecutor
+    file: Any,
+    source: Source,
+    name: str,
+    classes: Sequence[str] | None,
+    *,
+    splits: list[SplitRows],
+    pool: ThreadPoolExecutor,
 ) -> Iterator[FileRows]:
     """The rows of an open file, which are to be taken before it is closed."""
     with _damage_named(source.name):
         targets = read_targets(file, classes, source.name)
-        for split, images, labels in _parts(find_splits(file, source.name)):
+        for split, images, labels in _parts(splits):
             offsets, sizes = find_elements(file[IMAGES], images, source, pool)
             own = _array("i", targets[labels].astype("<i4"))
             yield FileRows(name, _array("q", offsets), _array("q", sizes), own, split)

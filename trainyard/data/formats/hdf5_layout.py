@@ -7,16 +7,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import MAX_CLASSES
+from trainyard.data.formats.split_names import splits_named, words_of
 from trainyard.errors import DataError
+from trainyard.hints import did_you_mean
 
 IMAGES, TARGETS, NAMES = "encoded_images", "targets", "class_names"
-_FILES = "filenames"
+FILES = "filenames"
 
 # Rows of ILSVRC2012 in fuel's file, for copies without the table of splits.
 _TRAIN, _VAL, _TEST, _CLASSES = 1_281_167, 50_000, 100_000, 1000
 _FUEL_ROWS = (_TRAIN + _VAL + _TEST, _TRAIN + _VAL)  # of images and targets
-_SPLIT_NAMES = {"valid": "val"}  # fuel's name and Trainyard's
 
 Rows = NDArray[np.int64]
 
@@ -25,6 +27,25 @@ class SplitRows(NamedTuple):
     name: str
     images: Rows
     labels: Rows | None
+
+
+def check_inside(file: Any, key: Any, where: str) -> Any:
+    """The data set at a key, or a reference to it. DataError if its data lies in another file.
+
+    That file may be any on this machine, and HDF5 reads zeros if it is missing.
+    """
+    from h5py import Dataset, h5d
+
+    found = file[key]
+    if not isinstance(found, Dataset):
+        raise DataError(f"{where}: {found.name} is no dataset")
+    settings = found.id.get_create_plist()
+    if settings.get_layout() == h5d.VIRTUAL or settings.get_external_count():
+        raise DataError(
+            f"{where}: {found.name} keeps its data in other files; rewrite it: "
+            "`h5repack -f NONE -l CONTI FILE NEW`"
+        )
+    return found
 
 
 def read_targets(file: Any, classes: Sequence[str] | None, where: str) -> Rows:
@@ -63,6 +84,27 @@ def find_splits(file: Any, where: str) -> list[SplitRows]:
     return splits
 
 
+def left_out_of(splits: Sequence[SplitRows], images: int, where: str) -> LeftOut:
+    """The images without a label, and those in no split. DataError for one in two splits."""
+    read = [split.images for split in splits if split.labels is not None]
+    times = np.bincount(np.concatenate([*read, np.empty(0, np.int64)]), minlength=images)
+    if (times > 1).any():
+        raise DataError(
+            f"{where}: its splits name row {np.argmax(times > 1)} of {IMAGES} more than once"
+        )
+    found, is_known = LeftOut(), times > 0
+    for name, rows, labels in splits:
+        if labels is None:
+            added = len(np.unique(rows[~is_known[rows]]))
+            is_known[rows] = True
+            if added:
+                found.add("images without a label", f"{where}#{name}", added)
+    if not is_known.all():
+        example = f"{where}, row {np.argmin(is_known)}"
+        found.add("images in no split", example, int((~is_known).sum()))
+    return found
+
+
 def _table_of_splits(file: Any, where: str) -> list[SplitRows]:
     """The splits in fuel's table, which has a line for each dataset of each split."""
     table = np.ravel(file.attrs["split"])
@@ -72,25 +114,38 @@ def _table_of_splits(file: Any, where: str) -> list[SplitRows]:
     for line in table:
         name, source = _text(line["split"]), _text(line["source"])
         if source in (IMAGES, TARGETS) and np.ravel(line["available"])[0]:
-            rows = _rows_of(line, file, len(file[source]))
+            rows = _rows_of(line, file, len(file[source]), where)
             if rows is None:
                 raise DataError(f"{where}: split {name} names rows of {source} that are not there")
-            found.setdefault(_SPLIT_NAMES.get(name, name), {})[source] = rows
+            if source in found.setdefault(name, {}):
+                raise DataError(f"{where}: split {name} has two lines of {source}")
+            found[name][source] = rows
     splits = [
-        SplitRows(name, rows[IMAGES], rows.get(TARGETS))
+        SplitRows(_split(name, rows, where), rows[IMAGES], rows.get(TARGETS))
         for name, rows in found.items()
         if IMAGES in rows
     ]
+    if len({split.name for split in splits}) < len(splits):
+        raise DataError(f"{where}: several of its splits are one, {', '.join(found)}")
     if not splits:
         raise DataError(f"{where}: its table of splits names no rows of {IMAGES}")
     return splits
 
 
-def _rows_of(line: Any, file: Any, count: int) -> Rows | None:
+def _split(name: str, rows: dict[str, Rows], where: str) -> str:
+    """The split that a name stands for; images without labels may have any name."""
+    named = splits_named(name) or {"test"}.intersection(words_of(name))
+    if len(named) != 1 and TARGETS in rows:
+        hint = did_you_mean(name, ("train", "valid", "test"))
+        raise DataError(f"{where}: its split {name!r} is none of train, val and test{hint}")
+    return named.pop() if len(named) == 1 else name
+
+
+def _rows_of(line: Any, file: Any, count: int, where: str) -> Rows | None:
     """The rows that a line of fuel's table names; None if any is not below `count`."""
     chosen = line["indices"] if "indices" in line.dtype.names else None
     if chosen:
-        rows: Rows = file[chosen][...].astype(np.int64).reshape(-1)
+        rows: Rows = check_inside(file, chosen, where)[...].astype(np.int64).reshape(-1)
         return rows if ((rows >= 0) & (rows < count)).all() else None
     start, stop = (int(np.ravel(line[key])[0]) for key in ("start", "stop"))
     return np.arange(start, stop) if 0 <= start <= stop <= count else None
@@ -130,9 +185,9 @@ def _names_in_files(file: Any, targets: Rows) -> list[str] | None:
 
     They distinguish ILSVRC2012 from ILSVRC2010 and name a subset. None unless every class has one.
     """
-    if _FILES not in file or file[_FILES].dtype.kind != "S" or file[_FILES].dtype.itemsize < 10:
+    if FILES not in file or file[FILES].dtype.kind != "S" or file[FILES].dtype.itemsize < 10:
         return None
-    stored = file[_FILES][: len(targets)].reshape(-1)
+    stored = file[FILES][: len(targets)].reshape(-1)
     letters = stored.astype("S10").view(np.uint8).reshape(-1, 10)
     digits = letters[:, 1:9].astype(np.int64) - ord("0")
     is_wnid = (letters[:, 0] == ord("n")) & (letters[:, 9] == ord("_"))

@@ -1,7 +1,8 @@
 """A list of image files: CSV with a header, or JSON lines, with `path`, `label` and maybe `split`.
 
-Paths are relative to the list's folder and stay in it. Classes are the sorted labels, and samples
-come in the list's order. Other columns are ignored.
+Columns may have other usual names, see `columns.py`; further ones are ignored. Paths are relative
+to the list's folder, or to FOLDER in `LIST#root=FOLDER`, and stay in it, links followed. Classes
+are the sorted labels, and samples come in the list's order.
 
 `labels` instead of `label` has any number of labels for each image, also none: in CSV separated by
 "|", in JSON a list.
@@ -10,13 +11,18 @@ come in the list's order. Other columns are ignored.
 import csv
 import json
 import os
-from collections.abc import Iterator, Sequence
+import re
+from array import array
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import islice
+from functools import cache, partial
+from itertools import chain, islice
 from stat import S_ISREG
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from trainyard.data.formats.columns import LISTS, find_column, missing, plain
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import (
     FileRows,
@@ -27,16 +33,20 @@ from trainyard.data.formats.scan import (
     directly,
     num_threads,
 )
-from trainyard.data.formats.split_names import splits_named
+from trainyard.data.formats.split_names import splits_named, words_of
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import is_inside
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
+from trainyard.hints import did_you_mean
 
-_SUFFIXES = (".csv", ".jsonl")
-_ONE, _SEVERAL = ("path", "label", "split"), ("path", "labels", "split")
+OPTIONS = ("label", "root")
+_SUFFIXES = (".csv", ".tsv", ".jsonl")
+_DELIMITERS = ",;\t"
+_QUOTED = re.compile('"[^"]*"')
 _BETWEEN = "|"  # labels in a cell of CSV
 _CHUNK = 4096  # files whose sizes are asked for at once
+_DUPLICATE = "rows of an image that has a row already"
 
 
 class _Row(NamedTuple):
@@ -44,31 +54,33 @@ class _Row(NamedTuple):
     path: str  # relative to the list's folder
     labels: list[str]
     has_list: bool  # True for any number of labels
-    split: str  # "" without a column of splits
+    split: str | None  # None without a column of splits
 
 
 def recognises(place: ResolvedLocation) -> bool:
     """True if a location is a single file with the suffix of a list."""
-    return not place.is_folder and len(place.names) == 1 and place.names[0].endswith(_SUFFIXES)
+    return not place.is_folder and len(place.names) == 1 and _suffix(place) in _SUFFIXES
 
 
 def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a list. DataError for a wrong line, and for a missing image."""
-    folders, labels, count = set(), set(), 0
+    folders, labels, hashes = set(), set(), array("q")
     for row in _rows(place):
-        count += 1
+        hashes.append(hash(row.path))
         folders.add(os.path.dirname(row.path) or ".")
         labels.update(row.labels)
     names = sorted(labels)
     numbers = {name: number for number, name in enumerate(names)}
-    left_out = LeftOut()
-    chunks = [str(number) for number in range(-(-count // _CHUNK))]
+    left_out, again = LeftOut(), _duplicates(place, hashes)
+    for row in again.values():
+        left_out.add(_DUPLICATE, row.where)
+    chunks = [str(number) for number in range(-(-len(hashes) // _CHUNK))]
     return Scan(
         place=place,
         format="list",
         classes=names,
         watched=(*place.names, *sorted(folders)),  # an image that is replaced changes its folder
-        rows=all_rows(via(partial(_read_chunks, place, numbers), chunks), left_out),
+        rows=all_rows(via(partial(_read_chunks, place, numbers, again.keys()), chunks), left_out),
         left_out=left_out,
     )
 
@@ -78,38 +90,114 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
     return tuple(dict.fromkeys(row.split for row in _rows(place) if row.split))
 
 
+def _duplicates(place: ResolvedLocation, hashes: Sequence[int]) -> dict[int, _Row]:
+    """The rows, by number, that repeat an earlier one. DataError if they contradict it.
+
+    Hashes of all paths find the few candidates, so that a long list needs no table of its paths.
+    """
+    values, counts = np.unique(hashes, return_counts=True)
+    several = {*values[counts > 1].tolist()}
+    first: dict[str, _Row] = {}
+    again = {}
+    for number, row in enumerate(_rows(place) if several else ()):
+        known = first.setdefault(row.path, row) if hash(row.path) in several else row
+        if known is row:
+            continue
+        if ({*known.labels}, known.split) != ({*row.labels}, row.split):
+            raise DataError(
+                f"{row.where}: {row.path}: is {_about(row)} here and {_about(known)} in "
+                f"{known.where.rpartition(', ')[2]}: leave one out"
+                + ("" if row.has_list else f"; several labels go into a column {LISTS}, as in a|b")
+            )
+        again[number] = row
+    return again
+
+
+def _about(row: _Row) -> str:
+    split = f" of {row.split}" if row.split else ""
+    return repr(_BETWEEN.join(sorted({*row.labels}))) + split
+
+
 def _read_chunks(
-    place: ResolvedLocation, label_of: dict[str, int], chunks: Sequence[str]
+    place: ResolvedLocation,
+    label_of: dict[str, int],
+    left_out: Container[int],
+    chunks: Sequence[str],
 ) -> Iterator[FileScan]:
-    """Chunks of the list, by their numbers."""
-    rows, at = _rows(place), 0
+    """Chunks of the list, by their numbers, without the rows that are left out."""
+    rows, at = enumerate(_rows(place)), 0
+    size = partial(_size, place, cache(os.path.realpath))
     with ThreadPoolExecutor(num_threads(place)) as pool:
         for number in map(int, chunks):
-            chunk = list(islice(rows, (number - at) * _CHUNK, (number - at + 1) * _CHUNK))
+            chunk = islice(rows, (number - at) * _CHUNK, (number - at + 1) * _CHUNK)
+            found = [row for row_number, row in chunk if row_number not in left_out]
             at = number + 1
-            sizes = pool.map(partial(_size, place), chunk)
+            sizes = pool.map(size, found)
             yield FileScan(
-                [_file_rows(row, size, label_of) for row, size in zip(chunk, sizes, strict=True)]
+                [_file_rows(row, size, label_of) for row, size in zip(found, sizes, strict=True)]
             )
 
 
 def _file_rows(row: _Row, size: int, label_of: dict[str, int]) -> FileRows:
     labels = [label_of[label] for label in row.labels]
     counts = [len(labels)] if row.has_list else None
-    return FileRows(row.path, [0], [size], labels, row.split, counts=counts)
+    return FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
 
 
-def _size(place: ResolvedLocation, row: _Row) -> int:
+def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -> int:
+    """Bytes of an image. DataError if it is no file, or a link leads out of the folder."""
+    path = place.path(row.path)
     try:
-        stat = os.stat(place.path(row.path))
+        stat = os.stat(path)
+        is_link = os.path.islink(path)
     except OSError as error:
-        raise DataError(f"{row.where}: {row.path}: {error.strerror}") from None
+        shown = os.path.abspath(path) if row.path.startswith("..") else row.path
+        hint = "; write / for \\" if "\\" in row.path else ""
+        raise DataError(f"{row.where}: {shown}: {error.strerror}{hint}") from None
     if not S_ISREG(stat.st_mode):
         raise DataError(f"{row.where}: {row.path}: is not a file")
+    folder = real_path(_root(place))
+    real = os.path.realpath(path) if is_link else real_path(os.path.dirname(path))
+    if not os.path.join(real, "").startswith(os.path.join(folder, "")):
+        raise DataError(f"{row.where}: {row.path}: links lead to {real}, {_outside(place)}")
     return stat.st_size
 
 
 # --- the lines ---
+
+
+def _suffix(place: ResolvedLocation) -> str:
+    return os.path.splitext(place.names[0])[1].lower()
+
+
+def _root(place: ResolvedLocation) -> str:
+    """The absolute path of the folder that holds the images; the option is relative to the list."""
+    return os.path.abspath(os.path.join(place.root, place.options.get("root", "")))
+
+
+def _outside(place: ResolvedLocation) -> str:
+    return (
+        f"outside of {_root(place)}: name a folder that holds all images, and that relative paths "
+        f"start from: {place.location}#root=FOLDER"
+    )
+
+
+class _Columns(NamedTuple):
+    """The positions of the columns that are read."""
+
+    path: int
+    label: int
+    split: int | None
+    has_list: bool
+
+
+def _columns(names: Sequence[str], where: str, wanted: str | None) -> _Columns:
+    """DataError if several columns can be meant, or none; `wanted` is the label's."""
+    path, split = (find_column(kind, names, where) for kind in ("path", "split"))
+    label = find_column("label", names, where, wanted=wanted)
+    if path is None or label is None:
+        raise missing("path" if path is None else "label", names, where)
+    return _Columns(path, label, split, plain(names[label]) == LISTS)
 
 
 def _rows(place: ResolvedLocation) -> Iterator[_Row]:
@@ -119,34 +207,33 @@ def _rows(place: ResolvedLocation) -> Iterator[_Row]:
             f"{path}: a list of images is read from a local file: download it with its images, or "
             "pack them (`trainyard data pack`) and serve the shards"
         )
-    lines = _csv_rows(path) if path.endswith(".csv") else _json_rows(path)
-    for where, fields in lines:
-        yield _row(place, where, fields)
+    lines = _json_rows if _suffix(place) == ".jsonl" else _csv_rows
+    inside = os.path.join(_root(place), "")
+    here = os.path.join(os.path.abspath(place.root), "")
+    real_here = os.path.realpath(here)  # `..` is the folder above this one, whatever links to it
+    for row in lines(path, place.options.get("label")):
+        if not row.path or "" in row.labels or row.split == "":
+            label = "one of its labels" if row.has_list else "its label"
+            empty = "its path" if not row.path else label if "" in row.labels else "its split"
+            raise DataError(f"{row.where}: {empty} is empty")
+        full = os.path.normpath(os.path.join(inside, row.path))
+        if "://" in row.path:
+            raise DataError(f"{row.where}: {row.path!r} is a URL: download the images")
+        if not is_inside(full.removeprefix(inside)):
+            raise DataError(f"{row.where}: {row.path!r} lies {_outside(place)}")
+        is_here = full.startswith(here)
+        name = full[len(here) :] if is_here else os.path.relpath(full, real_here)
+        yield row._replace(path=name, split=_split(row))
 
 
-_Fields = dict[str, Any]
-"""A line's values: texts; `labels` is a list of texts."""
-
-
-def _row(place: ResolvedLocation, where: str, fields: _Fields) -> _Row:
-    empty = [name for name in _ONE if not fields.get(name, "x")]
-    if empty:
-        raise DataError(f"{where}: its {empty[0]} is empty")
-    path = fields["path"]
-    if os.path.isabs(path):
-        path = os.path.relpath(path, os.path.abspath(place.root))
-    if not is_inside(path):
-        raise DataError(
-            f"{where}: {fields['path']!r} does not lie in the folder of the list: move the list to "
-            "a folder that holds all its images"
-        )
-    split = fields.get("split", "")
-    named = splits_named(split)
-    labels = fields["labels"] if "labels" in fields else [fields["label"]]
-    if "" in labels:
-        raise DataError(f"{where}: one of its labels is empty")
-    split = named.pop() if len(named) == 1 else split
-    return _Row(where, path, labels, "labels" in fields, split)
+def _split(row: _Row) -> str | None:
+    if row.split is None:
+        return None
+    named = splits_named(row.split) or {"test"}.intersection(words_of(row.split))
+    if len(named) == 1:
+        return named.pop()
+    hint = did_you_mean(row.split, ("train", "val", "test", "training", "validation"))
+    raise DataError(f"{row.where}: its split is {row.split!r}, none of train, val and test{hint}")
 
 
 def _text_lines(path: str) -> Iterator[str]:
@@ -164,82 +251,89 @@ def _text_lines(path: str) -> Iterator[str]:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
 
 
-def _names(given: Any) -> tuple[str, ...]:
-    """The names of the values that are read."""
-    return _SEVERAL if "labels" in given and "label" not in given else _ONE
-
-
-def _csv_rows(path: str) -> Iterator[tuple[str, _Fields]]:
-    reader = csv.reader(_text_lines(path), strict=True)
+def _csv_rows(path: str, wanted: str | None) -> Iterator[_Row]:
+    lines = _text_lines(path)
+    first = next(lines, "")
+    reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
     try:
-        header = next(reader, [])
-        names = _names(header)
-        missing = [name for name in names[:2] if name not in header]
-        if missing:
-            raise DataError(
-                f"{path}, line 1: has no column {missing[0]!r}: write a header, "
-                "path,label or path,label,split; or labels, for any number"
-            )
+        names = next(reader, [])
+        columns = _columns(names, f"{path}, line 1, the header", wanted)
         for cells in reader:
             where = f"{path}, line {reader.line_num}"
-            if len(cells) == len(header):
-                found = dict(zip(header, cells, strict=True))
-                fields: _Fields = {name: found[name] for name in names if name in found}
-                if "labels" in fields:
-                    parts = fields["labels"].split(_BETWEEN) if fields["labels"].strip() else []
-                    fields["labels"] = [part.strip() for part in parts]
-                yield where, fields
-            elif cells:
+            if not any(cell.strip() for cell in cells):
+                continue  # a blank line, or the empty row of a spreadsheet
+            if len(cells) != len(names):
                 raise DataError(
-                    f"{where}: has {len(cells)} cells, and the header {len(header)}: put quotes "
-                    "around a text with a comma"
+                    f"{where}: has {len(cells)} cells, and the header {len(names)}: put quotes "
+                    f"around a text with {reader.dialect.delimiter!r} in it"
                 )
+            yield _row(where, columns, cells)
     except csv.Error as error:
         raise DataError(f"{path}, line {reader.line_num}: is not CSV ({error})") from None
 
 
-def _json_rows(path: str) -> Iterator[tuple[str, _Fields]]:
-    splits = has_lists = None  # whether the lines have a split, and labels
+def _delimiter(header: str) -> str:
+    """The delimiter that a header has most often outside of quotes; the comma if it has none."""
+    return max(_DELIMITERS, key=_QUOTED.sub("", header).count)
+
+
+def _row(where: str, columns: _Columns, cells: Sequence[str]) -> _Row:
+    label = cells[columns.label].strip()
+    labels = [label]
+    if columns.has_list:
+        labels = [part.strip() for part in label.split(_BETWEEN)] if label else []
+    split = None if columns.split is None else cells[columns.split].strip()
+    return _Row(where, cells[columns.path].strip(), labels, columns.has_list, split)
+
+
+def _json_rows(path: str, wanted: str | None) -> Iterator[_Row]:
+    known: dict[tuple[str, ...], _Columns] = {}
+    first: list[str] = []
     for number, line in enumerate(_text_lines(path), start=1):
         where = f"{path}, line {number}"
         if not line.strip():
             continue
-        fields = _json_fields(where, line)
-        if splits is None:
-            splits = "split" in fields
-        if splits != ("split" in fields):
-            raise DataError(f"{where}: some lines have a split and some none: write it in all")
-        if has_lists is None:
-            has_lists = "labels" in fields
-        if has_lists != ("labels" in fields):
-            raise DataError(f"{where}: some lines have label and some labels: write one of them")
-        yield where, fields
+        fields = _json_object(where, line)
+        names = tuple(fields)
+        columns = known.get(names) or known.setdefault(names, _columns(names, where, wanted))
+        read = [names[at] for at in columns[:3] if at is not None]
+        first = first or read
+        if read != first:
+            raise DataError(
+                f"{where}: has {', '.join(read)}, and the first line {', '.join(first)}: write the "
+                "same names in all lines"
+            )
+        labels = fields[read[1]] if columns.has_list else [fields[read[1]]]
+        if not isinstance(labels, list):
+            raise DataError(f"{where}: its {read[1]} are not a list: {json.dumps(labels)}")
+        yield _Row(
+            where,
+            _text(where, read[0], fields[read[0]]),
+            [_text(where, read[1], label, is_label=True) for label in labels],
+            columns.has_list,
+            None if columns.split is None else _text(where, read[2], fields[read[2]]),
+        )
 
 
-def _json_fields(where: str, line: str) -> _Fields:
+def _json_object(where: str, line: str) -> dict[str, Any]:
     try:
         found: Any = json.loads(line)
     except (ValueError, RecursionError):
         found = None
-    names = _names(found) if isinstance(found, dict) else _ONE
-    if not isinstance(found, dict) or not all(name in found for name in names[:2]):
-        raise DataError(f'{where}: is not a JSON object with "path" and "label" or "labels"')
-    fields = {name: found[name] for name in names if name in found}
-    if "label" in fields:
-        fields["label"] = _text(fields["label"])
-    labels = fields.get("labels", [])
-    if not isinstance(labels, list):
-        raise DataError(f"{where}: its labels are not a list: {json.dumps(labels)}")
-    if labels:
-        fields["labels"] = [_text(label) for label in labels]
-    for name, value in fields.items():
-        for part in value if name == "labels" else [value]:
-            if not isinstance(part, str):
-                hint = ": write several as labels" if isinstance(part, list) else ""
-                raise DataError(f"{where}: its {name} is not a text: {json.dumps(part)}{hint}")
-    return fields
+    if not isinstance(found, dict):
+        raise DataError(
+            f"{where}: is not a JSON object, such as " + '{"path": "a.jpg", "label": 3}'
+        )
+    return found
 
 
-def _text(label: Any) -> Any:
-    """A whole number as text; other values as they are."""
-    return str(label) if isinstance(label, int) and not isinstance(label, bool) else label
+def _text(where: str, name: str, value: Any, *, is_label: bool = False) -> str:
+    """A value of JSON as text, also the whole number of a label."""
+    if is_label and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        hint = f": write several as {LISTS}" if isinstance(value, list) else ""
+        raise DataError(f"{where}: its {name} is not a text: {json.dumps(value)}{hint}")
+    if not value.isascii() and value != value.encode(errors="replace").decode():
+        raise DataError(f"{where}: its {name} is not Unicode: {json.dumps(value)}")
+    return value.strip()

@@ -1,10 +1,12 @@
 """Parquet files of images, as `datasets` writes them for the Hub.
 
     image   struct<bytes: binary, path: string>, or binary     contents of image files
-    label   integers from 0, or lists of them                  class numbers
+    label   integers from 0, texts, or lists of either         class numbers, or names
 
-`datasets` keeps the names of the classes in the schema's metadata. Images are read by their offset
-in the file, from columns that are uncompressed or in Snappy; pyarrow is needed for the scan only.
+`datasets` keeps the names of numbered classes in the schema's metadata. Other usual names of these
+columns, see `columns.py`, and Image and ClassLabel of `datasets` are known too. Images are read by
+their offset in the file, from columns that are uncompressed or in Snappy; pyarrow is needed for the
+scan only.
 """
 
 from array import array
@@ -13,14 +15,14 @@ from contextlib import closing, contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainyard.data.formats.example import BufferedReader
 from trainyard.data.formats.left_out import LeftOut
-from trainyard.data.formats.parquet_layout import Layout, find_layout, metadata_of
-from trainyard.data.formats.parquet_pages import Column, NotByOffset, find_values
+from trainyard.data.formats.parquet_layout import PATHS, Layout, find_layout, metadata_of
+from trainyard.data.formats.parquet_pages import Column, NotByOffset, NullValue, find_values
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.formats.scan import (
     MAX_CLASSES,
@@ -28,7 +30,6 @@ from trainyard.data.formats.scan import (
     FileScan,
     Scan,
     Via,
-    all_rows,
     directly,
     in_threads,
     num_threads,
@@ -42,6 +43,7 @@ from trainyard.errors import DataError
 from trainyard.installation import install_hint
 
 SUFFIX = ".parquet"
+OPTIONS = ("label",)
 _MAGIC = b"PAR1"
 _GROUP = 100  # rows written at a time, as `datasets` does
 _REMOTE_THREADS, _REMOTE_READ = 16, 8 << 20  # files, bytes
@@ -60,13 +62,14 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     """The samples of a location, file by file; DataError for an unknown layout."""
     names = _files(place)
     with _open(place.path(names[0])) as (file, source):
-        classes = find_layout(file, source.name).classes
+        layout = find_layout(file, source.name, place.options.get("label"))
     threads = num_threads(place)
     if is_remote(place.root):  # each holds large ranges
         threads = min(threads, _REMOTE_THREADS)
-    read = in_threads(threads, partial(_read_file, place, names[0], classes))
+    read = in_threads(threads, partial(_read_file, place, names[0], layout))
     left_out = LeftOut()
-    rows = all_rows(via(read, names), left_out)
+    classes: list[str] | None = [] if layout.is_text else layout.classes
+    rows = _rows(place, via(read, names), classes, left_out)
     return scan_of_files(place, names, rows, format="parquet", classes=classes, left_out=left_out)
 
 
@@ -117,39 +120,81 @@ def _open(name: str) -> Iterator[tuple[Any, Source]]:
 # --- reading ---
 
 
-def _read_file(
-    place: ResolvedLocation, first: str, classes: Sequence[str] | None, name: str
-) -> FileScan:
+class _Group(NamedTuple):
+    """A row group."""
+
+    number: int
+    first: int  # the number of its first row in the file
+
+
+class _About(NamedTuple):
+    """What the rows of a file hold apart from images and numbers, as JSON has it."""
+
+    names: list[str]  # of the labels, if they are texts
+    splits: list[str]  # in the column of splits
+
+
+def _rows(
+    place: ResolvedLocation,
+    files: Iterable[FileScan],
+    classes: list[str] | None,
+    left_out: LeftOut,
+) -> Iterator[FileRows]:
+    """The rows of all files; once exhausted, `classes` holds the labels that are texts."""
+    known: dict[str, int] = {}
+    splits: set[str] = set()
+    for file in files:
+        about = _About(*file.about)
+        numbers = [known.setdefault(name, len(known)) for name in about.names]
+        for rows in file.rows:
+            splits |= {*about.splits}
+            if len(splits) > 1:
+                raise DataError(
+                    f"{place.path(rows.path)}: its rows or those of files before it are of several "
+                    f"splits, {', '.join(sorted(splits))}: write files of one split each"
+                )
+            yield rows._replace(labels=[numbers[n] for n in rows.labels]) if numbers else rows
+        left_out.update(file.left_out)
+    if known and classes is not None:
+        classes.extend(known)
+
+
+def _read_file(place: ResolvedLocation, first: str, layout: Layout, name: str) -> FileScan:
     offsets, sizes, labels = array("q"), array("q"), array("i")
     starts, lengths, counts = array("i"), array("i"), array("i")
+    numbers: dict[str, int] = {}  # of labels that are texts
+    splits: set[str] = set()
     with _open(place.path(name)) as (file, source):
-        layout = find_layout(file, source.name)
-        if layout.classes != classes:
-            raise DataError(f"{source.name}: its classes differ from those of {first}")
+        own = find_layout(file, source.name, place.options.get("label"))
+        if (own.label, own.is_text, own.classes) != (layout.label, layout.is_text, layout.classes):
+            raise DataError(f"{source.name}: its labels or classes differ from those of {first}")
         data = BufferedReader(source, _REMOTE_READ) if is_remote(name) else BufferedReader(source)
-        for group in range(file.metadata.num_row_groups):
-            found, lengths_of = _labels(file, layout, group, source.name)
-            labels.extend(found)
+        for number in range(file.metadata.num_row_groups):
+            group = _Group(number, len(sizes))
+            found, lengths_of = _labels(file, own, group, source.name)
+            labels.extend(numbers.setdefault(x, len(numbers)) if own.is_text else x for x in found)
             counts.extend(lengths_of)
-            for page in _spans(file, layout, group, data):
+            splits |= _splits(file, own, group)
+            for page in _spans(file, own, group, data):
                 for span in page:
                     offsets.append(span.offset)
                     sizes.append(span.size)
                     starts.append(span.start)
                     lengths.append(span.length)
-    has_lists = counts if layout.has_lists else None
+    has_lists = counts if own.has_lists else None
     rows = FileRows(name, offsets, sizes, labels, "", starts, lengths, has_lists)
-    return FileScan([rows] if sizes else [])
+    return FileScan([rows] if sizes else [], _About([*numbers], sorted(splits)))
 
 
-def _spans(file: Any, layout: Layout, group: int, data: BufferedReader) -> Iterator[Any]:
+def _spans(file: Any, layout: Layout, group: _Group, data: BufferedReader) -> Iterator[Any]:
     """The spans of the images of a row group, a page at a time."""
     pa, _ = _pyarrow()
 
     def decompress(content: bytes, size: int) -> bytes:
         return pa.decompress(content, size, "snappy", asbytes=True)  # type: ignore[no-any-return]
 
-    about = file.metadata.row_group(group).column(layout.image)
+    rows = file.metadata.row_group(group.number)
+    about = rows.column(layout.image)
     starts = (about.dictionary_page_offset, about.data_page_offset)
     column = Column(
         start=min(start for start in starts if start is not None),
@@ -158,10 +203,17 @@ def _spans(file: Any, layout: Layout, group: int, data: BufferedReader) -> Itera
         codec=about.compression,
         most_level=file.schema.column(layout.image).max_definition_level,
     )
-    if column.rows != file.metadata.row_group(group).num_rows:
-        raise DataError(f"{data.name}: row group {group} is damaged")
+    if column.rows != rows.num_rows:
+        raise DataError(f"{data.name}: row group {group.number} is damaged")
+    count = 0
     try:
-        yield from find_values(data, column, decompress)
+        for page in find_values(data, column, decompress):
+            count += len(page)
+            yield page
+    except NullValue as error:
+        row = count + error.row
+        what = _no_image(file, layout, group, row)
+        raise DataError(f"{data.name}: row {group.first + row}: {what}") from None
     except NotByOffset as error:
         raise DataError(
             f"{data.name}: its images cannot be read by their offset, because {error}; write the "
@@ -170,26 +222,50 @@ def _spans(file: Any, layout: Layout, group: int, data: BufferedReader) -> Itera
             'row_group_size=100)"'
         ) from None
     except ValueError as error:
-        raise DataError(f"{data.name}: row group {group} is damaged: {error}") from None
+        raise DataError(f"{data.name}: row group {group.number} is damaged: {error}") from None
 
 
-def _labels(file: Any, layout: Layout, group: int, name: str) -> tuple[list[int], list[int]]:
-    """The class numbers of a row group and, with lists, the number of each row's; else []."""
-    column = file.read_row_group(group, columns=[layout.label], use_threads=False).column(0)
-    counts: list[int] = []
-    is_null = column.null_count
-    if layout.has_lists and not is_null:
-        column = column.combine_chunks()
-        counts, column = column.value_lengths().to_pylist(), column.flatten()
-    if is_null or column.null_count:
-        raise DataError(f"{name}: row group {group}: {layout.label} is null for some images")
-    labels = column.to_numpy().astype(np.int64)
+def _no_image(file: Any, layout: Layout, group: _Group, row: int) -> str:
+    """What a row of a group has in place of an image."""
+    found = file.read_row_group(group.number, columns=[layout.image_name]).column(0)[row].as_py()
+    path = found.get("path") if isinstance(found, dict) else None
+    return f"holds no image, but a path ({path}): its file {PATHS}" if path else "has no image"
+
+
+def _splits(file: Any, layout: Layout, group: _Group) -> set[str]:
+    """The values in the column of splits; empty without one."""
+    if layout.split is None:
+        return set()
+    column = file.read_row_group(group.number, columns=[layout.split]).column(0)
+    return {str(value).strip() for value in column.unique().to_pylist()}
+
+
+def _labels(file: Any, layout: Layout, group: _Group, name: str) -> tuple[list[Any], list[int]]:
+    """The class numbers or names of a row group and, with lists, the number of each row's."""
+
+    def check(is_wrong: Any, what: str) -> None:
+        wrong = np.flatnonzero(is_wrong)
+        if len(wrong):
+            raise DataError(f"{name}: row {rows[wrong[0]]}: {layout.label} {what}")
+
+    column = file.read_row_group(group.number, columns=[layout.label], use_threads=False).column(0)
+    column, counts = column.combine_chunks(), []
+    rows = group.first + np.arange(len(column))
+    if layout.has_lists:
+        check(column.is_null(), "is null")
+        counts = column.value_lengths().to_pylist()
+        rows, column = np.repeat(rows, counts), column.flatten()
+    check(column.is_null(), "is null")
+    if layout.is_text:
+        texts = [text.strip() for text in column.to_pylist()]
+        check([not text for text in texts], "is empty")
+        return texts, counts
+    numbers = column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+    labels = numbers.to_numpy(zero_copy_only=False).astype(np.int64)
     limit = MAX_CLASSES if layout.classes is None else len(layout.classes)
-    wrong = labels[(labels < 0) | (labels >= limit)]
-    if len(wrong) and (wrong == -1).all():
-        raise DataError(f"{name}: these images have no labels: {layout.label} is -1")
-    if len(wrong):
-        raise DataError(
-            f"{name}: row group {group}: {layout.label} is {wrong[0]}, which is no class number"
-        )
+    check(labels == -1, "is -1, which stands for no label")
+    wrong = (labels < 0) | (labels >= limit)
+    check(wrong, f"is {labels[wrong][:1].sum()}, which is no class number")
+    if max(counts, default=0) > 2 and labels.max() < 2:
+        check(labels >= 0, "is a vector of 0 and 1: write the numbers of the classes")
     return labels.tolist(), counts

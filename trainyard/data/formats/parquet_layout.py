@@ -8,42 +8,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.data.formats.columns import find_column, missing
 from trainyard.errors import DataError
 
 _KEY = b"huggingface"
-# The usual names of the label, where a file has several columns of integers.
-_LABELS = ("label", "labels", "fine_label", "class")
-_IMAGES = ("image", "img")
+PATHS = (
+    "holds paths, not images: embed the images in the file, as `push_to_hub` of datasets does, or "
+    "name their folder, or a list (.csv) of the paths, as the data"
+)
 
 
 @dataclass(frozen=True)
 class Layout:
     image: int
     """The number of the column that holds the bytes."""
+    image_name: str
     label: str
     has_lists: bool
-    """True if a label is a list of class numbers."""
+    """True if a label is a list of class numbers or names."""
+    is_text: bool
+    """True if labels are names of classes, not numbers."""
     classes: list[str] | None
-    """Names by label; None if the file has none."""
+    """Names by label; None if the metadata has none."""
+    split: str | None
+    """A column of texts that may contradict a file of one split."""
 
 
-def find_layout(file: Any, name: str) -> Layout:
-    """The columns of pyarrow's `file`. DataError if none or several can be the image."""
+def find_layout(file: Any, name: str, label: str | None = None) -> Layout:
+    """The columns of pyarrow's `file`; `label`: the name that the user gives to that of labels.
+
+    DataError if none or several can be meant, or the label is neither whole numbers nor texts.
+    """
     features = _features(file, name)
-    paths = [file.schema.column(n).path for n in range(len(file.schema))]
-    images = [n for n in range(len(paths)) if _is_image(file.schema.column(n))]
-    named = [n for n in images if paths[n].split(".")[0] in _IMAGES]
-    image = named if len(images) > 1 else images
-    labels = [n for n in file.schema_arrow.names if _is_label(file, n, features)]
-    labels = [n for n in labels if not _has_lists(file, n)] or labels
-    label = [n for n in _LABELS if n in labels] or labels
-    if len(image) != 1 or not label or (len(label) > 1 and label[0] not in _LABELS):
-        raise DataError(
-            f"{name}: expected a column of images (struct<bytes, path> or binary) and one of "
-            f"integers, or lists of them, called label; found {', '.join(file.schema_arrow.names)}"
-        )
-    classes = _names(_of_list(features.get(label[0])), name)
-    return Layout(image[0], label[0], _has_lists(file, label[0]), classes)
+    schema = file.schema_arrow
+    classes = [column for column in schema.names if _is_class(features.get(column))]
+    at = find_column("label", schema.names, name, wanted=label, also=classes)
+    if at is None:
+        raise missing("label", schema.names, name)
+    label = str(schema.names[at])
+    has_lists, is_text = _label_kind(schema.field(at).type, f"{name}: its column {label!r}")
+    image, image_name = _find_image(file, features, name, label)
+    at = find_column("split", schema.names, name)
+    return Layout(
+        image=image,
+        image_name=image_name,
+        label=label,
+        has_lists=has_lists,
+        is_text=is_text,
+        classes=None if is_text else _names(_of_list(features.get(label)), name),
+        split=None if at is None or not _is_text(schema.field(at).type) else str(schema.names[at]),
+    )
 
 
 def metadata_of(classes: Sequence[str] | None, has_lists: bool = False) -> dict[bytes, bytes]:
@@ -64,25 +78,57 @@ def _is_image(column: Any) -> bool:
     return is_bytes and is_flat and (len(parts) == 1 or parts[1] == "bytes")
 
 
-def _is_label(file: Any, name: str, features: dict[str, Any]) -> bool:
-    import pyarrow
+def _find_image(file: Any, features: dict[str, Any], name: str, label: str) -> tuple[int, str]:
+    """The number of the column of bytes, and its name: by name, by feature, or as the only one."""
+    from pyarrow.types import is_struct
 
-    kind = file.schema_arrow.field(name).type
-    kind = kind.value_type if _has_lists(file, name) else kind
-    is_class = _is_class(features.get(name)) or not any(map(_is_class, features.values()))
-    return bool(pyarrow.types.is_integer(kind)) and is_class
+    schema = file.schema_arrow
+    top = [file.schema.column(n).path.split(".")[0] for n in range(len(file.schema))]
+    images = [n for n in range(len(top)) if _is_image(file.schema.column(n)) and top[n] != label]
+    known = [one for one in schema.names if _is_feature(features.get(one), "Image")]
+    at = find_column("image", schema.names, name, also=known)
+    named = images if at is None else [n for n in images if top[n] == schema.names[at]]
+    if len(named) == 1:
+        return named[0], top[named[0]]
+    if at is None:
+        raise missing("image", schema.names, name)
+    kind = schema.field(at).type
+    if _is_text(kind) or (is_struct(kind) and kind.get_field_index("path") >= 0):
+        raise DataError(f"{name}: its column {schema.names[at]!r} {PATHS}")
+    raise DataError(
+        f"{name}: its column {schema.names[at]!r} is {kind}, and no images: expected binary, or "
+        "struct<bytes: binary, path: string>, with the contents of image files"
+    )
 
 
-def _has_lists(file: Any, name: str) -> bool:
-    import pyarrow
+def _label_kind(kind: Any, where: str) -> tuple[bool, bool]:
+    """Whether labels are lists, and whether they are texts; DataError unless they are numbers."""
+    from pyarrow import types
 
-    kind = file.schema_arrow.field(name).type
-    return bool(pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind))
+    has_lists = types.is_list(kind) or types.is_large_list(kind)
+    value = kind.value_type if has_lists else kind
+    number = value.value_type if types.is_dictionary(value) else value
+    if not _is_text(value) and not types.is_integer(number):
+        raise DataError(
+            f"{where} is {kind}: labels are whole numbers or texts, or lists of them; or name "
+            "another column of labels: LOCATION#label=COLUMN"
+        )
+    return has_lists, _is_text(value)
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return str(kind) in ("string", "large_string", "string_view")
 
 
 def _is_class(feature: Any) -> bool:
-    feature = _of_list(feature)
-    return isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+    return _is_feature(_of_list(feature), "ClassLabel")
+
+
+def _is_feature(feature: Any, kind: str) -> bool:
+    return isinstance(feature, dict) and feature.get("_type") == kind
 
 
 def _of_list(feature: Any) -> Any:

@@ -4,7 +4,8 @@ A column of a row group is a chain of pages, each after a header. A page holds l
 null from not null, then the values: each with its length before it, or as its number in the
 dictionary page, whose values lie the same way. (github.com/apache/parquet-format)
 
-ValueError for damage, NotByOffset if the values do not lie in the file as they are.
+ValueError for damage, NotByOffset if the values do not lie in the file as they are, NullValue for a
+row without one.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,6 +31,15 @@ Decompress = Callable[[bytes, int], bytes]
 
 class NotByOffset(ValueError):
     """Values do not lie in the file as they are; the text says why."""
+
+
+class NullValue(ValueError):
+    """A row has no value."""
+
+    def __init__(self, row: int) -> None:
+        """`row`: counted from the page's first."""
+        super().__init__("a row has no value")
+        self.row = row
 
 
 class Column(NamedTuple):
@@ -176,7 +186,7 @@ def _values(chunk: _Chunk, page: _Page, dictionary: list[SnappySpan] | None) -> 
     if most:
         present = _hybrid(levels, most.bit_length(), count) == most
         if not present.all():
-            raise ValueError("a row has no bytes of an image")
+            raise NullValue(int(np.argmin(present)))
     if encoding == _PLAIN:
         return _plain_values(body, at, count)
     if encoding not in (_PLAIN_DICTIONARY, _RLE_DICTIONARY):

@@ -134,11 +134,14 @@ def scan_of_files(
 ) -> Scan:
     """The scan of files with many samples each, any of which makes the index stale.
 
-    What lies beside them is left out, if the location is their folder.
+    What lies beside them is left out: in their folder, or among the files of a glob or a list.
     """
-    watched = place.watched(names)
+    watched, read = place.watched(names), {*names}
     if place.is_folder:
-        _add_others(left_out, place.root, {*names})
+        _add_others(left_out, place.root, read)
+    for name in () if place.is_folder else place.names:
+        if name not in read:
+            left_out.add(ending(name), name)
     return Scan(place, format, classes, watched, rows, files=len(names), left_out=left_out)
 
 

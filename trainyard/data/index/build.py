@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data import formats
-from trainyard.data.formats.left_out import HEIF_KINDS
+from trainyard.data.formats.left_out import HEIF_KINDS, LeftOut
 from trainyard.data.formats.scan import IMAGE_FORMATS, FileRows, Scan, Via, directly
 from trainyard.data.index.label_lists import joined
 from trainyard.data.index.remote import Stamps, check_present, fetch_index, remote_stamps
@@ -145,12 +145,23 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
         "format": scan.format,
         "has_names": classes is not None,
         "stamps": stamps,
-        "left_out": scan.left_out.kinds,
     }
     headers = {
-        split: common | {"classes": classes or table.numbers()} for split, table in tables.items()
+        split: common
+        | {"classes": classes or table.numbers()}
+        | {"left_out": _left_out(scan, tables, split).kinds}
+        for split, table in tables.items()
     }
     return headers, tables
+
+
+def _left_out(scan: Scan, tables: dict[str, "_Table"], split: str) -> LeftOut:
+    """The account of a scan for one split: also the rows of further splits, such as test."""
+    found = LeftOut(scan.left_out.kinds)
+    used = {split, "train", "val" if "val" in tables else "test"}  # as find_splits chooses
+    for other in tables.keys() - used:
+        found.add(f"rows of split {other}", f"{scan.place.location}#{other}", len(tables[other]))
+    return found
 
 
 def _loaded(path: Path) -> Index:
@@ -167,7 +178,7 @@ def _wrong_split(scan: Scan, found: list[str]) -> str:
         left_out = f"; left out: {scan.left_out}" if scan.left_out else ""
         return f"{place.location}: no images found in it{left_out}"
     meant = closest(place.split or "", found) or found
-    choices = " or ".join(f"{place.location}#{split}" for split in meant)
+    choices = " or ".join(f"{place.location}{place.option_text}#{split}" for split in meant)
     return f"{place.location}: holds {len(found)} splits; write {choices}"
 
 
@@ -329,7 +340,7 @@ def _name_beside(place: ResolvedLocation) -> str:
 
 
 def _suffix(place: ResolvedLocation) -> str:
-    return f"#{place.split}" if place.split else ""
+    return place.option_text + (f"#{place.split}" if place.split else "")
 
 
 def _fetch_index(location: str) -> Index | None:

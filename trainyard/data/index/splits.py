@@ -11,7 +11,7 @@ from pathlib import Path
 from trainyard.data import formats
 from trainyard.data.formats.split_names import splits_named, words_of
 from trainyard.data.storage.hub import is_on_hub
-from trainyard.data.storage.location import find_place, split_of, take_secrets
+from trainyard.data.storage.location import find_place, options_of, split_of, take_secrets
 from trainyard.data.storage.manifest import FILE_NAME, read_manifest
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
@@ -55,11 +55,17 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
 def find_splits(location: str) -> dict[str, str]:
     """The locations of "train" and "val" inside one data set; absent splits are left out."""
     location = take_secrets(location)
-    if is_remote(location) or os.path.isdir(location):
-        return _listed(location) or _in_folder(location)
+    options = options_of(location)
+    folder = location.removesuffix(options)
+    if is_remote(location) or os.path.isdir(folder):
+        found = _listed(folder) or _in_folder(folder)
+        return {split: place + options for split, place in found.items()}
     place = find_place(location)
     splits = () if place.split else formats.splits_inside(place)
-    return {split: f"{location}#{split}" for split in splits if split in _NAMES}
+    found = {split: f"{location}#{split}" for split in splits}
+    if "val" not in found and "test" in found:
+        found["val"] = found["test"]
+    return {split: found[split] for split in _NAMES if split in found}
 
 
 def all_splits(location: str) -> dict[str, str]:

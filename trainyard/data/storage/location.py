@@ -1,6 +1,7 @@
 """A LOCATION as users write it: a folder, a file, a glob or a brace list, local or remote.
 
-`FILE#train` and `FILE#val` name the splits of a file that holds several.
+`FILE#train` and `FILE#val` name the splits of a file that holds several. Before the split may come
+options for the reader: `FILE#label=COLUMN` and `FILE#root=FOLDER`.
 """
 
 import glob
@@ -19,6 +20,7 @@ from trainyard.errors import DataError
 _BRACES = re.compile(r"\{(\d{1,18})\.\.(\d{1,18})\}")
 _MAX_NAMES = 1_000_000  # of a brace list; no data set has more shards
 _SPLIT = re.compile(r"(.+)#(\w+)")
+_OPTIONS = re.compile(r"(.+?)((?:#[a-z]+=[^#]+)+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class ResolvedLocation:
     """The files that a location names."""
 
     location: str
-    """The location as written, without the split."""
+    """The location as written, without the split and the options."""
     split: str | None
     root: str
     """The folder or its URL; names are relative to it."""
@@ -35,6 +37,14 @@ class ResolvedLocation:
     is_folder: bool
     can_gain: bool
     """True for a folder or a glob: files that appear there later belong to it."""
+    option_text: str = ""
+    """The options as written, such as `#label=species#root=/images`."""
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The values of the options, by name."""
+        parts = self.option_text.split("#")[1:]
+        return {name: value for name, _, value in (part.partition("=") for part in parts)}
 
     def files(self, *suffixes: str) -> tuple[str, ...]:
         """The names with one of the suffixes."""
@@ -77,10 +87,14 @@ def take_secrets(location: str) -> str:
 
 def find_place(location: str) -> ResolvedLocation:
     """The files that a location names. DataError if a local one does not exist."""
-    location, split = split_of(take_secrets(location))
+    location = take_secrets(location)
+    options = options_of(location)
+    location, split = split_of(location)
     if not is_remote(location) and os.path.isdir(location):
         names = tuple(_files_in(location))
-        return ResolvedLocation(location, split, location, names, is_folder=True, can_gain=True)
+        return ResolvedLocation(
+            location, split, location, names, is_folder=True, can_gain=True, option_text=options
+        )
     paths = _list_files(location)
     root = _common_url(paths) if is_remote(location) else _common_folder(paths)
     prefix = os.path.join(root, "")
@@ -89,11 +103,27 @@ def find_place(location: str) -> ResolvedLocation:
         for path in paths
     )
     can_gain = not is_remote(location) and glob.has_magic(location)
-    return ResolvedLocation(location, split, root, names, is_folder=False, can_gain=can_gain)
+    return ResolvedLocation(
+        location, split, root, names, is_folder=False, can_gain=can_gain, option_text=options
+    )
 
 
 def split_of(location: str) -> tuple[str, str | None]:
-    """`FILE#train` as FILE and "train"; the name of an existing file with a # stays whole."""
+    """`FILE#train` as FILE and "train", without options.
+
+    The name of an existing file with a # stays whole.
+    """
+    bare, split = _split_last(location)
+    match = _OPTIONS.fullmatch(bare)
+    return (bare if match is None or os.path.exists(bare) else match[1]), split
+
+
+def options_of(location: str) -> str:
+    """The options in a location, as text: `#label=species` of `FILE#label=species#train`."""
+    return _split_last(location)[0].removeprefix(split_of(location)[0])
+
+
+def _split_last(location: str) -> tuple[str, str | None]:
     match = _SPLIT.fullmatch(location)
     if match is None or os.path.exists(location):
         return location, None
