@@ -55,7 +55,7 @@ def train(
     from trainyard.run import train as composition
 
     config = _config(recipe, _plain(overrides))
-    config = config if data is None else on_data(config, _texts(data))
+    config = config if data is None else on_data(config, _texts(data), overrides or ())
     return composition.train(config, os.fspath(run), world=world, console=console)
 
 

@@ -18,7 +18,7 @@ from trainyard.course import Course, build_course, seconds_of, stage_size
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.table import Index
-from trainyard.data.open_datasets import Datasets, open_datasets, split_remarks
+from trainyard.data.open_datasets import Datasets, data_remarks, open_datasets
 from trainyard.data.remarks import warn, warn_of_slow_paths, what_is_left_out
 from trainyard.data.stream.shards import Stream
 from trainyard.data.transforms.extra import check_extra
@@ -75,7 +75,7 @@ def build_data(config: RunConfig, world: World, console: Console, heartbeat: Hea
     if world.is_first:
         warn_of_slow_paths(console, data.train, data.val)
         warn(console, what_is_left_out([data.train, data.val]))
-        warn(console, split_remarks(config.data))
+        warn(console, data_remarks(config.data, data))
     heartbeat.mark("start")  # the wait for the first rank's index may have been long
     return data
 

@@ -31,7 +31,7 @@ from trainyard.data.formats.scan import (
     in_threads,
     is_hidden,
 )
-from trainyard.data.formats.split_names import splits_named
+from trainyard.data.formats.split_names import check_no_splits, splits_named
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import read_manifest
 from trainyard.errors import DataError
@@ -66,6 +66,7 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     classes = [name for name in names if folders[name].has_image or name in elsewhere]
     # Folders that are left out may gain images, in the other split too.
     watched = [path for tree in trees for path in tree.folders]
+    check_no_splits(place.location, classes, watched)
     label_of = {path: n for n, name in enumerate(classes) for path in folders[name].folders}
     read = in_threads(_STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]))
     return Scan(

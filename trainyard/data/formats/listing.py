@@ -27,7 +27,7 @@ from trainyard.data.formats.scan import (
     directly,
     num_threads,
 )
-from trainyard.data.formats.split_names import splits_named
+from trainyard.data.formats.split_names import split_named
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import is_inside
 from trainyard.data.storage.source import is_remote
@@ -141,12 +141,10 @@ def _row(place: ResolvedLocation, where: str, fields: _Fields) -> _Row:
             "a folder that holds all its images"
         )
     split = fields.get("split", "")
-    named = splits_named(split)
     labels = fields["labels"] if "labels" in fields else [fields["label"]]
     if "" in labels:
         raise DataError(f"{where}: one of its labels is empty")
-    split = named.pop() if len(named) == 1 else split
-    return _Row(where, path, labels, "labels" in fields, split)
+    return _Row(where, path, labels, "labels" in fields, split_named(split) or split)
 
 
 def _text_lines(path: str) -> Iterator[str]:
