@@ -114,7 +114,7 @@ def test_two_folders_of_one_name_are_an_error_that_names_both(
 def opened(train: str | tuple[str, ...], val: str) -> list[int]:
     """The labels of the validation data, in a run."""
     data = open_datasets(DataConfig(train=train, val=val), World(), lambda *_: None)
-    return data.val.label.tolist()
+    return [int(label) for label in data.val.label]
 
 
 def test_validation_data_may_lack_a_class_and_is_numbered_by_the_training_data(

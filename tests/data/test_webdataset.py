@@ -16,8 +16,8 @@ from tests.command_line import Capture
 from tests.data.tars import TAR_FORMATS, Patch, read_rows, write_tar
 from trainyard.data import formats
 from trainyard.data.formats import webdataset as reader
-from trainyard.data.formats.left_out import DOTTED, LeftOut
 from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.formats.left_out import DOTTED, LeftOut
 from trainyard.data.formats.scan import FileRows, all_rows
 from trainyard.data.formats.webdataset import write
 from trainyard.data.index.build import build_index

@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 from trainyard.data import formats
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_SUFFIXES, is_hidden
-from trainyard.data.formats.split_names import SPLITS, split_named, splits_named, words_of
+from trainyard.data.formats.split_names import (
+    SPLITS,
+    check_no_splits,
+    split_named,
+    splits_named,
+    words_of,
+)
 from trainyard.data.storage.hub import is_on_hub
 from trainyard.data.storage.location import find_place, split_of, take_secrets
 from trainyard.data.storage.manifest import FILE_NAME, read_manifest
@@ -55,6 +61,8 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
         return {"train": splits.get("train", location), "val": None}
     missing = [split for split in ("train", "val") if split not in splits]
     if missing:
+        if not splits and os.path.isdir(location):
+            check_no_splits(location, _listed_in(location)[0])
         wanted = "expected folders train and val, or shards *train*.tar and *val*.tar"
         if is_remote(location):
             wanted = f"expected {_why_not_listed(location)}"

@@ -61,12 +61,7 @@ def verify(
     chunks of images, by default all here and now; of a part, the checks tell nothing. DataError if
     there is nothing to check, or a server fails.
     """
-    places = all_splits(location)
-    if share is not None and "val" in places:
-        raise DataError(
-            f"{location}: has validation images, {places['val']}; --val-share is for data without: "
-            "leave it out"
-        )
+    places = _places(location, share)
     files = [find_files(split, place, location) for split, place in places.items()]
     checks, splits = check_listing(files, location), []
     parts: list[Part] = []
@@ -92,6 +87,17 @@ def verify(
         if deep and splits:
             checks += _check_contents_of(splits, Path(folder), work)
     return checks
+
+
+def _places(location: str, share: object) -> dict[str, str]:
+    """The locations of the splits. DataError for a share beside validation images."""
+    places = all_splits(location)
+    if share is not None and "val" in places:
+        raise DataError(
+            f"{location}: has validation images, {places['val']}; --val-share is for data without: "
+            "leave it out"
+        )
+    return places
 
 
 def _index_anew(files: Files, folder: Path, counters: Counters) -> tuple[Index | None, list[Check]]:
@@ -192,8 +198,9 @@ def _check_classes(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
         except DataError as error:
             yield checked(both, "classes", about, [Finding(str(error))])
             continue
-        remarks = class_remarks(known, found, match.numbers)
-        notes = map(Finding, [match.remark, *remarks] if match.remark else remarks)
+        remarks, names = class_remarks(known, found, match.numbers), known.has_names
+        # Numbers beside numbers are what such shards are for.
+        notes = map(Finding, [match.remark, *remarks] if match.remark and names else remarks)
         yield checked(both, "classes", about, notes, otherwise="note")
 
 
