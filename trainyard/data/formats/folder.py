@@ -31,7 +31,7 @@ from trainyard.data.formats.scan import (
     in_threads,
     is_hidden,
 )
-from trainyard.data.formats.split_names import check_no_splits, splits_named
+from trainyard.data.formats.split_names import check_no_splits, split_named, splits_among
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import read_manifest
 from trainyard.errors import DataError
@@ -121,13 +121,13 @@ def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]
     """
     path = os.path.abspath(location)
     above, own = os.path.split(path)
-    if not names or not splits_named(own):
+    if not names or not split_named(own):
         return set(), []
     manifest = read_manifest(above)
     listed = {*(manifest.classes or ())} if manifest and manifest.format == "folder" else set()
     found, watched = listed.intersection(names), []
     for other in _folders_in(above):
-        for name in names if other != own and splits_named(other) else ():
+        for name in names if splits_among([own, other]) else ():
             folder = os.path.join("..", other, name)
             watched.append(folder)
             if os.path.isdir(os.path.join(path, folder)):
