@@ -41,6 +41,12 @@ class VerifiedSplit:
     name: str
     index: Index
 
+    @property
+    def has_labels(self) -> bool:
+        """True if every label is a class."""
+        label = self.index.all_labels()[1]
+        return bool(((label >= 0) & (label < len(self.index.classes))).all())
+
     def finding(self, sample: int, what: str) -> Finding:
         file, offset, _ = self.index.locate(sample)
         return Finding(what, file, offset, sample)
@@ -82,7 +88,7 @@ def verify(
                 own = _divided(index, share, Path(folder))
             splits += own
             checks += [check for split in own for check in _check_rows(split)]
-        checks += _check_classes(splits)
+        checks += _check_classes([split for split in splits if split.has_labels])
         checks += check_overlap(parts)
         if deep and splits:
             checks += _check_contents_of(splits, Path(folder), work)
