@@ -252,7 +252,7 @@ def test_a_checkpoint_of_another_order_is_no_place_in_a_stream(
     keys = [*words(shards), *exact]
     place = keys.index("--data.samples")
     shown(capsys, *keys[:place], *keys[place + 2 :], "--run", tmp_path / "exact")
-    begin = ["--run.resume", newest(tmp_path / "exact"), "--run", tmp_path / "join"]
+    begin = ["--run.resume", newest(tmp_path / "exact"), "--run", tmp_path / "join", "--quiet"]
     said = complaint(capsys, *words(shards), *begin)
     assert "'join' resumes only from its own checkpoints" in said
 

@@ -118,15 +118,24 @@ def keys_set(config: RunConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude_none=True, exclude_unset=True)
 
 
-def on_data(config: RunConfig, locations: Sequence[str]) -> RunConfig:
+def on_data(
+    config: RunConfig, locations: Sequence[str], overrides: Collection[str] = ()
+) -> RunConfig:
     """A recipe with the train and val data of a data set, or of several merged ones.
 
-    DataError if one of them is missing.
+    `overrides`: the keys that the user set beside the recipe. DataError if one of the splits is
+    missing; RecipeError for a `data.val_share` of the user's beside val data.
     """
     from trainyard.data.index.merge import merged_splits
 
     may_share = config.data.val_share is not None
     found = merged_splits(locations, may_share=may_share)
+    if found["val"] is not None and "data.val_share" in overrides:
+        raise RecipeError(
+            f"data.val_share = {config.data.val_share}: is for data without validation images, and "
+            f"{' and '.join(locations)} has {found['val']}: leave it out, or name the training "
+            "data alone by --data.train"
+        )
     return override(config, {f"data.{split}": place for split, place in found.items()})
 
 

@@ -14,7 +14,7 @@ from trainyard import files
 from trainyard.data import formats
 from trainyard.data.formats.scan import FileRows, Scan, Via
 from trainyard.data.index.build import build_index, open_index
-from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
+from trainyard.data.index.table import Index, load_index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.errors import DataError
 
@@ -371,41 +371,6 @@ def test_any_change_of_the_data_changes_the_fingerprint(tmp_path: Path) -> None:
     assert len(set(fingerprints)) == len(fingerprints)
 
 
-# --- two splits of one data set ---
-
-
-@pytest.mark.parametrize(
-    ("known", "found"),
-    [
-        ("cat dog", "cat dog"),
-        ("cat dog eel", "0 1 2"),  # shards know no names
-        ("cat dog eel", "0 1"),  # nor the classes that none of their images has
-        ("0 1 2", "cat dog eel"),
-        ("0 1 2", "0 1"),
-    ],
-)
-def test_classes_that_fit(known: str, found: str) -> None:
-    check_same_classes(known.split(), found.split(), "val")
-
-
-@pytest.mark.parametrize(
-    ("known", "found", "words"),
-    [
-        ("cat dog", "cat", "1 instead of 2.*'dog' is missing"),
-        ("cat dog", "cat eel", "'eel' is new, 'dog' is missing"),
-        ("cat dog", "cat dog eel", "3 instead of 2.*'eel' is new"),
-        ("cat dog", "0 1 2", "3 instead of 2"),
-        ("0 1", "0 1 2", "'2' is new"),
-        ("0 1 2 3", "0 1 3 2", "order"),  # one of them sorted as text, or shuffled
-    ],
-)
-def test_classes_that_do_not_fit(known: str, found: str, words: str) -> None:
-    with pytest.raises(DataError, match=f"^val: .*{words}"):
-        check_same_classes(known.split(), found.split(), "val")
-    with pytest.raises(DataError, match=r"1 instead of 2.*'1' is missing"):
-        check_same_classes(["0", "1"], ["0"], "val", has_names=True)
-
-
 # --- a large index ---
 
 
@@ -437,44 +402,3 @@ def test_columns_are_views_of_one_mapped_file(tmp_path: Path, monkeypatch: Patch
     assert not any(column.flags.writeable for column in columns)
     assert table.locate(999_999) == (f"{tmp_path}/0099.tar", 99 + per_file - 1, 7)
     assert table.locate(0) == (f"{tmp_path}/0000.tar", 0, 7)
-
-
-# --- other data for a model ---
-
-
-@pytest.mark.parametrize(
-    ("known", "found", "has_names", "numbers"),
-    [
-        ("cat dog eel", "cat dog eel", True, [0, 1, 2]),
-        ("cat dog eel", "cat eel", True, [0, 2]),  # a part, as ImageNet-A and -R are
-        ("cat dog eel", "eel cat", True, [2, 0]),
-        ("cat dog eel", "0 1 2", False, [0, 1, 2]),
-        ("a b c d e f g h i j k", "0 1 10 2 3 4 5 6 7 8 9", True, [0, 1, 10, *range(2, 10)]),
-        ("0 1 10 2 3 4 5 6 7 8 9", "0 1 10 2 3 4 5 6 7 8 9", True, list(range(11))),  # names
-        ("0 1 2", "2", True, [2]),
-        ("0 1 2", "cat dog eel", True, [0, 1, 2]),  # trained on bare numbers
-        ("0 1 2", "0 1 2", False, [0, 1, 2]),
-    ],
-)
-def test_classes_are_matched(known: str, found: str, has_names: bool, numbers: list[int]) -> None:
-    assert match_classes(known.split(), found.split(), "it", has_names=has_names) == numbers
-
-
-@pytest.mark.parametrize(
-    ("known", "found", "has_names", "words"),
-    [
-        ("cat dog", "cat eel", True, "'eel' is new, 'dog' is missing"),
-        ("cat dog", "0 1 2", True, "'0' is new"),
-        ("cat dog", "0 2", True, "'0' is new"),  # numbers of classes, but not all
-        ("cat dog eel", "0 1", False, "numbers its classes without naming them.*as many"),
-        ("0 1 2", "0 1", False, "numbers its classes without naming them.*as many"),
-        ("0 1 2", "cat dog", True, "'cat' is new"),
-        ("cat dog", "00 01", True, "'00' is new"),
-        ("0 1 2", "0 1 two", True, "'two' is new, '2' is missing"),
-    ],
-)
-def test_classes_that_cannot_be_matched(
-    known: str, found: str, has_names: bool, words: str
-) -> None:
-    with pytest.raises(DataError, match=f"^it: its classes differ .*{words}"):
-        match_classes(known.split(), found.split(), "it", has_names=has_names)

@@ -56,8 +56,8 @@ def test_validation_images_that_are_training_images_are_named(
 ) -> None:
     (tmp_path / "link.tar").symlink_to(shards / "part-001.tar")
     write_shards(tmp_path / "other", [3], classes=2)
-    write_files(tmp_path / "folders" / "cat", ["1.jpg", "val/cat/2.jpg"])
-    write_files(tmp_path / "linked", ["train/cat/1.jpg", "val/cat/2.jpg"])
+    write_files(tmp_path / "folders", ["cat/1.jpg", "cat/val/cat/2.jpg", "dog/1.jpg"])
+    write_files(tmp_path / "linked", ["train/cat/1.jpg", "train/dog/1.jpg", "val/cat/2.jpg"])
     (tmp_path / "linked/val/cat/3.jpg").symlink_to("../../train/cat/1.jpg")
     place = str(shards)
     many = tuple(each.format(place) for each in train) if isinstance(train, tuple) else None

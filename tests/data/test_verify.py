@@ -180,8 +180,8 @@ def test_a_shard_that_is_no_archive_any_more(originals: Path, tmp_path: Path) ->
 def test_samples_with_a_dot_in_their_names(tmp_path: Path) -> None:
     image = encode(square(1))
     members = [
-        (f"{key}.{kind}", image if kind == "jpg" else b"0")
-        for key in ("a", "b.0", "b.1")
+        (f"{key}.{kind}", image if kind == "jpg" else b"%d" % number)
+        for number, key in enumerate(("a", "c", "b.0", "b.1"))
         for kind in ("cls", "jpg")
     ]
     write_tar(tmp_path / "0.tar", members)
@@ -312,16 +312,16 @@ def test_classes_that_differ(photos: Path) -> None:
 
 
 def test_names_beside_bare_numbers(originals: Path, photos: Path, tmp_path: Path) -> None:
-    """Training takes them for the same, for want of names; whoever verifies ought to know."""
+    """Training refuses them: nothing says whether class 0 is the cat."""
     shards = packed(originals, tmp_path / "shards", "webdataset")
     shutil.rmtree(photos / "val")
     (photos / "val").mkdir()
     shutil.copy(shards / "pets-val-000000.tar", photos / "val")
     found = look(photos)
-    assert wrong(found) == [("train, val", "classes", "note")]
+    assert wrong(found) == [("train, val", "classes", "problem")]
     [finding] = found["train, val", "classes"].found
-    assert "train names its classes and val only numbers them" in str(finding)
-    assert "'cat'" in str(finding)
+    assert "it numbers its classes without naming them" in str(finding)
+    assert "'cat' is missing" in str(finding)
 
 
 def test_fewer_classes_in_val(originals: Path, tmp_path: Path) -> None:
@@ -334,8 +334,9 @@ def test_fewer_classes_in_val(originals: Path, tmp_path: Path) -> None:
     pack(splits, None, tmp_path / "shards", options, about={})
     found = look(tmp_path / "shards")
     assert wrong(found) == [("train, val", "classes", "note")]
-    [finding] = found["train, val", "classes"].found
-    assert str(finding) == "train has 2 classes, labels in val go up to 0 only"
+    assert [str(finding) for finding in found["train, val", "classes"].found] == [
+        "1 class has no validation images: '1'",
+    ]
 
 
 def test_balance(photos: Path) -> None:

@@ -99,8 +99,9 @@ def data_pack(options: argparse.Namespace) -> int:
     if is_remote(options.destination):
         raise InputError(f"{options.destination}: pack into a folder of this machine, then copy it")
     pack_options = _pack_options(options)
-    indices = _named(open_splits(options.location), options)
-    classes = _same_classes(indices)
+    indices = _named(open_splits(options.location, one_label_space=True), options)
+    first = next(iter(indices.values()))
+    classes = first.classes if first.has_names else None
     splits = {
         name: shuffled(index, None if options.no_shuffle or name != "train" else options.seed)
         for name, index in indices.items()
@@ -180,16 +181,6 @@ def _named(indices: "dict[str, Index]", options: argparse.Namespace) -> "dict[st
             "as LOCATION, or drop --split"
         )
     return dict.fromkeys([name], next(iter(indices.values())))
-
-
-def _same_classes(indices: "dict[str, Index]") -> "tuple[str, ...] | None":
-    """The names of the classes of all splits; None if the data stores numbers alone."""
-    from trainyard.data.index.table import check_same_classes
-
-    first, *others = indices.values()
-    for other in others:
-        check_same_classes(first.classes, other.classes, other.root, has_names=other.has_names)
-    return first.classes if first.has_names else None
 
 
 def _bytes(text: str) -> int:

@@ -56,19 +56,25 @@ def data_show(options: argparse.Namespace) -> int:
     return 0
 
 
-def open_splits(location: str) -> dict[str, "Index"]:
-    """The indices of all splits of a data set, with a counter and remarks on the screen."""
+def open_splits(location: str, *, one_label_space: bool = False) -> dict[str, "Index"]:
+    """The indices of all splits of a data set, with a counter and remarks on the screen.
+
+    With `one_label_space`, labels are numbers of the first split's classes; DataError for others.
+    """
     from rich.console import Console
 
-    from trainyard.data.index.build import open_index
-    from trainyard.data.index.splits import all_splits
+    from trainyard.data.index.merge import open_merged
+    from trainyard.data.index.splits import all_splits, split_remarks
     from trainyard.data.remarks import warn, what_is_left_out
     from trainyard.monitor.progress import counter
 
-    console, indices = Console(stderr=True), {}
+    console, indices = Console(stderr=True), dict[str, "Index"]()
+    warn(console, split_remarks(location))
     for split, place in all_splits(location).items():
+        first = next(iter(indices.values()), None)
+        known = first.classes if first and one_label_space else None
         with counter(console, f"indexing {place}") as progress:
-            indices[split] = open_index(place, progress)
+            indices[split] = open_merged([place], known, progress)
     warn(console, what_is_left_out(indices.values()))
     return indices
 

@@ -49,6 +49,8 @@ def data_verify(options: argparse.Namespace) -> int:
 
     from rich.console import Console
 
+    from trainyard.data.index.splits import split_remarks
+    from trainyard.data.remarks import warn
     from trainyard.data.storage.credentials import without_secrets
     from trainyard.datasets.parts import units_of
     from trainyard.datasets.verify.verify import verify, verify_journals
@@ -61,6 +63,8 @@ def data_verify(options: argparse.Namespace) -> int:
         raise InputError(f"--workers {workers}: must be 1 or more")
     if options.val_share is not None and not 0 < options.val_share < 1:
         raise InputError(f"--val-share {options.val_share}: must be between 0 and 1")
+    console = Console(stderr=True)
+    warn(console, split_remarks(options.location))
     journals = verify_journals(options.location)
     words = ["data", "verify", options.location, *words_of(options, *_OF_PARTS)]
     parts_on_ray(options, words, journals.parts())
@@ -69,7 +73,7 @@ def data_verify(options: argparse.Namespace) -> int:
             options.location,
             deep=options.deep,
             workers=workers,
-            counters=partial(counter, Console(stderr=True)),
+            counters=partial(counter, console),
             share=options.val_share and (options.val_share, options.val_seed),
             units=units,
         )

@@ -66,6 +66,8 @@ def train(options: argparse.Namespace) -> int:
     config, folder = config_of(options), run_folder(options)
     world = discover()
     with loading():
+        from trainyard.data.index.splits import split_remarks
+        from trainyard.data.remarks import warn
         from trainyard.monitor.console import console_of
         from trainyard.run import train as run
 
@@ -75,6 +77,8 @@ def train(options: argparse.Namespace) -> int:
         is_plain=options.plain,
         all_ranks=options.all_ranks,
     )
+    if world.is_first:
+        warn(console, (text for place in options.data or () for text in split_remarks(place)))
     outcome = run.train(config, folder, world=world, console=console)
     if world.is_first:
         print(json.dumps(outcome.as_dict()) if options.json else outcome.sentence())
@@ -102,7 +106,7 @@ def config_of(options: argparse.Namespace) -> "RunConfig":
 
     check_recipe(options)
     config = load_recipe(options.recipe, options.overrides)
-    return config if options.data is None else on_data(config, options.data)
+    return config if options.data is None else on_data(config, options.data, options.overrides)
 
 
 def check_recipe(options: argparse.Namespace) -> None:

@@ -9,9 +9,12 @@ from typing import Literal, NamedTuple
 
 from trainyard.data.config import DataConfig, Locations
 from trainyard.data.index.build import Progress
+from trainyard.data.index.label_space import match_classes, report
+from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.overlap import check_apart
-from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
+from trainyard.data.index.splits import names_test
+from trainyard.data.index.table import Index, load_index
 from trainyard.data.index.val_share import Side
 from trainyard.data.storage.credentials import PIPE
 from trainyard.data.storage.hub import is_on_hub
@@ -52,14 +55,27 @@ def source_of(config: DataConfig, split: Literal["train", "val"]) -> Source:
     return Source(config.train, "data.train", Side(split, config.val_share, config.val_seed))
 
 
-def split_remarks(config: DataConfig) -> list[str]:
-    """Remarks about validation data that a user may not expect: a folder of test images."""
-    return [
+def data_remarks(config: DataConfig, data: Datasets) -> list[str]:
+    """Remarks about training and validation data that a user may not expect."""
+    remarks = [
         f"{place}: test images, as there is no other validation data; --data.val_share 0.1 with "
         "--data.train keeps them for the end"
         for place in _listed(config.val or ())
-        if os.path.basename(place).lower() == "test"
+        if names_test(place)
     ]
+    if config.val is not None and config.val_share is not None:
+        remarks.append(
+            f"data.val_share = {config.val_share} is not used: validation images come from "
+            f"{source_of(config, 'val')}"
+        )
+    if isinstance(data.train, Index):
+        return remarks + class_remarks(data.train, data.val)
+    if data.val.has_names:
+        remarks.append(
+            f"{source_of(config, 'train')}: label 0 of the stream is taken for class "
+            f"{data.val.classes[0]!r}, the first of the validation data"
+        )
+    return remarks
 
 
 def trained_on(config: DataConfig, data: Sequence[Locations | None]) -> list[str]:
@@ -87,7 +103,10 @@ def open_datasets(config: DataConfig, world: World, progress: Progress) -> Datas
         found = Datasets(Stream(shards, config.samples, val.classes), val)
     else:
         _check_hub(config)
-        train = open_split(source_of(config, "train"), world, progress)
+        source = source_of(config, "train")
+        train = open_split(source, world, progress)
+        with together(world):
+            check_learnable(train, str(source))
         found = Datasets(train, open_validation(config, train.classes, world, progress))
     with together(world):
         if world.is_first:
@@ -124,16 +143,11 @@ def _same_shards(config: DataConfig, world: World) -> tuple[str, ...]:
 def open_validation(
     config: DataConfig, classes: Sequence[str], world: World, progress: Progress
 ) -> Index:
-    """The index of the validation data, checked to have the same classes as the training data.
+    """The index of the validation data, whose labels are numbers of the training `classes`.
 
-    If the training data is merged, the validation data may lack some of its classes.
+    It may lack some of these. DataError for another class.
     """
-    known = None if isinstance(config.train, str | None) else classes
-    source = source_of(config, "val")
-    val = open_split(source, world, progress, known=known)
-    with together(world):
-        check_same_classes(classes, val.classes, str(source), has_names=val.has_names)
-    return val
+    return open_split(source_of(config, "val"), world, progress, known=classes)
 
 
 def open_labelled(
@@ -147,7 +161,8 @@ def open_labelled(
     source = Source(locations, "data.val")
     index = open_split(source, world, progress)
     with together(world):
-        return index, match_classes(classes, index.classes, str(source), has_names=index.has_names)
+        match = match_classes(classes, index.classes, str(source), has_names=index.has_names)
+        return index, report(match) if world.is_first else match.numbers
 
 
 def _listed(locations: Locations) -> tuple[str, ...]:

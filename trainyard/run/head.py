@@ -8,7 +8,7 @@ from torch import nn
 
 from trainyard.config import RunConfig
 from trainyard.course import Course
-from trainyard.data.open_datasets import Datasets, source_of, split_remarks
+from trainyard.data.open_datasets import Datasets, data_remarks, source_of
 from trainyard.data.remarks import slow_paths, what_is_left_out
 from trainyard.image_size import height_width
 from trainyard.model.weights import pixels_in
@@ -134,7 +134,7 @@ def _length(config: RunConfig, course: Course) -> str:
 def _remarks(config: RunConfig, data: Datasets, course: Course, begun: Beginning) -> Iterator[str]:
     yield from slow_paths(data.train, data.val)
     yield from what_is_left_out([data.train, data.val])
-    yield from split_remarks(config.data)
+    yield from data_remarks(config.data, data)
     for key in _differences(config, begun, ("mean", "std")):
         yield (
             f"{begun.about} had data.{key} = {list(begun.pixels[key])} in its training, and the "

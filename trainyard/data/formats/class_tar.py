@@ -1,7 +1,8 @@
 """Tars whose layout gives the class: each class is a folder in the tar, or a tar of its own.
 
 - `imagenet21k_resized/imagenet21k_train/CLASS/x.JPEG`: the class is the parent folder. A folder
-  above it with the word "train" or "val" in its name is a split; images in no split are left out.
+  above it whose name holds the word train, val or test is a split; images in no split are left
+  out.
 - A tar of tars `CLASS.tar`, such as `fall11_whole.tar`: images are found inside by offset.
 - Several tars `CLASS.tar`, in a folder or listed.
 
@@ -31,7 +32,7 @@ from trainyard.data.formats.scan import (
     num_threads,
     scan_of_files,
 )
-from trainyard.data.formats.split_names import splits_named, words_of
+from trainyard.data.formats.split_names import SPLITS, check_no_splits, split_named
 from trainyard.data.formats.tar import (
     BufferedTarReader,
     Member,
@@ -44,7 +45,6 @@ from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.errors import DataError
 
-_SPLITS = ("train", "val")
 _CHUNK = 10_000  # samples; a tar may hold ten million
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 
@@ -105,10 +105,17 @@ def splits_inside(place: ResolvedLocation) -> tuple[str, ...]:
         if first and _is_tar(first.name):
             seen: Iterator[str] = (m.name for m in members(tar) if _is_tar(m.name))
         else:
-            seen = filter(is_image, some_names(tar))
+            seen = (name for name in some_names(tar) if is_image(name) and _folders_of(name))
         above = {tuple(name.split("/")[: -2 if is_image(name) else -1]) for name in seen}
-    found = {_split_of(folders) for folders in above}
-    return tuple(split for split in _SPLITS if split in found)
+    found = {_split_of(folders): "/".join(folders) for folders in sorted(above)}
+    outside = found.pop("", None)
+    if len(found) == 1 and outside is not None:  # the images in no split would be left out
+        ((split, folder),) = found.items()
+        raise DataError(
+            f"{place.location}: is {folder} a folder of {split} data, or of classes like the "
+            "others? Give each split a folder, or unpack the tar and name the data by --data.train"
+        )
+    return tuple(split for split in SPLITS if split in found)
 
 
 class _Labels:
@@ -157,11 +164,7 @@ class _Labels:
                         f"{location}: there are images in {'/'.join(folder[:end])} and in "
                         f"{'/'.join(folder)}: which of them is the class?"
                     )
-        if self.classes and all(map(_is_split, self.classes)):
-            raise DataError(
-                f"{location}: holds images but no labels: they lie directly in "
-                f"{' and '.join(sorted(self.classes))}, without a folder or a tar per class"
-            )
+        check_no_splits(location, self.classes)
 
     def _number(self, path: str, split: str, class_name: str, home: tuple[str, ...]) -> int:
         """The class's number. DataError if its images lie in another folder or tar, too.
@@ -215,15 +218,9 @@ def _split_above(layout: str, name: str) -> str:
 def _split_of(folders: tuple[str, ...]) -> str:
     """The split that the innermost folder with such a name stands for; "" if there is none."""
     for folder in reversed(folders):
-        found = splits_named(folder)
-        if len(found) == 1:  # not "train-and-val"
-            return found.pop()
+        if found := split_named(folder):
+            return found
     return ""
-
-
-def _is_split(class_name: str) -> bool:
-    """True if a folder is named like a split, so that it is no class."""
-    return bool(splits_named(class_name) or words_of(class_name) & {"test", "testing"})
 
 
 def _stem(name: str) -> str:

@@ -37,7 +37,7 @@ from trainyard.data.formats.scan import (
     is_hidden,
     is_metadata,
 )
-from trainyard.data.formats.split_names import splits_named
+from trainyard.data.formats.split_names import check_no_splits, split_named, splits_among
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import read_manifest
 from trainyard.errors import DataError
@@ -87,6 +87,7 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     watched = [path for tree in trees for path in tree.folders]
     broken = [entry.name for entry in entries_of(place.root) if _is_broken(entry)]
     broken += [path for tree in trees for path in tree.broken]
+    check_no_splits(place.location, classes, watched)
     label_of = {path: n for n, name in enumerate(classes) for path in folders[name].folders}
     read = in_threads(_STAT_THREADS, lambda path: _read_folder(place.root, path, label_of[path]))
     return Scan(
@@ -145,13 +146,13 @@ def _elsewhere(location: str, names: Sequence[str]) -> tuple[set[str], list[str]
     """
     path = os.path.abspath(location)
     above, own = os.path.split(path)
-    if not names or not splits_named(own):
+    if not names or not split_named(own):
         return set(), []
     manifest = read_manifest(above)
     listed = {*(manifest.classes or ())} if manifest and manifest.format == "folder" else set()
     found, watched = listed.intersection(names), []
     for other in _folders_in(above):
-        for name in names if other != own and splits_named(other) else ():
+        for name in names if splits_among([own, other]) else ():
             folder = os.path.join("..", other, name)
             watched.append(folder)
             if os.path.isdir(os.path.join(path, folder)):

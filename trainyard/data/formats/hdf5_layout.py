@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import MAX_CLASSES
-from trainyard.data.formats.split_names import splits_named, words_of
+from trainyard.data.formats.split_names import split_named
 from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
 
@@ -134,11 +134,11 @@ def _table_of_splits(file: Any, where: str) -> list[SplitRows]:
 
 def _split(name: str, rows: dict[str, Rows], where: str) -> str:
     """The split that a name stands for; images without labels may have any name."""
-    named = splits_named(name) or {"test"}.intersection(words_of(name))
-    if len(named) != 1 and TARGETS in rows:
+    split = split_named(name)
+    if not split and TARGETS in rows:
         hint = did_you_mean(name, ("train", "valid", "test"))
         raise DataError(f"{where}: its split {name!r} is none of train, val and test{hint}")
-    return named.pop() if len(named) == 1 else name
+    return split or name
 
 
 def _rows_of(line: Any, file: Any, count: int, where: str) -> Rows | None:

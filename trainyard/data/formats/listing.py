@@ -33,7 +33,7 @@ from trainyard.data.formats.scan import (
     directly,
     num_threads,
 )
-from trainyard.data.formats.split_names import splits_named, words_of
+from trainyard.data.formats.split_names import split_named
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.manifest import is_inside
 from trainyard.data.storage.source import is_remote
@@ -227,11 +227,8 @@ def _rows(place: ResolvedLocation) -> Iterator[_Row]:
 
 
 def _split(row: _Row) -> str | None:
-    if row.split is None:
-        return None
-    named = splits_named(row.split) or {"test"}.intersection(words_of(row.split))
-    if len(named) == 1:
-        return named.pop()
+    if row.split is None or (split := split_named(row.split)):
+        return row.split and split
     hint = did_you_mean(row.split, ("train", "val", "test", "training", "validation"))
     raise DataError(f"{row.where}: its split is {row.split!r}, none of train, val and test{hint}")
 

@@ -1,22 +1,77 @@
-"""Finds split names as whole words in the names of files and folders."""
+"""The one rule for names of splits: whole words in the names of folders, shards and rows.
 
+The words are those of Hugging Face's `datasets`: `dev` is validation data, `eval` test data.
+"""
+
+import os
 import re
+from collections.abc import Iterable, Sequence
 
+from trainyard.errors import DataError
+
+SPLITS = ("train", "val", "test")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_WORDS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing", "eval", "evaluation"),
+}
+_JOINED = ("", "set", "data", "images")  # trainset, testdata
 _SPLIT_OF = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
+    word + end: split for split, words in _WORDS.items() for word in words for end in _JOINED
 }
 
 
-def words_of(name: str) -> set[str]:
+def words_of(name: str) -> list[str]:
     """The words of a name in lower case: `cocoTrain2017-0.tar` has coco, train and tar."""
-    return {word.lower() for word in _WORD.findall(name)}
+    return [word.lower() for word in _WORD.findall(name)]
 
 
 def splits_named(name: str) -> set[str]:
-    """The splits, "train" and "val", that a name holds as words: `retrieval-train` holds train."""
-    return {_SPLIT_OF[word] for word in words_of(name) & _SPLIT_OF.keys()}
+    """The splits, of SPLITS, that a name holds as words: `retrieval-train` holds train."""
+    return {_SPLIT_OF[word] for word in words_of(name) if word in _SPLIT_OF}
+
+
+def split_named(name: str) -> str:
+    """The split that a name stands for; "" if it names none, or several ("train-and-val")."""
+    found = splits_named(name)
+    return found.pop() if len(found) == 1 else ""
+
+
+def splits_among(names: Iterable[str]) -> list[str]:
+    """The names of training data, and of validation or test data, that differ in this word alone.
+
+    So `seg_train` and `seg_test` are splits of one data set, but `bullet_train` and `crash_test`
+    may be classes. Empty without such a pair.
+    """
+    alike: dict[tuple[str, ...], dict[str, str]] = {}
+    for name in names:
+        if split := split_named(name):
+            rest = tuple(word for word in words_of(name) if word not in _SPLIT_OF)
+            alike.setdefault(rest, {}).setdefault(split, name)
+    pairs = [found for found in alike.values() if "train" in found and len(found) > 1]
+    return sorted(pairs[0].values()) if pairs else []
+
+
+def check_no_splits(location: str, classes: Sequence[str], folders: Iterable[str] = ()) -> None:
+    """DataError if classes are splits, or hold splits. `folders`: all below the location."""
+    splits = splits_among(classes)
+    if classes and all(map(split_named, classes)):
+        splits = sorted(classes)
+    if splits:
+        raise DataError(
+            f"{location}: {' and '.join(splits[:3])} {'are splits' if splits[1:] else 'is a split'}"
+            " by name, and no class: name each by --data.train and --data.val if it has a folder "
+            "or a tar per class; without these its images have no labels"
+        )
+    inside: dict[str, list[str]] = {}
+    for folder in folders:
+        above, name = os.path.split(folder)
+        inside.setdefault(above, []).append(name)
+    for above, names in inside.items():
+        if above and (splits := splits_among(names)):
+            path = os.path.join(location, above)
+            raise DataError(
+                f"{path}: holds {' and '.join(splits)}, so it is no class: name it as the location "
+                f"if the classes lie in these ({path}), or move these above the classes"
+            )

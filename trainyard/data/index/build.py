@@ -16,6 +16,7 @@ from trainyard.data import formats
 from trainyard.data.formats.left_out import HEIF_KINDS, LeftOut
 from trainyard.data.formats.scan import IMAGE_FORMATS, FileRows, Scan, Via, directly
 from trainyard.data.index.label_lists import joined
+from trainyard.data.index.label_space import plain_names
 from trainyard.data.index.remote import Stamps, check_present, fetch_index, remote_stamps
 from trainyard.data.index.table import (
     Columns,
@@ -266,21 +267,23 @@ def _tables(scan: Scan, progress: Progress) -> dict[str, _Table]:
 
 def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
     """The names of the classes, or None; relabels the tables to number them in sorted order."""
+    where = scan.place.location
     manifest = manifest_of(scan.place.root, scan.place.names, tells=True)
-    known = manifest and manifest.classes
+    known = plain_names((manifest and manifest.classes) or (), where)
+    names = plain_names(scan.classes or (), where)
     # Records of TFRecord name their classes; without any record only the manifest does.
-    if not scan.classes or (known and known[: len(scan.classes)] == tuple(scan.classes)):
+    if not names or (known and known[: len(names)] == names):
         highest = max((max(table.label, default=0) for table in tables.values()), default=0)
         if known and highest >= len(known):
             raise DataError(
-                f"{scan.place.location}: holds label {highest}, but the manifest beside it names "
-                f"{len(known)} classes only"
+                f"{where}: holds label {highest}, but the manifest beside it names {len(known)} "
+                "classes only"
             )
-        return list(known) if known else None
-    classes = sorted(scan.classes)
-    if classes != list(scan.classes):
+        return known or None
+    classes = sorted(names)
+    if classes != names:
         place_of = {name: number for number, name in enumerate(classes)}
-        numbers = np.array([place_of[name] for name in scan.classes], "<i4")
+        numbers = np.array([place_of[name] for name in names], "<i4")
         for table in tables.values():
             table.relabel(numbers)
     return classes

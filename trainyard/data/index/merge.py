@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.build import Progress, open_index
 from trainyard.data.index.label_lists import LabelLists
+from trainyard.data.index.label_space import match_classes, report, unite_classes
 from trainyard.data.index.splits import find_splits, train_and_val
 from trainyard.data.index.table import Chunks, Index, load_index, write_index
 from trainyard.data.index.val_share import Side, open_part
@@ -75,16 +76,19 @@ def open_merged(
 ) -> Index:
     """The index of one location, or of several merged; with `side`, of a part of each.
 
-    Labels are numbers among the `known` classes, if these include all names.
+    Labels are numbers among the `known` classes. DataError for a class that is none of them.
     """
     parts: list[Index] = []
     for location in locations:
         done = sum(map(len, parts))
         whole = open_index(location, _counting_from(done, progress))
         parts.append(whole if side is None else open_part(whole, side))
-    if len(parts) == 1 and (known is None or tuple(known) == parts[0].classes):
+    if len(parts) == 1 and known is None:
         return parts[0]
-    path, header = _path(parts, known), _header(parts, _unite(locations, parts, known))
+    classes = _unite(locations, parts, known)
+    if len(parts) == 1 and tuple(classes) == parts[0].classes:
+        return parts[0]
+    path, header = _path(parts, known), _header(parts, classes)
     saved = load_index(path)
     same = ("fingerprint", "stamps")  # a copied or touched file is the same data, but looks new
     if saved is not None and all(getattr(saved, key) == header[key] for key in same):
@@ -99,9 +103,9 @@ def _counting_from(done: int, progress: Progress) -> Progress:
 def _unite(
     locations: Sequence[str], parts: Sequence[Index], known: Sequence[str] | None
 ) -> list[str]:
-    """The sorted names of all classes.
+    """The `known` names of classes, or those of all parts.
 
-    DataError where bare numbers meet other classes, or lists of labels single ones.
+    DataError for a class that is none of these, and where lists of labels meet single ones.
     """
     kinds = {part.lists is None: place for place, part in zip(locations, parts, strict=True)}
     if len(kinds) > 1:
@@ -109,17 +113,11 @@ def _unite(
             f"{kinds[False]} has lists of labels and {kinds[True]} one label for each image: they "
             "cannot be merged"
         )
-    bare = [place for place, part in zip(locations, parts, strict=True) if not part.has_names]
-    names = {name for part in parts for name in part.classes}
-    fits_known = known is None or names <= set(known)
-    if bare and (len(bare) < len(parts) or not fits_known):
-        raise DataError(
-            f"{bare[0]}: numbers its classes without names, so they cannot be matched with the "
-            "other data; a dataset.json beside it can name them (`trainyard data pack` writes one)"
-        )
-    if known is not None and fits_known:
-        return list(known)
-    return sorted(names, key=int) if bare else sorted(names)
+    if known is None:
+        known = unite_classes((part.classes, part.has_names) for part in parts)
+    for place, part in zip(locations, parts, strict=True):
+        report(match_classes(known, part.classes, place, has_names=part.has_names))
+    return list(known)
 
 
 def _path(parts: Sequence[Index], known: Sequence[str] | None) -> Path:
@@ -141,7 +139,8 @@ def _header(parts: Sequence[Index], classes: list[str]) -> dict[str, Any]:
         "root": None,
         "format": " and ".join(sorted({part.format for part in parts})),
         "classes": classes,
-        "has_names": all(part.has_names for part in parts),
+        "has_names": any(part.has_names for part in parts)
+        or classes != [str(number) for number in range(len(classes))],
         "stamps": {
             os.path.join(_root(part), name): stamp
             for part in parts
@@ -227,8 +226,8 @@ def _labels(parts: Sequence[Index], classes: list[str]) -> Iterator[NDArray[Any]
 def _renumbered(
     labels: NDArray[np.int32], part: Index, classes: list[str]
 ) -> Iterator[NDArray[Any]]:
-    number_of = {name: number for number, name in enumerate(classes)}
-    numbers = np.array([number_of[name] for name in part.classes], "<i4")
+    match = match_classes(classes, part.classes, part.root, has_names=part.has_names)
+    numbers = np.array(match.numbers, "<i4")
     yield from (numbers[piece] for piece in _pieces([labels]))
 
 

@@ -3,13 +3,21 @@
 import glob
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import filter as matching
 from fnmatch import fnmatchcase
-from pathlib import Path
+from itertools import islice
+from typing import NamedTuple
 
 from trainyard.data import formats
-from trainyard.data.formats.split_names import splits_named, words_of
+from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_SUFFIXES, is_hidden
+from trainyard.data.formats.split_names import (
+    SPLITS,
+    check_no_splits,
+    split_named,
+    splits_named,
+    words_of,
+)
 from trainyard.data.storage.hub import is_on_hub
 from trainyard.data.storage.location import find_place, options_of, split_of, take_secrets
 from trainyard.data.storage.manifest import FILE_NAME, read_manifest
@@ -17,14 +25,28 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 
-# Names of a split's folder in lower case, the usual one first. A folder of test images is for
-# validation where there is no other.
-_NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation", "test")}
 _COMPRESSED = re.compile(r"\.(tar\.(gz|bz2|xz|zst)|tgz)$", re.IGNORECASE)
 _SHARDS = (
     *("*.tar", "*.h5", "*.hdf5", "*.packed", "*.parquet"),
     *("*-of-*", "*.tfrecord", "*.tfrecords"),
 )
+_STEMS = ("train", "val", "dev", "test", "eval")  # every word for a split begins with one
+_LOOKED_INTO = 1000  # folders that an error message takes the time for
+
+
+class Splits(NamedTuple):
+    """The splits in a location."""
+
+    found: dict[str, str]
+    """The location of each, of SPLITS."""
+    folder: str
+    """The location, or the only folder in it, which was entered."""
+
+    def chosen(self) -> dict[str, str]:
+        """The locations of "train" and "val"; without other data, test data are for validation."""
+        val = self.found.get("val") or self.found.get("test")
+        train = self.found.get("train")
+        return {name: place for name, place in (("train", train), ("val", val)) if place}
 
 
 def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | None]:
@@ -39,9 +61,13 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
         return {"train": splits.get("train", location), "val": None}
     missing = [split for split in ("train", "val") if split not in splits]
     if missing:
+        if not splits and os.path.isdir(location):
+            check_no_splits(location, _listed_in(location)[0])
         wanted = "expected folders train and val, or shards *train*.tar and *val*.tar"
         if is_remote(location):
             wanted = f"expected {_why_not_listed(location)}"
+        elif deeper := _deeper(location):
+            wanted = f"did you mean --data {deeper}?"
         elif "val" in missing:
             share = "the same command with --data.val_share 0.1 validates on a tenth of its images"
             wanted = f"{share}; {wanted}"
@@ -53,19 +79,12 @@ def train_and_val(location: str, *, may_share: bool = False) -> dict[str, str | 
 
 
 def find_splits(location: str) -> dict[str, str]:
-    """The locations of "train" and "val" inside one data set; absent splits are left out."""
-    location = take_secrets(location)
-    options = options_of(location)
-    folder = location.removesuffix(options)
-    if is_remote(location) or os.path.isdir(folder):
-        found = _listed(folder) or _in_folder(folder)
-        return {split: place + options for split, place in found.items()}
-    place = find_place(location)
-    splits = () if place.split else formats.splits_inside(place)
-    found = {split: f"{location}#{split}" for split in splits}
-    if "val" not in found and "test" in found:
-        found["val"] = found["test"]
-    return {split: found[split] for split in _NAMES if split in found}
+    """The locations of "train" and "val" inside one data set; absent splits are left out.
+
+    Test data are for validation where there is no other. DataError if several folders or shards
+    could be one split, or a folder could be a split or a class.
+    """
+    return _find(take_secrets(location)).chosen()
 
 
 def all_splits(location: str) -> dict[str, str]:
@@ -74,13 +93,61 @@ def all_splits(location: str) -> dict[str, str]:
     return find_splits(location) or {split_of(location)[1] or "data": location}
 
 
+def split_remarks(location: str) -> list[str]:
+    """Remarks about the choice of splits in a location: what is entered, and what is left out."""
+    splits = _find(take_secrets(location))
+    chosen = splits.chosen()
+    remarks = []
+    if chosen and splits.folder != location:
+        remarks.append(f"{location}: its splits lie in {splits.folder}, its only folder")
+    left_out = [place for place in splits.found.values() if place not in chosen.values()]
+    if chosen and not is_remote(location) and os.path.isdir(splits.folder):
+        entered = {split_of(place)[0] for place in splits.found.values()}
+        folders = (os.path.join(splits.folder, name) for name in _listed_in(splits.folder)[0])
+        left_out += [
+            path for path in folders if not any(place.startswith(path) for place in entered)
+        ]
+    if left_out:
+        used = " and ".join(chosen.values())
+        remarks.append(f"{', '.join(sorted(left_out))}: left out beside {used}")
+    return remarks
+
+
+def names_test(location: str) -> bool:
+    """True if a location is named like test data."""
+    path, split = split_of(location)
+    return split_named(split or os.path.basename(path)) == "test"
+
+
+def _find(location: str) -> Splits:
+    if options := options_of(location):
+        folder = location.removesuffix(options)
+        if is_remote(folder) or os.path.isdir(folder):
+            splits = _find(folder)
+            return splits._replace(
+                found={split: place + options for split, place in splits.found.items()}
+            )
+    if is_remote(location):
+        return Splits(_listed(location) or _on_hub(location), location)
+    if os.path.isdir(location):
+        found = _listed(location) or _in_folder(location)
+        folders, files = _listed_in(location)
+        if found or len(folders) != 1 or any(map(_is_image, files)):
+            return Splits(found, location)
+        inner = os.path.join(location, folders[0])
+        return Splits(_listed(inner) or _in_folder(inner), inner)
+    place = find_place(location)
+    splits = () if place.split else formats.splits_inside(place)
+    return Splits({s: f"{location}#{s}" for s in SPLITS if s in splits}, location)
+
+
 def _listed(folder: str) -> dict[str, str]:
     """The splits in the folder's manifest."""
     if glob.has_magic(folder) or "{" in folder:  # its path would be read as a pattern
         return {}
     manifest = read_manifest(folder)
     splits = manifest.splits if manifest else {}
-    return {name: os.path.join(folder, splits[name].files) for name in _NAMES if name in splits}
+    return {name: os.path.join(folder, splits[name].files) for name in SPLITS if name in splits}
 
 
 def _why_not_listed(url: str) -> str:
@@ -93,79 +160,143 @@ def _why_not_listed(url: str) -> str:
     return f"them in {FILE_NAME}"
 
 
+def _deeper(location: str) -> str | None:
+    """A folder inside that holds splits, for an error message."""
+    for folder, _, _ in islice(os.walk(location), _LOOKED_INTO):
+        try:
+            if {"train", "val"} <= Splits(_in_folder(folder), folder).chosen().keys():
+                return folder
+        except (DataError, OSError):
+            continue
+    return None
+
+
+# --- a folder ---
+
+
 def _in_folder(location: str) -> dict[str, str]:
-    if is_on_hub(location):
-        return _on_hub(location)
-    if is_remote(location):
-        return {}
-    splits: dict[str, str] = {}
-    names = sorted(name for name in os.listdir(location) if not name.startswith("."))
-    for split, folders in _NAMES.items():
-        for wanted in folders:
-            for folder in sorted(names, key=lambda name: name != wanted):
-                if folder.lower() == wanted and _can_be_split(Path(location) / folder):
-                    splits.setdefault(split, str(Path(location) / folder))
-        for kind in _SHARDS:
-            shards = [name for name in matching(names, kind) if split in splits_named(name)]
-            if shards and split not in splits:
-                _check_one_split(location, shards)
-                _check_all_read(location, split, kind, names)
-                pattern = _pattern(location, split, kind, shards=shards, names=names)
-                splits[split] = os.path.join(glob.escape(location), pattern)
+    """The splits among the folders and shards of a folder."""
+    folders, files = _listed_in(location)
+    candidates: dict[str, list[str]] = {split: [] for split in SPLITS}
+    for name in folders:
+        split = split_named(name)
+        if split and (path := _with_classes(os.path.join(location, name))):
+            candidates[split].append(path)
+    for split in SPLITS:
+        is_used = split != "test" or not candidates["val"]
+        candidates[split] += _patterns(location, split, files) if is_used else []
+    for split, places in candidates.items():
+        if len(places) > 1 and (split != "test" or not candidates["val"]):
+            raise DataError(
+                f"{' and '.join(places)}: both are named like {split} data: move one away, or "
+                "name the data by --data.train and --data.val"
+            )
+    found = {split: places[0] for split, places in candidates.items() if places}
+    _check_no_class(location, folders, found)
     inside = os.path.join(location, "data")  # as repositories of the Hub keep their Parquet
-    if not splits and any(name.endswith(".parquet") for name in _names_in(inside)):
+    if not found and os.path.isdir(inside) and matching(_listed_in(inside)[1], "*.parquet"):
         return _in_folder(inside)
-    return splits
+    return found
+
+
+def _listed_in(folder: str) -> tuple[list[str], list[str]]:
+    """The sorted names of the folders and of the files in a folder, without hidden ones."""
+    folders, files = list[str](), list[str]()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not is_hidden(entry.name):
+                (folders if entry.is_dir() else files).append(entry.name)
+    return sorted(folders), sorted(files)
+
+
+def _with_classes(folder: str) -> str:
+    """The folder, or one of the same split that is all it holds; "" for images without classes."""
+    folders, files = _listed_in(folder)
+    if len(folders) == 1 and split_named(folders[0]) == split_named(os.path.basename(folder)):
+        folder = os.path.join(folder, folders[0])
+        folders, files = _listed_in(folder)
+    return folder if folders or any(matching(files, kind) for kind in _SHARDS) else ""
+
+
+def _check_no_class(location: str, folders: Sequence[str], found: dict[str, str]) -> None:
+    """DataError for a lone split beside folders of images: it may be a class as they are."""
+    lone = next(iter(found.values()), "")
+    if len(found) != 1 or not os.path.isdir(lone):
+        return
+    others = [name for name in folders if not splits_named(name)]
+    others = [name for name in others if _has_image(os.path.join(location, name))]
+    if others:
+        raise DataError(
+            f"{location}: is {os.path.relpath(lone, location)} a class, like {others[0]}, or a "
+            f"split of the data? For a class, give --data.train {location} --data.val_share 0.1; "
+            f"for a split, name {lone} and the other split by --data.train and --data.val"
+        )
+
+
+def _has_image(folder: str) -> bool:
+    return any(_is_image(name) for _, _, names in os.walk(folder) for name in names)
+
+
+def _is_image(name: str) -> bool:
+    suffix = os.path.splitext(name)[1].lower()
+    return (suffix in IMAGE_SUFFIXES or suffix == ARRAY_SUFFIX) and not is_hidden(name)
+
+
+# --- shards ---
+
+
+def _patterns(location: str, split: str, files: Sequence[str]) -> Iterator[str]:
+    """A glob for the shards of a split, of each kind of file."""
+    names = list(files)
+    for kind in _SHARDS:
+        of_kind = {*matching(names, kind)}
+        names = [name for name in names if name not in of_kind]  # a-of-b.parquet is of one kind
+        shards = sorted(name for name in of_kind if split in splits_named(name))
+        if shards:
+            _check_one_split(location, shards)
+            _check_all_read(location, split, kind, files)
+            pattern = _pattern(location, split, kind, shards=shards, names=files)
+            yield os.path.join(glob.escape(location), pattern)
 
 
 def _on_hub(location: str) -> dict[str, str]:
     """The splits of a repository of Parquet or WebDataset, or of a folder in it."""
+    if not is_on_hub(location) or glob.has_magic(location) or "{" in location:
+        return {}
     from trainyard.data.storage.remote.hub_files import files_below  # loads urllib3
 
-    if glob.has_magic(location) or "{" in location:
-        return {}
-    paths, splits = files_below(location), {}
-    for split, words in (("train", ("train",)), ("val", ("val", "test"))):
-        for word, kind in ((word, kind) for word in words for kind in ("*.parquet", "*.tar")):
-            shards = [path for path in paths if _is_shard(path, word, kind)]
-            folders = sorted({os.path.dirname(path) for path in shards})
-            if len(folders) > 1:
-                raise DataError(
-                    f"{location}: holds {word} data in several folders, {', '.join(folders)}: "
-                    f"name one, as in {location.rstrip('/')}/{folders[0]}"
-                )
-            if shards and split not in splits:
-                folder = os.path.join(location, folders[0])
-                names = [os.path.basename(p) for p in paths if os.path.dirname(p) == folders[0]]
-                shards = [os.path.basename(path) for path in shards]
-                pattern = _pattern(folder, word, kind, shards=shards, names=names)
-                splits[split] = os.path.join(folder, pattern)
+    paths, splits = files_below(location), dict[str, str]()
+    for split, kind in ((split, kind) for split in SPLITS for kind in ("*.parquet", "*.tar")):
+        shards = [path for path in paths if _is_shard(path, split, kind)]
+        folders = sorted({os.path.dirname(path) for path in shards})
+        if split in splits or (split == "test" and "val" in splits):
+            continue
+        if len(folders) > 1:
+            raise DataError(
+                f"{location}: holds {split} data in several folders, {', '.join(folders)}: "
+                f"name one, as in {location.rstrip('/')}/{folders[0]}"
+            )
+        if shards:
+            folder = os.path.join(location, folders[0])
+            names = [os.path.basename(p) for p in paths if os.path.dirname(p) == folders[0]]
+            shards = [os.path.basename(path) for path in shards]
+            pattern = _pattern(folder, split, kind, shards=shards, names=names)
+            splits[split] = os.path.join(folder, pattern)
     return splits
 
 
-def _is_shard(path: str, word: str, kind: str) -> bool:
+def _is_shard(path: str, split: str, kind: str) -> bool:
     name = os.path.basename(path)
-    found = splits_named(name) if word != "test" else words_of(name)
-    return word in found and bool(fnmatchcase(name, kind))
-
-
-def _names_in(folder: str) -> list[str]:
-    return os.listdir(folder) if os.path.isdir(folder) else []
-
-
-def _can_be_split(folder: Path) -> bool:
-    """False for test images without classes, which data sets often come with."""
-    return folder.is_dir() and (
-        folder.name.lower() != "test" or any(entry.is_dir() for entry in folder.iterdir())
-    )
+    return split in splits_named(name) and bool(fnmatchcase(name, kind))
 
 
 def _check_one_split(location: str, shards: Sequence[str]) -> None:
     for name in shards:
-        if len(splits_named(name)) > 1:
+        if len(named := splits_named(name)) > 1:
             raise DataError(
-                f"{os.path.join(location, name)}: its name says train and val, and a file can be "
-                "of one split only: rename it, or name the data by --data.train and --data.val"
+                f"{os.path.join(location, name)}: its name says {' and '.join(sorted(named))}, "
+                "and a file can be of one split only: rename it, or name the data by --data.train "
+                "and --data.val"
             )
 
 
@@ -186,9 +317,11 @@ def _pattern(
     location: str, split: str, kind: str, *, shards: Sequence[str], names: Sequence[str]
 ) -> str:
     """A glob for the shards of a split among the names in a folder."""
-    before, word, _ = shards[0].lower().rpartition(split)
+    word = next(word for word in words_of(shards[0]) if split_named(word) == split)
+    stem = next(stem for stem in _STEMS if word.startswith(stem))
+    before, word, _ = shards[0].lower().rpartition(stem)
     head = glob.escape(shards[0][: len(before + word)])
-    for pattern in (f"*{split}{kind}", f"*[!a-zA-Z]{split}[!a-zA-Z]{kind}", f"{head}{kind}"):
+    for pattern in (f"*{stem}{kind}", f"*[!a-zA-Z]{stem}[!a-zA-Z]{kind}", f"{head}{kind}"):
         if matching(names, pattern) == shards:
             return pattern
     raise DataError(

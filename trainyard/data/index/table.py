@@ -7,7 +7,7 @@ for fourteen million, and all ranks of a node share the pages.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.storage.snappy import unpacked
-from trainyard.errors import DataError
 from trainyard.files import atomic_write
 
 _MAGIC = b"TYINDEX3"
@@ -146,57 +145,6 @@ class StringColumn:
     def __getitem__(self, row: int) -> str:
         start = self.ends[row - 1] if row else 0
         return os.fsdecode(self.text[start : self.ends[row]].tobytes())
-
-
-def check_same_classes(
-    known: Sequence[str], found: Sequence[str], where: str, *, has_names: bool = False
-) -> None:
-    """DataError unless the classes found at `where` are the `known` ones, number for number.
-
-    Containers that store bare numbers may hold fewer classes, and need no names.
-    """
-    found_is_bare = not has_names and list(found) == [str(n) for n in range(len(found))]
-    # Names may replace bare numbers, but numbers that are names must be equal.
-    known_is_bare = list(known) == [str(n) for n in range(len(known))] and not {*known} & {*found}
-    fits = (found_is_bare or known_is_bare) and len(found) <= len(known)
-    if fits or tuple(known) == tuple(found):
-        return
-    raise DataError(_how_they_differ(known, found, where))
-
-
-def match_classes(
-    known: Sequence[str], found: Sequence[str], where: str, *, has_names: bool
-) -> list[int]:
-    """The number among a model's `known` classes of each class found at `where`.
-
-    Classes are matched by name; `found` may be a part of `known`. Classes without names are matched
-    by number, if there are equally many; so are folders named by numbers, "0" to "999" say, if no
-    known class has such a name (ImageNet-V2). DataError otherwise.
-    """
-    number_of = {name: number for number, name in enumerate(known)}
-    numbers = [str(number) for number in range(len(known))]
-    if has_names and number_of.keys() >= set(found):
-        return [number_of[name] for name in found]
-    if sorted(found) == sorted(numbers):
-        return [int(name) for name in found]
-    if list(known) == numbers and len(found) == len(known) and not {*known} & {*found}:
-        return list(range(len(known)))  # the training data has no names
-    hint = ""
-    if not has_names:
-        hint = (
-            "; it numbers its classes without naming them, so there must be as many: a "
-            "dataset.json beside it can name them (`trainyard data pack` writes one)"
-        )
-    raise DataError(_how_they_differ(known, found, where) + hint)
-
-
-def _how_they_differ(known: Sequence[str], found: Sequence[str], where: str) -> str:
-    extra = [f"{name!r} is new" for name in sorted(set(found) - set(known))[:3]]
-    missing = [f"{name!r} is missing" for name in sorted(set(known) - set(found))[:3]]
-    return (
-        f"{where}: its classes differ from those of the training data ({len(found)} instead of "
-        f"{len(known)}): {', '.join(extra + missing) or 'they are in another order'}"
-    )
 
 
 # --- the saved file: magic, header length, JSON header, then columns aligned to 64 bytes ---

@@ -9,7 +9,7 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data.index.build import path_beside
+from trainyard.data.index.label_space import match_classes
+from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.splits import all_splits
-from trainyard.data.index.table import Index, check_same_classes
+from trainyard.data.index.table import Index
 from trainyard.data.index.val_share import Side, save_part
 from trainyard.datasets.parts import AllUnits, Identity, Journals, Units
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked
@@ -38,6 +40,12 @@ _RARE = 0.01  # share below which a file type is odd among the others
 class VerifiedSplit:
     name: str
     index: Index
+
+    @property
+    def has_labels(self) -> bool:
+        """True if every label is a class."""
+        label = self.index.all_labels()[1]
+        return bool(((label >= 0) & (label < len(self.index.classes))).all())
 
     def finding(self, sample: int, what: str) -> Finding:
         file, offset, _ = self.index.locate(sample)
@@ -59,7 +67,7 @@ def verify(
     chunks of images, by default all here and now; of a part, the checks tell nothing. DataError if
     there is nothing to check, or a server fails.
     """
-    places = all_splits(location)
+    places = _places(location, share)
     files = [find_files(split, place, location) for split, place in places.items()]
     checks, splits = check_listing(files, location), []
     parts: list[Part] = []
@@ -76,15 +84,26 @@ def verify(
                 checks.append(check_saved_index(part.split, places[part.split], index))
             parts.append(Part(part.split, part, index))
             own = [VerifiedSplit(part.split, index)]
-            if share is not None and "val" not in places:
+            if share is not None:
                 own = _divided(index, share, Path(folder))
             splits += own
             checks += [check for split in own for check in _check_rows(split)]
-        checks += _check_classes(splits)
+        checks += _check_classes([split for split in splits if split.has_labels])
         checks += check_overlap(parts)
         if deep and splits:
             checks += _check_contents_of(splits, Path(folder), work)
     return checks
+
+
+def _places(location: str, share: object) -> dict[str, str]:
+    """The locations of the splits. DataError for a share beside validation images."""
+    places = all_splits(location)
+    if share is not None and "val" in places:
+        raise DataError(
+            f"{location}: has validation images, {places['val']}; --val-share is for data without: "
+            "leave it out"
+        )
+    return places
 
 
 def _index_anew(files: Files, folder: Path, counters: Counters) -> tuple[Index | None, list[Check]]:
@@ -163,32 +182,32 @@ def _check_balance(split: VerifiedSplit) -> Check:
 
 
 def _check_classes(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
-    """Checks that class numbers mean the same in all splits."""
-    for other in splits[1:]:
-        first, both = splits[0], f"{splits[0].name}, {other.name}"
-        known, found = first.index, other.index
+    """Checks that there is something to learn, and that splits agree in what classes mean."""
+    if not splits or splits[0].name == "val":
+        return
+    first, others = splits[0], splits[1:]
+    about = f"{np.count_nonzero(first.index.samples_per_class()):,} with images"
+    try:
+        check_learnable(first.index, first.index.root)
+    except DataError as error:
+        yield checked(first.name, "classes", about, [Finding(str(error))])
+    else:
+        notes = [] if others else map(Finding, class_remarks(first.index, None))
+        yield checked(first.name, "classes", about, notes, otherwise="note")
+    for other in others:
+        known, found, both = first.index, other.index, f"{first.name}, {other.name}"
         about = f"{len(known.classes):,} and {len(found.classes):,}"
         try:
-            check_same_classes(known.classes, found.classes, other.name, has_names=found.has_names)
+            match = match_classes(
+                known.classes, found.classes, other.name, has_names=found.has_names
+            )
         except DataError as error:
             yield checked(both, "classes", about, [Finding(str(error))])
             continue
-        yield checked(both, "classes", about, _unlike_classes(first, other), otherwise="note")
-
-
-def _unlike_classes(first: VerifiedSplit, other: VerifiedSplit) -> Iterable[Finding]:
-    """Differences in classes that training cannot detect."""
-    if first.index.has_names != other.index.has_names:
-        named, bare = (first, other) if first.index.has_names else (other, first)
-        yield Finding(
-            f"{named.name} names its classes and {bare.name} only numbers them: whether class 0 "
-            f"of {bare.name} is {named.index.classes[0]!r}, this cannot tell"
-        )
-    if len(first.index.classes) != len(other.index.classes):
-        yield Finding(
-            f"{first.name} has {len(first.index.classes):,} classes, labels in {other.name} go "
-            f"up to {len(other.index.classes) - 1:,} only"
-        )
+        remarks, names = class_remarks(known, found, match.numbers), known.has_names
+        # Numbers beside numbers are what such shards are for.
+        notes = map(Finding, [match.remark, *remarks] if match.remark and names else remarks)
+        yield checked(both, "classes", about, notes, otherwise="note")
 
 
 # --- checks of the images ---

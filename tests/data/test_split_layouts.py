@@ -1,0 +1,311 @@
+"""Layouts of public data sets, small: the right splits and classes, or an error with a way out."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.command_line import Capture, complaint
+from tests.data.tars import write_files, write_tar
+from trainyard.data.formats.split_names import splits_named
+from trainyard.data.index.build import open_index
+from trainyard.data.index.learnable import check_learnable, class_remarks
+from trainyard.data.index.merge import validation_splits
+from trainyard.data.index.splits import find_splits, split_remarks, train_and_val
+from trainyard.errors import DataError
+
+
+def files(folders: str, classes: str = "cat dog", images: Sequence[str] = ("1.jpg",)) -> list[str]:
+    """The images of classes in each of some folders."""
+    return [f"{f}/{c}/{n}" for f in folders.split() for c in classes.split() for n in images]
+
+
+class Layout(NamedTuple):
+    files: list[str]
+    train: str
+    val: str | None
+    classes: str = "cat dog"
+    remark: str = "^$"
+
+
+TRAIN_VAL = {
+    "Imagewoof, from fastai": Layout(
+        [*files("imagewoof2-160/train imagewoof2-160/val"), "imagewoof2-160/noisy_imagewoof.csv"],
+        *("imagewoof2-160/train", "imagewoof2-160/val"),
+        remark="its splits lie in .*/imagewoof2-160, its only folder$",
+    ),
+    "Intel scenes, from Kaggle": Layout(
+        [*files("seg_train/seg_train seg_test/seg_test"), "seg_pred/seg_pred/1.jpg"],
+        *("seg_train/seg_train", "seg_test/seg_test"),
+        remark="/seg_pred: left out beside .*seg_train and .*seg_test$",
+    ),
+    "cats and dogs, from Kaggle": Layout(
+        files("dataset/training_set dataset/test_set"),
+        *("dataset/training_set", "dataset/test_set"),
+        remark="/dataset, its only folder$",
+    ),
+    "brain tumours, from Kaggle": Layout(files("Training Testing"), "Training", "Testing"),
+    "chest X-rays, from Kaggle": Layout(
+        files("train val test chest_xray/train chest_xray/val __MACOSX/train"),
+        *("train", "val"),
+        remark="/chest_xray, .*/test: left out beside",
+    ),
+    "an export of Roboflow": Layout(
+        [*files("train valid test"), "README.dataset.txt"],
+        *("train", "valid"),
+        remark="/test: left out beside .*/train and .*/valid$",
+    ),
+    "ImageNet by its archives": Layout(
+        files("ILSVRC2012_img_train ILSVRC2012_img_val"),
+        *("ILSVRC2012_img_train", "ILSVRC2012_img_val"),
+    ),
+    "Places365": Layout(
+        files("train_256_places365standard val_256 test_256"),
+        *("train_256_places365standard", "val_256"),
+        remark="/test_256: left out",
+    ),
+    "folders of COCO": Layout(files("train2017 val2017"), "train2017", "val2017"),
+    "one word": Layout(files("trainset testset"), "trainset", "testset"),
+    "train_data": Layout(files("train_data dev_data"), "train_data", "dev_data"),
+    "nested once": Layout(files("train/train val/val"), "train/train", "val/val"),
+    "test images without classes": Layout(
+        [*files("train val"), "test/1.jpg"], "train", "val", remark="/test: left out"
+    ),
+    "annotations beside": Layout(
+        [*files("train val"), "meta/classes.txt"], "train", "val", remark="/meta: left out"
+    ),
+    "a class called train": Layout(files(".", "bus car train"), ".", None, "bus car train"),
+    "a class called val": Layout(files(".", "bus car val"), ".", None, "bus car val"),
+    "a class of stations": Layout(
+        files(".", "bus train_station bullet_train crash_test"),
+        *(".", None, "bullet_train bus crash_test train_station"),
+    ),
+    "tars of both halves": Layout(
+        ["x-train-0.tar", "x-train-1.tar", "x-test-0.tar", "latest.tar"],
+        *("x-train-*.tar", "x-test-*.tar"),
+        classes="",
+    ),
+    "CUB-200": Layout(
+        files("images", "001.Black_footed_Albatross 002.Laysan_Albatross"),
+        *("images", None, "001.Black_footed_Albatross 002.Laysan_Albatross"),
+    ),
+    "Caltech-101": Layout(
+        files("101_ObjectCategories", "BACKGROUND_Google Faces"),
+        *("101_ObjectCategories", None, "BACKGROUND_Google Faces"),
+    ),
+    "ImageNet-V2": Layout(files(".", "0 1 10 2"), ".", None, "0 1 10 2"),
+}
+
+
+@pytest.mark.parametrize("layout", TRAIN_VAL.values(), ids=TRAIN_VAL.keys())
+def test_splits_and_classes_of_a_public_layout(layout: Layout, tmp_path: Path) -> None:
+    location = write_files(tmp_path / "set", layout.files)
+    if layout.val is None:  # data without a split
+        train = str(tmp_path / "set" / layout.train)
+        assert find_splits(location) == {}
+        assert train_and_val(train, may_share=True) == {"train": train, "val": None}
+        index = open_index(train)
+        check_learnable(index, train)
+        assert index.classes == tuple(layout.classes.split())
+        return
+    found = find_splits(location)
+    if layout.classes:
+        assert {name: str(Path(place).relative_to(location)) for name, place in found.items()} == {
+            "train": layout.train,
+            "val": layout.val,
+        }
+        assert all(
+            open_index(place).classes == tuple(layout.classes.split()) for place in found.values()
+        )
+    assert re.search(layout.remark, "\n".join(split_remarks(location)))
+
+
+REFUSED = {
+    "a class or a split": (
+        [*files("."), *files("train", "diesel steam")],
+        "is train a class, like cat, or a split .*--data.train .*/set --data.val_share 0.1",
+    ),
+    "a class or a split, one level too high": (
+        files("download", "bus car train/steam train/diesel"),
+        "/download: is train a class, like bus,",
+    ),
+    "two that could be train": (
+        files("train training_set val"),
+        "/train and .*/training_set: both are named like train data.*--data.train",
+    ),
+    "two that could be val": (files("train val validation"), "/val and .*/validation: both"),
+    "two that could be test": (files("train test Testing"), "/Testing and .*/test: both"),
+    "a folder and shards": (
+        [*files("train val"), "train-0.tar"],
+        "/train and .*/*train*.tar: both",
+    ),
+    "shards of two kinds": (["train-0.tar", "train-0.h5", "val-0.tar"], "both are named like"),
+    "val alone": (files("val"), "has no train data"),
+    "a level too high, twice": (
+        files("download/archive/train download/archive/val"),
+        "did you mean --data .*/set/download/archive?",
+    ),
+    "Food-101": (files("images", "pizza soup"), "--data.val_share 0.1 validates on a tenth"),
+    "dogs vs. cats": (
+        ["train/cat.0.jpg", "test/1.jpg"],
+        "test and train are splits by name.* its images have no labels",
+    ),
+}
+
+
+@pytest.mark.parametrize(("names", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_splits_that_cannot_be_told_are_an_error(
+    names: list[str], words: str, tmp_path: Path
+) -> None:
+    location = write_files(tmp_path / "set", names)
+    with pytest.raises(DataError, match=words.replace("*train*", r"\*train\*")):
+        train_and_val(location)
+
+
+NO_CLASSES = {
+    "splits with images alone": (
+        ["train/1.jpg", "test/1.jpg"],
+        "test and train are splits by name",
+    ),
+    "other folders beside these": (
+        [*files("."), "train_images/1.jpg", "test_images/1.jpg"],
+        "test_images and train_images are splits by name, and no class",
+    ),
+    "splits, given as training data": (
+        [*files("seg_train seg_test"), "seg_pred/1.jpg"],
+        "seg_test and seg_train are splits by name",
+    ),
+    "splits of other endings": (files("train_256 val_large"), "train_256 and val_large are splits"),
+    "MVTec": (
+        files("bottle screw", "train/good test/good test/broken"),
+        "/bottle: holds test and train, so it is no class: name it as the location",
+    ),
+    "one level too high": (
+        [*files("data/train data/val"), "x/1.jpg"],
+        "/data: holds train and val",
+    ),
+    "a tar of splits without classes": ([], "test_images and train_images are splits by name"),
+}
+
+
+@pytest.mark.parametrize(("names", "words"), NO_CLASSES.values(), ids=NO_CLASSES.keys())
+def test_splits_are_never_classes(names: list[str], words: str, tmp_path: Path) -> None:
+    location = write_files(tmp_path / "set", names)
+    if not names:
+        members = [(f"{split}_images/1.jpg", b"") for split in ("train", "test")]
+        location = str(write_tar(tmp_path / "set.tar", members))
+    with pytest.raises(DataError, match=words):
+        open_index(location)
+
+
+def test_a_lone_split_beside_classes_in_a_tar_is_an_error(tmp_path: Path) -> None:
+    """Bus and car were left out: they lie in no split."""
+    names = ["bus/1.jpg", "car/1.jpg", "train/steam/1.jpg", "train/diesel/1.jpg"]
+    path = write_tar(tmp_path / "0.tar", [(name, b"") for name in names])
+    with pytest.raises(DataError, match="is train a folder of train data, or of classes like"):
+        find_splits(str(path))
+
+
+def test_test_data_of_a_tar_and_of_a_list_are_for_validation(tmp_path: Path) -> None:
+    names = files("train test")
+    tar = write_tar(tmp_path / "0.tar", [(name, b"") for name in names])
+    rows = "".join(f"{name},{name.split('/')[1]},{name.split('/')[0]}ing\n" for name in names)
+    write_files(
+        tmp_path, {**dict.fromkeys(names, b""), "a.csv": b"path,label,split\n" + rows.encode()}
+    )
+    for place in (str(tar), f"{tmp_path}/a.csv"):
+        assert find_splits(place) == {"train": f"{place}#train", "val": f"{place}#test"}
+        assert len(open_index(find_splits(place)["val"])) == 2
+
+
+def test_a_nested_split_is_entered_when_it_is_evaluated(tmp_path: Path) -> None:
+    place = write_files(tmp_path / "seg_test", files("seg_test"))
+    assert validation_splits([place]) == [f"{place}/seg_test"]
+
+
+@pytest.mark.parametrize(
+    ("name", "splits"),
+    [
+        ("seg_train", "train"),
+        ("Testing", "test"),
+        ("TrainingSet", "train"),
+        ("trainImages2", "train"),
+        ("evaluation-0.tar", "test"),
+        ("train-and-val", "train val"),
+        *((name, "") for name in ("strain", "trainer", "trains", "latest", "interval", "device")),
+    ],
+)
+def test_words_that_name_splits(name: str, splits: str) -> None:
+    assert splits_named(name) == {*splits.split()}
+
+
+# --- data that cannot be learnt from ---
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (files("archive", "hard/cat hard/dog"), r"'archive'.*did you mean .*/set/archive/hard\?$"),
+        (files("images"), r"1 class, 'images': .*did you mean .*/set/images\?$"),
+        (["cat/1.jpg"], "1 class, 'cat': there is nothing to learn: give each class a folder"),
+    ],
+)
+def test_training_data_of_one_class(names: list[str], words: str, tmp_path: Path) -> None:
+    location = write_files(tmp_path / "set", names)
+    with pytest.raises(
+        DataError, match=f"^{location}: {words if words[0] == '1' else '.*' + words}"
+    ):
+        check_learnable(open_index(location), location)
+
+
+def test_classes_without_images_are_remarked(tmp_path: Path) -> None:
+    train = open_index(write_files(tmp_path / "train", files(".", "cat dog eel")))
+    val = open_index(write_files(tmp_path / "val", files(".", "dog")))
+    assert class_remarks(train, train) == []
+    assert class_remarks(train, val, [1]) == ["2 classes have no validation images: 'cat', 'eel'"]
+
+
+def test_classes_that_hold_the_same_folders_are_remarked(tmp_path: Path) -> None:
+    """PlantVillage: colour, grey and segmented images of the same leaves."""
+    plants = open_index(
+        write_files(tmp_path / "p", files("color grayscale segmented", "rust scab"))
+    )
+    assert class_remarks(plants, None) == [
+        f"{tmp_path}/p: its classes 'color', 'grayscale', 'segmented' hold the same folders, "
+        "'rust', 'scab': if these are the classes, name the folder above them as the location"
+    ]
+    tiny = open_index(write_files(tmp_path / "t", files("n01 n02", "images")))
+    assert class_remarks(tiny, None) == []
+
+
+def test_a_label_that_every_image_has_is_remarked(tmp_path: Path) -> None:
+    rows = b"path,labels\n1.jpg,day|cat\n2.jpg,day\n"
+    write_files(tmp_path, {"1.jpg": b"", "2.jpg": b"", "a.csv": rows})
+    assert class_remarks(open_index(f"{tmp_path}/a.csv"), None) == [
+        "all training images have the label 'day'"
+    ]
+
+
+def test_tiny_imagenet_has_no_classes_in_val(tmp_path: Path, capsys: Capture) -> None:
+    names = ["train/n01/images/1.JPEG", "train/n02/images/1.JPEG", "val/images/val_0.JPEG"]
+    place = write_files(tmp_path / "tiny-imagenet-200", names)
+    said = complaint(capsys, "train", "debug", "--data", place, "--run", tmp_path / "run")
+    assert "'images' is new" in said
+    assert "they need a folder for each class, or a list (.csv)" in said
+
+
+def test_training_data_of_one_class_are_refused_by_train_and_by_verify(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    place = write_files(tmp_path / "set", files(".", "cat", ["1.jpg", "2.jpg", "3.jpg"]))
+    words = ("--data", place, "--data.val_share", "0.5", "--run", tmp_path / "run")
+    assert "1 class, 'cat'" in complaint(capsys, "train", "debug", *words)
+
+
+def test_a_share_beside_validation_data_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+    place = write_files(tmp_path / "set", files("train val"))
+    words = ("--data", place, "--data.val_share", "0.5", "--run", tmp_path / "run")
+    assert f"images, and {place} has {place}/val" in complaint(capsys, "train", "debug", *words)
+    assert "leave it out" in complaint(capsys, "data", "verify", place, "--val-share", "0.5")

@@ -1,0 +1,90 @@
+"""Data that cannot be learnt from, or hardly: one class, and classes without images of a split."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from trainyard.data.formats.scan import is_hidden
+from trainyard.data.index.table import Index
+from trainyard.errors import DataError
+
+_NAMED = 3  # classes that a remark names
+
+
+def check_learnable(train: Index, where: str) -> None:
+    """DataError for training images that are all of one class."""
+    counts = train.samples_per_class()
+    if train.lists is None and np.count_nonzero(counts) < 2:
+        name = train.classes[int(counts.argmax())]
+        deeper = _deeper(os.path.join(train.root, name)) if train.format == "folder" else ""
+        hint = f"; did you mean {deeper}?" if deeper else ": give each class a folder or a label"
+        raise DataError(f"{where}: 1 class, {name!r}: there is nothing to learn{hint}")
+
+
+def class_remarks(
+    train: Index, val: Index | None, numbers: Sequence[int] | None = None
+) -> list[str]:
+    """Remarks about classes of the training data and, if there are any, of the validation data.
+
+    `numbers`: the training class of each validation class; the same numbers by default.
+    """
+    counts = train.samples_per_class()
+    remarks = [*_lacking(train.classes, counts == 0, "training")]
+    if val is not None:
+        validated = np.zeros_like(counts)
+        of_val = val.samples_per_class()
+        validated[range(len(of_val)) if numbers is None else numbers] = of_val
+        remarks += _lacking(train.classes, (validated == 0) & (counts > 0), "validation")
+    if train.lists is not None:
+        everywhere = [
+            name for name, n in zip(train.classes, counts, strict=True) if n == len(train)
+        ]
+        if everywhere:
+            remarks.append(f"all training images have the label {_some(everywhere)}")
+    if shared := _shared_folders(train):
+        remarks.append(
+            f"{train.root}: its classes {_some(train.classes)} hold the same folders, "
+            f"{_some(shared)}: if these are the classes, name the folder above them as the location"
+        )
+    return remarks
+
+
+def _lacking(classes: Sequence[str], lacks: Iterable[bool], what: str) -> Iterator[str]:
+    names = [name for name, is_without in zip(classes, lacks, strict=True) if is_without]
+    if names:
+        noun = "class has" if len(names) == 1 else "classes have"
+        yield f"{len(names):,} {noun} no {what} images: {_some(names)}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*map(repr, names[:_NAMED]), *(["…"] if len(names) > _NAMED else [])])
+
+
+def _deeper(folder: str) -> str:
+    """The first folder inside that holds several folders, to be classes; "" if there is none."""
+    while True:
+        try:
+            names = [entry.name for entry in os.scandir(folder) if _is_shown(entry)]
+        except OSError:
+            return ""
+        if len(names) != 1:
+            return folder if names else ""
+        folder = os.path.join(folder, names[0])
+
+
+def _is_shown(entry: os.DirEntry[str]) -> bool:
+    return entry.is_dir() and not is_hidden(entry.name)
+
+
+def _shared_folders(index: Index) -> list[str]:
+    """The folders, two or more, that every class of image folders holds."""
+    if index.format != "folder":
+        return []
+    inside: dict[str, set[str]] = {name: set() for name in index.classes}
+    for path in index.stamps:
+        above, _, name = path.partition(os.sep)
+        if name and os.sep not in name and above in inside:
+            inside[above].add(name)
+    shared = set.intersection(*inside.values()) if len(inside) > 1 else set()
+    return sorted(shared) if len(shared) > 1 else []
