@@ -3,12 +3,14 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.command_line import Capture
 from tests.data.streams import Server
 from tests.data.tars import Patch, stored, write_files, write_shard
 from trainyard import files
@@ -18,6 +20,7 @@ from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.table import Index, check_same_classes, load_index, match_classes
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
+from trainyard.data.storage.remote import download
 from trainyard.errors import DataError
 
 LONG_AGO = 1_000_000_000  # seconds since 1970
@@ -405,6 +408,49 @@ def test_an_index_that_a_server_holds_beside_its_data_is_not_taken(tmp_path: Pat
         open_index(f"{server.folder}/0.tar")
         write_labels(server.folder / "0.tar", [3, 2, 1, 0])
         assert open_index(f"{server.url}/0.tar").label.tolist() == [3, 2, 1, 0]
+
+
+class Untagged(Server):
+    """Sends neither ETag nor Last-Modified."""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        send = request.send_header
+
+        def send_header(keyword: str, value: str) -> None:
+            if keyword != "ETag":
+                send(keyword, value)
+
+        request.send_header = send_header  # type: ignore[method-assign]
+        super().answer(request)
+
+
+def test_a_server_that_does_not_tell_versions_apart_is_named(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    with Untagged(tmp_path / "source") as server:
+        write_labels(server.folder / "0.tar", [0, 1])
+        for _ in range(2):
+            open_index(f"{server.url}/0.tar")
+    said = capsys.readouterr().err
+    assert said.count("sends neither ETag nor Last-Modified: a change that keeps the size") == 1
+
+
+def test_a_download_does_not_go_on_with_what_may_be_an_earlier_version(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """A file that is half of one version and half of the next one fits neither."""
+    monkeypatch.setattr(download, "_PIECE", 4)
+
+    def interrupt(count: int) -> None:
+        raise InterruptedError
+
+    with Untagged(tmp_path / "source") as server:
+        for content in (b"11112222", b"33334444"):
+            write_files(server.folder, {"a": content})
+            with pytest.raises(InterruptedError):
+                download.download(f"{server.url}/a", tmp_path / "a", interrupt)
+        download.download(f"{server.url}/a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == content
 
 
 # --- fingerprints ---

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 from array import array
 from collections.abc import Iterable
 from contextlib import suppress
@@ -37,6 +38,7 @@ from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
 from trainyard.hints import closest
+from trainyard.printable import printable
 
 Header = dict[str, Any]
 
@@ -144,6 +146,9 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     """The header and the table of each split in a scan. DataError without the place's own split."""
     # Before the rows: a change during the scan must make this index stale.
     watched = stamps_of(scan)
+    if not all(stamp is None or stamp[0] for stamp in watched.values()):
+        remark = "its server sends neither ETag nor Last-Modified: a change that keeps the size of "
+        sys.stderr.write(printable(f"trainyard: {scan.place.location}: {remark}a file is missed\n"))
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
         raise DataError(_wrong_split(scan, [split for split in tables if split]))

@@ -188,6 +188,8 @@ class Stager:
                     raise UnreadableFile(str(error)) from None
 
             part = self.copies.begin(number, source.size, self._cap)
+            if checksum is None and not source.stamp[0]:  # a part may be of another version
+                os.truncate(part, 0)
             found = self._fetch(part, lengths, block, pool)
         if checksum not in (None, found):
             part.unlink()
