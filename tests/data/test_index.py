@@ -3,12 +3,15 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.command_line import Capture
+from tests.data.streams import Server
 from tests.data.tars import Patch, stored, write_files, write_shard
 from trainyard import files
 from trainyard.data import formats
@@ -16,6 +19,8 @@ from trainyard.data.formats.scan import FileRows, Scan, Via
 from trainyard.data.index.build import build_index, open_index
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.storage.location import ResolvedLocation, find_place
+from trainyard.data.storage.manifest import Manifest, Shard, Split, write_manifest
+from trainyard.data.storage.remote import download
 from trainyard.errors import DataError
 
 LONG_AGO = 1_000_000_000  # seconds since 1970
@@ -260,6 +265,61 @@ def test_a_changed_folder_gets_a_fresh_index(folder: Path, scans: list[str], cha
     assert len(scans) == 2  # the fresh one was saved
 
 
+def save_again(path: Path, content: bytes) -> None:
+    """Writes a file in place, some time later: the time of its folder stays."""
+    before = path.parent.stat().st_mtime_ns
+    path.write_bytes(content)
+    os.utime(path, (LONG_AGO + 60, LONG_AGO + 60))
+    assert path.parent.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("place", ["", "dogs.csv", "dogs.csv#train"])
+@pytest.mark.parametrize("image", ["cat/1.jpg", "dog/deep/3.png"])
+def test_an_image_that_is_saved_again_in_place_is_indexed_again(
+    folder: Path, scans: list[str], place: str, image: str
+) -> None:
+    """The sizes of images are in the index, and their folders do not change."""
+    head, end = ("path,label,split", ",train") if "#" in place else ("path,label", "")
+    write_image(folder / "dogs.csv", f"{head}\ncat/1.jpg,cat{end}\ndog/deep/3.png,dog{end}\n")
+    location, changed = str(folder / place), folder / image
+    before = open_index(location)
+    save_again(changed, b"another size")
+    after = open_index(location)
+    assert after.fingerprint != before.fingerprint
+    assert b"another size" in contents(after)
+    os.utime(changed)
+    assert open_index(location).stamps != after.stamps
+    assert open_index(location).fingerprint == after.fingerprint
+    assert len(scans) == 3  # at first, for the size and for the time
+
+
+def test_of_very_many_images_a_part_is_looked_at(
+    folder: Path, scans: list[str], monkeypatch: Patch
+) -> None:
+    """So a start on fourteen million images does not wait for as many answers of a file server."""
+    monkeypatch.setattr("trainyard.data.index.stamps._MOST", 2)
+    open_index(str(folder))
+    save_again(folder / "cat/2.jpg", b"the second of four is not")
+    open_index(str(folder))
+    assert len(scans) == 1
+    save_again(folder / "dog/deep/3.png", b"the third is")
+    open_index(str(folder))
+    assert len(scans) == 2
+
+
+@pytest.mark.parametrize("above", [False, True])
+def test_classes_that_a_manifest_names_otherwise_now(shards: Path, above: bool) -> None:
+    """An index of shards has the names from dataset.json, which a glob does not hold."""
+    location = f"{shards}/train-{{0..2}}.tar"
+    names = [f"{'shards/' * above}train-{number}.tar" for number in range(3)]
+    assert not open_index(location).has_names
+    for classes in ("abcde", "edcba"):
+        split = Split("train-{0..2}.tar", tuple(Shard(name, 2, 1, "") for name in names))
+        manifest = Manifest("webdataset", tuple(classes), {"train": split})
+        write_manifest(shards.parent if above else shards, manifest)
+        assert open_index(location).classes == tuple(classes)
+
+
 CHANGES_TO_SHARDS: dict[str, Callable[[Path], object]] = {
     "rewritten": lambda data: write_labels(data / "train-1.tar", [3, 3, 3]),
     "rewritten in its old size": lambda data: write_labels(data / "train-1.tar", [9, 9]),
@@ -336,6 +396,61 @@ def test_a_failed_write_leaves_no_file_behind(
         open_index(str(folder))
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
     assert list(cache.iterdir()) == []
+
+
+# --- on a server ---
+
+
+def test_an_index_that_a_server_holds_beside_its_data_is_not_taken(tmp_path: Path) -> None:
+    """It may be that of earlier shards of the same sizes, with other labels."""
+    with Server(tmp_path / "source") as server:
+        write_labels(server.folder / "0.tar", [0, 1, 2, 3])
+        open_index(f"{server.folder}/0.tar")
+        write_labels(server.folder / "0.tar", [3, 2, 1, 0])
+        assert open_index(f"{server.url}/0.tar").label.tolist() == [3, 2, 1, 0]
+
+
+class Untagged(Server):
+    """Sends neither ETag nor Last-Modified."""
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        send = request.send_header
+
+        def send_header(keyword: str, value: str) -> None:
+            if keyword != "ETag":
+                send(keyword, value)
+
+        request.send_header = send_header  # type: ignore[method-assign]
+        super().answer(request)
+
+
+def test_a_server_that_does_not_tell_versions_apart_is_named(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    with Untagged(tmp_path / "source") as server:
+        write_labels(server.folder / "0.tar", [0, 1])
+        for _ in range(2):
+            open_index(f"{server.url}/0.tar")
+    said = capsys.readouterr().err
+    assert said.count("sends neither ETag nor Last-Modified: a change that keeps the size") == 1
+
+
+def test_a_download_does_not_go_on_with_what_may_be_an_earlier_version(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """A file that is half of one version and half of the next one fits neither."""
+    monkeypatch.setattr(download, "_PIECE", 4)
+
+    def interrupt(count: int) -> None:
+        raise InterruptedError
+
+    with Untagged(tmp_path / "source") as server:
+        for content in (b"11112222", b"33334444"):
+            write_files(server.folder, {"a": content})
+            with pytest.raises(InterruptedError):
+                download.download(f"{server.url}/a", tmp_path / "a", interrupt)
+        download.download(f"{server.url}/a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == content
 
 
 # --- fingerprints ---

@@ -6,9 +6,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainyard.commands.printing import size
 from trainyard.errors import DataError, TrainyardError
-from trainyard.printable import printable
 
 if TYPE_CHECKING:
     from trainyard.datasets.serve import ServerOptions
@@ -39,13 +37,10 @@ def data_serve(options: argparse.Namespace) -> int:
         print(configuration(server_options), end="")
         return 0
     locations = published(server_options.folder)
-    rows = [_index(server_options.folder / place) for place in locations.values()]
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with serving(server_options) as server:
             print(f"{server_options.url}/ serves {server_options.folder}; Ctrl-C ends it")
-            for split, row in zip(locations, rows, strict=True):
-                print(printable(f"{split}: {row}"))
             print(_command(server_options, locations), flush=True)
             code = server.wait()
     except KeyboardInterrupt:
@@ -76,20 +71,6 @@ def _server_options(options: argparse.Namespace) -> "ServerOptions":
         certificate=Path(options.certificate) if options.certificate else None,
         key=Path(options.key) if options.key else None,
     )
-
-
-def _index(location: Path) -> str:
-    """Index a split, so that readers over HTTP need not scan it."""
-    from rich.console import Console
-
-    from trainyard.data.index.build import open_index
-    from trainyard.monitor.progress import counter
-
-    with counter(Console(stderr=True), f"indexing {location}") as progress:
-        index = open_index(str(location), progress)
-    beside = location.parent == index.path.parent
-    note = "" if beside else "; not writable, so each reader must make its own index"
-    return f"{len(index):,} samples, {size(int(index.size.sum()))}{note}"
 
 
 def _command(options: "ServerOptions", locations: dict[str, str]) -> str:

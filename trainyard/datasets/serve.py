@@ -55,7 +55,6 @@ http {{
         autoindex {listing};
 {blocks}\
         if ($request_method !~ ^(GET|HEAD)$) {{ return 405; }}
-        location ~ /\\.trainyard-index[-0-9a-f]*$ {{ }}
         location ~ /\\. {{ return 404; }}
     }}
 }}

@@ -1,5 +1,6 @@
 """Evaluation of a checkpoint on one or more data sets."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -31,6 +32,7 @@ from trainyard.data.open_datasets import (
 from trainyard.data.remarks import slow_paths, warn, what_is_left_out
 from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, RecipeError
+from trainyard.files import RunDirectory
 from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding, trained_model
 from trainyard.run.labels import check_kind, labels_of
@@ -146,6 +148,8 @@ def evaluate_checkpoint(
             classes, has_lists = progress["classes"], progress.get("has_lists", False)
             names = _names(path, progress, question.ema)
         data = _open_all(config, question, classes, world, console=console)
+        if world.is_first:
+            warn(console, _other_parts(config, path, question, data))
         with together(world):
             for one in data:
                 check_kind(one.index, has_lists, one.where)
@@ -255,6 +259,25 @@ def _open_all(
             labels = read_labels(question.labels, data[0].index)
             data[0] = replace(data[0], labels=labels)
     return data
+
+
+def _other_parts(
+    config: RunConfig, path: Path, question: EvaluationOptions, data: Sequence[DataSet]
+) -> list[str]:
+    """A remark if the run's validation part is no longer that of its training."""
+    if source_of(config.data, "val").side is None or None not in question.data:
+        return []
+    try:
+        tree = json.loads(RunDirectory(path.parents[1]).environment.read_text())
+        before = tree["fingerprints"]["val"]
+    except (OSError, ValueError, KeyError, TypeError):  # a checkpoint without its run
+        return []
+    return [
+        f"{one.where}: differs from the part that validated the run, as images have changed or "
+        "another release divided them: the run may have been trained on some of it"
+        for where, one in zip(question.data, data, strict=True)
+        if where is None and one.index.fingerprint != before
+    ]
 
 
 def _open(

@@ -170,7 +170,8 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
         if before.get(split) != fingerprint:
             raise DataError(
                 f"the {split} data differs from the data that the run in {folder.path} started "
-                "with (files, sizes or classes): restore it, or start another run with --run"
+                "with (files, sizes, classes, or how data.val_share divides them): restore it, or "
+                "start another run with --run"
             )
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 from array import array
 from collections.abc import Iterable
 from contextlib import suppress
@@ -13,11 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.data import formats
-from trainyard.data.formats.left_out import HEIF_KINDS, LeftOut
-from trainyard.data.formats.scan import IMAGE_FORMATS, FileRows, Scan, Via, directly
+from trainyard.data.formats.left_out import LeftOut
+from trainyard.data.formats.scan import FileRows, Scan, Via, directly
 from trainyard.data.index.label_lists import joined
 from trainyard.data.index.label_space import plain_names
-from trainyard.data.index.remote import Stamps, check_present, fetch_index, remote_stamps
+from trainyard.data.index.stamps import (
+    IMAGES,
+    Stamps,
+    check_present,
+    images_stamp,
+    is_stale,
+    stamps,
+)
 from trainyard.data.index.table import (
     Columns,
     Index,
@@ -27,11 +35,12 @@ from trainyard.data.index.table import (
     save_index,
 )
 from trainyard.data.storage.location import ResolvedLocation, find_place
-from trainyard.data.storage.manifest import manifest_of
-from trainyard.data.storage.source import Stamp, is_remote
+from trainyard.data.storage.manifest import FILE_NAME, manifest_of
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
 from trainyard.hints import closest
+from trainyard.printable import printable
 
 Header = dict[str, Any]
 
@@ -48,15 +57,15 @@ def open_index(location: str, progress: Progress = lambda *_: None) -> Index:
     """The index of a location: the saved one if the data has not changed since, else a new one."""
     for path in _saved_paths(find_place(location)):
         index = load_index(path)
-        if index is not None and not _is_stale(index):
+        if index is not None and not is_stale(index):
             return index
-    return _fetch_index(location) or build_index(location, progress)
+    return build_index(location, progress)
 
 
 def saved_index(location: str) -> Index | None:
     """The saved index, even if the data has changed since; None if there is none."""
     found = [load_index(path) for path in _saved_paths(find_place(location))]
-    return min((index for index in found if index is not None), key=_is_stale, default=None)
+    return min((index for index in found if index is not None), key=is_stale, default=None)
 
 
 def build_index(
@@ -118,7 +127,10 @@ def index_of_rows(scan: Scan, rows: Iterable[FileRows]) -> Index | None:
 
 def stamps_of(scan: Scan) -> Stamps:
     """The stamps of the files and folders whose change makes an index stale."""
-    return _stamps(scan.place.root, scan.watched)
+    root = scan.place.root
+    # A manifest may name the classes; the server's is read with the splits at each start.
+    manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
+    return stamps(root, (*scan.watched, *manifests))
 
 
 def path_beside(location: str, kind: str) -> Path:
@@ -135,7 +147,10 @@ def path_beside(location: str, kind: str) -> Path:
 def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[str, "_Table"]]:
     """The header and the table of each split in a scan. DataError without the place's own split."""
     # Before the rows: a change during the scan must make this index stale.
-    stamps = stamps_of(scan)
+    watched = stamps_of(scan)
+    if not all(stamp is None or stamp[0] for stamp in watched.values()):
+        remark = "its server sends neither ETag nor Last-Modified: a change that keeps the size of "
+        sys.stderr.write(printable(f"trainyard: {scan.place.location}: {remark}a file is missed\n"))
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
         raise DataError(_wrong_split(scan, [split for split in tables if split]))
@@ -145,12 +160,14 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     common = {
         "format": scan.format,
         "has_names": classes is not None,
-        "stamps": stamps,
     }
     headers = {
         split: common
-        | {"classes": classes or table.numbers()}
-        | {"left_out": _left_out(scan, tables, split).kinds}
+        | {
+            "classes": classes or table.numbers(),
+            "stamps": watched | _stamp_of_images(scan, table),
+            "left_out": _left_out(scan, tables, split).kinds,
+        }
         for split, table in tables.items()
     }
     return headers, tables
@@ -163,6 +180,15 @@ def _left_out(scan: Scan, tables: dict[str, "_Table"], split: str) -> LeftOut:
     for other in tables.keys() - used:
         found.add(f"rows of split {other}", f"{scan.place.location}#{other}", len(tables[other]))
     return found
+def _stamp_of_images(scan: Scan, table: "_Table") -> Stamps:
+    """The stamp of local files of one image each; nothing for shards, which have their own."""
+    columns = table.columns()
+    names = StringColumn(columns["file_name_text"], columns["file_name_ends"])
+    if is_remote(scan.place.root) or not scan.watched or names[0] in scan.watched:
+        return {}
+    sizes = np.zeros(len(names), np.int64)
+    sizes[columns["file"]] = columns["size"]
+    return {IMAGES: images_stamp(scan.place.root, names, sizes)}
 
 
 def _loaded(path: Path) -> Index:
@@ -289,34 +315,6 @@ def _name_classes(scan: Scan, tables: dict[str, _Table]) -> list[str] | None:
     return classes
 
 
-# --- changes of the data ---
-
-
-def _stamps(root: str, names: tuple[str, ...]) -> Stamps:
-    """A stamp of each watched file or folder, which changes with it; None if it is gone."""
-    if is_remote(root):
-        return remote_stamps(root, names)
-    prefix = os.path.join(root, "")
-    return {name: _local_stamp(prefix, name) for name in names}
-
-
-def _local_stamp(prefix: str, name: str) -> Stamp | None:
-    if name == ".":  # by its file names: its time changes when the index is saved in it
-        names = sorted(e for e in os.listdir(prefix or ".") if not e.startswith("."))
-        return [hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()]
-    try:
-        stat = os.stat(prefix + name)
-    except OSError:
-        return None
-    return [stat.st_mtime_ns, stat.st_size]
-
-
-def _is_stale(index: Index) -> bool:
-    # Its plug-in may have been installed since.
-    reads_more = "HEIF" in IMAGE_FORMATS and not index.left_out.kinds.keys().isdisjoint(HEIF_KINDS)
-    return reads_more or _stamps(index.root, tuple(index.stamps)) != index.stamps
-
-
 # --- paths of saved indices ---
 
 
@@ -333,10 +331,7 @@ def _cached_path(location: str, place: ResolvedLocation) -> Path:
 
 
 def _name_beside(place: ResolvedLocation) -> str:
-    """The name of an index beside its data: equal on a server and in the folder it serves."""
     pattern = os.path.relpath(place.location, place.root)
-    if is_remote(place.root):
-        pattern = place.location.removeprefix(os.path.join(place.root, ""))
     if pattern == ".":
         return ".trainyard-index"
     return f".trainyard-index-{_short_hash(pattern + _suffix(place))}"
@@ -344,15 +339,6 @@ def _name_beside(place: ResolvedLocation) -> str:
 
 def _suffix(place: ResolvedLocation) -> str:
     return place.option_text + (f"#{place.split}" if place.split else "")
-
-
-def _fetch_index(location: str) -> Index | None:
-    """The index that a server holds beside its data; None if it has none."""
-    place = find_place(location)
-    if not is_remote(place.root):
-        return None
-    (path,) = _saved_paths(place)
-    return fetch_index(place, _name_beside(place), path)
 
 
 def _save(place: ResolvedLocation, header: Header, table: _Table) -> Path:

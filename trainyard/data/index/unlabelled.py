@@ -13,7 +13,7 @@ from trainyard.data.formats.left_out import BROKEN_LINK, EMPTY, HIDDEN, LOOP, Le
 from trainyard.data.formats.scan import FileRows, Scan, is_metadata
 from trainyard.data.index.build import Progress, index_scan, open_index
 from trainyard.data.index.table import Index
-from trainyard.data.storage.credentials import check_url, without_secrets, without_signature
+from trainyard.data.storage.credentials import check_url, public_name, without_secrets
 from trainyard.data.storage.location import ResolvedLocation, expand_braces, find_place, split_of
 from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.data.storage.source import is_remote
@@ -128,8 +128,7 @@ def _walk(folder: str, above: frozenset[str], left_out: LeftOut) -> Iterator[str
 
 def _indexed(files: Sequence[str], path: Path, left_out: LeftOut, progress: Progress) -> Images:
     """The index of files and URLs, saved at `path`; downloads are put beside it."""
-    # A query may tell images apart, as in `?id=3`.
-    names = [without_signature(file).rstrip("?&") if is_remote(file) else file for file in files]
+    names = [public_name(file) if is_remote(file) else file for file in files]
     missing: dict[int, str] = {}
     here = [os.path.abspath(file) for file in files]  # absolute, since the index lies elsewhere
     urls = [number for number, file in enumerate(files) if is_remote(file)]

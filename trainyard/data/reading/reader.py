@@ -53,7 +53,7 @@ class Reader:
             return content
         name, offset, size = self._index.locate(sample)
         if not self._shared and not offset and not is_remote(name):
-            return _whole(name, size)
+            return _whole(name)
         return self._part(name, offset, size)
 
     def stored(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
@@ -205,7 +205,10 @@ class Reader:
         return EncodedSpans(maps, which, offsets, lengths, partial(self.reread, ids)), unreadable
 
     def _whole_files(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
-        """Files of one sample each, read in one call, end to end into this thread's memory."""
+        """Files of one sample each, read in one call, end to end into this thread's memory.
+
+        A file whose size has changed since it was indexed is read as it is now.
+        """
         index, names = self._index, self._index.file_names
         files, lengths = index.file[ids], index.size[ids]
         name_ends = names.ends[files]
@@ -214,13 +217,15 @@ class Reader:
         offsets, memory = ends - lengths, self._room(int(ends[-1]) if len(ids) else 0)
         errors, root = np.zeros(len(ids), np.int32), os.fsencode(index.root)
         core.read_files(root, names.text, name_begins, name_ends, offsets, lengths, memory, errors)
-        unreadable = {}
+        which, others, unreadable = np.zeros(len(ids), np.int64), list[bytes](), dict[int, str]()
         for position in np.flatnonzero(errors).tolist():
-            name, error = self._path(int(files[position])), int(errors[position])
-            lengths[position] = 0
-            why = OSError(error, os.strerror(error), name) if error > 0 else _changed(name)
-            unreadable[position] = str(why)
-        return EncodedSpans([memory], np.zeros(len(ids), np.int64), offsets, lengths), unreadable
+            try:
+                others.append(_whole(self._path(int(files[position]))))
+            except OSError as error:
+                others.append(b"")
+                unreadable[position] = str(error)
+            which[position], offsets[position], lengths[position] = len(others), 0, len(others[-1])
+        return EncodedSpans([memory, *others], which, offsets, lengths), unreadable
 
     def _room(self, size: int) -> NDArray[np.uint8]:
         """This thread's buffer, of at least `size` bytes."""
@@ -336,19 +341,12 @@ class _OpenFile:
             self._source.close()
 
 
-def _whole(name: str, size: int) -> bytes:
+def _whole(name: str) -> bytes:
     fd = os.open(name, READ_ONLY)  # half the time of Python's own open
     try:
-        content = os.read(fd, size + 1)
+        return os.read(fd, os.fstat(fd).st_size)
     finally:
         os.close(fd)
-    if len(content) != size:
-        raise _changed(name)
-    return content
-
-
-def _changed(name: str) -> OSError:
-    return OSError(f"{name} has changed since it was indexed: run `trainyard data index`")
 
 
 def _is_local(index: Index) -> bool:

@@ -133,11 +133,15 @@ class Stager:
             problems = []
 
             def image(position: int) -> bytes:
+                size = int(sizes[first + position])
                 try:
-                    return reader.read_stored(first + position)
+                    content = reader.read_stored(first + position)
+                    if len(content) == size:
+                        return content
+                    problems.append("images have changed since they were indexed")
                 except OSError as error:
                     problems.append(str(error))
-                    return bytes(int(sizes[first + position]))
+                return bytes(size)  # training reads it from the source
 
             lengths = sizes[first : first + GROUP].tolist()
             part = self.copies.begin(number, sum(lengths), self._cap)
@@ -184,6 +188,8 @@ class Stager:
                     raise UnreadableFile(str(error)) from None
 
             part = self.copies.begin(number, source.size, self._cap)
+            if checksum is None and not source.stamp[0]:  # a part may be of another version
+                os.truncate(part, 0)
             found = self._fetch(part, lengths, block, pool)
         if checksum not in (None, found):
             part.unlink()

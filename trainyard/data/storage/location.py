@@ -47,8 +47,11 @@ class ResolvedLocation:
         return {name: value for name, _, value in (part.partition("=") for part in parts)}
 
     def files(self, *suffixes: str) -> tuple[str, ...]:
-        """The names with one of the suffixes."""
-        return tuple(name for name in self.names if name.endswith(suffixes))
+        """The names with one of the suffixes, which a URL may have before or in its query."""
+        if not is_remote(self.root):
+            return tuple(name for name in self.names if name.endswith(suffixes))
+        parts = {name: re.split("[?&]", name) for name in self.names}
+        return tuple(name for name in self.names if any(p.endswith(suffixes) for p in parts[name]))
 
     def path(self, name: str) -> str:
         return os.path.join(self.root, name)
@@ -69,9 +72,9 @@ def take_secrets(location: str) -> str:
     check_url(location)
     name = public_name(location)
     scheme = location.partition("://")[0].lower()
-    if scheme in ("s3", "gs") and without_secrets(name) != location:
+    if scheme in ("s3", "gs") and (name != location or "?" in location):
         raise DataError(
-            f"{without_secrets(name)}: {scheme}:// takes no login and no query; credentials come "
+            f"{name.partition('?')[0]}: {scheme}:// takes no login and no query; credentials come "
             "from the environment and from the files of the store's own tools"
         )
     if name != location:
@@ -181,7 +184,8 @@ def _list_files(location: str) -> list[str]:
 
 def _with_path(url: str) -> str:
     """A URL; a / is appended to that of a bare server."""
-    return url if "/" in url.partition("://")[2] else f"{url}/"
+    path, mark, query = url.partition("?")
+    return url if "/" in path.partition("://")[2] else f"{path}/{mark}{query}"
 
 
 def _matches(pattern: str) -> list[str]:

@@ -41,7 +41,8 @@ def download(name: str, path: Path, progress: Progress = lambda _: None) -> str:
 
 def _fill(file: BinaryIO, source: Source, progress: Progress) -> str:
     digest = hashlib.sha256()
-    if os.fstat(file.fileno()).st_size > source.size:
+    # Without a tag of its version, an earlier part may be of another file.
+    if os.fstat(file.fileno()).st_size > source.size or not source.stamp[0]:
         file.truncate(0)
     file.seek(0)
     done = 0

@@ -76,7 +76,7 @@ class Resource:
         requested = web_url(url)
         parts = _split(with_secrets(requested))
         self.name = public_name(url)
-        address = public_name(requested)
+        address = public_name(requested).partition("?")[0]
         self._url = f"{address}?{parts.query}" if parts.query else address
         self.server = parts.netloc.rpartition("@")[2]
         self._headers = _headers(parts)
