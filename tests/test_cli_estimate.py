@@ -160,7 +160,9 @@ def test_numbers_have_no_exponents() -> None:
 
 def test_what_is_missing_or_wrong_is_said(capsys: Capture, tmp_path: Path) -> None:
     assert "how fast is a GPU" in complaint(capsys, "estimate", "digits")
-    assert "how fast is a GPU" in complaint(capsys, *DIGITS, "--run", tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    assert "how fast is a GPU" in complaint(capsys, *DIGITS, "--run", tmp_path / "run")
     assert "no run directory" in complaint(capsys, "estimate", "digits", "--run", tmp_path)
     assert "'eight'" in complaint(capsys, "estimate", "digits", "--gpus", "8,eight")
     assert "'-1'" in complaint(capsys, *DIGITS, "--jitter=-1")

@@ -102,7 +102,7 @@ def run_of(folder: Path, *rates: float) -> Path:
         step = 10 * number
         report = {"step": step, "samples": 64 * step, "epoch": 64 * step / 6400}
         pace = {"images_per_s": rate, "data_wait": 0.5, "world_size": 4}
-        lines.append({"kind": "train"} | pace | report)
+        lines.append({"kind": "train", **pace, **report})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 

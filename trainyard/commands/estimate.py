@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trainyard.commands.loading import loading
 from trainyard.commands.numbers import number, positive
+from trainyard.files import check_run
 from trainyard.hints import did_you_mean
 
 if TYPE_CHECKING:
@@ -82,8 +83,12 @@ def _add_costs(parser: argparse.ArgumentParser) -> None:
 
 def estimate(options: argparse.Namespace) -> int:
     """Run `trainyard estimate`; returns the exit code."""
-    from trainyard.commands.estimate_tables import as_json, print_all
     from trainyard.config import load_recipe
+
+    if options.run is not None:
+        check_run(Path(options.run))
+    config = load_recipe(options.recipe, options.overrides)
+    from trainyard.commands.estimate_tables import as_json, print_all
 
     with loading():
         from trainyard.estimate.estimate import (
@@ -93,7 +98,6 @@ def estimate(options: argparse.Namespace) -> int:
             estimate_run,
         )
 
-    config = load_recipe(options.recipe, options.overrides)
     options.gpus = options.gpus or _usual_gpus(options, config)
     cluster = _cluster(options, config)
     val_samples = options.val_samples or math.ceil(_VAL_SHARE * options.samples)

@@ -131,8 +131,8 @@ def _assumptions(options: argparse.Namespace, cluster: Cluster) -> list[str]:
     if measured is not None:
         lines.append(
             f"One GPU, measured: {measured.images:,} images of "
-            f"{size_text(measured.image_size)} pixels in {_plain(1e3 * measured.seconds, 4)} ms, of which "
-            f"{1e3 * measured.fixed:g} ms whatever the number."
+            f"{size_text(measured.image_size)} pixels in {_plain(1e3 * measured.seconds, 4)} ms, "
+            f"of which {1e3 * measured.fixed:g} ms whatever the number."
         )
     elif device is not None:
         lines.append(

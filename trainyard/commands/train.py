@@ -65,6 +65,9 @@ def train(options: argparse.Namespace) -> int:
     end_with_launcher()
     config, folder = config_of(options), run_folder(options)
     world = discover()
+    from trainyard.data.open_datasets import check_sources
+
+    check_sources(config.data, world)
     with loading():
         from trainyard.monitor.console import console_of
         from trainyard.run import train as run

@@ -16,6 +16,7 @@ from trainyard.config import RunConfig
 from trainyard.course import Course, Due, seconds_of
 from trainyard.data.batch import Batch
 from trainyard.data.device.feed import EvaluationFeeds
+from trainyard.data.device.join import passes_are_over
 from trainyard.data.feeds import Feeds
 from trainyard.data.open_datasets import Datasets
 from trainyard.data.order import Order, training_order
@@ -180,8 +181,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     config, folder, world, course = run.config, run.folder, run.world, run.course
     device, averager, data = run.device, run.averager, run.data
     ema, heartbeat = build_ema(config, run.model), watchdog.heartbeat
-    peak = peak_flops(device, config.batch.precision)
-    ideal_s = ideal_seconds(course, run.model, peak, channels=config.data.channels)
+    ideal_s = _ideal_seconds(run)
     wrapped = averager.wrap(run.model.train())
     for module in ema.modules.values() if ema else ():
         averager.register_ema(module)
@@ -189,7 +189,8 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     quarantine = open_quarantine(config, folder, data, world)
     eta = Eta(course, course.every(config.run.eval_every))
     report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"), eta)
-    resume(config.run.resume, folder, state, world=world, report=report)
+    if _resumed(run, state, report):
+        return replace(_outcome(run, state, None), was_complete=True)
     feeds = build_feeds(config, world, device)
     step = _observed_step(run, state, wrapped, ema=ema, report=report)
     profile = config.watch.profile if world.is_first else None
@@ -235,6 +236,34 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
             heartbeat,
         )
     return _outcome(run, state, stopped)
+
+
+def _resumed(run: _Run, state: TrainState, report: Reporter) -> bool:
+    """Load the run's checkpoint, if there is one. True if neither a step nor an evaluation is left.
+
+    Nothing is reported then: the run does not go on.
+    """
+    course = run.course
+
+    def is_complete() -> bool:
+        is_over = state.step >= course.num_steps
+        if run.config.data.order == "join":
+            is_over = passes_are_over(course, state.step, state.stream.get("ends", []))
+        return is_over and state.last.get("step") == state.step
+
+    resume(
+        run.config.run.resume,
+        run.folder,
+        state,
+        world=run.world,
+        report=lambda event: None if is_complete() else report(event),
+    )
+    return is_complete()
+
+
+def _ideal_seconds(run: _Run) -> Callable[[int], float | None]:
+    peak = peak_flops(run.device, run.config.batch.precision)
+    return ideal_seconds(run.course, run.model, peak, channels=run.config.data.channels)
 
 
 def _meter(run: _Run, state: TrainState, ideal_s: Callable[[int], float | None]) -> Meter:
