@@ -42,6 +42,7 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Say) -> int:
 
 
 def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -52,6 +53,7 @@ def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=ranks,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # else a folder in /tmp is left over
         run_id="trainyard",
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
