@@ -264,9 +264,9 @@ def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
     """Images as a list; a single one is a list of one. An array of more axes holds several."""
     is_array = isinstance(images, np.ndarray) and images.ndim < 4
     if is_array or isinstance(images, str | os.PathLike | bytes | Image.Image):
-        return [images]
+        return [images]  # type: ignore[list-item]
     try:
-        return list(images)  # type: ignore[arg-type]
+        return list(images)
     except TypeError:
         raise DataError(f"{_KINDS}, or several: not a {type(images).__name__}") from None
 
