@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -151,12 +152,52 @@ def test_an_image_in_every_form_is_the_same(averaged: Path, digits: Path) -> Non
         file.read_bytes(),
         Image.open(file),
         Image.open(file).convert("RGB"),
+        np.asarray(Image.open(file)),
+        np.asarray(Image.open(file))[..., None],
+        np.asarray(Image.open(file).convert("RGB")),
     ]
     first, *others = classifier.preprocess(forms)
     assert first.shape == (3, 40, 40)
     for other in others:
         assert torch.equal(first, other)
     assert len({str(guesses) for guesses in classifier.predict(forms[:2])}) == 1
+
+
+def test_one_image_is_a_list_of_one(averaged: Path, digits: Path) -> None:
+    """A path was read as a list of letters."""
+    file, classifier = files_of(digits)[5], load(averaged)
+    pixels = np.asarray(Image.open(file).convert("RGB"))
+    expected = classifier.predict([file])
+    for one in (file, str(file), file.read_bytes(), Image.open(file), pixels, pixels[None]):
+        assert classifier.predict(one) == expected
+    assert classifier.preprocess(file).shape == (1, 3, 40, 40)
+    # Batches of other sizes are summed in another order.
+    for several in ((path for path in (file, file)), np.stack([pixels, pixels])):
+        found = classifier.predict(several)
+        assert [guesses[0].name for guesses in found] == [expected[0][0].name] * 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.zeros((9, 9, 3), np.float32), r"image 1: an array of float32\[9, 9, 3\]: give uint8"),
+        (np.zeros((3, 9, 9), np.uint8), r"image 1: an array of uint8\[3, 9, 9\]: give uint8"),
+        (np.zeros((0, 9, 3), np.uint8), r"image 1: an array of uint8\[0, 9, 3\]"),
+        ([torch.zeros(3, 9, 9)], r"image 1: an image is a path, .*, not a Tensor"),
+        ([None], "image 1: an image is a path, .*, not a NoneType"),
+        (7, "an image is a path, .*, or several: not a int"),
+    ],
+)
+def test_what_is_no_image_is_one_line(wrong: Any, message: str, averaged: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        load(averaged).predict(wrong)
+
+
+def test_a_classifier_is_shown_in_a_line(averaged: Path) -> None:
+    """It was 82 lines in a notebook: the recipe, twice."""
+    shown = repr(load(averaged))
+    assert shown.startswith("<Classifier: test_resnet, 10 classes, images of 40 pixels, step 16 of")
+    assert len(shown.splitlines()) == 1
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])

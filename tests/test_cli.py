@@ -34,10 +34,11 @@ def test_train_prints_where_the_run_is(digits: Path, tmp_path: Path, capsys: Cap
     assert result.startswith("top-1 ")
     assert result.endswith(f"the run is in {tmp_path / 'run'}")
     assert report == f"its report: {tmp_path / 'run' / 'report.html'}"
-    # The same command again has nothing left to do, and says the same.
-    again = shown(capsys, *train).splitlines()
-    assert again[0].startswith("going on from")
-    assert again[-2].split(" in ")[0] == result.split(" in ")[0]
+    # The same command again has nothing left to do, and writes no event.
+    metrics = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    again, _ = shown(capsys, *train).splitlines()
+    assert again.startswith(f"{tmp_path / 'run'} is complete already: {result.split(' in ')[0]} in")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == metrics
 
 
 def test_train_as_json(finished: Path, digits: Path, capsys: Capture) -> None:

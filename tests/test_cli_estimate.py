@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint, run, shown
+from trainyard.commands.estimate_tables import _plain
 
 SOME = ("--gpus", "8,16", "--samples", "1433")
 DIGITS = ("estimate", "digits", "--step-ms", "50", "--form", "none", *SOME)
@@ -131,9 +132,37 @@ def test_a_run_tells_its_pace_and_its_device(capsys: Capture, digits: Path, tmp_
     assert found["price_per_gpu_hour"] == found["device"]["price_per_hour"]
 
 
+@pytest.mark.parametrize(
+    ("options", "gpus"),
+    [
+        ((), ["8", "64"]),
+        (("--weak",), ["8", "64", "512"]),
+        (("--gpus-per-node", "6"), ["6", "48"]),
+        (("--batch.size", "4"), ["1"]),
+    ],
+)
+def test_numbers_of_gpus_that_nobody_asked_for_fit(
+    options: tuple[str, ...], gpus: list[str], capsys: Capture
+) -> None:
+    """It was refused that a batch of 64 is not enough for 512 GPUs."""
+    words = ("estimate", "digits", "--device", "t4", "--samples", "1433")
+    rows = [line.split() for line in shown(capsys, *words, *options).splitlines()]
+    begin = next(number for number, row in enumerate(rows) if row[:1] == ["GPUs"])
+    assert [row[0] for row in rows[begin + 2 : begin + 2 + len(gpus)]] == gpus
+    assert not rows[begin + 2 + len(gpus)]
+
+
+def test_numbers_have_no_exponents() -> None:
+    assert [_plain(number, 2) for number in (5812.0, 3.42, 0.25, 0.0000123)] == [
+        *("5,800", "3.4", "0.25", "0.000012"),
+    ]
+
+
 def test_what_is_missing_or_wrong_is_said(capsys: Capture, tmp_path: Path) -> None:
     assert "how fast is a GPU" in complaint(capsys, "estimate", "digits")
-    assert "how fast is a GPU" in complaint(capsys, *DIGITS, "--run", tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    assert "how fast is a GPU" in complaint(capsys, *DIGITS, "--run", tmp_path / "run")
     assert "no run directory" in complaint(capsys, "estimate", "digits", "--run", tmp_path)
     assert "'eight'" in complaint(capsys, "estimate", "digits", "--gpus", "8,eight")
     assert "'-1'" in complaint(capsys, *DIGITS, "--jitter=-1")

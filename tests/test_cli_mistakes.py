@@ -3,6 +3,8 @@
 import os
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +60,12 @@ from tests.training.test_checkpoint import flip_a_bit, truncate
         ("train debug --nonsense", ["'--nonsense'", "see trainyard train --help"]),
         ("train debug extra", ["'extra'", "see trainyard train --help"]),
         ("train", ["RECIPE", "see trainyard train --help"]),
+        ("train --data tests", ["RECIPE, such as photos or finetune"]),
+        ("train photos", ["data.train is not set: pass --data LOCATION"]),
+        ("train photos --data.train no/x --data.val no/y", ["no/x: no such file"]),
+        ("train finetune --model.checkpoint ''", ['model.checkpoint = "": write none']),
+        ("results tests", ["tests: no board of results", "`trainyard report RUN RUN`"]),
+        ("evaluate tests", ["if it is data: trainyard evaluate RUN --data tests"]),
         ("", ["COMMAND", "see trainyard --help"]),
         ("trian debug", ["COMMAND cannot be 'trian'; did you mean 'train'?"]),
         ("zzz", ["COMMAND cannot be 'zzz'; choose from train, launch"]),
@@ -104,6 +112,9 @@ def test_wrong_words(arguments: str, words: list[str], capsys: Capture) -> None:
         ("train debug --optim-lr 1", "--optim.lr 1"),
         ("train debug --quite", "--quiet"),
         ("train debug --gpus 4", "trainyard launch local RECIPE --ranks 4"),
+        ("launch local debug --gpus 4", "--ranks 4"),
+        ("launch local debug --nproc 4", "--ranks 4"),
+        ("report x --output y.html", "--out y.html"),
         ("train debug optim.lr=1", "--optim.lr=1"),
         ("train debug tests", "--data tests"),
         ("evaluate x --batch-size 64", "--batch.size 64 (of all ranks together)"),
@@ -327,6 +338,40 @@ def test_digits_into_a_folder_of_something_else(tmp_path: Path, capsys: Capture)
     assert "holds 0 and 0 digits instead of 1433 and 364; remove the folder" in said
 
 
+def test_a_wrong_recipe_is_named_and_a_wrong_option_is_not(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("[optim]\nlrr = 1\n")
+    for options in ((), ("--optim.lr", "1"), ("--batch.size", "8")):
+        said = complaint(capsys, "train", path, *options)
+        assert said.startswith(f"trainyard: {path}: unknown recipe key 'optim.lrr'")
+    path.write_text("[optim]\nlr = 1\n")
+    for option in ("--optim.lrr", "--opitm.lr"):
+        assert str(path) not in complaint(capsys, "train", path, option, "1")
+
+
+def test_wrong_paths_are_reported_before_torch_is_loaded(finished: Path, tmp_path: Path) -> None:
+    """A wrong name took 8 to 12 seconds."""
+    nowhere, run = str(tmp_path / "nowhere"), str(finished)
+    commands = [
+        ["predict", nowhere, "x.png"],
+        ["predict", run, nowhere],
+        ["evaluate", nowhere],
+        ["evaluate", run, "--data", nowhere],
+        ["export", nowhere, "x.onnx"],
+        ["report", nowhere],
+        ["estimate", "photos", "--run", nowhere],
+        ["train", "photos"],
+        ["train", "photos", "--data", nowhere],
+        ["train", "photos", "--data.train", nowhere, "--data.val", nowhere],
+    ]
+    program = (
+        "import sys\nfrom trainyard.__main__ import main\n"
+        f"codes = [main(words) for words in {commands!r}]\n"
+        "assert set(codes) == {2}, codes\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
 # --- wrong run directories and checkpoints ---
 
 
@@ -359,6 +404,20 @@ def test_a_damaged_checkpoint_is_refused(
         assert "taking the one before it" not in said  # there is none
 
 
+def test_an_ending_that_contradicts_the_format_is_refused(
+    finished: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """The file of another format was overwritten, with a card that loads it wrongly."""
+    path = tmp_path / "a.onnx"
+    said = complaint(capsys, "export", finished, path, "--format", "safetensors")
+    assert f"{path}: ends in .onnx, and --format is safetensors" in said
+
+
+def test_the_folder_of_runs_is_no_run(finished: Path, capsys: Capture) -> None:
+    said = complaint(capsys, "report", finished.parent)
+    assert f"did you mean {finished.parent}/*?" in said
+
+
 def test_checkpoints_that_are_none(digits: Path, tmp_path: Path, capsys: Capture) -> None:
     nothing = "neither a run directory nor a checkpoint"
     assert nothing in complaint(capsys, "evaluate", tmp_path)
@@ -377,7 +436,9 @@ def test_a_run_directory_of_another_recipe(finished: Path, digits: Path, capsys:
     assert f"{finished} holds a run of another recipe" in said
     assert "optim.lr: 0.004 -> 0.5" in said
     assert "augment.flip: 0.0 -> 0.25" in said
-    assert "--run" in said
+    assert said.endswith("choose another directory with --run\n")
+    said = complaint(capsys, *train, "--run.length", "4 steps")
+    assert f"to train on from its end, add --run.resume {finished}\n" in said
 
 
 def test_a_run_directory_of_other_data(

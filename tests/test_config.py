@@ -93,6 +93,25 @@ def test_overrides(key: str, text: str, value: object) -> None:
     assert getattr(getattr(load_recipe("debug", {key: text}), section), name) == value
 
 
+def test_none_leaves_an_optional_key_unset(tmp_path: Path) -> None:
+    """There was no way to switch off what an extended recipe sets."""
+    assert load_recipe("finetune").model.checkpoint == "timm"
+    assert load_recipe("finetune", {"model.checkpoint": "none"}).model.checkpoint is None
+    path = tmp_path / "own.toml"
+    path.write_text('extends = "finetune"\n[model]\ncheckpoint = "none"\n')
+    assert load_recipe(str(path)).model.checkpoint is None
+    for key, field in all_keys().items():
+        if type(None) in get_args(field.annotation):
+            assert field.default is None, f"{key}: unset is not its default"
+            section, name = key.split(".")
+            config = load_recipe("debug", {key: "none"})
+            assert getattr(getattr(config, section), name) is None
+    with pytest.raises(RecipeError, match=r'^model\.checkpoint = "": write none'):
+        load_recipe("finetune", {"model.checkpoint": ""})
+    with pytest.raises(RecipeError, match=r"optim\.lr"):
+        load_recipe("debug", {"optim.lr": "none"})
+
+
 def test_an_override_beats_the_recipe_and_leaves_the_rest() -> None:
     changed = load_recipe("debug", {"optim.lr": "1"})
     assert differences(load_recipe("debug"), changed) == ["optim.lr: 0.004 -> 1.0"]

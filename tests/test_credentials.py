@@ -153,7 +153,7 @@ def test_a_signature_is_written_nowhere_and_a_newer_one_goes_on(
         newer = [word.replace("2026", "2027") for word in words]
         capsys.readouterr()
         assert train(tmp_path, *newer, "--run.save_every", "1 step", "--plain") == 0
-        assert "going on" in capsys.readouterr().out
+        assert "is complete already" in capsys.readouterr().out
 
 
 def test_data_sets_that_are_written_name_their_source_without_secrets(

@@ -177,6 +177,15 @@ def test_mistakes_are_said_in_one_line(here: Path) -> None:
     assert not (here / "run").exists()
 
 
+def test_predictions_have_names_and_whole_numbers(finished: Path) -> None:
+    """A matrix of labels and guesses needed casts, and the names came from elsewhere."""
+    found = trainyard.predictions(finished)
+    matrix = np.zeros((10, 10), int)
+    np.add.at(matrix, (found.labels, found.said.guess), 1)
+    assert matrix.sum() == 364
+    assert found.classes == tuple("0123456789")
+
+
 def test_keys_that_change_no_evaluation_are_refused(finished: Path) -> None:
     with pytest.raises(RecipeError, match=r"optim\.lr changes nothing about an evaluation"):
         trainyard.evaluate(finished, overrides={"optim.lr": 0.1})

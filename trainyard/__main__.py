@@ -31,7 +31,7 @@ from trainyard.commands import (
     results,
     train,
 )
-from trainyard.commands.mistakes import explain_argument, explain_choice
+from trainyard.commands.mistakes import explain_argument, explain_choice, explain_missing
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import discover
 from trainyard.early_stop import early_stops
@@ -146,7 +146,7 @@ class _Parser(argparse.ArgumentParser):
         self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}; see {self.prog} --help")
+        raise InputError(f"{explain_missing(message)}; see {self.prog} --help")
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         if action.choices is not None and value not in action.choices:

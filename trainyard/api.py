@@ -121,20 +121,32 @@ def history(run: StrPath) -> "History":
 def predictions(run: StrPath) -> "Recorded":
     """Predictions of a run's best weights for each validation sample, in the order of its index.
 
-    `.labels` is int32[samples]; `.said` has columns float32[samples]: `guess`, `confidence`,
-    `place` (the rank of the true class, 1 for the best) and `loss`; `.step` is the step of the
-    weights. With lists of labels, `.labels` is bool[samples, classes], and `.said` has `logits`,
-    float32[classes, samples], and `read`, bool[samples]. DataError if there are none yet.
+    `.labels` is int32[samples], and `.classes` the names of the numbers; `.said` has columns of all
+    samples: `guess` (int64), `confidence`, `place` (the rank of the true class, 1 for the best) and
+    `loss`; `.step` is the step of the weights. The name of the file of sample i is
+    `open_index(VAL_DATA).locate(i)[0]`. With lists of labels, `.labels` is bool[samples, classes],
+    and `.said` has `logits`, float32[classes, samples], and `read`, bool[samples]. DataError if
+    there are none yet.
     """
+    from dataclasses import replace
+
+    import numpy as np
+
     from trainyard.errors import DataError
-    from trainyard.files import RunDirectory
+    from trainyard.files import RunDirectory, find_checkpoint
+    from trainyard.training.checkpoint import read_progress
     from trainyard.training.recorded import load_recorded
 
     path = RunDirectory(Path(run)).predictions
     recorded = load_recorded(path)
     if recorded is None:
         raise DataError(f"{path}: no predictions yet: the first evaluation of a run writes them")
-    return recorded
+    _, saved = find_checkpoint(Path(run))
+    recorded = recorded._replace(classes=tuple(read_progress(saved)["classes"]))
+    if not hasattr(recorded.said, "guess"):
+        return recorded
+    numbers = recorded.said.guess.astype(np.int64)
+    return recorded._replace(said=replace(recorded.said, guess=numbers))
 
 
 def evaluation_recipe(run: Path, overrides: Mapping[str, Any] | None = None) -> "RunConfig":

@@ -4,7 +4,8 @@ Images are processed as in an evaluation, so that the results are equal.
 """
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -30,7 +31,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.errors import DataError
 from trainyard.files import find_checkpoint
-from trainyard.image_size import ImageSize, height_width
+from trainyard.image_size import ImageSize, height_width, size_text
 from trainyard.run.build import build_feeds, trained_model
 from trainyard.run.pretrained import choose_weights
 from trainyard.training import checkpoint
@@ -39,9 +40,11 @@ from trainyard.world import World, pick_device
 
 _BATCH = 256  # images per batch, at most
 _LIKELY = 0.5  # probability above which an image with a list of labels has a class
+_KINDS = "an image is a path, a URL, bytes of a file, a Pillow image or an array of uint8"
 
-Picture = str | Path | bytes | Image.Image
-"""An image: a path, an http(s) URL, the bytes of an image file, or a Pillow image."""
+Picture = str | Path | bytes | Image.Image | NDArray[np.uint8]
+"""An image: a path, an http(s) URL, the bytes of an image file, a Pillow image, or an array
+uint8[height, width] or uint8[height, width, channels]."""
 
 
 class Guess(NamedTuple):
@@ -109,7 +112,7 @@ def _to_predict(config: RunConfig) -> RunConfig:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Classifier:
     """A model that is ready to use; see `load`."""
 
@@ -130,6 +133,13 @@ class Classifier:
     """"" for the run's own weights, "ema" for their moving average, "ema-0.99" of several."""
     device: torch.device
 
+    def __repr__(self) -> str:
+        size = size_text(self.image_size)
+        return (
+            f"<Classifier: {self.config.model.name}, {len(self.classes):,} classes, images of "
+            f"{size} pixels, step {self.step:,} of {self.checkpoint}>"
+        )
+
     @property
     def is_as_evaluated(self) -> bool:
         """False if overrides may change the results of the run's evaluations."""
@@ -145,24 +155,24 @@ class Classifier:
         """Size of the model's input images: the side of a square, or height and width."""
         return self.config.data.eval_size or self.config.data.image_size
 
-    def predict(self, images: Sequence[Picture], top: int = 5) -> list[list[Guess]]:
+    def predict(self, images: Picture | Iterable[Picture], top: int = 5) -> list[list[Guess]]:
         """The `top` likeliest classes of each image, with their probabilities.
 
-        They add up to 1 over all classes, except with lists of labels (`has_lists`).
-        DataError, which names the first unreadable image.
+        They add up to 1 over all classes, except with lists of labels (`has_lists`). A single image
+        is a list of one. DataError, which names the first unreadable image.
         """
-        found = []
+        found, images = [], _listed(images)
         for start in range(0, len(images), _BATCH):
             shares_BC = self._shares(self.preprocess(images[start : start + _BATCH]))
             found += [self.named(*row) for row in zip(*_likeliest(shares_BC, top), strict=True)]
         return found
 
-    def preprocess(self, images: Sequence[Picture]) -> Tensor:
+    def preprocess(self, images: Picture | Iterable[Picture]) -> Tensor:
         """Input of the model: central crops, normalised; [B, channels, height, width].
 
         DataError, which names the first unreadable image.
         """
-        data, size = self.config.data, self.image_size
+        data, size, images = self.config.data, self.image_size, _listed(images)
         contents = [_content(image, number, data) for number, image in enumerate(images)]
         pixels_BHWC = np.empty((len(contents), *height_width(size), data.channels), np.uint8)
         crop, decoder = CentralCrop(size, data.crop_pct), own_decoder()
@@ -249,8 +259,21 @@ def _arithmetic(precision: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before[1]
 
 
+def _listed(images: Picture | Iterable[Picture]) -> list[Picture]:
+    """Images as a list; a single one is a list of one. An array of more axes holds several."""
+    is_array = isinstance(images, np.ndarray) and images.ndim < 4
+    if is_array or isinstance(images, str | os.PathLike | bytes | Image.Image):
+        return [images]  # type: ignore[list-item]
+    try:
+        return list(images)
+    except TypeError:
+        raise DataError(f"{_KINDS}, or several: not a {type(images).__name__}") from None
+
+
 def _content(image: Picture, number: int, data: DataConfig) -> bytes:
     """The encoded image; a Pillow image is turned here, as its EXIF is not encoded."""
+    if isinstance(image, np.ndarray):
+        image = _of_array(image, number, data.channels)
     if isinstance(image, bytes):
         return image
     if isinstance(image, Image.Image):
@@ -264,6 +287,8 @@ def _content(image: Picture, number: int, data: DataConfig) -> bytes:
         except BadImageError as error:
             raise DataError(f"{_named(image, number)}: {error}") from None
         return file.getvalue()
+    if not isinstance(image, str | os.PathLike):
+        raise DataError(f"image {number + 1}: {_KINDS}, not a {type(image).__name__}")
     try:
         if isinstance(image, str) and "://" in image:
             return fetch_image(image)
@@ -271,6 +296,20 @@ def _content(image: Picture, number: int, data: DataConfig) -> bytes:
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise DataError(f"{_named(image, number)}: {reason}") from None
+
+
+def _of_array(pixels: NDArray[np.uint8], number: int, channels: int) -> Image.Image | bytes:
+    """The image of an array: grey, or of 3 or so many channels. DataError for other arrays."""
+    shape, kinds = pixels.shape, (channels,) if channels not in (1, 3) else (1, 3)
+    depth = (*shape, 1)[2] if pixels.ndim in (2, 3) else None
+    if pixels.dtype != np.uint8 or 0 in shape or depth not in kinds:
+        raise DataError(
+            f"image {number + 1}: an array of {pixels.dtype}{list(shape)}: give "
+            f"uint8[height, width, {channels}]"
+        )
+    if kinds == (channels,):
+        return array_file(pixels)
+    return Image.fromarray(pixels[..., 0] if shape[2:] == (1,) else pixels)
 
 
 def _named(image: Picture, number: int) -> str:

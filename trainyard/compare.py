@@ -1,6 +1,6 @@
 """Differences between recipes, and groups of recipe keys."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from trainyard.config import RunConfig, all_keys, explain_unknown_key
 from trainyard.errors import RecipeError
@@ -20,14 +20,18 @@ PRACTICAL = frozenset(
 )
 
 
-def differences(old: RunConfig, new: RunConfig) -> list[str]:
-    """Differences between two recipes, without PRACTICAL keys: "section.key: old -> new"."""
+def differences(old: RunConfig, new: RunConfig, keys: Collection[str] | None = None) -> list[str]:
+    """Differences between two recipes in some keys, by default in all but PRACTICAL ones.
+
+    "section.key: old -> new" for each.
+    """
+    keys = [key for key in all_keys() if key not in PRACTICAL] if keys is None else keys
     changed = []
     for section in RunConfig.model_fields:
         before, after = getattr(old, section), getattr(new, section)
         for key in type(before).model_fields:
             was, now = getattr(before, key), getattr(after, key)
-            if was != now and f"{section}.{key}" not in PRACTICAL:
+            if was != now and f"{section}.{key}" in keys:
                 changed.append(f"{section}.{key}: {was} -> {now}")
     return changed
 

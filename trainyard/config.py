@@ -70,7 +70,8 @@ class LengthConfig(Section):
     max_roll_backs: int = Field(3, ge=0)
     """Largest number of rollbacks before the run ends."""
     resume: str = "auto"
-    """auto: resume if the run directory has a checkpoint; never; or a checkpoint to start from."""
+    """auto: resume if the run directory has a checkpoint; never; or a checkpoint to start from,
+    or a run, of which it is the latest."""
     hang_timeout: int = Field(900, ge=0)
     """Seconds without progress after which a rank counts as hung and the run ends; four times as
     long before the first step. 0: no limit."""
@@ -105,7 +106,20 @@ def load_recipe(recipe: str, overrides: Mapping[str, Any] | None = None) -> RunC
 
     A text is parsed as on the command line; other values, such as a list of texts, are used as is.
     """
-    return _overridden(_load_tree(find_recipe(recipe), seen=()), overrides or {})
+    path, overrides = find_recipe(recipe), overrides or {}
+    tree = _load_tree(path, seen=())
+    try:
+        return _overridden(tree, overrides)
+    except RecipeError as error:
+        about = str(error).partition("; did you mean")[0]
+        is_overridden = any(
+            re.search(rf"\b{re.escape(key)}\b", about)
+            or key.partition(".")[0] not in RunConfig.model_fields
+            for key in overrides
+        )
+        if is_overridden or recipe in builtin_recipes():
+            raise
+        raise RecipeError(f"{path}: {error}") from None
 
 
 def override(config: RunConfig, overrides: Mapping[str, Any]) -> RunConfig:
@@ -168,7 +182,11 @@ def find_recipe(recipe: str) -> Path:
 
 
 def check(tree: dict[str, Any]) -> RunConfig:
-    """A checked RunConfig from nested plain values; RecipeError names the first wrong key."""
+    """A checked RunConfig from nested plain values; RecipeError names the first wrong key.
+
+    The text "none" leaves an optional key unset, whatever an extended recipe says.
+    """
+    tree = _without_none(tree)
     try:
         # As JSON, for which pydantic's strict mode lets an array become a tuple, but no more.
         config = RunConfig.model_validate_json(json.dumps(tree))
@@ -182,6 +200,22 @@ def check(tree: dict[str, Any]) -> RunConfig:
     _check_average(config)
     _check_sharded(config)
     return config
+
+
+def _without_none(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree without optional keys that are "none". RecipeError for one that is empty."""
+    optional = {key for key, field in all_keys().items() if field.default is None}
+    tree = dict(tree)
+    for section, values in tree.items():
+        if not isinstance(values, dict):
+            continue
+        own = {name: value for name, value in values.items() if f"{section}.{name}" in optional}
+        for name, value in own.items():
+            if value == "":
+                raise RecipeError(f'{section}.{name} = "": write none to leave it unset')
+        unset = [name for name, value in own.items() if value == "none"]
+        tree[section] = {name: value for name, value in values.items() if name not in unset}
+    return tree
 
 
 def _check_order(config: RunConfig) -> None:

@@ -9,13 +9,13 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trainyard.errors import CheckpointError, DiskError
+from trainyard.errors import CheckpointError, DiskError, InputError
 
 WRITER = "checkpoint"
 """Name of the thread that writes checkpoints."""
@@ -245,14 +245,31 @@ class RunDirectory:
         return self.path / "stacks"
 
 
-def find_checkpoint(target: Path) -> tuple[Path, Path]:
+def check_run(folder: Path) -> None:
+    """InputError if a folder is no run directory; a run need not have a checkpoint yet."""
+    if _is_run(folder):
+        return
+    inside = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    runs = [name for name in inside if _is_run(folder / name)]
+    hint = f"; its folders are: did you mean {folder}/*?" if runs else ""
+    raise InputError(
+        f"{folder}: no run directory: it has neither recipe.toml nor metrics.jsonl{hint}"
+    )
+
+
+def _is_run(folder: Path) -> bool:
+    run = RunDirectory(folder)
+    return run.recipe.is_file() or run.metrics.is_file()
+
+
+def find_checkpoint(target: Path, names: Sequence[str] = ("best", "latest")) -> tuple[Path, Path]:
     """The run directory and the checkpoint that the path of a run or checkpoint stands for.
 
-    For a run, its best checkpoint, or else its latest. CheckpointError if there is none.
+    For a run, the first that it has of some `names`. CheckpointError if there is none.
     """
     checkpoints = RunDirectory(target).checkpoints
     if checkpoints.is_dir():
-        for name in ("best", "latest"):
+        for name in names:
             if (checkpoints / name).exists():
                 return target, (checkpoints / name).resolve()
         raise CheckpointError(f"{target}: has no checkpoint yet")

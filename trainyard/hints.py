@@ -100,6 +100,8 @@ def same(word: str, known: Iterable[str]) -> list[str]:
 def similar(word: str, known: Iterable[str]) -> list[str]:
     """The known names that begin with a word, shortest first, or else the most similar one.
 
+    Without one, the longest of at least 3 letters that the word begins with: --output is --out.
+
     For dotted names the last parts are compared; names in the word's section come first.
     """
     section, plain = word.rpartition(".")[0], _plain(_last(word))
@@ -115,7 +117,8 @@ def similar(word: str, known: Iterable[str]) -> list[str]:
     numbers = set(_NUMBER.findall(word))  # resnet101 is not a misspelt resnet50
     lasts = {last: name for last, name in lasts.items() if numbers <= set(_NUMBER.findall(name))}
     near = difflib.get_close_matches(plain, lasts, n=1, cutoff=_CUTOFF)
-    return [lasts[last] for last in near]
+    begun = [last for last in lasts if len(last) > 2 and plain.startswith(last)]
+    return [lasts[last] for last in near or sorted(begun, key=len)[-1:]]
 
 
 def near_pattern(pattern: str, names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainyard.averaging.config import AverageConfig
+from trainyard.config import RunConfig, override
 from trainyard.course import build_course
 from trainyard.errors import InputError
 from trainyard.estimate.estimate import (
@@ -100,7 +101,8 @@ def run_of(folder: Path, *rates: float) -> Path:
     for number, rate in enumerate(rates, start=1):
         step = 10 * number
         report = {"step": step, "samples": 64 * step, "epoch": 64 * step / 6400}
-        lines.append({"kind": "train", "images_per_s": rate, "data_wait": 0.5} | report)
+        pace = {"images_per_s": rate, "data_wait": 0.5, "world_size": 4}
+        lines.append({"kind": "train", **pace, **report})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -108,13 +110,24 @@ def run_of(folder: Path, *rates: float) -> Path:
 def test_the_throughput_of_a_run(tmp_path: Path) -> None:
     # Not the first report, nor those of the larger batch, nor the half that was spent waiting.
     run = run_of(tmp_path, 1.0, 90.0, 100.0, 110.0, 9.0, 9.0)
-    found = measured_in_run(run, gpus=4, fixed=0.01)
+    found = measured_in_run(run, RunConfig(), fixed=0.01)
     assert found == MeasuredThroughput(images=16, seconds=64 / 200, fixed=0.01, image_size=160)
 
 
 def test_a_run_without_reports_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no second report"):
-        measured_in_run(run_of(tmp_path, 5.0), gpus=1, fixed=0.0)
+        measured_in_run(run_of(tmp_path, 5.0), RunConfig(), fixed=0.0)
     (tmp_path / "metrics.jsonl").write_text("")
     with pytest.raises(InputError, match="no second report"):
-        measured_in_run(tmp_path, gpus=1, fixed=0.0)
+        measured_in_run(tmp_path, RunConfig(), fixed=0.0)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("model.name", "resnet18"), ("batch.precision", "bf16"), ("model.compile", "default")],
+)
+def test_a_run_with_other_steps_is_refused(key: str, value: str, tmp_path: Path) -> None:
+    """A small model's time was taken for that of a large one, without a word."""
+    run = run_of(tmp_path, 1.0, 90.0, 100.0)
+    with pytest.raises(InputError, match=rf"--run .*{key}: \w+ -> {value}"):
+        measured_in_run(run, override(RunConfig(), {key: value}), fixed=0.01)

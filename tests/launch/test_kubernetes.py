@@ -149,6 +149,7 @@ def test_a_recipe_of_ones_own_goes_along(tmp_path: Path, capsys: Capture) -> Non
         (["--run", "/runs/2026"], "the run directory's name is none for a job"),
         (["--run", "runs/first"], "the run directory runs/first is not on a volume"),
         (["--run", "/runs-of-others/first"], "is not on a volume"),
+        (["--data", "photos"], "--data photos: a path of this folder, which a pod does not have"),
         (["--volume", "runs:/other"], "a claim appears twice"),
         (["--volume", "runs"], "'runs' is not CLAIM:/PATH"),
         (["--volume", "Runs:/other"], "'Runs' is not of small letters"),

@@ -6,6 +6,8 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.command_line import newest
 from tests.test_cli_signals import (
     LONG,
@@ -77,9 +79,14 @@ def test_a_mistake_is_not_made_again(digits: Path, tmp_path: Path) -> None:
     assert err.count("\n") == 1 and "no such checkpoint" in err
 
 
-def test_signals_are_taken_as_before_afterwards(tmp_path: Path) -> None:
+def test_signals_are_taken_as_before_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a folder of torch's agent left over, which there was after each run."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     signals = [signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")]
     before = [signal.getsignal(each) for each in signals]
     for words, code in ((("recipes",), 0), (("nothing",), 2)):
         assert launch_local(Job(words, tmp_path), ranks=1, restarts=0, say=print) == code
         assert [signal.getsignal(each) for each in signals] == before
+    assert list(tmp_path.iterdir()) == []

@@ -5,8 +5,9 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainyard.errors import CheckpointError, InputError
-from trainyard.files import find_checkpoint
+from trainyard.data.storage.source import is_remote
+from trainyard.errors import CheckpointError
+from trainyard.files import RunDirectory, find_checkpoint
 
 SECTIONS = ("model", "data", "batch")  # sections of recipe keys that a trained model can depend on
 
@@ -36,17 +37,31 @@ def add_ema(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", default
     )
 
 
-def check_target(options: argparse.Namespace, others: Sequence[str]) -> None:
-    """InputError if the run or checkpoint is not the first argument but a later one."""
-    if is_checkpoint(options.target):
+def check_target(options: argparse.Namespace, others: Sequence[str] = ()) -> None:
+    """CheckpointError, before torch is loaded, unless there is a run or checkpoint to take.
+
+    It suggests the command for a run among `others`, later arguments, and for data as the target.
+    """
+    target, command = options.target, options.parser.prog
+    try:
+        find_checkpoint(Path(target))
         return
-    for place, other in enumerate(others):
-        if is_checkpoint(other):
-            rest = (options.target, *others[:place], *others[place + 1 :])
-            raise InputError(
-                f"{options.target}: neither a run directory nor a checkpoint; did you mean "
-                f"{options.parser.prog} {shlex.join((other, *rest))}?"
-            )
+    except CheckpointError as error:
+        hint = ""
+        for place, other in enumerate(others):
+            if is_checkpoint(other):
+                rest = (target, *others[:place], *others[place + 1 :])
+                hint = f"; did you mean {command} {shlex.join((other, *rest))}?"
+        if not hint and "data" in options and (is_remote(target) or has_folders(target)):
+            hint = f"; if it is data: {command} RUN --data {shlex.quote(target)}"
+        raise CheckpointError(f"{error}{hint}") from None
+
+
+def has_folders(target: str) -> bool:
+    """True for a folder with folders in it, which is no run directory."""
+    folder = Path(target)
+    is_run = RunDirectory(folder).recipe.exists()
+    return folder.is_dir() and not is_run and any(path.is_dir() for path in folder.iterdir())
 
 
 def is_checkpoint(target: str) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from trainyard.commands.loading import loading
 from trainyard.commands.numbers import number, positive
+from trainyard.files import check_run
 from trainyard.hints import did_you_mean
 
 if TYPE_CHECKING:
@@ -27,12 +28,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard estimate` to its parser."""
     add = parser.add_argument
     add("recipe", metavar="RECIPE", help="a built-in name or a path to a TOML file")
-    add("--gpus", type=_counts, default=[8, 64, 512], metavar="N,N", help="GPUs (8,64,512)")
+    add("--gpus", type=_counts, metavar="N,N", help="GPUs (1, 8 and 64 nodes, as batches allow)")
     add("--device", metavar="GPU", help="of which kind: a100-sxm-80gb, h100-sxm, …")
     add("--step-ms", type=number, metavar="MS", help="a step of one GPU alone, as measured")
     add("--step-images", type=positive, metavar="N", help="images of it (those of the fewest GPUs)")
     add("--run", metavar="DIR", help="take that from a run, instead of --step-ms")
-    add("--run-gpus", type=positive, default=1, metavar="N", help="GPUs of that run (1)")
     add("--fixed-ms", type=number, default=10.0, metavar="MS", help="of it whatever the batch (10)")
     add(
         "--samples",
@@ -83,8 +83,12 @@ def _add_costs(parser: argparse.ArgumentParser) -> None:
 
 def estimate(options: argparse.Namespace) -> int:
     """Run `trainyard estimate`; returns the exit code."""
-    from trainyard.commands.estimate_tables import as_json, print_all
     from trainyard.config import load_recipe
+
+    if options.run is not None:
+        check_run(Path(options.run))
+    config = load_recipe(options.recipe, options.overrides)
+    from trainyard.commands.estimate_tables import as_json, print_all
 
     with loading():
         from trainyard.estimate.estimate import (
@@ -94,7 +98,7 @@ def estimate(options: argparse.Namespace) -> int:
             estimate_run,
         )
 
-    config = load_recipe(options.recipe, options.overrides)
+    options.gpus = options.gpus or _usual_gpus(options, config)
     cluster = _cluster(options, config)
     val_samples = options.val_samples or math.ceil(_VAL_SHARE * options.samples)
     workload = build_workload(
@@ -113,6 +117,17 @@ def estimate(options: argparse.Namespace) -> int:
     else:
         print_all(options, workload, cluster, estimates, comparisons=comparisons)
     return 0
+
+
+def _usual_gpus(options: argparse.Namespace, config: "RunConfig") -> list[int]:
+    """GPUs of 1, 8 and 64 nodes, without numbers above the smallest batch; or a single GPU."""
+    from trainyard.run.build import build_run_course
+
+    least = min(phase.batch for phase in build_run_course(config, options.samples).phases)
+    counts: list[int] = [options.gpus_per_node * nodes for nodes in (1, 8, 64)]
+    if options.weak and counts[0] <= least:  # the batch grows with them
+        return counts
+    return [count for count in counts if count <= least] or [1]
 
 
 def _cluster(options: argparse.Namespace, config: "RunConfig") -> "Cluster":
@@ -197,7 +212,7 @@ def _measured(
     if options.run is not None and options.step_ms is not None:
         raise InputError("how fast is a GPU? Give either --step-ms or --run, not both")
     if options.run is not None:
-        return measured_in_run(Path(options.run), gpus=options.run_gpus, fixed=fixed)
+        return measured_in_run(Path(options.run), config, fixed=fixed)
     if options.step_ms is not None:
         return MeasuredThroughput(
             images=options.step_images or math.ceil(config.batch.size / options.gpus[0]),

@@ -3,6 +3,7 @@
 import argparse
 import math
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from trainyard.commands.printing import print_table, print_text, size
@@ -36,9 +37,9 @@ def print_all(
     course, first = workload.course, estimates[0]
     epochs = course.samples(course.num_steps) / course.epoch_samples
     print_text(
-        f"{options.recipe}: {workload.sizes.trained / 1e6:,.4g} million weights, "
-        f"{workload.flops / 1e9:,.3g} GFLOP to train on an image of "
-        f"{size_text(workload.work.image_size)} pixels; {epochs:,.4g} epochs of "
+        f"{options.recipe}: {_plain(workload.sizes.trained / 1e6, 4)} million weights, "
+        f"{_plain(workload.flops / 1e9, 3)} GFLOP to train on an image of "
+        f"{size_text(workload.work.image_size)} pixels; {_plain(epochs, 4)} epochs of "
         f"{course.epoch_samples:,} images, {course.num_steps:,} steps"
     )
     _print_estimates(estimates)
@@ -87,7 +88,9 @@ def _bounds(config: RunConfig, estimates: Sequence[Estimate]) -> list[str]:
         counts.setdefault(f"{what}. What would change that: {change}", []).append(each.gpus)
     lines = [f"{_gpus(gpus)}: {line}." for line, gpus in counts.items()]
     if (least := min(each.reserve for each in estimates)) < math.inf:
-        lines.append(f"Images can be loaded {least:.2g} times as fast as the GPUs take them.")
+        lines.append(
+            f"Images can be loaded {_plain(least, 2)} times as fast as the GPUs take them."
+        )
     return lines
 
 
@@ -128,8 +131,8 @@ def _assumptions(options: argparse.Namespace, cluster: Cluster) -> list[str]:
     if measured is not None:
         lines.append(
             f"One GPU, measured: {measured.images:,} images of "
-            f"{size_text(measured.image_size)} pixels in {1e3 * measured.seconds:.4g} ms, of which "
-            f"{1e3 * measured.fixed:g} ms whatever the number."
+            f"{size_text(measured.image_size)} pixels in {_plain(1e3 * measured.seconds, 4)} ms, "
+            f"of which {1e3 * measured.fixed:g} ms whatever the number."
         )
     elif device is not None:
         lines.append(
@@ -314,8 +317,13 @@ def _link(link: Link) -> str:
 
 def _amount(amount: float) -> str:
     if amount < 100:
-        return f"{amount:,.3g}"
+        return _plain(amount, 3)
     return f"{amount:,.0f}" if amount < 10_000 else f"{amount / 1000:,.1f}k"
+
+
+def _plain(number: float, digits: int) -> str:
+    """A number rounded to so many digits, without an exponent: 5,800 for 5.8e+03."""
+    return f"{Decimal(f'{number:.{digits}g}'):,f}"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard.api import EVALUATED, check_evaluated, evaluation_recipe
-from trainyard.commands.checkpoints import add_ema
+from trainyard.commands.checkpoints import add_ema, check_target
 from trainyard.commands.loading import loading
 from trainyard.commands.numbers import positive
 from trainyard.distributed import discover
@@ -93,17 +93,18 @@ def _add_details(group: argparse._ArgumentGroup) -> None:
 def evaluate(options: argparse.Namespace) -> int:
     """Run `trainyard evaluate`. Returns the exit code."""
     _check(options)
-    from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
     from trainyard.files import find_checkpoint
     from trainyard.monitor.escaping import EscapingConsole
 
-    with loading():
-        from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
-
     run_folder, checkpoint = find_checkpoint(Path(options.target))
     config = evaluation_recipe(run_folder, options.overrides)
+    data = _data_sets(options)
+    with loading():
+        from trainyard.commands.evaluate_tables import as_json, print_results, write_predictions
+        from trainyard.run.evaluation import EvaluationOptions, evaluate_checkpoint
+
     question = EvaluationOptions(
-        data=_data_sets(options),
+        data=data,
         all_classes=options.all_classes,
         labels=Path(options.labels) if options.labels else None,
         flip=options.flip,
@@ -129,6 +130,7 @@ def _check(options: argparse.Namespace) -> None:
     check_evaluated(options.overrides)
     if options.predictions and not options.predictions.endswith(".csv"):
         raise InputError(f"--predictions {options.predictions}: name a file that ends in .csv")
+    check_target(options)
 
 
 def _data_sets(options: argparse.Namespace) -> "tuple[Locations | None, ...]":

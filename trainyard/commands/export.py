@@ -54,9 +54,9 @@ def export(options: argparse.Namespace) -> int:
     """Run `trainyard export`. Returns the exit code."""
     check_overrides(options.overrides, "an export")
     _check_options(options)
-    if options.file is not None and Path(options.target).suffix[1:] in _KINDS:
-        check_target(options, [options.file])
-    kind = None if options.file is None else options.format or _kind_of(options.file)
+    is_swapped = options.file is not None and Path(options.target).suffix[1:] in _KINDS
+    check_target(options, [options.file] if is_swapped else [])
+    kind = None if options.file is None else _kind_of(options.file, options.format)
     repository = _repository_of(options)
     from rich.console import Console
 
@@ -108,11 +108,16 @@ def _repository_of(options: argparse.Namespace) -> "Repository | None":
     return repository
 
 
-def _kind_of(file: str) -> str:
-    kind = Path(file).suffix.removeprefix(".")
-    if kind not in _KINDS:
+def _kind_of(file: str, asked: str | None) -> str:
+    kind = Path(file).suffix.removeprefix(".").lower()
+    if kind not in _KINDS and asked is None:
         raise InputError(f"{file}: the name does not end in .{', .'.join(_KINDS)}; add --format")
-    return kind
+    if kind in _KINDS and asked not in (None, kind):
+        raise InputError(
+            f"{file}: ends in .{kind}, and --format is {asked}: leave one of them out, or name a "
+            f"file that ends in .{asked}"
+        )
+    return asked or kind
 
 
 def _as_json(name: str, one: "Export", commit: str | None) -> dict[str, object]:

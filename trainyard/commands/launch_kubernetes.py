@@ -16,6 +16,7 @@ from trainyard.commands.launching import (
 )
 from trainyard.commands.numbers import positive, whole
 from trainyard.commands.train import run_folder
+from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
 
 if TYPE_CHECKING:
@@ -105,6 +106,12 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
             f"the run directory {run} is not on a volume, so a restarted pod would not find it: "
             "--volume CLAIM:/PATH --run /PATH/runs/NAME"
         )
+    for location in options.data or ():
+        if not is_remote(location) and not PurePosixPath(location).is_absolute():
+            raise InputError(
+                f"--data {location}: a path of this folder, which a pod does not have: name the "
+                "path on a volume, --volume CLAIM:/PATH --data /PATH/NAME, or a URL"
+            )
     name = options.name or _named_by(run)
     is_own = options.recipe not in builtin_recipes()
     job = job_of(options, is_here=False, recipe_there=recipe_path(name) if is_own else None)

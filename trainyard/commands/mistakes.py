@@ -3,7 +3,7 @@
 import argparse
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import RecipeError
@@ -11,7 +11,7 @@ from trainyard.hints import asked, closest, foreign, same, similar
 
 # Options of other trainers that Trainyard covers elsewhere.
 _DEVICE = ("cuda", "device", "device_id", "gpu", "gpu_id")
-_RANKS = ("devices", "gpus", "nproc_per_node", "num_gpus", "ranks")
+_RANKS = ("devices", "gpus", "nproc", "nproc_per_node", "num_gpus", "num_processes", "ranks")
 _REMARKS = {"batch.size": " (of all ranks together)"}  # per GPU elsewhere
 _USE_DEVICES = ("train", "launch", "evaluate", "predict", "doctor")
 
@@ -24,6 +24,12 @@ def explain_argument(word: str, words: Sequence[str], options: argparse.Namespac
     hint = _hint_at_option if word.startswith("-") else _hint_at_word
     help_text = f"; see {options.parser.prog} --help"
     return f"unknown argument {word!r}{hint(word, words, options) or help_text}"
+
+
+def explain_missing(message: str) -> str:
+    """argparse's message about missing arguments, with recipes to begin with if one is missing."""
+    has_no_recipe = message.startswith("the following") and "RECIPE" in message
+    return f"{message}, such as photos or finetune" if has_no_recipe else message
 
 
 def explain_choice(action: argparse.Action, value: object) -> str:
@@ -57,7 +63,7 @@ def _hint_at_option(word: str, words: Sequence[str], options: argparse.Namespace
     known = [*own, *_keys_of(options)]
     found = same(name, known)
     if not found:
-        elsewhere = _hint_at_launch(name.replace("-", "_"), text, options.command)
+        elsewhere = _hint_at_launch(name.replace("-", "_"), text, options.command, own)
         if elsewhere:
             return elsewhere
         target, form = foreign(name) or ("", "{}")
@@ -68,13 +74,13 @@ def _hint_at_option(word: str, words: Sequence[str], options: argparse.Namespace
     return asked(shown)
 
 
-def _hint_at_launch(name: str, text: str | None, command: str) -> str:
+def _hint_at_launch(name: str, text: str | None, command: str, own: Collection[str]) -> str:
     """A hint about devices and ranks, which no recipe has."""
     if name in _DEVICE and command in _USE_DEVICES:
         return "; each rank takes a GPU of its machine by itself: CUDA_VISIBLE_DEVICES limits which"
-    if name in _RANKS and command == "train":
-        ranks = text if text and text.isdecimal() else "N"
-        return asked([f"trainyard launch local RECIPE --ranks {ranks}"])
+    if name in _RANKS and (command == "train" or "ranks" in own):
+        ranks = f"--ranks {text if text and text.isdecimal() else 'N'}"
+        return asked([f"trainyard launch local RECIPE {ranks}" if command == "train" else ranks])
     return ""
 
 

@@ -61,9 +61,6 @@ def predict(options: argparse.Namespace) -> int:
         raise InputError(f"--csv {options.csv}: name a file that ends in .csv")
     from rich.console import Console
 
-    with loading():
-        from trainyard.classifier import load
-    from trainyard.commands.predict_tables import as_json, print_answers, write_answers
     from trainyard.data.index.unlabelled import open_images
     from trainyard.data.remarks import warn
     from trainyard.monitor.progress import counter
@@ -74,6 +71,9 @@ def predict(options: argparse.Namespace) -> int:
             found = open_images(options.images, Path(folder), show)
         accounts = [images.index.left_out for images in found if images.index.left_out]
         warn(console, [printable(f"left out: {left_out}") for left_out in accounts])
+        with loading():  # after a look at the images: a wrong name is reported at once
+            from trainyard.classifier import load
+            from trainyard.commands.predict_tables import as_json, print_answers, write_answers
         classifier = load(options.target, ema=options.ema, overrides=options.overrides)
         answers = _answers(classifier, found, options.top, console)
     bad = _bad(answers)

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 from trainyard.errors import InputError
+from trainyard.files import check_run
 
 _PORT = 8766
 
@@ -38,6 +39,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 def report(options: argparse.Namespace) -> int:
     """Run `trainyard report`. Returns the exit code."""
     folders = [Path(run) for run in options.runs]
+    for folder in folders:
+        check_run(folder)  # before imports that take a second
     if options.watch:
         if options.out or options.json:
             raise InputError("--watch writes no file: leave --out and --json away, or --watch")

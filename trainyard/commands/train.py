@@ -65,6 +65,9 @@ def train(options: argparse.Namespace) -> int:
     end_with_launcher()
     config, folder = config_of(options), run_folder(options)
     world = discover()
+    from trainyard.data.open_datasets import check_sources
+
+    check_sources(config.data, world)
     with loading():
         from trainyard.data.index.splits import split_remarks
         from trainyard.data.remarks import warn

@@ -18,6 +18,8 @@ from trainyard.data.index.table import Index, load_index
 from trainyard.data.index.val_share import Side
 from trainyard.data.storage.credentials import PIPE
 from trainyard.data.storage.hub import is_on_hub
+from trainyard.data.storage.location import find_place
+from trainyard.data.storage.source import is_remote
 from trainyard.data.stream.shards import Stream, list_shards
 from trainyard.errors import DataError, RecipeError
 from trainyard.world import World, gather, in_turns, together
@@ -53,6 +55,21 @@ def source_of(config: DataConfig, split: Literal["train", "val"]) -> Source:
     if config.val is not None or config.val_share is None or config.order == "join":
         return Source(getattr(config, split), f"data.{split}")
     return Source(config.train, "data.train", Side(split, config.val_share, config.val_seed))
+
+
+def check_sources(config: DataConfig, world: World) -> None:
+    """RecipeError if a split has no location, DataError if a local one does not exist.
+
+    A quick check before the ranks meet; only a rank that is alone looks at the disk.
+    """
+    for split in ("train", "val"):
+        source = source_of(config, split)
+        if source.locations is None:
+            raise RecipeError(f"{source.key} is not set: {_how_to_set(source.key)}")
+        if world.size == 1 and config.order != "join":
+            for location in _listed(source.locations):
+                if not is_remote(location):
+                    find_place(location)
 
 
 def data_remarks(config: DataConfig, data: Datasets) -> list[str]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.topology import BUILT_IN
+from trainyard.compare import differences
 from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course
 from trainyard.errors import InputError, RecipeError
@@ -88,28 +89,45 @@ class MeasuredThroughput:
         return "device"
 
 
-def measured_in_run(folder: Path, *, gpus: int, fixed: float) -> MeasuredThroughput:
-    """The throughput of a run on `gpus` GPUs, without its waits for data.
+_PACE = (
+    *("model.name", "model.options", "model.freeze", "model.grad_checkpointing"),
+    *("model.compile", "model.channels_last", "data.channels", "batch.precision"),
+)
+"""Keys that decide the time of a step of so many images of a size."""
 
-    It is the median of the reports but the first, while batch and image size stay the same.
-    InputError if there are too few reports.
+
+def measured_in_run(folder: Path, config: RunConfig, *, fixed: float) -> MeasuredThroughput:
+    """The throughput of one GPU of a run of the same model, without its waits for data.
+
+    It is the median of the reports but the first, while batch, image size and ranks stay the same.
+    InputError if there are too few reports, or if keys differ on which the time of a step depends.
     """
     from trainyard.run.build import build_run_course
 
     directory = RunDirectory(folder)
     try:
         reports = read_history(directory.metrics).train
-        config = load_recipe(str(directory.recipe))
+        of_run = load_recipe(str(directory.recipe))
     except InputError as error:
         raise InputError(f"{folder} is no run directory: {error}") from None
+    if changed := differences(of_run, config, _PACE):
+        raise InputError(
+            f"--run {folder}: its steps are not those of this recipe ({'; '.join(changed)}): "
+            "give a run of the same model, --step-ms or --device"
+        )
     if reports:
-        course = build_run_course(config, round(reports[0]["samples"] / reports[0]["epoch"]))
-        reports = [line for line in reports[1:] if line["step"] <= course.phases[0].stop]
+        course = build_run_course(of_run, round(reports[0]["samples"] / reports[0]["epoch"]))
+        ranks = reports[-1]["world_size"]
+        reports = [
+            line
+            for line in reports[1:]
+            if line["step"] <= course.phases[0].stop and line["world_size"] == ranks
+        ]
     if not reports:
         raise InputError(f"{directory.metrics}: has no second report of training to go by")
     rate = statistics.median(line["images_per_s"] / (1 - line["data_wait"]) for line in reports)
-    images, size = math.ceil(config.batch.size / gpus), config.data.image_size
-    return MeasuredThroughput(images, config.batch.size / rate, fixed, size)
+    batch, size = of_run.batch.size, of_run.data.image_size
+    return MeasuredThroughput(math.ceil(batch / ranks), batch / rate, fixed, size)
 
 
 def device_of_run(folder: Path) -> Accelerator | None:

@@ -86,8 +86,18 @@ _OF_SEVERAL = "a sigmoid makes the probability of each, as an image may have any
 _SHOW_ONE = "print(classes[logits.argmax()])"
 _SHOW_SEVERAL = "print([name for name, logit in zip(classes, logits[0]) if logit > 0])"
 
+_OPEN = """\
+def open_image(path):
+    image = $opened
+    if image.mode.startswith("I"):  # grey of 16 bits: the upper 8
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    return image.convert("$mode")
+
+"""
+
 _TIMM_TRANSFORM = """\
-transform = timm.data.create_transform(
+
+${open_image}transform = timm.data.create_transform(
     input_size=($channels, $height, $width),
     crop_pct=$crop_pct,
     interpolation="$interpolation",
@@ -95,18 +105,19 @@ transform = timm.data.create_transform(
     std=$std,
 )
 with torch.no_grad():
-    logits = model(transform($opened.convert("$mode"))[None])
+    logits = model(transform(open_image("image.png"))[None])
 $show"""
 
 _HUB_TRANSFORM = """\
-transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+
+${open_image}transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 with torch.no_grad():
-    logits = model(transform($opened.convert("$mode"))[None])
+    logits = model(transform(open_image("image.png"))[None])
 $show"""
 
 _PREPARE = """\
 
-def crop(image):
+${open_image}def crop(image):
 $resize
     left, top = round((image.width - $width) / 2), round((image.height - $height) / 2)
     return np.asarray(image.crop((left, top, left + $width, top + $height)), np.float32)
@@ -116,8 +127,8 @@ def prepare(path):
     return pixels.transpose(2, 0, 1)[None].astype(np.float32)
 
 """
-# Crops of an opened image, or of the array at `path`, as height x width x channels.
-_CROPPED = {1: 'crop({}.convert("L"))[..., None]', 3: 'crop({}.convert("RGB"))'}
+# Crops of an image, or of an array, at `path`, as height x width x channels.
+_CROPPED = {1: "crop(open_image(path))[..., None]", 3: "crop(open_image(path))"}
 _CROPPED_ARRAY = (
     "np.stack([crop(Image.fromarray(c)) for c in np.load(path).transpose(2, 0, 1)], -1)"
 )
@@ -141,7 +152,8 @@ _USAGE = {
     "safetensors": """\
 import json
 
-${numpy}import timm
+import numpy as np
+import timm
 import torch
 from PIL import $pillow
 from safetensors import safe_open
@@ -153,7 +165,8 @@ with safe_open("$file", "pt") as file:
     classes = json.loads(file.metadata()["classes"])
 """,
     "hub": """\
-${numpy}import timm
+import numpy as np
+import timm
 import torch
 from PIL import $pillow
 
@@ -240,7 +253,7 @@ def _usage(kind: str, texts: dict[str, str]) -> str:
     ending = ""
     if kind in ("safetensors", "hub"):  # the programs of other formats are complete
         ending = _TIMM_TRANSFORM if kind == "safetensors" else _HUB_TRANSFORM
-        ending = _PREPARED if texts["numpy"] else ending
+        ending = ending if texts["open_image"] else _PREPARED
     return Template(_USAGE[kind] + ending).substitute(texts)
 
 
@@ -248,16 +261,15 @@ def _channels(about: Description) -> dict[str, str]:
     """Texts about the channels and how a file is opened. timm's transforms take no arrays."""
     is_array = about.channels not in _CROPPED
     turns = about.exif and not is_array
-    opened = "ImageOps.exif_transpose(Image.open({}))" if turns else "Image.open({})"
+    opened = "ImageOps.exif_transpose(Image.open(path))" if turns else "Image.open(path)"
+    mode = "L" if about.channels == 1 else "RGB"
     return {
         "channels": str(about.channels),
         "pixels": about.pixels,
-        "mode": "L" if about.channels == 1 else "RGB",
         "pillow": "Image, ImageOps" if turns else "Image",
-        "opened": opened.format('"image.png"'),
-        "cropped": _CROPPED.get(about.channels, _CROPPED_ARRAY).format(opened.format("path")),
+        "open_image": "" if is_array else Template(_OPEN).substitute(opened=opened, mode=mode),
+        "cropped": _CROPPED.get(about.channels, _CROPPED_ARRAY),
         "image": "image.npy" if is_array else "image.png",
-        "numpy": "import numpy as np\n" if is_array else "",
     }
 
 

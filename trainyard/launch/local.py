@@ -45,6 +45,7 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Say) -> int:
 
 
 def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -56,6 +57,7 @@ def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=ranks,
+            logs_specs=DefaultLogsSpecs(log_dir=os.devnull),  # else a folder in /tmp is left over
             run_id="trainyard",
             # A file of this user, as the agent unpickles what it reads there.
             rdzv_backend="c10d",

@@ -19,7 +19,7 @@ _HARMLESS = (
     "relative_coords_table",
     "attn_mask",
 )
-_SHOWN = 10
+_SHOWN = 2
 WITHOUT_CLASSIFIER = "the classifier is reinitialised: "
 """Beginning of the sentence in a log that gives the reason."""
 
@@ -59,7 +59,10 @@ def adapt_weights(
     expected = rest if not any(key in weights for key in classifier) else own
     misfits = _misfits(expected, weights)
     if misfits:
-        raise CheckpointError(_complaint(misfits, source.about, expected, weights))
+        what = _complaint(misfits, expected, weights)
+        raise CheckpointError(
+            f"{source.about}: does not fit the model; {what}; wrong model.name ({name})?"
+        )
     loaded = {k: w for k, w in weights.items() if k in own and w.shape == own[k].shape}
     model.load_state_dict(loaded, strict=False)
     odd = sorted({key.rpartition(".")[2] for key in set(expected) ^ set(weights)})
@@ -223,15 +226,16 @@ def _fit_classifier(
 # --- messages about misfits ---
 
 
-def _complaint(misfits: Misfits, about: str, own: dict[str, Tensor], weights: Weights) -> str:
+def _complaint(misfits: Misfits, own: dict[str, Tensor], weights: Weights) -> str:
     sizes = [f"{n} ({_size(weights[n])}, not {_size(own[n])})" for n in misfits.reshaped]
     groups = {
         "missing": misfits.missing,
         "unexpected": misfits.unexpected,
         "of another shape": sizes,
     }
-    found = [f"{len(names):,} {what}: {_list(names)}" for what, names in groups.items() if names]
-    return f"{about}: does not fit the model; {'; '.join(found)}"
+    return "; ".join(
+        f"{len(names):,} {what}: {_list(names)}" for what, names in groups.items() if names
+    )
 
 
 def _list(names: list[str]) -> str:

@@ -29,6 +29,8 @@ class Outcome:
     best: dict[str, Any]  # the evaluation with the highest value of `best_by`
     stopped: type[Stopped] | None
     best_by: str = "top1"
+    was_complete: bool = False
+    """True if there was nothing left to train."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"stopped": self.stopped.__name__ if self.stopped else None}
@@ -38,8 +40,10 @@ class Outcome:
         time = timedelta(seconds=round(self.seconds))
         if self.stopped:
             return f"stopped at step {self.step:,} after {time}; the same command resumes"
-        return (
+        result = (
             f"{METRICS[self.best_by]} {score(self.last, self.best_by):.2%} "
-            f"(best {score(self.best, self.best_by):.2%} at step "
-            f"{self.best['step']:,}) in {time}; the run is in {self.run}"
+            f"(best {score(self.best, self.best_by):.2%} at step {self.best['step']:,}) in {time}"
         )
+        if self.was_complete:
+            return f"{self.run} is complete already: {result}"
+        return f"{result}; the run is in {self.run}"

@@ -77,7 +77,10 @@ def tasks_in(board: Path) -> list[Path]:
     """The folders of the tasks, by name. InputError if there is none."""
     found = sorted(path.parent for path in board.glob("*/task.toml"))
     if not found:
-        raise InputError(f"{board}: no board of results: it has no TASK/task.toml")
+        raise InputError(
+            f"{board}: no board of results: it has no TASK/task.toml; name one, such as the folder "
+            "results of a clone of Trainyard, or compare runs by `trainyard report RUN RUN`"
+        )
     return found
 
 

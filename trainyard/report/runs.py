@@ -12,7 +12,7 @@ from typing import Any
 from trainyard.compare import PRACTICAL
 from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
-from trainyard.files import RunDirectory
+from trainyard.files import RunDirectory, check_run
 from trainyard.monitor.history import History, read_history
 from trainyard.monitor.reports import Report
 from trainyard.training.recorded import Recorded, load_recorded
@@ -78,10 +78,7 @@ def number(report: Report, key: str) -> float | None:
 def read_runs(folders: list[Path]) -> list[Run]:
     """The runs, with the shortest unique names. InputError if a folder is no run directory."""
     for folder in folders:
-        if not (folder / "recipe.toml").is_file() and not (folder / "metrics.jsonl").is_file():
-            raise InputError(
-                f"{folder}: no run directory: it has neither recipe.toml nor metrics.jsonl"
-            )
+        check_run(folder)
     names = _names([folder.resolve() for folder in folders])
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)

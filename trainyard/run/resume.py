@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import shlex
 import socket
 import sys
 import time
@@ -18,7 +19,7 @@ from trainyard.course import Course
 from trainyard.data._native import is_built
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import CheckpointError, DataError, DivergedError
-from trainyard.files import RunDirectory, disk_error, write_text, writing
+from trainyard.files import RunDirectory, disk_error, find_checkpoint, write_text, writing
 from trainyard.monitor.environment import describe_environment, versions
 from trainyard.parent import LAUNCHER
 from trainyard.training import checkpoint, keeping
@@ -152,9 +153,12 @@ def _has_begun(folder: RunDirectory) -> bool:
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
+        longer = "; to train on from its end, add --run.resume " + shlex.quote(str(folder.path))
+        is_longer = any(change.startswith("run.length: ") for change in changed)
         raise CheckpointError(
-            f"{folder.path} holds a run of another recipe ({'; '.join(changed)}): choose another "
-            "directory with --run, or use the same recipe to resume it"
+            f"{folder.path} holds a run of another recipe ({'; '.join(changed)}): use the same "
+            "recipe to resume it, or choose another directory with --run"
+            f"{longer if is_longer else ''}"
         )
 
 
@@ -282,6 +286,8 @@ def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     if newest is not None or asked in ("auto", "never"):
         return newest, passed_over
     path = Path(asked)  # only to start from: later resumes use the run's own checkpoints
+    if RunDirectory(path).checkpoints.is_dir():
+        _, path = find_checkpoint(path, ("latest",))
     problem = checkpoint.find_problem(path)
     if problem is not None:
         raise CheckpointError(f"run.resume = {asked!r}: {problem}")

@@ -16,6 +16,7 @@ from trainyard.config import RunConfig
 from trainyard.course import Course, Due, seconds_of
 from trainyard.data.batch import Batch
 from trainyard.data.device.feed import EvaluationFeeds
+from trainyard.data.device.join import passes_are_over
 from trainyard.data.feeds import Feeds
 from trainyard.data.open_datasets import Datasets
 from trainyard.data.order import Order, training_order
@@ -195,8 +196,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     config, folder, world, course = run.config, run.folder, run.world, run.course
     device, averager, data = run.device, run.averager, run.data
     ema, heartbeat = build_ema(config, run.model), watchdog.heartbeat
-    peak = peak_flops(device, config.batch.precision)
-    ideal_s = ideal_seconds(course, run.model, peak, channels=config.data.channels)
+    ideal_s = _ideal_seconds(run)
     wrapped = averager.wrap(run.model.train())
     for module in ema.modules.values() if ema else ():
         averager.register_ema(module)
@@ -204,7 +204,8 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     quarantine = open_quarantine(config, folder, data, world)
     eta = Eta(course, course.every(config.run.eval_every))
     report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"), eta)
-    _resume(run, state, report)
+    if _resumed(run, state, report):
+        return replace(_outcome(run, state, None), was_complete=True)
     feeds = build_feeds(config, world, device)
     step = _observed_step(run, state, wrapped, ema=ema, report=report)
     profile = config.watch.profile if world.is_first else None
@@ -252,11 +253,34 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     return _outcome(run, state, stopped)
 
 
-def _resume(run: _Run, state: TrainState, report: Reporter) -> None:
-    """Load a checkpoint if there is one, and report the head of the run."""
-    resume(run.config.run.resume, run.folder, state, world=run.world, report=report)
-    if not run.world.is_first:
-        return
+def _resumed(run: _Run, state: TrainState, report: Reporter) -> bool:
+    """Load the run's checkpoint, if there is one. True if neither a step nor an evaluation is left.
+
+    Nothing is reported then: the run does not go on. Otherwise its head is.
+    """
+    course = run.course
+
+    def is_complete() -> bool:
+        is_over = state.step >= course.num_steps
+        if run.config.data.order == "join":
+            is_over = passes_are_over(course, state.step, state.stream.get("ends", []))
+        return is_over and state.last.get("step") == state.step
+
+    resume(
+        run.config.run.resume,
+        run.folder,
+        state,
+        world=run.world,
+        report=lambda event: None if is_complete() else report(event),
+    )
+    if is_complete():
+        return True
+    if run.world.is_first:
+        _report_head(run, state, report)
+    return False
+
+
+def _report_head(run: _Run, state: TrainState, report: Reporter) -> None:
     for event in head(
         run.config,
         run.data,
@@ -270,6 +294,11 @@ def _resume(run: _Run, state: TrainState, report: Reporter) -> None:
         report(event)
     for message in run.begun.log:
         report({"kind": "event", "event": "initial weights", "message": message})
+
+
+def _ideal_seconds(run: _Run) -> Callable[[int], float | None]:
+    peak = peak_flops(run.device, run.config.batch.precision)
+    return ideal_seconds(run.course, run.model, peak, channels=run.config.data.channels)
 
 
 def _meter(run: _Run, state: TrainState, ideal_s: Callable[[int], float | None]) -> Meter:

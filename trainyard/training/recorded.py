@@ -22,6 +22,8 @@ class Recorded(NamedTuple):
     """By sample number of the validation data: int32[samples], or bool[samples, classes]."""
     said: Any
     """Predictions, or LabelScores for images with lists of labels."""
+    classes: tuple[str, ...] = ()
+    """Names by class number, where they are known."""
 
 
 def record(

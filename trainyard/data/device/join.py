@@ -6,7 +6,7 @@ more, so all of them know where a pass ends and the next one begins.
 """
 
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,6 @@ class JoinFeed:
         self._course, self._open_loader, self._open_feed = course, open_loader, open_feed
         self._place, self._world, self._report = place, world, report
         self._channels = channels
-        self._num_passes = num_passes(course)
         self._ends: list[int] = []
         self._seen = 0
         self._step = 0  # batches of the stream so far; a run that was rolled back is behind it
@@ -91,9 +90,7 @@ class JoinFeed:
     def is_over(self, step: int) -> bool:
         """True if the run is over after `step` steps, with the newest batch as the last."""
         self._settle()
-        if self._num_passes is None:
-            return step >= self._course.num_steps
-        return len(self._ends) >= self._num_passes
+        return passes_are_over(self._course, step, self._ends)
 
     def saving(self, every: Due) -> Due:
         """The steps to save at: also the end of a pass, where the number of ranks may change."""
@@ -203,6 +200,12 @@ class JoinFeed:
 def num_passes(course: Course) -> int | None:
     """Number of passes of a run; None unless its length is in epochs."""
     return math.ceil(course.epochs(course.length)) if "epoch" in course.length else None
+
+
+def passes_are_over(course: Course, step: int, ends: Sequence[int]) -> bool:
+    """True if a run is over at a step, after passes with some `ends`."""
+    passes = num_passes(course)
+    return step >= course.num_steps if passes is None else len(ends) >= passes
 
 
 def _no_samples(image_size: ImageSize, channels: int) -> HostBatch:

@@ -180,6 +180,8 @@ def _left_out(scan: Scan, tables: dict[str, "_Table"], split: str) -> LeftOut:
     for other in tables.keys() - used:
         found.add(f"rows of split {other}", f"{scan.place.location}#{other}", len(tables[other]))
     return found
+
+
 def _stamp_of_images(scan: Scan, table: "_Table") -> Stamps:
     """The stamp of local files of one image each; nothing for shards, which have their own."""
     columns = table.columns()
