@@ -86,6 +86,8 @@ def data_remarks(config: DataConfig, data: Datasets) -> list[str]:
             f"{source_of(config, 'val')}"
         )
     if isinstance(data.train, Index):
+        if not (data.train.has_names or data.val.has_names):
+            remarks.append("no data names its classes: equal numbers are taken for equal classes")
         return remarks + class_remarks(data.train, data.val)
     if data.val.has_names:
         remarks.append(

@@ -46,7 +46,7 @@ class Match(NamedTuple):
     numbers: list[int]
     """The number of each."""
     remark: str
-    """How numbers were matched; "" for names."""
+    """How numbers were matched; "" for names, and for numbers among numbers."""
 
 
 def match_classes(
@@ -61,7 +61,8 @@ def match_classes(
     if number_of.keys() >= set(found):
         last = found[-1]
         text = f"{where}: names no classes: label {last} is taken for the class called {last!r}"
-        remark = "" if has_names else text
+        is_plain = list(known) == [str(number) for number in range(len(known))]
+        remark = "" if has_names or is_plain else text
         return Match([number_of[name] for name in found], remark)
     wnids = _imagenet_wnids()
     names = dict(zip(wnids, map(str, range(len(wnids))), strict=True))

@@ -204,9 +204,8 @@ def _check_classes(splits: Sequence[VerifiedSplit]) -> Iterator[Check]:
         except DataError as error:
             yield checked(both, "classes", about, [Finding(str(error))])
             continue
-        remarks, names = class_remarks(known, found, match.numbers), known.has_names
-        # Numbers beside numbers are what such shards are for.
-        notes = map(Finding, [match.remark, *remarks] if match.remark and names else remarks)
+        remarks = class_remarks(known, found, match.numbers)
+        notes = map(Finding, [match.remark, *remarks] if match.remark else remarks)
         yield checked(both, "classes", about, notes, otherwise="note")
 
 
