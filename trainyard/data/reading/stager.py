@@ -178,7 +178,7 @@ class Stager:
         with closing(source):
             indexed = self._index.stamps.get(self._index.file_names[number], source.stamp)
             if checksum is None and source.stamp != indexed:
-                return "it has changed since it was indexed: run `trainyard data index`"
+                return "it has changed since it was indexed: start again, and it is indexed anew"
             lengths = [_BLOCK] * (source.size // _BLOCK) + [source.size % _BLOCK]
 
             def block(position: int) -> bytes:

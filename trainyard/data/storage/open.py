@@ -36,7 +36,7 @@ def open_indexed(name: str, stamp: Stamp | None) -> Source:
         raise DataError(f"{error}; it existed when it was indexed") from None
     if stamp is not None and source.stamp != stamp:
         raise DataError(
-            f"{source.name} has changed on the server since it was indexed; run `trainyard data "
-            "index` and start again"
+            f"{source.name} has changed on the server since it was indexed: start again, and it is "
+            "indexed anew"
         )
     return source

@@ -91,7 +91,8 @@ def _failure(name: str, error: Exception) -> Exception:
         return error
     if kind == "FileExpired" or "PreconditionFailed" in text or "pre-conditions" in text:
         return DataError(
-            f"{name} has changed in its store while it was in use; index it anew and start again"
+            f"{name} has changed in its store while it was in use: start again, and it is indexed "
+            "anew"
         )
     if kind in _NO_CREDENTIALS or getattr(error, "errno", None) in _PERMANENT:
         return DataError(f"{name}: {text}")

@@ -192,7 +192,9 @@ class Resource:
 
 def changed(name: str) -> str:
     """The message that a remote file changed while it was in use."""
-    return f"{name} has changed on the server while it was in use; index it anew and start again"
+    return (
+        f"{name} has changed on the server while it was in use: start again, and it is indexed anew"
+    )
 
 
 def validator(response: Response) -> str:
