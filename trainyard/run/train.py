@@ -275,12 +275,14 @@ def _resumed(run: _Run, state: TrainState, report: Reporter) -> bool:
     )
     if is_complete():
         return True
-    if run.world.is_first:
-        _report_head(run, state, report)
+    _report_head(run, state, report)
     return False
 
 
 def _report_head(run: _Run, state: TrainState, report: Reporter) -> None:
+    """The first rank's alone: with --all-ranks each has a console."""
+    if not run.world.is_first:
+        return
     for event in head(
         run.config,
         run.data,
