@@ -33,6 +33,7 @@ PLACES = {"data.train": "photos", "data.val_share": "0.1", "run.length": "20 epo
 
 class Samples(list[int]):
     classes = ("ant", "bee", "cow", "dog", "eel")
+    has_names = False
 
 
 def events(

@@ -163,10 +163,9 @@ def evaluate_checkpoint(
             question = replace(question, bn_samples=used)
         say = partial(_said, config, feeds, models=models, flip=question.flip, console=console)
         said = [say(one) for one in data]
-        best = partial(_best_average, path, progress)
         with together(world):
-            results = zip(data, said, strict=True)
-            return [_result(*one, classes, question, best=best()) for one in results]
+            best, results = _best_average(path, progress), zip(data, said, strict=True)
+            return [_result(*one, classes, question, best=best) for one in results]
 
 
 def _said(

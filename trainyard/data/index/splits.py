@@ -123,9 +123,9 @@ def _find(location: str) -> Splits:
     if options := options_of(location):
         folder = location.removesuffix(options)
         if is_remote(folder) or os.path.isdir(folder):
-            inner = _find(folder)
-            with_options = {split: path + options for split, path in inner.found.items()}
-            return inner._replace(found=with_options)
+            without = _find(folder)
+            with_options = {split: path + options for split, path in without.found.items()}
+            return without._replace(found=with_options)
     if is_remote(location):
         return Splits(_listed(location) or _on_hub(location), location)
     if os.path.isdir(location):
