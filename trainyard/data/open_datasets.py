@@ -66,10 +66,9 @@ def check_sources(config: DataConfig, world: World) -> None:
         source = source_of(config, split)
         if source.locations is None:
             raise RecipeError(f"{source.key} is not set: {_how_to_set(source.key)}")
-        if world.size == 1 and config.order != "join":
-            for location in _listed(source.locations):
-                if not is_remote(location):
-                    find_place(location)
+        for location in _listed(source.locations) if world.size == 1 else ():
+            if not is_remote(location) and not location.startswith(PIPE):
+                find_place(location)
 
 
 def data_remarks(config: DataConfig, data: Datasets) -> list[str]:
