@@ -246,6 +246,12 @@ def test_a_packed_folder(originals: Path, tmp_path: Path) -> None:
     assert finding.file == str(listing)
 
 
+def test_the_endings_that_are_read_are_listed(photos: Path) -> None:
+    """A GIF among the JPEGs was neither read nor named."""
+    square(7).save(photos / "train" / "cat" / "x.gif")
+    assert look(photos)["train", "structure"].about.endswith(" .jpg, 1 .gif")
+
+
 def test_broken_links(photos: Path) -> None:
     """Training leaves them out; the index of the other images is compared all the same."""
     link = photos / "train" / "cat" / "gone.jpg"
