@@ -293,11 +293,12 @@ def test_an_image_that_is_saved_again_in_place_is_indexed_again(
     assert len(scans) == 3  # at first, for the size and for the time
 
 
-def test_of_very_many_images_a_part_is_looked_at(
+def test_on_a_slow_file_server_some_of_the_images_are_looked_at(
     folder: Path, scans: list[str], monkeypatch: Patch
 ) -> None:
-    """So a start on fourteen million images does not wait for as many answers of a file server."""
-    monkeypatch.setattr("trainyard.data.index.stamps._MOST", 2)
+    """So a start on fourteen million images does not wait for as many answers of it."""
+    for name, value in (("_CHUNK", 1), ("_PARTS", 2), ("_PATIENCE_S", -1)):
+        monkeypatch.setattr(f"trainyard.data.index.stamps.{name}", value)
     open_index(str(folder))
     save_again(folder / "cat/2.jpg", b"the second of four is not")
     open_index(str(folder))

@@ -18,6 +18,7 @@ FEATURES = "arrays in folders of other images"
 DOTTED = "samples with a dot in their names, since a key ends at the first one: rename them"
 
 HEIF_SUFFIXES = (".heic", ".heif")
+_LONGEST = 8  # characters of an ending, the dot included
 NEEDS_HEIF = "which `pip install pillow-heif` makes readable"
 
 
@@ -26,7 +27,11 @@ def ending(name: str) -> str:
     suffix = os.path.splitext(name)[1].lower()
     if suffix in HEIF_SUFFIXES:
         return f"files ending in {suffix}, {NEEDS_HEIF}"
-    return f"files ending in {suffix}" if suffix else "files without an ending"
+    if not suffix:
+        return "files without an ending"
+    # Numbers and hashes after a dot are no endings: each would be a kind of its own.
+    is_kind = suffix[1:].isalnum() and not suffix[1:].isdigit() and len(suffix) <= _LONGEST
+    return f"files ending in {suffix}" if is_kind else "files with other endings"
 
 
 HEIF_KINDS = tuple(ending(f"x{suffix}") for suffix in HEIF_SUFFIXES)
