@@ -26,7 +26,7 @@ from trainyard.training import keeping
 
 SIDE = 32  # pixels
 BAD = {
-    "photo/empty.jpg": "the file is empty",
+    "photo/start.jpg": "runcated",
     "photo/text.jpg": "not an image",
     "photo/truncated.jpg": "truncated",
 }
@@ -62,7 +62,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     photo = folder / "train" / "photo"
     shutil.move(photo / "29.jpg", photo / "truncated.jpg")
     os.truncate(photo / "truncated.jpg", (photo / "truncated.jpg").stat().st_size - 100)
-    (photo / "empty.jpg").write_bytes(b"")
+    (photo / "start.jpg").write_bytes((photo / "00.jpg").read_bytes()[:300])
     (photo / "text.jpg").write_text("404 not found\n")
     first, second = photographs(42)[40:]
     first.convert("CMYK").save(photo / "cmyk.jpg", quality=90)
@@ -158,7 +158,7 @@ def test_a_checkpoint_comes_after_what_was_bad_before_it(
 
 
 def test_bad_validation_images(data: Path, tmp_path: Path, capsys: Capture) -> None:
-    (data / "val" / "digit" / "03.png").write_text("")
+    (data / "val" / "digit" / "03.png").write_text("no image")
     folder = tmp_path / "run"
     train = ("train", *DEBUG, "--data", data, "--run", folder, "--data.max_bad")
     out = shown(capsys, *train, "0.1")

@@ -147,7 +147,8 @@ def test_weights_and_their_pixels() -> None:
             {"data__val_share": "0.2", "data__val": "photos/test"},
             [
                 "photos/test: test images, as there is no other validation data; --data.val_share "
-                "0.1 with --data.train keeps them for the end"
+                "0.1 with --data.train keeps them for the end",
+                "data.val_share = 0.2 is not used: validation images come from photos/test",
             ],
         ),
     ],

@@ -30,6 +30,7 @@ class Pieces(AllReduce):
 
 class Samples(list[int]):
     classes = ("a", "b")
+    has_names = False
 
 
 class Feeds(Exception):

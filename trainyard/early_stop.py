@@ -24,13 +24,13 @@ REASONS: dict[signal.Signals, type[Stopped]] = {
 PATIENCE_S = 5
 """Seconds after a signal for the main thread to end; a library call may delay it."""
 
-_asked: type[Stopped] | None = None
+_asked: Stopped | None = None
 _at_once: dict[int, Callable[[], None]] = {}
 _is_open = False  # True inside early_stops
 _lock = threading.Lock()
 
 
-def asked() -> type[Stopped] | None:
+def asked() -> Stopped | None:
     """The stop requested by a signal before the loop, in case an `except` has swallowed it."""
     return _asked
 
@@ -95,9 +95,8 @@ def early_stops() -> Iterator[None]:
 def _raise(number: int, frame: FrameType | None) -> None:
     global _asked
     if _is_open:
-        error = _error(signal.Signals(number))
-        _asked = type(error)
-        raise error
+        _asked = _error(signal.Signals(number))
+        raise _asked
 
 
 def _error(number: signal.Signals) -> Stopped:

@@ -191,8 +191,8 @@ def test_shards_are_read_without_files_that_a_server_refuses(
         assert len(open_index(url)) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if "waiting for" not in line]
     is_failure = status in (429, 500, 503)
-    # Below the shard as if it were a folder, beside it, above it, and the index.
-    assert len(said) == (4 if is_failure else 0)
+    # Below the shard as if it were a folder, beside it, and above it.
+    assert len(said) == (3 if is_failure else 0)
     assert all(line.endswith("gave up after 0.2 s; passed over") for line in said)
 
 

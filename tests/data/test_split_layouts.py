@@ -210,7 +210,7 @@ def test_a_lone_split_beside_classes_in_a_tar_is_an_error(tmp_path: Path) -> Non
 
 def test_test_data_of_a_tar_and_of_a_list_are_for_validation(tmp_path: Path) -> None:
     names = files("train test")
-    tar = write_tar(tmp_path / "0.tar", [(name, b"") for name in names])
+    tar = write_tar(tmp_path / "0.tar", [(name, b"x") for name in names])
     rows = "".join(f"{name},{name.split('/')[1]},{name.split('/')[0]}ing\n" for name in names)
     write_files(
         tmp_path, {**dict.fromkeys(names, b"x"), "a.csv": b"path,label,split\n" + rows.encode()}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
+from trainyard.early_stop import asked
 from trainyard.errors import Requeued, Stopped
 from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS, describe, first_cause
 from trainyard.launch.ranks import Job
@@ -49,6 +50,8 @@ def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    if early := asked():  # an import of torch has swallowed it
+        raise early
     # The ranks print what went wrong: the agent's tables would bury it.
     for name in ("agent.server.api", "multiprocessing.api", "agent.server.local_elastic_agent"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)

@@ -148,8 +148,7 @@ def evaluate_checkpoint(
             classes, has_lists = progress["classes"], progress.get("has_lists", False)
             names = _names(path, progress, question.ema)
         data = _open_all(config, question, classes, world, console=console)
-        if world.is_first:
-            warn(console, _other_parts(config, path, question, data))
+        warn(console, _other_parts(config, path, question, data) if world.is_first else [])
         with together(world):
             for one in data:
                 check_kind(one.index, has_lists, one.where)

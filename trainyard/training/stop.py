@@ -66,7 +66,7 @@ class StopSignal:
     def __enter__(self) -> "StopSignal":
         early = asked()
         if early is not None:
-            self._wanted = _REQUEUE if early is Requeued else _STOP
+            self._wanted = _REQUEUE if isinstance(early, Requeued) else _STOP
         if threading.current_thread() is threading.main_thread():
             under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             for number in _SIGNALS.keys() - ({signal.SIGHUP} if under_nohup else set()):

@@ -95,7 +95,8 @@ def all_splits(location: str) -> dict[str, str]:
 
 def split_remarks(location: str) -> list[str]:
     """Remarks about the choice of splits in a location: what is entered, and what is left out."""
-    splits = _find(take_secrets(location))
+    location = take_secrets(location)
+    splits = _find(location)
     chosen = splits.chosen()
     remarks = []
     if chosen and splits.folder != location:

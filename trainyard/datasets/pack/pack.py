@@ -20,7 +20,7 @@ import numpy as np
 from trainyard.data.decode.decode import BadImageError
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
-from trainyard.data.storage.manifest import Manifest, Split, write_manifest
+from trainyard.data.storage.manifest import FILE_NAME, Manifest, Split, write_manifest
 from trainyard.datasets.pack.files import remove_stale
 from trainyard.datasets.pack.journal import (
     Journal,
@@ -249,11 +249,13 @@ def _identity(
 
 
 def _file_stamps(index: Index) -> dict[str, Any]:
-    """The stamps of data files; folders are left out, since other files change them."""
+    """The stamps of data files, without those of folders, which other files change, and of
+    manifests, whose classes count anyway: one may be that of the destination.
+    """
     return {
         name: stamp
         for name, stamp in sorted(index.stamps.items())
-        if not os.path.isdir(os.path.join(index.root, name))
+        if os.path.basename(name) != FILE_NAME and not os.path.isdir(os.path.join(index.root, name))
     }
 
 
