@@ -219,15 +219,16 @@ def unfinished(digits: Path, tmp_path: Path) -> tuple[Path, Path]:
     shutil.copytree(digits, source)
     assert run("data", "index", source) == 0
     last = source / "val" / "9" / sorted(os.listdir(source / "val" / "9"))[-1]
-    content = last.read_bytes()
-    last.write_bytes(content + b"longer")
-    words = command(source, tmp_path / "out", "webdataset")
-    result = subprocess.run(words, capture_output=True, text=True)
-    last.write_bytes(content)
-    assert result.returncode == 2
-    assert str(last) in result.stderr
-    assert "cannot be read" in result.stderr
-    assert result.stderr.count("\n") == 1
+    with packing(command(source, tmp_path / "out", "webdataset")) as process:
+        wait_for_shards(process, tmp_path / "out", 5)
+        last.rename(tmp_path / "away.png")  # after the look at what has changed
+        assert process.wait(60) == 2
+        assert process.stderr is not None
+        said = process.stderr.read()
+    (tmp_path / "away.png").rename(last)
+    assert str(last) in said
+    assert "cannot be read" in said
+    assert said.count("\n") == 1
     return source, tmp_path / "out"
 
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -119,15 +118,6 @@ def test_data_that_is_not_there(tmp_path: Path, capsys: Capture) -> None:
     assert rows["data"]["verdict"] == "fail"
     assert str(tmp_path / "none") in rows["data"]["found"]
     assert "samples" not in rows
-
-
-def test_samples_that_have_been_cut_short(digits: Path, tmp_path: Path, capsys: Capture) -> None:
-    data = Path(shutil.copytree(digits, tmp_path / "digits"))
-    assert run("data", "index", data) == 0
-    for image in (data / "train").rglob("*.png"):
-        image.write_bytes(image.read_bytes()[:-1])
-    rows = examined(capsys, "--data", data, code=1)
-    assert rows["samples"]["verdict"] == "fail"
 
 
 def test_little_memory_and_few_cores(

@@ -66,8 +66,10 @@ def state_of(world: World, optimizer: str) -> TrainState:
 
 def update(state: TrainState, step: int, rank: int = 0) -> None:
     images = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(7 * step + rank))
+    state.averager.divisor(torch.tensor(4.0))
     state.model(images).square().mean().backward()
-    state.optimizer.step()
+    for _ in state.averager.ready_parameters(step, divisible=False):
+        state.optimizer.step()
     state.optimizer.zero_grad()
 
 

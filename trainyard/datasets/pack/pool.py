@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from trainyard.data.storage.credentials import known
-from trainyard.datasets.pack.files import Outputs, publish, remove, remove_stale
+from trainyard.datasets.pack.files import Outputs, publish, remove_stale
 from trainyard.datasets.pack.journal import Journal, Written
 from trainyard.datasets.pack.shards import ShardJob
 from trainyard.datasets.pack.worker import PackJob, Signals, start, write_shard
@@ -50,19 +50,19 @@ def write_shards(
                 running.remove(future)
                 journal.add(written)
             progress(before + signals.count.value)
-    except BrokenProcessPool:
-        pool.shutdown()
-        remove_stale(work.destination, jobs, journal.part)
-        raise TrainyardError(
-            f"{work.destination}: a packing process died, perhaps out of memory or disk space; "
-            "the same command resumes after the complete shards"
-        ) from None
-    finally:
+    except BaseException as error:
         signals.stop.value = 1
         pool.shutdown(cancel_futures=True)
-        for future in running:
-            if not future.cancelled() and future.exception() is None:
-                remove(future.result()[1])
+        # By their names: Ctrl-C may come between a worker's start of a shard and a note of it.
+        remove_stale(work.destination, jobs, journal.part)
+        if isinstance(error, BrokenProcessPool):
+            raise TrainyardError(
+                f"{work.destination}: a packing process died, perhaps out of memory or disk space; "
+                "the same command resumes after the complete shards"
+            ) from None
+        raise
+    finally:
+        pool.shutdown()
 
 
 @contextmanager
