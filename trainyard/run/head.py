@@ -83,7 +83,7 @@ def _images(config: RunConfig, course: Course, begun: Beginning) -> str:
 
 
 def _differences(config: RunConfig, begun: Beginning, keys: tuple[str, ...]) -> list[str]:
-    """Those of `keys` whose values the weights were not trained with."""
+    """The `keys` whose values differ from those that the weights were trained with."""
     ours, theirs = pixels_in(config.data.model_dump(mode="json")), begun.pixels
     plain = {key: [*of] if isinstance(of, tuple) else of for key, of in theirs.items()}
     return [key for key in keys if plain.get(key, ours[key]) != ours[key]]

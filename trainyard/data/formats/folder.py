@@ -221,7 +221,7 @@ def is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def entries_of(path: str) -> list[os.DirEntry[str]]:
-    """What a folder holds, sorted by name. DataError if it cannot be read."""
+    """The entries of a folder, sorted by name. DataError if it cannot be read."""
     return sorted(_scandir(path), key=attrgetter("name"))
 
 

@@ -38,7 +38,7 @@ HEIF_KINDS = tuple(ending(f"x{suffix}") for suffix in HEIF_SUFFIXES)
 
 
 class LeftOut:
-    """What a scan leaves out: of each kind the number, and the first name as an example.
+    """The account of a scan: the number of each kind, and the first name as an example.
 
     `found = read + left out`: each file, row or member that a scan meets is a sample, a part of one
     (its label, say), or counted here. A folder that is not entered counts as one.

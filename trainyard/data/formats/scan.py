@@ -12,7 +12,7 @@ from trainyard.data.formats.left_out import BESIDE, HEIF_SUFFIXES, HIDDEN, LeftO
 from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.source import is_remote
 
-# Those of Pillow's formats that have a magic number and run no other program, as EPS and PDF do.
+# Pillow's formats with a magic number that run no other program, as EPS and PDF do.
 IMAGE_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"),
     "PNG": (".png", ".apng"),

@@ -40,7 +40,7 @@ _BESIDE_SIGNATURE = re.compile(
 )
 _TOKEN = re.compile(r"[\w-]*token", re.IGNORECASE)
 _SIGNS = re.compile(r"(?:^|&)(?:[\w-]+-)?sig(?:nature)?=", re.IGNORECASE)
-# What no signature has, and looks too secret for a name.
+# Parameters that belong to no signature, and look too secret for a name.
 _SUSPICIOUS = re.compile(
     r"(?:[\w-]+[_-])?(?:pass|passwd|password|passphrase|pwd|pw|secret|auth|authorization|api-?key"
     r"|access-?key|secret-?key|credentials?|hmac|session|sessionid|jwt|bearer)(?:[_-]\w+)?"
