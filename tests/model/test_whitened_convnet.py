@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sklearn.datasets import load_sample_images
+from torch import nn
 from torch.nn import functional
 
 from tests.command_line import SHORT, Capture, complaint, newest, run
@@ -78,6 +79,19 @@ def test_its_sizes(widths: str, depth: int, millions: float) -> None:
     assert count / 1e6 == pytest.approx(millions, abs=0.01)
     for size in (18, 28, 32, 50):
         assert model(torch.zeros(2, 3, size, size)).shape == (2, 10)
+
+
+def test_the_image_after_the_first_convolution_is_added_before_the_last_gelu() -> None:
+    """As in airbench96; a single convolution with its GELU was bridged."""
+    stage = whitened_convnet(widths="8-8-8", depth=3).stages[0].eval()
+    with torch.no_grad():
+        for parameter in stage.parameters():
+            parameter.uniform_(-1, 1)
+        images_BCHW = torch.rand(1, 24, 8, 8)
+        convolution, pool, norm, gelu, rest = stage
+        first_BCHW = gelu(norm(pool(convolution(images_BCHW))))
+        third_BCHW = nn.Sequential(*list(rest)[:-1])(first_BCHW)
+        torch.testing.assert_close(stage(images_BCHW), gelu(first_BCHW + third_BCHW))
 
 
 def test_timm_knows_it_by_its_name() -> None:

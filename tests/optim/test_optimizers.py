@@ -178,14 +178,31 @@ def test_muon_is_timm_s_with_adamw_for_vectors_and_classifier(nesterov: bool) ->
     follow(config_of("muon", momentum=0.95, betas=(0.9, 0.95), nesterov=nesterov), reference)
 
 
+@pytest.mark.parametrize("r", [0.0, 0.75])
 @pytest.mark.parametrize("name", ["schedule_free_sgd", "schedule_free_adamw"])
-def test_schedule_free_is_the_authors(name: str) -> None:
+def test_schedule_free_is_the_authors(name: str, r: float) -> None:
     schedulefree: Any = pytest.importorskip("schedulefree")
     if name == "schedule_free_sgd":
-        plain = library(lambda groups: schedulefree.SGDScheduleFree(groups, momentum=0.95))
+        plain = library(lambda groups: schedulefree.SGDScheduleFree(groups, momentum=0.95, r=r))
     else:
-        plain = library(lambda groups: schedulefree.AdamWScheduleFree(groups, betas=(0.95, 0.99)))
-    follow(config_of(name, betas=(0.95, 0.99)), plain)
+        betas = (0.95, 0.99)
+        plain = library(lambda groups: schedulefree.AdamWScheduleFree(groups, betas=betas, r=r))
+    follow(config_of(name, betas=(0.95, 0.99), schedule_free_r=r), plain)
+
+
+@pytest.mark.parametrize("lr", [5.0, 0.1, 1e-5])
+@pytest.mark.parametrize("clip", [False, True])
+def test_lars_written_out(lr: float, clip: bool) -> None:
+    """`trust_clip` takes the smaller of ratio and rate: it changes ratios far below 1 too."""
+    model = nn.Linear(20, 20, bias=False)
+    before = model.weight.detach().clone()
+    model.weight.grad = torch.randn(20, 20)
+    config = config_of("lars", lr=lr, momentum=0.0, trust_clip=clip)
+    build_optimizer(model, config).step()
+    decayed = DECAY * before
+    ratio = 1e-3 * before.norm() / (model.weight.grad.norm() + decayed.norm())
+    rate = min(float(ratio), lr) if clip else float(ratio) * lr
+    torch.testing.assert_close(before - model.weight, rate * (model.weight.grad + decayed))
 
 
 @pytest.mark.parametrize("decay", [DECAY, 0.0])

@@ -219,15 +219,15 @@ def test_big_vision() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def of_timm(num: int, *, by_epoch: bool, warmup: int) -> Iterator[float]:
+def of_timm(num: int, *, by_epoch: bool, warmup: int, prefix: bool) -> Iterator[float]:
     optimizer = torch.optim.SGD([torch.zeros(1)], 0.5)
     scheduler = CosineLRScheduler(
         optimizer,
-        t_initial=num - warmup,
+        t_initial=num - warmup if prefix else num,
         lr_min=1e-3,
         warmup_t=warmup,
         warmup_lr_init=0.005,
-        warmup_prefix=True,
+        warmup_prefix=prefix,
         t_in_epochs=by_epoch,
     )
     for time in range(num):
@@ -235,14 +235,16 @@ def of_timm(num: int, *, by_epoch: bool, warmup: int) -> Iterator[float]:
         yield optimizer.param_groups[0]["lr"]
 
 
+@pytest.mark.parametrize("prefix", [False, True])
 @pytest.mark.parametrize("per", ["step", "epoch"])
-def test_timm(per: str) -> None:
+def test_timm(per: str, prefix: bool) -> None:
     keys: dict[str, Any] = {"warmup": "5 epochs", "warmup_from": 0.01, "min_lr": 1e-3}
-    found = lrs(course("30 epochs", steps_per_epoch=8), lr=0.5, per=per, **keys)
+    keys |= {"warmup_prefix": prefix, "per": per}
+    found = lrs(course("30 epochs", steps_per_epoch=8), lr=0.5, **keys)
     if per == "step":
-        theirs = list(of_timm(240, by_epoch=False, warmup=40))
+        theirs = list(of_timm(240, by_epoch=False, warmup=40, prefix=prefix))
     else:
-        theirs = list(np.repeat(list(of_timm(30, by_epoch=True, warmup=5)), 8))
+        theirs = list(np.repeat(list(of_timm(30, by_epoch=True, warmup=5, prefix=prefix)), 8))
     assert_close(found, theirs)
 
 
@@ -342,9 +344,17 @@ def test_a_decay_longer_than_the_rest_starts_after_the_warm_up() -> None:
 
 @pytest.mark.parametrize("name", ["step", "constant"])
 def test_shapes_without_an_end_have_no_decay(name: str) -> None:
-    keys = {"name": name, "milestones": ["2 steps"], "decay": "5 steps"}
-    with pytest.raises(RecipeError, match=rf'schedule.decay = .*"{name}" has no decay: use cosine'):
-        check({"schedule": keys})
+    for key, value in (("decay", "5 steps"), ("warmup_prefix", False)):
+        keys = {"name": name, "milestones": ["2 steps"], key: value}
+        error = rf'schedule.{key} = .*"{name}" has no decay: use cosine'
+        with pytest.raises(RecipeError, match=error):
+            check({"schedule": keys})
+
+
+def test_a_decay_of_its_own_begins_there_without_a_prefix_too() -> None:
+    keys: dict[str, Any] = {"warmup": "2 steps", "decay": "4 steps", "name": "linear"}
+    ten = course("10 steps", steps_per_epoch=10)
+    assert_close(lrs(ten, **keys)[2:], lrs(ten, **keys, warmup_prefix=False)[2:])
 
 
 def test_no_warm_up_begins_with_the_peak() -> None:

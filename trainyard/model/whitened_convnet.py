@@ -25,16 +25,23 @@ class WhitenedConvNet(nn.Module):
     """
 
     def __init__(
-        self, num_classes: int, in_chans: int, *, widths: tuple[int, ...], depth: int
+        self,
+        num_classes: int,
+        in_chans: int,
+        *,
+        widths: tuple[int, ...],
+        depth: int,
+        momentum: float = 0.4,
     ) -> None:
-        """`widths`: channels of each stage; `depth`: convolutions of each stage."""
+        """`widths`: channels of each stage; `depth`: convolutions of each stage; `momentum`: of
+        the statistics of batch norm, which short runs need to move fast."""
         super().__init__()
         self.num_classes = num_classes
         first = 2 * in_chans * _PATCH**2
         self.whitening = nn.Conv2d(in_chans, first, _PATCH)
         self.whitening.weight.requires_grad_(False)
         pairs = zip((first, *widths), widths, strict=False)
-        self.stages = nn.Sequential(*(_Stage(*pair, depth) for pair in pairs))
+        self.stages = nn.Sequential(*(_Stage(*pair, depth, momentum) for pair in pairs))
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
         self.activation = nn.GELU()
 
@@ -69,23 +76,28 @@ class WhitenedConvNet(nn.Module):
 
 
 class _Stage(nn.Sequential):
-    """Convolutions of 3 x 3 with batch norm; the first halves the image, a third adds its input."""
+    """Convolutions of 3 x 3 with batch norm and GELU; the first halves the image.
 
-    def __init__(self, width_in: int, width: int, depth: int) -> None:
-        layers: list[nn.Module] = [_convolution(width_in, width), nn.MaxPool2d(2), *_after(width)]
-        for number in range(1, depth):
-            layer = nn.Sequential(_convolution(width, width), *_after(width))
-            layers.append(layer if number == 1 else _Residual(layer))
-        super().__init__(*layers)
+    With three or more, the image after the first is added before the last GELU.
+    """
+
+    def __init__(self, width_in: int, width: int, depth: int, momentum: float) -> None:
+        first = (_convolution(width_in, width), nn.MaxPool2d(2), *_after(width, momentum))
+        rest: list[nn.Module] = []
+        for _ in range(1, depth):
+            rest += [_convolution(width, width), *_after(width, momentum)]
+        super().__init__(*first, (_Residual if depth > 2 else nn.Sequential)(*rest))
 
 
-class _Residual(nn.Module):
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
+class _Residual(nn.Sequential):
+    """Adds its input before the last layer."""
 
     def forward(self, maps_BCHW: Tensor) -> Tensor:
-        found: Tensor = maps_BCHW + self.layer(maps_BCHW)
+        *layers, last = self
+        found: Tensor = maps_BCHW
+        for layer in layers:
+            found = layer(found)
+        found = last(maps_BCHW + found)
         return found
 
 
@@ -96,9 +108,9 @@ def _convolution(width_in: int, width: int) -> nn.Conv2d:
     return layer
 
 
-def _after(width: int) -> tuple[nn.Module, nn.Module]:
-    """Batch norm that learns no scale, and moves its statistics fast, as short runs need."""
-    norm = nn.BatchNorm2d(width, momentum=0.4)
+def _after(width: int, momentum: float) -> tuple[nn.Module, nn.Module]:
+    """Batch norm that learns no scale, and GELU."""
+    norm = nn.BatchNorm2d(width, momentum=momentum)
     norm.weight.requires_grad_(False)
     return norm, nn.GELU()
 
@@ -111,10 +123,11 @@ def whitened_convnet(
     in_chans: int = 3,
     widths: str = "64-256-256",
     depth: int = 2,
+    momentum: float = 0.4,
     **_: Any,
 ) -> WhitenedConvNet:
     """The network; see WhitenedConvNet. ValueError if `widths` are not like "64-256-256"."""
     if pretrained:
         raise ValueError("whitened_convnet has no pretrained weights")
     numbers = tuple(int(width) for width in widths.split("-"))
-    return WhitenedConvNet(num_classes, in_chans, widths=numbers, depth=depth)
+    return WhitenedConvNet(num_classes, in_chans, widths=numbers, depth=depth, momentum=momentum)

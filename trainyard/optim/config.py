@@ -43,8 +43,8 @@ class OptimConfig(Section):
     momentum: float = Field(0.9, ge=0, lt=1)
     """Momentum of sgd, lars and muon."""
     nesterov: bool = False
-    """Nesterov momentum of sgd, lars and muon. With muon, vectors, embeddings and the classifier
-    then use NAdamW instead of AdamW."""
+    """Nesterov momentum of sgd, lars and muon. With muon, vectors, position embeddings, depthwise
+    kernels and the classifier then use NAdamW instead of AdamW."""
     betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay rates of the moments; schedule_free_sgd uses only the first."""
     eps: float = Field(1e-8, gt=0)
@@ -54,7 +54,8 @@ class OptimConfig(Section):
     trust_coefficient: float = Field(1e-3, gt=0)
     """Factor of lars' trust ratio."""
     trust_clip: bool = False
-    """Clip the trust ratio of lamb and lars at 1."""
+    """Clip the trust ratio of lamb at 1. For lars, clip as LARC does: the smaller of trust ratio
+    and learning rate takes the place of their product."""
     bias_correction: bool = True
     """Bias correction of the moments, for lamb."""
     decay: Literal["matrices", "all"] = "matrices"
@@ -74,6 +75,9 @@ class OptimConfig(Section):
     clip_agc: float | None = Field(None, gt=0)
     """Adaptive clipping (Brock et al. 2021): largest norm of a unit's gradient, as a share of the
     norm of its weight. The classifier is not clipped."""
+    schedule_free_r: float = Field(0.0, ge=0)
+    """Power of the step number in the weights of a schedule-free average (`r` of the package);
+    above 0, late steps count more."""
     compile: bool = False
     """Compile the update with torch.compile."""
 
@@ -120,6 +124,9 @@ class ScheduleConfig(Section):
     warmup_ends: Literal["first", "both", "neither"] = "first"
     """Ends of the ramp that belong to the warm-up steps: the first (torch, timm), both (ConvNeXt)
     or neither (Colossal-AI)."""
+    warmup_prefix: bool = True
+    """Begin the decay after the warm-up. If false, it begins with the run, and the warm-up covers
+    its first part (timm's default)."""
     decay: Duration | None = None
     """Length of the decay of cosine, linear and sqrt at the end of the run, after a constant rate
     (warm-up, stable, decay); from the warm-up to the end if not set."""
@@ -141,13 +148,13 @@ class ScheduleConfig(Section):
     batch_size: tuple[Stage, ...] = ()
     """Later global batch sizes, after `batch.size`: ["30 epochs: 4096"]."""
 
-    @field_validator("decay")
+    @field_validator("decay", "warmup_prefix")
     @classmethod
-    def _decays(cls, decay: str | None, info: ValidationInfo) -> str | None:
+    def _decays(cls, value: object, info: ValidationInfo) -> object:
         name = info.data.get("name")
-        if decay is not None and name in ("step", "constant"):
+        if value not in (None, True) and name in ("step", "constant"):
             raise ValueError(f'schedule.name = "{name}" has no decay: use cosine, linear or sqrt')
-        return decay
+        return value
 
     @field_validator("milestones")
     @classmethod

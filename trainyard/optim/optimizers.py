@@ -134,10 +134,12 @@ def _schedule_free(groups: Groups, config: OptimConfig) -> optim.Optimizer:
         ) from None
     optimizer: Any
     if config.name == "schedule_free_sgd":
-        optimizer = schedulefree.SGDScheduleFree(groups, config.lr, momentum=config.betas[0])
+        optimizer = schedulefree.SGDScheduleFree(
+            groups, config.lr, momentum=config.betas[0], r=config.schedule_free_r
+        )
     else:
         optimizer = schedulefree.AdamWScheduleFree(
-            groups, config.lr, betas=config.betas, eps=config.eps
+            groups, config.lr, betas=config.betas, eps=config.eps, r=config.schedule_free_r
         )
     optimizer.train()
     return cast(optim.Optimizer, optimizer)

@@ -53,7 +53,7 @@ def build_schedule(
 def _learning_rate(config: ScheduleConfig, course: Course, lr: float) -> Curve:
     measure = course.at if config.per == "step" else course.epochs
     warmup, end = float(measure(config.warmup)), float(measure(course.length))
-    start = warmup
+    start = warmup if config.warmup_prefix else 0.0
     if config.decay is not None:
         first = course.before_end(config.decay)
         start = max(start, float(first if config.per == "step" else course.epochs_at(first)))
