@@ -147,7 +147,7 @@ def test_four_ranks_of_1_0_7_and_1000_samples(shards: Path, tmp_path: Path) -> N
     """They end, together, every sample was seen once a pass, and as if by one process."""
     config = recipe(shards, "uneven", **PLAIN_SGD)
     ranks = spawn(train_on, 4, config, tmp_path)
-    assert progress(tmp_path)["stream"] == {"ranks": 4, "ends": [16, 32], "seen": 0}
+    assert progress(tmp_path)["stream"] == {"ranks": 4, "ends": [16, 32], "past": 2016, "seen": 0}
     assert [event["seen"] for event in events(tmp_path, "pass")] == [1008, 1008]
     assert [len(rank) for rank in ranks] == [32] * 4
     first, second = ids_by_pass(ranks, [16, 32])
@@ -226,7 +226,21 @@ def test_two_ranks_go_on_in_the_midst_of_a_pass(
     ranks = spawn(train_on, 2, saving(shards), tmp_path / "run")
     assert [seen.step for seen in ranks[0]] == [12, 13, 14, 15]
     assert_same_end(tmp_path / "run", uninterrupted, 16)
-    assert [event["seen"] for event in events(tmp_path / "run", "pass")] == [45, 45]
+    passes = events(tmp_path / "run", "pass")
+    assert [event["seen"] for event in passes] == [45, 45]
+    # Not 64 and 128, of 8 steps of 8: a rank had fewer images.
+    assert [(event["samples"], event["epoch"]) for event in passes] == [(45, 1), (90, 2)]
+    assert "data.samples = 64, full batches for all of these steps" in passes[0]["message"]
+
+
+def test_with_full_batches_as_samples_the_schedule_ends_with_the_run(
+    shards: Path, tmp_path: Path
+) -> None:
+    """With 45 images, its last quarter ran at the lowest rate."""
+    spawn(train_on, 2, recipe(shards, "small", data__samples="64"), tmp_path)
+    rates = curve(tmp_path, "train", "lr")
+    assert len({rate for (rate,) in rates.values()}) == len(rates) == 16
+    assert not any("schedules" in event["message"] for event in events(tmp_path, "pass"))
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -277,7 +291,7 @@ def test_it_goes_back_and_the_data_runs_on(shards: Path, tmp_path: Path) -> None
     assert sorted(first) == sorted(second) == ids_of(SMALL)
     assert [batch.step for batch in seen] == [*range(20), *range(12, 16)]
     saved = progress(tmp_path)
-    assert saved["stream"] == {"ranks": 1, "ends": [12, 24], "seen": 0}
+    assert saved["stream"] == {"ranks": 1, "ends": [12, 24], "past": 90, "seen": 0}
     assert (saved["step"], saved["skipped"], saved["roll_backs"]) == (16, 8 * 4, 1)
 
 
@@ -303,7 +317,8 @@ def test_one_rank_from_a_plain_web_server(
 def test_passes_repeat_until_so_many_steps(shards: Path, tmp_path: Path, capsys: Capture) -> None:
     shown(capsys, *words(shards, run__length="15 steps"), "--run", tmp_path)
     assert progress(tmp_path)["step"] == 15
-    assert progress(tmp_path)["stream"] == {"ranks": 1, "ends": [6, 12], "seen": 24}
+    assert progress(tmp_path)["stream"] == {"ranks": 1, "ends": [6, 12], "past": 90, "seen": 24}
+    assert not any("schedules" in event["message"] for event in events(tmp_path, "pass"))
 
 
 def test_a_longer_pass_than_was_said(shards: Path, tmp_path: Path, capsys: Capture) -> None:

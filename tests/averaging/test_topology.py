@@ -79,12 +79,17 @@ def test_alternating_exponential_ring_mixes_exactly(size: int, local_size: int) 
 
 @pytest.mark.parametrize("size", [size for size in SIZES if size % 2 == 0])
 def test_an_even_ring_mixes_at_its_rate(size: int) -> None:
-    """cos^2(2 pi / n) per two rounds; two and four replicas are mixed exactly."""
+    """cos^2(2 pi / n) per two rounds in the long run, and its root at most in the first two; two
+    and four replicas are mixed exactly."""
     found = rounds("ring", size)
     assert len(found) == (2 if size > 2 else 1)
     assert {len(group) for groups in found for group in groups} == {2}
-    expected = np.cos(2 * np.pi / size) ** 2 if size > 2 else 0
-    assert distance_of(period(found, size)) == pytest.approx(expected, abs=1e-7)
+    angle = 2 * np.pi / size if size > 2 else np.pi / 2
+    mixed = period(found, size)
+    assert distance_of(mixed) == pytest.approx(np.cos(angle) ** 2, abs=1e-7)
+    for k in (1, 2, 3):
+        left = np.linalg.norm(np.linalg.matrix_power(mixed, k) - 1 / size, ord=2)
+        assert left == pytest.approx(np.cos(angle) ** (2 * k - 1), abs=1e-7)
     assert is_exact(found, size) == (size <= 4)
 
 

@@ -1,5 +1,7 @@
 """Which parameter has which rate and decay, in models of timm."""
 
+import re
+import tomllib
 from functools import cache
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from timm.optim import param_groups_layer_decay
 from torch import nn, optim
 
+from tests.docs.pages import DOCS
 from trainyard.config import check
 from trainyard.errors import RecipeError
 from trainyard.optim.config import OptimConfig
@@ -147,6 +150,27 @@ def test_layer_decay_is_timm_s(name: str) -> None:
     assert min(expected.values()) < 0.5
     # As many groups as there are layers, with and without decay: equal ones are one.
     assert len(groups_of(model, layer_decay=0.7)) <= 2 * len(set(expected.values()))
+
+
+def convnext_layer(name: str) -> int:
+    """The layer of a parameter in ConvNeXt's optim_factory, of 0 to 13, for timm's names."""
+    kind, _, rest = name.partition(".")
+    if kind != "stages":
+        return 0 if kind == "stem" else 13
+    stage, part, block = rest.split(".")[:3]
+    if stage == "2" and part == "blocks":
+        return 3 + int(block) // 3
+    return {"0": 1, "1": 2, "2": 3, "3": 12}[stage]
+
+
+def test_the_page_for_convnext_s_users_has_convnext_s_layers() -> None:
+    """optim.layer_decay stood beside its --layer_decay, and is another: a stem 200 times slower."""
+    page = (DOCS / "come-from" / "convnext-cluster.md").read_text()
+    (recipe,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    scales = values(timm_model("convnext_tiny"), "lr_scale", **tomllib.loads(recipe)["optim"])
+    expected = {name: 0.8 ** (13 - convnext_layer(name)) for name in scales}
+    assert scales == pytest.approx(expected, rel=1e-4)
+    assert len(set(expected.values())) == 8
 
 
 def test_layer_decay_needs_layers() -> None:

@@ -87,12 +87,12 @@ def _complete(size: int, local_size: int) -> list[Round]:
 def _ring(size: int, local_size: int) -> list[Round]:
     """Pairs with the right neighbour, then with the left one.
 
-    In an odd ring one replica rests per round, each in its turn. The ring mixes in part. Two rounds
+    In an odd ring one replica rests per round, each in its turn. The ring mixes in part. 2k rounds
     of an even ring leave of a disagreement at most
 
-        cos^2(2 pi / size)
+        cos^(2k - 1)(2 pi / size)
 
-    since the means of pairs are averaged with weights 1/4, 1/2, 1/4, a circulant matrix. After a
+    since a round projects, and that is the cosine between the spaces of two rounds. After a
     round of an odd ring it is |1 + z| / 2 in the long run, z the root other than 1 of
     z^((size + 1) / 2) + z^((size - 1) / 2) = 2 for which that is largest: the eigenvalue of a
     round that is followed by a step around the ring.

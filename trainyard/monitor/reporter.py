@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from trainyard.course import Course
 from trainyard.monitor.clock import Clock
@@ -17,6 +17,8 @@ class State(Protocol):
     def step(self) -> int: ...
     @property
     def clock(self) -> Clock: ...
+    @property
+    def stream(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,9 @@ class Reporter:
         self({"kind": "event", "event": event, "level": "warning", "message": message})
 
     def when(self) -> Report:
-        return {
-            "step": self.state.step,
-            "epoch": self.course.epoch(self.state.step),
-            "samples": self.course.samples(self.state.step),
-            "time": self.state.clock.total,
-        }
+        step, stream = self.state.step, self.state.stream
+        epoch, samples = self.course.epoch(step), self.course.samples(step)
+        if "past" in stream:  # steps of a stream have fewer samples than the batch; see JoinState
+            samples = stream["past"] + stream["seen"]
+            epoch = len(stream["ends"]) + min(stream["seen"] / self.course.epoch_samples, 1.0)
+        return {"step": step, "epoch": epoch, "samples": samples, "time": self.state.clock.total}

@@ -24,7 +24,8 @@ from trainyard.world import World, new_group, together
 
 JoinState = dict[str, Any]
 """The saved position of a run in its passes: `ranks`; `ends`, the steps at which passes ended,
-counted in batches of the stream; `seen`, samples of the pass so far, of all ranks."""
+counted in batches of the stream; `past`, samples of finished passes; `seen`, samples of the pass so
+far, of all ranks."""
 NO_SAMPLE = -1
 """The id of padding samples."""
 _FEWEST = 2  # samples of a batch; batch norm needs two
@@ -62,6 +63,7 @@ class JoinFeed:
         self._place, self._world, self._report = place, world, report
         self._channels = channels
         self._ends: list[int] = []
+        self._past = 0
         self._seen = 0
         self._step = 0  # batches of the stream so far; a run that was rolled back is behind it
         self._is_dry = False  # True if this rank is exhausted, until the pass ends
@@ -81,6 +83,8 @@ class JoinFeed:
             with together(self._world):
                 self._ends = self._ends_before(step)
             self._seen = self._place.get("seen", 0)
+            # Checkpoints of 0.2.0 have no count.
+            self._past = self._place.get("past", max(self._ends, default=0) * self._batch)
             self.close()
             self._step, self._is_dry = step, False
             self._feed = self._open_feed(self._host_batches(), step * self._batch)
@@ -150,12 +154,14 @@ class JoinFeed:
         num_wet, count = self._message.tolist()
         self._message = None
         self._seen += count
-        if not num_wet:
+        if num_wet:
+            self._note()
+        else:
             self._end_pass()
-        self._note()
 
     def _end_pass(self) -> None:
         seen, self._seen = self._seen, 0
+        self._past += seen
         if not seen:
             error = DataError("data.train: not one sample in all of its shards")
             error.is_shared = True
@@ -168,10 +174,18 @@ class JoinFeed:
             f"pass {len(self._ends)} is over: {seen:,} samples (data.samples = {said:,}) in "
             f"{steps:,} steps"
         )
+        if num_passes(self._course) and steps > math.ceil(said / self._batch):
+            message += (
+                f"; schedules end before the run does: data.samples = {steps * self._batch}, full "
+                "batches for all of these steps, makes them end with it"
+            )
+        self._note()  # the report has the counts
         self._report({"kind": "event", "event": "pass", "seen": seen, "message": message})
 
     def _note(self) -> None:
-        self._place.update(ranks=self._world.size, ends=list(self._ends), seen=self._seen)
+        self._place.update(
+            ranks=self._world.size, ends=list(self._ends), past=self._past, seen=self._seen
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         return self

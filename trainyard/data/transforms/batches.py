@@ -52,7 +52,8 @@ def pixel_transforms(
 def batch_transforms(
     config: AugmentConfig, *, seed: int, rank: int = 0, multi_hot: MultiHot | None = None
 ) -> list[BatchTransform]:
-    """Transforms after normalising: erasing, then mixing, as in timm, then the user's own.
+    """Transforms after normalising: erasing, then mixing, as in DeiT and ConvNeXt, then the user's
+    own. timm's train.py mixes first: with mixup, half as many pixels are erased there.
 
     `multi_hot` makes the targets that the user's own gets for lists of labels; see Extra.
     """
