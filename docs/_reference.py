@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -14,7 +15,7 @@ import annotated_types
 import trainyard
 from trainyard import errors
 from trainyard.__main__ import _parser
-from trainyard.config import RunConfig, builtin_recipes
+from trainyard.config import RunConfig, builtin_recipes, load_recipe
 from trainyard.course import Duration, Length, SizeStage, Stage
 from trainyard.data.config import Size
 
@@ -184,10 +185,13 @@ def recipes_page() -> str:
         "# Recipes",
         "These recipes come with Trainyard. `trainyard recipes NAME` prints one with every key, "
         "`--plot FILE.png` draws it. [Training](../training.md) has a table of all.",
+        "Recipes from elsewhere are held against their source, setting by setting. Everywhere, an "
+        "epoch here has each image once, where sources leave out the last batch or repeat images.",
     ]
     for name, path in builtin_recipes().items():
         head, _, rest = path.read_text().partition("\n\n")
         parts += [f"## {name}", *_recipe_head(head)]
+        parts += _source_table(name)
         body = "\n".join(f"    {line}".rstrip() for line in rest.strip().splitlines())
         parts.append(f'??? "The recipe"\n\n    ```toml\n{body}\n    ```')
     return "\n\n".join(parts) + "\n"
@@ -202,6 +206,39 @@ def _recipe_head(comment: str) -> Iterator[str]:
     rows = re.findall(r"^(\S+) +(.*(?:\n +.*)*)", facts, re.MULTILINE)
     yield "\n".join(["| | |", "|---|---|", *(f"| {name} | {plain(fact)} |" for name, fact in rows)])
     yield from map(plain, more)
+
+
+def beside_source(recipe: str) -> dict[str, Any]:
+    """What docs/_sources.toml has for a recipe: source, same, differs; empty for our own."""
+    tables = tomllib.loads(Path(__file__).with_name("_sources.toml").read_text())
+    if recipe not in tables:
+        return {}
+    own: dict[str, Any] = {"same": {}, "differs": {}} | tables[recipe]
+    above = beside_source(own.pop("extends", "")) or {"same": {}, "differs": {}}
+    kept = {
+        kind: {key: row for key, row in above[kind].items() if key not in own[other]}
+        for kind, other in (("same", "differs"), ("differs", "same"))
+    }
+    return above | own | {kind: rows | own[kind] for kind, rows in kept.items()}
+
+
+def _source_table(recipe: str) -> Iterator[str]:
+    """What differs from the source of a recipe and why, and the keys that do not."""
+    found = beside_source(recipe)
+    if not found:
+        return
+    config = load_recipe(recipe)
+    rows = ["| differs | source | here | why |", "|---|---|---|---|"]
+    for setting, row in found["differs"].items():
+        section, _, key = setting.partition(".")
+        ours = row.get("ours") or getattr(getattr(config, section), key)
+        name = setting if "ours" in row else f"`{setting}`"
+        rows.append(
+            f"| {name} | {plain(row['theirs'])} | {plain(str(ours))} | {plain(row['why'])} |"
+        )
+    yield f"Held against {plain(found['source'])}."
+    yield "\n".join(rows)
+    yield "The same: " + ", ".join(f"`{key}`" for key in found["same"]) + "."
 
 
 # --- the rest ---
