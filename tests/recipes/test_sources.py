@@ -3,7 +3,7 @@
 Several heads said "every setting is the published one" where it was not.
 """
 
-import sys
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -24,8 +24,7 @@ from trainyard.run.build import build_run_course, build_run_schedule
 from trainyard.training.losses import build_loss
 from trainyard.training.step import MicroBatch
 
-sys.path.insert(0, str(DOCS))
-from _reference import beside_source
+beside_source = runpy.run_path(str(DOCS / "_reference.py"))["beside_source"]
 
 # These name no source, or one for a part of their settings only.
 OF_OUR_OWN = {"debug", "digits", "fashion-mnist", "finetune", "photos", "vit-s16-muon"}
