@@ -14,6 +14,10 @@ from tests.docs.pages import (
     rows_beside_ours,
 )
 from trainyard.config import all_keys, check
+from trainyard.data.transforms.batches import batch_transforms
+from trainyard.data.transforms.config import AugmentConfig
+from trainyard.data.transforms.erasing import RandomErasing
+from trainyard.data.transforms.mixing import Mixing
 
 PAGES = sorted((DOCS / "come-from").glob("*.md"))
 
@@ -40,6 +44,28 @@ def check_ours(theirs: str, ours: str) -> None:
             if value:
                 tree.setdefault(section, {})[name] = tomllib.loads(f"value = {value}")["value"]
     check(tree)
+
+
+@pytest.mark.parametrize(
+    ("page", "theirs", "ours"),
+    [
+        # torchvision's preset erases with its default, 0; ours is noise.
+        ("torchvision", "`--random-erase`", '`augment.erasing_mode = "const"`'),
+        # In timm 1, drop_rate is another dropout than in the timm of the source.
+        ("large-batch-vit", "`DROP_RATE`", "{pos_drop_rate = 0.1, proj_drop_rate = 0.1}"),
+        ("convnext-cluster", "`--layer_decay`", "`optim.lr_scale`"),
+        ("timm", "`--warmup-prefix`", "`schedule.warmup_prefix = true`"),
+    ],
+)
+def test_a_default_that_differs_is_named(page: str, theirs: str, ours: str) -> None:
+    assert ours in dict(rows_beside_ours(DOCS / "come-from" / f"{page}.md"))[theirs]
+
+
+def test_erasing_comes_before_mixing_and_the_page_for_timm_s_users_says_so() -> None:
+    """timm's train.py mixes first; the page gave its flags without a remark."""
+    found = batch_transforms(AugmentConfig(erasing=0.25, mixup=0.8), seed=0)
+    assert [type(transform) for transform in found] == [RandomErasing, Mixing]
+    assert "| before mixing here, after it there" in (DOCS / "come-from" / "timm.md").read_text()
 
 
 def test_a_wrong_key_option_or_value_is_seen() -> None:
