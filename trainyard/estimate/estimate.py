@@ -205,11 +205,17 @@ def build_workload(
 
     from trainyard.estimate.compute import trace_training
     from trainyard.model.flops import forward_flops
-    from trainyard.run.build import build_mode, build_run_course, build_run_model
+    from trainyard.run.build import (
+        announce_topology,
+        build_mode,
+        build_run_course,
+        build_run_model,
+    )
     from trainyard.training.precision import AUTOCASTS
 
     with torch.device("meta"):
         model = build_run_model(config, num_classes)
+    announce_topology(config.average)
     mode = build_mode(config, model, torch.device("cuda")).name
     config = config.model_copy(update={"model": config.model.model_copy(update={"compile": mode})})
     size, channels = config.data.image_size, config.data.channels
