@@ -80,7 +80,7 @@ def test_a_data_sheet_as_json(capsys: Capture) -> None:
     assert eight["bound"] == sixteen["bound"] == "decoding"
     assert eight["reserve"] < 1
     assert any("packed" in key for key in eight["advice"])
-    assert eight["images_per_s"] == pytest.approx(8 * 2140)
+    assert eight["images_per_s"] == pytest.approx(8 * 2462)
     assert 0 < eight["utilisation"] < 1
     assert eight["kwh"] == pytest.approx(
         1.2 * 8 * eight["hours"]["likely"] * 0.001 * (150 + 70 * 0.3), rel=0.25

@@ -132,11 +132,22 @@ def test_images_come_from_web_servers(
     shutil.copy(image, tmp_path / "three.png")
     with Album(tmp_path, protocol="HTTP/1.1") as server:
         names = [
-            f"{server.url}/{name}" for name in ("three.png", "three.png?size=8", "moved/three.png")
+            f"{server.url}/{name}"
+            for name in (
+                *("three.png", "three.png?size=8", "moved/three.png"),
+                *("three.png?author=1&keyword=cat", "three.png?key=cat.jpg"),
+            )
         ]
         found = predicted(capsys, finished, image, *names)
     assert [entry["image"] for entry in found] == [str(image), *names]
     assert len({str(entry["guesses"]) for entry in found}) == 1
+
+
+def test_urls_that_differ_in_a_token_alone_are_refused(finished: Path, capsys: Capture) -> None:
+    """Both predictions had one name, since tokens are not written."""
+    names = [f"http://127.0.0.1:1/get?token={token}" for token in "ab"]
+    said = complaint(capsys, "predict", finished, *names)
+    assert "http://127.0.0.1:1/get: two URLs differ only in a token" in said
 
 
 @pytest.mark.parametrize(

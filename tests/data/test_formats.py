@@ -117,7 +117,7 @@ def test_a_link_to_a_folder_that_holds_it_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "data/dog/cats").symlink_to("../cat")
     index = build_index(f"{tmp_path}/data")
     assert index.classes == ("cat", "dog")
-    names = [index.file_names[row] for row in range(len(index.file_names))]
+    names = [*index.file_names]
     assert names == [
         "cat/1.jpg",
         "cat/deep/2.jpg",

@@ -88,7 +88,7 @@ def shards(tmp_path: Path) -> Path:
 
 
 def file_names(table: Index) -> list[str]:
-    return [table.file_names[row] for row in range(len(table.file_names))]
+    return [*table.file_names]
 
 
 def assert_same_table(one: Index, other: Index) -> None:
@@ -506,7 +506,8 @@ def test_columns_are_views_of_one_mapped_file(tmp_path: Path, monkeypatch: Patch
             offsets = list(range(number, number + per_file))
             yield FileRows(f"{number:04d}.tar", offsets, [7] * per_file, [number] * per_file)
 
-    synthetic = Scan(find_place(str(tmp_path)), "webdataset", None, (), rows())
+    names = tuple(f"{number:04d}.tar" for number in range(num_files))
+    synthetic = Scan(find_place(str(tmp_path)), "webdataset", None, names, rows())
     monkeypatch.setattr(formats, "scan", lambda *_: synthetic)
     build_index(str(tmp_path))
     table = open_index(str(tmp_path))

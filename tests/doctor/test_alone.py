@@ -132,6 +132,8 @@ def test_little_memory_and_few_cores(
     for name, value in limits.items():
         (tmp_path / name).write_text(f"{value}\n")
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "PROC_CGROUP", tmp_path / "self")
+    (tmp_path / "self").write_text("0::/\n")
     rows = examined(capsys)
     assert rows["cores of a rank"]["found"] == "0.5"
     assert rows["free memory of a rank"]["found"] == "1.5 GB"
@@ -143,6 +145,7 @@ def test_little_memory_and_few_cores(
         "memory/memory.limit_in_bytes": "600000000",
         "memory/memory.usage_in_bytes": "100000000",
     }
+    (tmp_path / "self").write_text("5:cpu,cpuacct:/\n4:memory:/\n0::/\n")
     for name, value in older.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{value}\n")
@@ -150,6 +153,42 @@ def test_little_memory_and_few_cores(
     assert rows["free memory of a rank"]["found"] == "500 MB"
     assert rows["free memory of a rank"]["verdict"] == "fail"
     assert rows["cores of a rank"]["verdict"] == "ok" or len(os.sched_getaffinity(0)) < 2
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limits_of_a_job_count(
+    version: int, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under Slurm the root has no limits: doctor printed the memory of the whole node."""
+    job = "slurm/uid_7/job_3"
+    step = f"{job}/step_0/user/task_0"
+    older = {
+        f"cpu/{job}/cpu.cfs_quota_us": "20000",
+        f"cpu/{job}/cpu.cfs_period_us": "50000",
+        f"memory/{step}/memory.limit_in_bytes": str(2**63 - 4096),
+        f"memory/{step}/memory.usage_in_bytes": "100",
+        f"memory/{job}/memory.limit_in_bytes": "2000000000",
+        f"memory/{job}/memory.usage_in_bytes": "1500000000",
+        f"memory/{job}/memory.stat": "inactive_file 7\ntotal_inactive_file 500000000",
+    }
+    newer = {
+        f"{job}/cpu.max": "40000 100000",
+        f"{step}/cpu.max": "max 100000",
+        f"{step}/memory.max": "max",
+        f"{job}/memory.max": "2000000000",
+        f"{job}/memory.current": "1500000000",
+        f"{job}/memory.stat": "anon 1\ninactive_file 500000000",
+    }
+    trees = f"9:cpuset:/else\n5:cpu,cpuacct:/{step}\n4:memory:/{step}\n0::/"
+    own = {"self": trees if version == 1 else f"0::/{step}"}
+    for name, value in ((older if version == 1 else newer) | own).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{value}\n")
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "PROC_CGROUP", tmp_path / "self")
+    rows = examined(capsys)
+    assert rows["cores of a rank"]["found"] == "0.4"
+    assert rows["free memory of a rank"]["found"] == "1 GB"
 
 
 def test_recipe_keys_need_a_recipe(capsys: Capture) -> None:

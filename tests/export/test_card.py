@@ -119,3 +119,29 @@ def test_data_of_the_hub_and_models_of_ones_own(transformer: Path) -> None:
         "tags": ["image-classification", "trainyard"],
         "datasets": ["acme/photos"],
     }
+
+
+def test_locations_are_published_one_by_one_without_paths_and_commands(convolutions: Path) -> None:
+    """Of `/d/imagenet` and `/d/extra` the card said "d/extra"; others it published in full."""
+    classifier = load(convolutions)
+    data = {
+        "train": ("/d/imagenet/train", "/home/alice/extra", "photos", "../alice/more#train"),
+        "val": ("pipe:cat /home/alice/v.tar | pv", "/home/alice/all.csv#root=/home/alice/x#val"),
+    }
+    recipe = classifier.recipe.model_dump(exclude_unset=True)
+    recipe["data"] = recipe["data"] | data
+    recipe["model"] = recipe["model"] | {
+        "checkpoint": "/home/alice/w/a.pt",
+        "options": {"table": "/home/alice/w/b.txt"},
+    }
+    recipe["run"] = recipe["run"] | {"resume": "/home/alice/runs/a/checkpoints/latest"}
+    about = describe(dataclasses.replace(classifier, recipe=RunConfig.model_validate(recipe)))
+    text = card(about, "onnx", "m.onnx", SAME)
+    assert "| trained on | imagenet/train and alice/extra and photos and alice/more#train |" in text
+    assert "| evaluated on | a pipe and alice/all.csv#val |" in text
+    assert "/home" not in text and "cat " not in text.partition("## Use")[0]
+
+
+def test_a_name_with_a_bar_stays_in_its_cell(convolutions: Path) -> None:
+    about = dataclasses.replace(describe(load(convolutions)), train="a|b\nc")
+    assert "| trained on | a\\|b c |\n" in card(about, "onnx", "m.onnx", SAME)

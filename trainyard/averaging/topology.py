@@ -1,13 +1,15 @@
 """The topologies of gossip: rounds of groups that mix, as plain data."""
 
-import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import index
+from typing import Any
 
 from trainyard.errors import RecipeError
 from trainyard.hints import did_you_mean
+from trainyard.own_code import blamed, imported, is_own
 
+KEY = "average.topology"
 Group = tuple[int, ...]
 Round = list[Group]
 """Groups of replicas, each replica in exactly one; the members of a group mix to their mean."""
@@ -17,21 +19,17 @@ def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
     """The rounds of a topology over `size` replicas, `local_size` on each node.
 
     After the last round the first one follows. `topology` is a name of BUILT_IN, or a function
-    "module:function" that takes `size` and `local_size`. RecipeError if it cannot be imported, or
-    has a round without each replica exactly once.
+    "module:function" that takes `size` and `local_size`, imported as in own_code.py. RecipeError if
+    it cannot be imported, fails, or has a round without each replica exactly once.
     """
-    build = BUILT_IN.get(topology) or _import_function(topology)
-    try:
+    build = BUILT_IN.get(topology) or _own(topology)
+    with blamed(KEY, topology):
         proposed = build(size, local_size)
         found = [[tuple(sorted(map(index, group))) for group in groups] for groups in proposed]
-    except RecipeError:
-        raise
-    except Exception as error:  # a function of the user's may raise anything
-        raise RecipeError(f"average.topology = {topology!r} failed: {error!r}") from error
     if not found:
-        raise RecipeError(f"average.topology = {topology!r} gives no rounds")
+        raise RecipeError(f"{KEY} = {topology!r} gives no rounds")
     for number, groups in enumerate(found):
-        _check(groups, size, f"average.topology = {topology!r}, round {number}")
+        _check(groups, size, f"{KEY} = {topology!r}, round {number}")
     return found
 
 
@@ -47,22 +45,14 @@ def expand_nodes(of_nodes: list[Round], local_size: int) -> list[Round]:
     ]
 
 
-def _import_function(topology: str) -> Callable[[int, int], Iterable[Iterable[Iterable[int]]]]:
-    module, _, name = topology.partition(":")
-    if not (module and name):
+def _own(topology: str) -> Callable[..., Any]:
+    if not is_own(topology):
         names = ", ".join(BUILT_IN)
         raise RecipeError(
-            f"average.topology = {topology!r} is neither one of {names} nor a function of your "
+            f"{KEY} = {topology!r} is neither one of {names} nor a function of your "
             f'own, "module:function"{did_you_mean(topology, BUILT_IN)}'
         )
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # a module of the user's may raise anything
-        raise RecipeError(
-            f"average.topology = {topology!r}: {error!r}; Python must be able to import it: set "
-            "PYTHONPATH to the folder of the module"
-        ) from None
-    return found  # type: ignore[no-any-return]
+    return imported(KEY, topology)
 
 
 def _check(groups: Round, size: int, where: str) -> None:
@@ -161,7 +151,7 @@ def _check_power_of_two(topology: str, count: int, what: str, *, least: int) -> 
         )
 
 
-BUILT_IN: dict[str, Callable[[int, int], Iterable[Iterable[Iterable[int]]]]] = {
+BUILT_IN: dict[str, Callable[[int, int], list[Round]]] = {
     "complete": _complete,
     "ring": _ring,
     "one-peer-exponential": _one_peer_exponential,

@@ -3,12 +3,12 @@
 import math
 import os
 import platform
-import re
 import resource
 import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -22,6 +22,7 @@ from trainyard.run.build import build_run_model
 from trainyard.world import cores_per_rank
 
 CGROUP = Path("/sys/fs/cgroup")
+PROC_CGROUP = Path("/proc/self/cgroup")
 
 _SLOW_IMPORT_S = 20
 _SLOW_NAME_S = 1
@@ -173,36 +174,53 @@ def _judge_gpus(values: list[str | None], context: Context) -> Row:
 
 
 def _cores(context: Context) -> float:
-    """Cores for this rank: its share of the machine's, or of a container's quota."""
+    """Cores for this rank: its share of the machine's, or of the quota of its job or container."""
     cores = float(cores_per_rank(context.world))
-    quota, period = [*_cgroup("cpu.max", "cpu/cpu.cfs_quota_us", "max").split(), "100000"][:2]
-    if quota in ("max", "-1"):
-        return cores
-    return min(cores, float(quota) / float(period) / context.world.local_size)
+    for group in _cgroups("cpu"):
+        quota, *period = (_value(group, "cpu.max", "cpu.cfs_quota_us") or "max").split()
+        if quota not in ("max", "-1"):
+            each = period[0] if period else _value(group, "cpu.cfs_period_us") or "100000"
+            cores = min(cores, float(quota) / float(each) / context.world.local_size)
+    return cores
 
 
 def _memory(context: Context) -> float:
-    """Free bytes of the machine, or of the container, per rank.
+    """Free bytes of the machine, or of the job or container, per rank.
 
     The page cache counts as free.
     """
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     free = 1024 * int(lines["MemAvailable"].split()[0])
-    limit = _cgroup("memory.max", "memory/memory.limit_in_bytes", "max")
-    if limit != "max":
-        used = int(_cgroup("memory.current", "memory/memory.usage_in_bytes", "0"))
-        said = _cgroup("memory.stat", "memory/memory.stat", "")
-        cached = re.search(r"^(?:total_)?inactive_file (\d+)", said, re.MULTILINE)
-        free = min(free, int(limit) - used + (int(cached[1]) if cached else 0))
+    for group in _cgroups("memory"):
+        limit = _value(group, "memory.max", "memory.limit_in_bytes") or "max"
+        if limit != "max":
+            used = int(_value(group, "memory.current", "memory.usage_in_bytes") or 0)
+            said = dict(line.split() for line in _value(group, "memory.stat").splitlines())
+            cached = said.get("total_inactive_file", said.get("inactive_file", 0))
+            free = min(free, int(limit) - used + int(cached))
     return free / context.world.local_size
 
 
-def _cgroup(name: str, older: str, default: str) -> str:
-    """A limit of this process's container; see cgroups(7), versions 2 and 1."""
-    for path in (CGROUP / name, CGROUP / older):
-        if path.exists():
-            return path.read_text().strip()
-    return default
+def _cgroups(controller: str) -> Iterator[Path]:
+    """The folders of this process's control group and of those above it; see cgroups(7).
+
+    Each may have a limit: the container's, the job's, the user's. Version 1 has a tree for each
+    controller. A container without a namespace of its own sees its group at the root.
+    """
+    lines = PROC_CGROUP.read_text().splitlines() if PROC_CGROUP.exists() else []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = CGROUP / controller if controllers else CGROUP
+        for above in (inside := Path(os.path.normpath(path)), *inside.parents):
+            yield root / above.relative_to("/")
+
+
+def _value(group: Path, *names: str) -> str:
+    """The content of the first of these files that a group has; "" if it has none."""
+    path = next((group / name for name in names if (group / name).exists()), None)
+    return path.read_text().strip() if path else ""
 
 
 def _shared(context: Context) -> float:

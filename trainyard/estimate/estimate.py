@@ -152,13 +152,13 @@ class StorageFormat(NamedTuple):
 # Speed of whole loaders on one core, and bytes per image: ImageNet-like files of 110 kB, and the
 # same shrunk to a short side of 256 pixels. benchmarks/results/2026-11-22-2-core-vm-loader.md
 STORAGE_FORMATS = {
-    "jpeg": StorageFormat(2_140, 112e3),  # folder, WebDataset, TFRecord, HDF5
-    "jpeg-seek": StorageFormat(2_490, 114e3),
-    "packed": StorageFormat(4_436, 230e3),
-    "jpeg-256": StorageFormat(5_110, 33e3),
-    "jpeg-256-seek": StorageFormat(5_305, 34e3),
-    "packed-256": StorageFormat(8_263, 65e3),
-    "pixels-256": StorageFormat(9_943, 257e3),
+    "jpeg": StorageFormat(2_462, 114e3),  # as WebDataset; a folder of files is 11% slower
+    "jpeg-seek": StorageFormat(3_115, 115e3),
+    "packed": StorageFormat(6_717, 230e3),
+    "jpeg-256": StorageFormat(6_256, 33e3),
+    "jpeg-256-seek": StorageFormat(7_026, 34e3),
+    "packed-256": StorageFormat(11_625, 65e3),
+    "pixels-256": StorageFormat(13_455, 257e3),
 }
 
 
@@ -205,11 +205,17 @@ def build_workload(
 
     from trainyard.estimate.compute import trace_training
     from trainyard.model.flops import forward_flops
-    from trainyard.run.build import build_mode, build_run_course, build_run_model
+    from trainyard.run.build import (
+        announce_topology,
+        build_mode,
+        build_run_course,
+        build_run_model,
+    )
     from trainyard.training.precision import AUTOCASTS
 
     with torch.device("meta"):
         model = build_run_model(config, num_classes)
+    announce_topology(config.average)
     mode = build_mode(config, model, torch.device("cuda")).name
     config = config.model_copy(update={"model": config.model.model_copy(update={"compile": mode})})
     size, channels = config.data.image_size, config.data.channels

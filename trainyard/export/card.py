@@ -237,8 +237,8 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         format="a folder for timm" if kind == "hub" else kind,
         parameters=f"{about.parameters:,}",
         model_args=f"`{json.dumps(about.model_args)}`" if about.model_args else "the defaults",
-        train=about.train or "not told",
-        val=about.val or "not told",
+        train=_in_table(about.train),
+        val=_in_table(about.val),
         accuracy=_accuracy(about),
         checked=_checked(difference),
         versions=", ".join(f"{name} {version}" for name, version in about.versions.items()),
@@ -246,6 +246,10 @@ def card(about: Description, kind: str, file: str, difference: Difference) -> st
         classes=_classes(about.classes),
         recipe=tree_as_toml(about.recipe).rstrip(),
     )
+
+
+def _in_table(data: str) -> str:
+    return data.replace("|", "\\|").replace("\n", " ") or "not told"
 
 
 def _usage(kind: str, texts: dict[str, str]) -> str:

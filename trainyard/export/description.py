@@ -1,7 +1,6 @@
 """The properties and inputs of an exported model, written into every file and its card."""
 
 import json
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,11 @@ from torch import nn
 
 from trainyard.classifier import Classifier
 from trainyard.config import RunConfig
-from trainyard.data.open_datasets import source_of
-from trainyard.data.storage.credentials import without_secrets
+from trainyard.data.open_datasets import Source, source_of
+from trainyard.data.storage.credentials import PIPE, without_secrets
+from trainyard.data.storage.location import split_of
+from trainyard.data.storage.manifest import is_inside
+from trainyard.data.storage.source import is_remote
 from trainyard.image_size import ImageSize, height_width
 from trainyard.installation import VERSION
 from trainyard.monitor.outcome import METRICS
@@ -126,8 +128,8 @@ def describe(classifier: Classifier, license: str | None = None) -> Description:
         precision=config.batch.precision,
         evaluation=_evaluation(classifier),
         has_lists=classifier.has_lists,
-        train=_place(str(source_of(trained.data, "train"))),
-        val=_place(str(source_of(trained.data, "val"))),
+        train=_data(source_of(trained.data, "train")),
+        val=_data(source_of(trained.data, "val")),
         license=license,
         recipe=_recipe(trained),
         versions={
@@ -162,19 +164,40 @@ def _evaluation(classifier: Classifier) -> dict[str, Any]:
 
 
 def _recipe(config: RunConfig) -> dict[str, dict[str, Any]]:
-    """The recipe without keys that concern this machine."""
+    """The recipe without keys that concern this machine, and without full paths of it."""
     tree = config.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     tree.pop("watch", None)
     for key in ("train", "val", "threads", "stage", "stage_gb"):
         tree.get("data", {}).pop(key, None)
-    found = {
-        section: {key: _place(v) if isinstance(v, str) else v for key, v in values.items()}
-        for section, values in tree.items()
-    }
-    return {section: values for section, values in found.items() if values}
+    return {section: _public(values) for section, values in tree.items() if values}
+
+
+def _public(value: Any) -> Any:
+    """A value of a recipe whose texts are locations that may be published, at any depth."""
+    if isinstance(value, dict):
+        return {key: _public(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_public(one) for one in value]
+    return _place(value) if isinstance(value, str) else value
+
+
+def _data(source: Source) -> str:
+    """The locations of a source, to publish."""
+    found = source.locations or ()
+    locations = (found,) if isinstance(found, str) else found
+    return str(source._replace(locations=tuple(map(_place, locations))))
 
 
 def _place(text: str) -> str:
-    """A location to publish: without secrets, and of an absolute path the last two parts alone."""
-    shown = without_secrets(text)
-    return "/".join(shown.rsplit("/", 2)[-2:]) if os.path.isabs(shown) else shown
+    """A location to publish: without secrets, commands and options.
+
+    Of a path that is absolute, or leads out of the working directory, it has the last two parts.
+    """
+    if text.startswith(PIPE):
+        return "a pipe"
+    if is_remote(text):
+        return without_secrets(text)
+    path, split = split_of(text)
+    if not is_inside(path):
+        path = "/".join(path.rstrip("/").rsplit("/", 2)[-2:])
+    return f"{path}#{split}" if split else path

@@ -55,9 +55,14 @@ def _version(package: str) -> str | None:
 
 
 def _git_state() -> dict[str, Any] | None:
-    """Commit of Trainyard's checkout, and whether it was altered; None outside a checkout."""
-    folder = Path(__file__).parent
+    """Commit of Trainyard's checkout, and whether it was altered; None outside a checkout.
+
+    An installed package may lie in another repository, such as the user's with its `.venv`.
+    """
+    folder = Path(__file__).parents[2]
     try:
+        if not folder.samefile(_git(folder, "rev-parse", "--show-toplevel")):
+            return None
         commit = _git(folder, "rev-parse", "HEAD")
         return {"commit": commit, "altered": bool(_git(folder, "status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):

@@ -13,6 +13,7 @@ from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.periodic import Periodic
+from trainyard.averaging.topology import KEY as TOPOLOGY
 from trainyard.config import RunConfig
 from trainyard.course import Course, build_course, seconds_of, stage_size
 from trainyard.data.device import gpu_decode
@@ -82,7 +83,15 @@ def build_averager(config: RunConfig, world: World, device: torch.device) -> Ave
         from trainyard.averaging.sharded import Sharded  # torch takes long to import FSDP
 
         return Sharded(config.average, world, device, AUTOCASTS[config.batch.precision])
+    if name == "gossip":
+        announce_topology(config.average)
     return AVERAGERS[name](config.average, world)
+
+
+def announce_topology(average: AverageConfig) -> None:
+    """Print the file of a topology of the user's own, on the first rank."""
+    if average.topology and is_own(average.topology) and _is_first():
+        announce(TOPOLOGY, average.topology)
 
 
 def _averager_name(config: RunConfig, world: World) -> str:

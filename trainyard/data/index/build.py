@@ -4,7 +4,7 @@ import hashlib
 import os
 import sys
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import FileRows, Scan, Via, directly
 from trainyard.data.index.label_lists import joined
 from trainyard.data.index.label_space import plain_names
+from trainyard.data.index.outside import names_stay_inside
 from trainyard.data.index.stamps import (
     IMAGES,
     Stamps,
@@ -32,6 +33,7 @@ from trainyard.data.index.table import (
     StringColumn,
     list_columns,
     load_index,
+    report_damage,
     save_index,
 )
 from trainyard.data.storage.location import ResolvedLocation, find_place
@@ -55,17 +57,15 @@ class Progress(Protocol):
 
 def open_index(location: str, progress: Progress = lambda *_: None) -> Index:
     """The index of a location: the saved one if the data has not changed since, else a new one."""
-    for path in _saved_paths(find_place(location)):
-        index = load_index(path)
-        if index is not None and not is_stale(index):
+    for index in _saved(find_place(location)):
+        if not is_stale(index):
             return index
     return build_index(location, progress)
 
 
 def saved_index(location: str) -> Index | None:
     """The saved index, even if the data has changed since; None if there is none."""
-    found = [load_index(path) for path in _saved_paths(find_place(location))]
-    return min((index for index in found if index is not None), key=is_stale, default=None)
+    return min(_saved(find_place(location)), key=is_stale, default=None)
 
 
 def build_index(
@@ -326,6 +326,19 @@ def _saved_paths(place: ResolvedLocation) -> list[Path]:
         return [_cached_path(place.location, place)]
     beside = Path(place.root) / _name_beside(place)
     return [beside, _cached_path(os.path.realpath(place.location), place)]
+
+
+def _saved(place: ResolvedLocation) -> Iterator[Index]:
+    """The saved indices of a place. One that comes with the data must not lead out of it."""
+    for path in _saved_paths(place):
+        index = load_index(path)
+        if index is None:
+            continue
+        is_beside = path.parent != cache_folder()
+        if is_beside and (index.root != str(path.parent) or not names_stay_inside(index, place)):
+            report_damage(path, "an index", "it names files outside of the data")
+        else:
+            yield index
 
 
 def _cached_path(location: str, place: ResolvedLocation) -> Path:

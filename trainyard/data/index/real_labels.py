@@ -66,7 +66,7 @@ def _numbers(index: Index) -> NDArray[np.int64] | None:
         names = [os.path.basename(index.file_names[file]) for file in index.file.tolist()]
         matches = [_VAL_NAME.match(name) for name in names]
         return np.array([int(m[1]) for m in matches if m]) if all(matches) else None
-    names = [index.file_names[file] for file in range(len(index.file_names))]
+    names = [*index.file_names]
     manifest = None if index.parts else manifest_of(index.root, tuple(names))
     if manifest is not None and _is_official_val(manifest, names, len(index)):
         return np.arange(1, len(index) + 1)

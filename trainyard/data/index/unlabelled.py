@@ -13,8 +13,13 @@ from trainyard.data.formats.left_out import BROKEN_LINK, EMPTY, HIDDEN, LOOP, Le
 from trainyard.data.formats.scan import FileRows, Scan, is_metadata
 from trainyard.data.index.build import Progress, index_scan, open_index
 from trainyard.data.index.table import Index
-from trainyard.data.storage.credentials import check_url, public_name, without_secrets
-from trainyard.data.storage.location import ResolvedLocation, expand_braces, find_place, split_of
+from trainyard.data.storage.location import (
+    ResolvedLocation,
+    expand_braces,
+    find_place,
+    split_of,
+    take_secrets,
+)
 from trainyard.data.storage.remote.fetch_image import fetch_image
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
@@ -75,8 +80,7 @@ def open_images(wanted: Sequence[str], folder: Path, progress: Progress) -> list
 def _expanded(word: str) -> list[str]:
     """The paths and URLs of a glob or a brace list; a plain name gives itself."""
     if is_remote(word):
-        check_url(word)
-        return expand_braces(word)
+        return expand_braces(take_secrets(word))
     if os.path.exists(split_of(word)[0]):
         return [word]
     if not word:
@@ -128,7 +132,7 @@ def _walk(folder: str, above: frozenset[str], left_out: LeftOut) -> Iterator[str
 
 def _indexed(files: Sequence[str], path: Path, left_out: LeftOut, progress: Progress) -> Images:
     """The index of files and URLs, saved at `path`; downloads are put beside it."""
-    names = [public_name(file) if is_remote(file) else file for file in files]
+    names = [*files]
     missing: dict[int, str] = {}
     here = [os.path.abspath(file) for file in files]  # absolute, since the index lies elsewhere
     urls = [number for number, file in enumerate(files) if is_remote(file)]
@@ -149,7 +153,7 @@ def _fetch(url: str) -> bytes | str:
     try:
         return fetch_image(url)
     except DataError as error:
-        return str(error).removeprefix(f"{without_secrets(url)}: ")
+        return str(error).removeprefix(f"{url}: ")
 
 
 def _rows(files: Sequence[str]) -> Iterator[FileRows]:

@@ -44,7 +44,7 @@ class Side(NamedTuple):
 
 def is_validation(index: Index, share: float, seed: int) -> NDArray[np.bool_]:
     """True for each sample of an index that is for validation: bool[samples]."""
-    names = hash_names(index.file_names[row] for row in range(len(index.file_names)))
+    names = hash_names(index.file_names)
     keys = fold_in(seed, names.view(np.int64)[index.file], np.asarray(index.offset))
     numbers = uniforms(keys, 1)[:, 0]
     if index.lists is not None:

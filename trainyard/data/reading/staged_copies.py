@@ -252,7 +252,7 @@ def _key(index: Index, is_grouped: bool) -> str:
     """
     is_path = index.root and not is_remote(index.root)  # a merged index has absolute names
     root = os.path.realpath(index.root) if is_path else index.root
-    names = [] if is_grouped else [index.file_names[row] for row in range(len(index.file_names))]
+    names = [] if is_grouped else [*index.file_names]
     stamps = {name: index.stamps.get(name) for name in names}
     if is_grouped or None in stamps.values():
         stamps = index.stamps | {"": [index.fingerprint]}

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from trainyard.data.decode.decode import BadImageError
+from trainyard.data.index.outside import linked_outside
 from trainyard.data.index.table import Index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.manifest import FILE_NAME, Manifest, Split, write_manifest
@@ -44,6 +46,7 @@ from trainyard.datasets.pack.worker import PackJob, PackSource, stem
 from trainyard.datasets.parts import Identity, Part
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
+from trainyard.printable import printable
 
 __all__ = [
     "PackOptions",
@@ -131,6 +134,7 @@ def _planned(
     jobs = plan_jobs(splits, options)
     identity = _identity(splits, classes, options, about)
     _check_outside(destination, splits)
+    _report_links(splits)
     return (
         PackJob(destination, options, classes, folders, _sources(splits, options)),
         jobs,
@@ -269,6 +273,15 @@ def _check_outside(destination: Path, splits: dict[str, Selection]) -> None:
                 f"{destination}: lies inside {index.root}, where it would become a class of the "
                 "data; choose a folder outside"
             )
+
+
+def _report_links(splits: dict[str, Selection]) -> None:
+    """Print how many files, behind links out of the data, are about to be packed too."""
+    for split, selection in splits.items():
+        for name, path in (found := linked_outside(selection.index))[:1]:
+            files = f"{len(found):,} of its files are" if len(found) > 1 else "one of its files is"
+            text = f"{split}: {files} outside of the data, behind links: {name} is {path}"
+            sys.stderr.write(printable(f"trainyard: {text}\n"))
 
 
 def _make_folders(

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Pixels = NDArray[np.uint8]
 
+NOT_AN_IMAGE = "not an image"
+"""The oddity of content that no image begins with."""
 _START = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -131,7 +133,7 @@ def oddity(image: bytes, name: str) -> str | None:
     if kind == "JPEG":
         return None if is_plain_jpeg(image) else "CMYK"
     if not kind:
-        return "not an image"
+        return NOT_AN_IMAGE
     return f"{kind} in disguise" if name.lower().endswith((".jpg", ".jpeg")) else None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from trainyard.data.decode.packed_record import is_record
 from trainyard.data.formats import FORMATS
 from trainyard.data.formats.sample import EncodedSample
+from trainyard.data.index.outside import look_outside
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import Credentials, adopt
@@ -21,7 +22,7 @@ from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import is_remote
 from trainyard.datasets.pack.files import Outputs, remove, sha256_of, write_folder
 from trainyard.datasets.pack.journal import Written
-from trainyard.datasets.pack.recode import is_plain_jpeg, oddity, suffix_of
+from trainyard.datasets.pack.recode import NOT_AN_IMAGE, is_plain_jpeg, oddity, suffix_of
 from trainyard.datasets.pack.shards import PackOptions, ShardJob
 from trainyard.datasets.pack.stored import SampleEncoder, storing
 from trainyard.errors import DataError
@@ -178,7 +179,10 @@ def _samples(job: ShardJob, seen: _Seen) -> Iterator[EncodedSample]:
         content = _read(index, reader, sample)
         if not is_plain_jpeg(content) and not is_record(content):
             where = _where(index, sample)
-            seen.odd.extend((kind, where) for kind in [oddity(content, where)] if kind)
+            kind = oddity(content, where)
+            if kind == NOT_AN_IMAGE:
+                _check_inside(index, sample)
+            seen.odd.extend([(kind, where)] if kind else [])
         image, is_damaged = _stored(storing, content)
         if is_damaged:
             seen.odd.append(("cannot be decoded", _where(index, sample)))
@@ -198,6 +202,17 @@ def _read(index: Index, reader: Reader, sample: int) -> bytes:
             f"{name}, byte {offset}: sample {sample} cannot be read ({error}); a pack leaves "
             "nothing out: repair the sample or remove it from the source"
         ) from None
+
+
+def _check_inside(index: Index, sample: int) -> None:
+    """DataError if a link leads out of the data to a file that is no image: it may be private."""
+    name = index.file_names[int(index.file[sample])]
+    outside = None if is_remote(index.locate(sample)[0]) else look_outside(index)(name)
+    if outside is not None:
+        raise DataError(
+            f"{os.path.join(index.root, name)}: leads to {outside}, outside of the data, which is "
+            "no image: remove the link"
+        )
 
 
 def _stored(storing: SampleEncoder, content: bytes) -> tuple[bytes, bool]:

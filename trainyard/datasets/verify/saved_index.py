@@ -45,7 +45,7 @@ def differences(saved: Index, now: Index) -> Iterator[Finding]:
 
 def hashes_of_names(index: Index) -> Hashes:
     """uint64[files]: hashes of file names."""
-    return hash_names(index.file_names[row] for row in range(len(index.file_names)))
+    return hash_names(index.file_names)
 
 
 def _hashes_of_rows(index: Index, names: Hashes) -> Hashes:
