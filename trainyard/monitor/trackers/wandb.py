@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,10 @@ class WandbTracker:
         import wandb
 
         silent = wandb.Settings(silent=True)
-        wandb.setup(settings=silent)  # otherwise W&B would ask for a key and wait
+        # W&B records and uploads the command line, whose locations of data may have logins.
+        arguments, sys.argv = sys.argv, sys.argv[:1]
         try:
+            wandb.setup(settings=silent)  # otherwise W&B would ask for a key and wait
             self._run = wandb.init(
                 project=project,
                 id=_identity(folder),
@@ -53,6 +56,8 @@ class WandbTracker:
             raise RecipeError(
                 f"watch.wandb: {error} (WANDB_MODE=offline keeps the run on this machine)"
             ) from None
+        finally:
+            sys.argv = arguments
         self._teardown = wandb.teardown
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
