@@ -1,5 +1,8 @@
 """Decisions that all ranks share, the groups in which they talk, and whose device is whose."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -18,6 +21,7 @@ from trainyard.training.stop import StopSignal
 from trainyard.world import (
     World,
     check_devices,
+    cores_per_rank,
     cut_connections,
     gather,
     in_turns,
@@ -27,6 +31,7 @@ from trainyard.world import (
     pick_device,
     together,
     total,
+    with_cores,
 )
 
 LIMIT = timedelta(days=1)
@@ -66,6 +71,77 @@ def test_a_failure_of_one_rank_is_a_failure_of_all() -> None:
     first, second = spawn(_fail_on_one, 2)
     assert second == ("the disk of rank 1 is gone", 2, True)
     assert first == ("rank 1: the disk of rank 1 is gone", 2, True)
+
+
+# --- cores ---
+
+
+def _cores(world: World, masks: list[set[int]], pods: bool) -> tuple[int, int]:
+    os.sched_getaffinity = lambda pid: masks[world.rank]
+    if pods and world.rank > 1:  # ranks 2 and 3 are alone on another machine
+        world_module.kernel = lambda: "another"
+    world = with_cores(world)
+    pick_device(world)
+    return cores_per_rank(world), torch.get_num_threads()
+
+
+@pytest.mark.parametrize(
+    ("masks", "wanted"),
+    [
+        ([[0, 12], [12, 24], [24, 36], [36, 48]], [12, 12, 12, 12]),  # bound to cores
+        ([[0, 48], [0, 48], [0, 48], [0, 48]], [12, 12, 12, 12]),  # not bound
+        ([[0, 24], [0, 24], [24, 48], [24, 48]], [12, 12, 12, 12]),  # bound to sockets
+        ([[0, 8], [0, 8], [0, 8], [8, 16]], [2, 2, 2, 8]),
+        ([[0, 1], [0, 1], [0, 1], [0, 1]], [1, 1, 1, 1]),
+    ],
+)
+def test_ranks_share_the_cores_that_they_have_in_common(
+    masks: list[list[int]], wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks with 12 cores of their own had one thread each: their share of those, as if shared."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    found = spawn(_cores, 4, [set(range(*mask)) for mask in masks], False)
+    assert found == [(cores, cores) for cores in wanted]
+
+
+def test_ranks_of_other_hosts_have_other_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert spawn(_cores, 4, [{*range(8)}] * 4, True) == [(4, 4)] * 4
+
+
+_ASK = "from trainyard import world; print(world._are_threads_set())"
+# torchrun sets the variable, then starts a rank.
+_TORCHRUN = """
+import os, subprocess, sys
+os.environ["TORCHELASTIC_RUN_ID"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+subprocess.run([sys.executable, "-c", sys.argv[1]], check=True)
+"""
+
+
+@pytest.mark.parametrize("words", [(_ASK,), (_TORCHRUN, _ASK)], ids=["alone", "torchrun"])
+@pytest.mark.parametrize(("number", "is_set"), [("2", True), ("1", True), ("", False)])
+def test_a_default_of_torchrun_is_no_wish(
+    words: tuple[str, ...], number: str, is_set: bool
+) -> None:
+    env = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
+    env |= {"OMP_NUM_THREADS": number} if number else {}
+    done = subprocess.run([sys.executable, "-c", *words], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == f"{is_set}", done.stderr
+
+
+def test_the_threads_that_the_user_sets_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OMP_NUM_THREADS had no effect: each rank had as many threads as cores."""
+    pretend(monkeypatch, 0)
+    before = torch.get_num_threads()
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    try:
+        pick_device(World(cores=before + 1))
+        monkeypatch.setenv("OMP_NUM_THREADS", f"{before + 1}")
+        pick_device(World(cores=before + 2))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 # --- devices ---

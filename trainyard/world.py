@@ -7,10 +7,13 @@ ranks; in a world of one they return at once, without torch.distributed.
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from trainyard.errors import InputError, PeerError, TrainyardError
@@ -23,6 +26,8 @@ T = TypeVar("T")
 
 NO_LIMIT = timedelta(days=1)
 """Time limit of messages in every group: hangs are found by the watchdog."""
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 # torch raises plain RuntimeErrors; these are its messages for a peer that has ended.
 _LOST_PEER = (
@@ -44,6 +49,8 @@ class World:
     num_nodes: int = 1
     group: "ProcessGroup | None" = None
     """Group for the decisions of these ranks; None for the group of all ranks."""
+    cores: int | None = None
+    """Cores of this rank, as of `with_cores`."""
 
     @property
     def is_first(self) -> bool:
@@ -52,14 +59,35 @@ class World:
 
 def usable_cores() -> int:
     """Cores that this process may use; all cores on a system without affinities, such as macOS."""
+    return len(_mask())
+
+
+def _mask() -> Set[int]:
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def kernel() -> str:
+    """A name of the running kernel: hosts may have one name, and a host's containers several."""
+    return _BOOT.read_text().strip() if _BOOT.exists() else socket.gethostname()
+
+
+def with_cores(world: World) -> World:
+    """The world with the number of this rank's cores. All ranks call it.
+
+    A rank shares each core that it may use with the ranks of its host that may use it too: some
+    launchers divide a host's cores (Slurm's task affinity, mpirun's binding), others do not.
+    """
+    masks = gather(world, (kernel(), _mask()))
+    ranks_on = Counter(core for host, mask in masks if host == kernel() for core in mask)
+    share = sum(Fraction(1, ranks_on[core]) for core in _mask())
+    return replace(world, cores=max(1, int(share)))
 
 
 def cores_per_rank(world: World) -> int:
-    """A rank's share of the cores that this process may use."""
-    return max(1, usable_cores() // world.local_size)
+    """This rank's cores; before `with_cores`, its share of those that this process may use."""
+    return world.cores or max(1, usable_cores() // world.local_size)
 
 
 def own_device(world: World) -> "torch.device":
@@ -85,13 +113,34 @@ def gpu_of(device: "torch.device") -> str | None:
 
 
 def pick_device(world: World) -> "torch.device":
-    """Like `own_device`; without a GPU the ranks of a machine share its cores."""
+    """Like `own_device`; also gives torch a thread for each core of this rank.
+
+    OMP_NUM_THREADS takes precedence, if the user has set it.
+    """
     device = own_device(world)
-    if device.type == "cpu":
+    if not _are_threads_set():
         import torch
 
         torch.set_num_threads(cores_per_rank(world))
     return device
+
+
+def _are_threads_set() -> bool:
+    """True if the user has set OMP_NUM_THREADS, which torchrun sets to 1 unless they have."""
+    number = os.environ.get("OMP_NUM_THREADS", "")
+    is_by_torchrun = number == "1" and "TORCHELASTIC_RUN_ID" in os.environ
+    return bool(number) and not (
+        is_by_torchrun and "OMP_NUM_THREADS" not in began_with(os.getppid())
+    )
+
+
+def began_with(pid: int) -> Set[str]:
+    """The environment variables with which a process was started; none if they cannot be read."""
+    try:
+        before = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return frozenset()
+    return {os.fsdecode(variable.partition(b"=")[0]) for variable in before.split(b"\0")}
 
 
 def seed_generators(seed: int, device: "torch.device") -> None:

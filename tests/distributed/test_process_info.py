@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from trainyard import world
 from trainyard.children import kill_group, wait_for
 from trainyard.distributed import process_info
 from trainyard.distributed.process_info import ProcessInfo
@@ -36,9 +37,8 @@ def test_ends_of_processes_are_seen_without_proc_and_waitid(
 def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Their namespaces may have the same numbers: those of a kernel's first ones are fixed."""
     here = ProcessInfo.current()
-    boot = Path("/proc") / process_info._BOOT
-    assert boot.read_text().strip() in here.namespaces
-    monkeypatch.setattr(process_info, "_BOOT", tmp_path / "boot_id")
+    assert world._BOOT.read_text().strip() in here.namespaces
+    monkeypatch.setattr(world, "_BOOT", tmp_path / "boot_id")
     (tmp_path / "boot_id").write_text("another")
     assert not ProcessInfo.current().is_visible_from(here)
     (tmp_path / "boot_id").unlink()  # a sandbox without it

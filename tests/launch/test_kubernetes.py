@@ -323,7 +323,6 @@ def test_the_ranks_of_pods_follow_each_other(tmp_path: Path) -> None:
         "MASTER_ADDR": "run-master-0",
         "MASTER_PORT": "23456",
         "FORCE_COLOR": "",
-        "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
     }
 

@@ -43,15 +43,7 @@ def test_shares_are_plain_data() -> None:
     again = Share(**json.loads(json.dumps(asdict(mine))))
     assert again.environment(1) == mine.environment(1)
     assert mine.environment(0)["TRAINYARD_HOSTS"] == "a,b"
-
-
-def test_several_ranks_on_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert "OMP_NUM_THREADS" not in share(HELLO, a=2, b=1).environment(0)
-    assert share(HELLO, b=2).environment(0)["OMP_NUM_THREADS"] == "1"
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert share(HELLO, b=2).environment(0)["OMP_NUM_THREADS"] == "4"
-    assert share(HELLO, b=2).environment(0)["FORCE_COLOR"] == ""
+    assert mine.environment(0)["FORCE_COLOR"] == ""
 
 
 def test_a_process_that_left_its_rank_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

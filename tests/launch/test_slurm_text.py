@@ -65,7 +65,8 @@ def test_text(name: str) -> None:
     subprocess.run(["bash", "-n", file], check=True)
 
 
-# What srun ends with, one after another, and what the job then does.
+# What srun ends with, one after another, and what the job then does. After a failure, srun is
+# asked to reach all nodes.
 COURSES = {
     "done": ([0], 0, []),
     "a mistake": ([2], 2, []),
@@ -74,16 +75,18 @@ COURSES = {
     "the time limit": ([75], 75, ["requeue 5"]),
     "a signal at the start": ([138], 75, ["requeue 5"]),
     "preempted": ([143], 75, ["requeue 5"]),
-    "a lost node": ([1], 1, []),
-    "one failure": ([137, 0], 0, []),
-    "two failures": ([137, 1, 75], 75, ["requeue 5"]),
-    "three failures": ([137, 1, 1], 1, []),
+    "a lost node": ([1, 0], 1, []),
+    "a node that does not answer for a while": ([137, 1, 1, 0, 0], 0, []),
+    "one failure": ([137, 0, 0], 0, []),
+    "two failures": ([137, 0, 1, 0, 75], 75, ["requeue 5"]),
+    "three failures": ([137, 0, 1, 0, 1, 0], 1, []),
 }
 
 
 @pytest.mark.parametrize("course", COURSES)
-def test_course(course: str, tmp_path: Path) -> None:
+def test_course(course: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm's commands are stood in for; the real ones are in tests/services/test_slurm.py."""
+    monkeypatch.setattr("trainyard.launch.slurm._AGAIN_S", 0)
     codes, ends_with, asked = COURSES[course]
     programs, log = tmp_path / "programs", tmp_path / "asked"
     programs.mkdir()
@@ -110,9 +113,9 @@ def test_course(course: str, tmp_path: Path) -> None:
     assert (log.read_text().splitlines() if log.exists() else []) == asked
     assert (tmp_path / "codes").read_text() == ""
     failures = tmp_path / "run" / "slurm-5.failures"
-    num_failures = sum(code in (1, 137) for code in codes) * (state == "RUNNING")
     lines = failures.read_text().splitlines() if failures.exists() else []
-    assert len(lines) == num_failures
+    counted = {"one": 1, "two": 2, "three": 3, "a node": 1}
+    assert len(lines) == next((n for name, n in counted.items() if course.startswith(name)), 0)
 
 
 def test_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
@@ -152,6 +155,39 @@ def test_without_slurm(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_pat
     said = complaint(capsys, "launch", "slurm", "debug", "--gpus", "1")
     assert "there is no sbatch here" in said and "--dry-run" in said
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "is_forever"),
+    [
+        ("PENDING|PartitionConfig", True),
+        ("PENDING|QOSMaxNodePerJobLimit", True),
+        ("PENDING|AssocMaxWallDurationPerJobLimit", True),
+        ("PENDING|Resources", False),
+        ("PENDING|QOSMaxJobsPerUserLimit", False),  # until another job ends
+        ("RUNNING|None", False),
+    ],
+)
+def test_a_job_that_cannot_start_is_named(
+    said: str,
+    is_forever: bool,
+    digits: Path,
+    capsys: Capture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`--nodes 99` where there are 2 was accepted, and waited for ever."""
+    for name, text in {"sbatch": "7;cluster", "squeue": said}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    words = ["launch", "slurm", "debug", "--data", digits, "--ranks", 1, "--run", tmp_path / "run"]
+    assert main([*map(str, words)]) == 0
+    state, reason = said.split("|")
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == f"Slurm:  {state}" + f" ({reason})" * (reason != "None")
+    assert err.startswith(f"trainyard: job 7 does not start as it is ({reason})") == is_forever
+    assert bool(err) == is_forever
 
 
 NODES = """\

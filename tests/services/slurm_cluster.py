@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -56,7 +56,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-SlurmdTimeout=10
+SlurmdTimeout=30
 ReturnToService=2
 KillWait=20
 {nodes}
@@ -86,6 +86,8 @@ class SlurmCluster:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.env = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons_end = ExitStack()
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def ask(self, *command: object) -> str:
         """What a command says that succeeds."""
@@ -131,11 +133,10 @@ class SlurmCluster:
     def running(self) -> Iterator[None]:
         """All daemons in the foreground, as this process's children; none outlives it."""
         self._write_configuration()
-        with ExitStack() as stack:
+        with self._daemons_end as stack:
             stack.enter_context(_known_hosts())
             for command in self._daemons():
-                cores = ",".join(map(str, _cores_of(command[-1])))
-                stack.enter_context(self._daemon(["taskset", "--cpu-list", cores, *command]))
+                stack.enter_context(self._daemon(command))
                 if "munged" in command:
                     wait_for((self.folder / "munge.sock").exists, "munged")
             wait_long_for(self._is_up, "all nodes to be idle")
@@ -144,14 +145,16 @@ class SlurmCluster:
 
     @contextmanager
     def _daemon(self, command: list[str]) -> Iterator[None]:
+        cores = ",".join(map(str, _cores_of(command[-1])))
         with subprocess.Popen(
-            ["setpriv", "--pdeathsig", "KILL", *command],
+            ["taskset", "--cpu-list", cores, "setpriv", "--pdeathsig", "KILL", *command],
             env=os.environ | self.env | {"PATH": _SEARCH},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         ) as process:
+            self._running[command[-1]] = process
             try:
                 yield
             finally:
@@ -160,6 +163,19 @@ class SlurmCluster:
                     process.wait(timeout=10)
                 except subprocess.TimeoutExpired:
                     process.kill()
+
+    @contextmanager
+    def lost(self, node: str) -> Iterator[None]:
+        """Inside, a node and the tasks on it are gone, as by a reboot. Their ends are reported."""
+        self._running[node].kill()
+        self._running[node].wait()
+        mark = f"SLURMD_NODENAME={node}\0".encode()
+        for pid in self.processes():
+            with suppress(OSError):  # it has just ended
+                if mark in Path(f"/proc/{pid}/environ").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+        yield
+        self._daemons_end.enter_context(self._daemon(["slurmd", "-D", "-N", node]))
 
     def _is_up(self) -> bool:
         said = subprocess.run(

@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks.network import Host, Network, NetworkError, network
 from tests.conftest import FORBIDDEN
+from tests.services.listening import listening
 from tests.web import free_port
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
@@ -88,6 +89,13 @@ class SshHosts:
 
     def mend(self, name: str) -> None:
         raise NotImplementedError
+
+    def listening(self, name: str) -> set[str]:
+        """The addresses at which a host listens, but for loopback."""
+        raise NotImplementedError
+
+    def address(self, name: str) -> str:
+        return self._addresses[name]
 
     def _boot(self, name: str) -> list[str]:
         """The command that runs sshd there, until it is killed."""
@@ -177,6 +185,10 @@ class EmulatedHosts(SshHosts):
     def mend(self, name: str) -> None:
         self._network._switch.run("ip", "link", "set", self._cable(name), "master", "br0")
 
+    def listening(self, name: str) -> set[str]:
+        found = {address for address, _ in listening(self._machines[name])}
+        return {f"{address}" for address in found if not address.is_loopback}
+
     def _cable(self, name: str) -> str:
         return f"host{self._machines[name].number}"
 
@@ -205,6 +217,9 @@ class LoopbackHosts(SshHosts):
 
     def cut(self, name: str) -> None:
         pytest.skip(f"no cable to cut: {FORBIDDEN}")
+
+    def listening(self, name: str) -> set[str]:
+        pytest.skip(f"no network of a host: {FORBIDDEN}")
 
     def _boot(self, name: str) -> list[str]:
         core = sorted(os.sched_getaffinity(0))[0]

@@ -15,6 +15,7 @@ import pytest
 
 from benchmarks.network import Host, Link, Network, NetworkError, network
 from tests.command_line import SHORT
+from tests.services.listening import listening
 
 ROOT = Path(__file__).parents[2]
 TIMES = 20
@@ -142,7 +143,7 @@ def test_a_stranger_reaches_no_server_of_a_local_launch(
             while not (tmp_path / "run" / "metrics.jsonl").exists():
                 assert launch.poll() is None and time.monotonic() < deadline
                 time.sleep(0.1)
-            ports = listening(here)
+            ports = {port for _, port in listening(here)}
             assert ports  # the store of the ranks, on loopback
             probe = f"import socket\nfor port in {sorted(ports)}:\n"
             probe += f"    code = socket.socket().connect_ex(({here.address!r}, port))\n"
@@ -152,17 +153,6 @@ def test_a_stranger_reaches_no_server_of_a_local_launch(
         finally:
             launch.send_signal(signal.SIGTERM)
             launch.wait(60)
-
-
-def listening(host: Host) -> set[int]:
-    """The ports on which processes of a host listen."""
-    ports = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in host.run("cat", table).splitlines()[1:]:
-            _, local, _, state, *_ = line.split()
-            if state == "0A":
-                ports.add(int(local.rpartition(":")[2], 16))
-    return ports
 
 
 HOLDER = """

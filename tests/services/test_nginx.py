@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import os
+import resource
+import select
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -34,6 +37,7 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import ShuffledPlan
 from trainyard.data.storage.remote import connections, request
 from trainyard.data.storage.remote.prefetch import Limits, Prefetcher
+from trainyard.datasets import serve
 from trainyard.errors import DataError
 
 pytestmark = needs_nginx
@@ -278,6 +282,48 @@ def test_only_what_is_meant_can_be_had(own_shards: Path, tmp_path: Path) -> None
         for method in ("POST", "PUT", "DELETE", "MKCOL", "OPTIONS"):
             assert get(server, f"/{SHARD}", method)[0] == 405
         assert (own_shards / SHARD).exists()
+
+
+@contextmanager
+def idle(server: WebServer, number: int, sent: bytes) -> Iterator[list[socket.socket]]:
+    """Connections of clients that send no more than this."""
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(number):
+            client = socket.create_connection(("127.0.0.1", server.options.port), timeout=20)
+            clients.append(stack.enter_context(client))
+            client.sendall(sent)
+        yield clients
+
+
+def test_clients_that_send_nothing_are_let_go(
+    shards: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "_HEAD_S", 1)
+    with (
+        web_server(shards) as server,
+        idle(server, 1, b"") as (silent,),
+        idle(server, 1, b"GET /a") as (slow,),
+    ):
+        assert silent.recv(1) == slow.recv(1) == b""
+
+
+def test_idle_clients_lock_nobody_out(shards: Path) -> None:
+    """1,024 for each core did, without a login; as many as 8 ranks may have."""
+    number = 1100 * (os.cpu_count() or 1)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most[1] < 3 * number:
+        pytest.skip("too few files may be open here")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most[1], most[1]))
+    try:
+        with web_server(shards) as server, idle(server, number, b"GET /a") as clients:
+            assert get(server, f"/{SHARD}")[0] == 200
+            let_go = select.poll()
+            for client in clients:
+                let_go.register(client, select.POLLIN)
+            assert let_go.poll(0) == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
 def test_a_listing_is_shown_if_asked(shards: Path) -> None:

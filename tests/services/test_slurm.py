@@ -231,6 +231,39 @@ def test_a_mistake_is_not_made_again(
     assert said.count("no such checkpoint") == 1 and "starting again" not in said
 
 
+def test_a_lost_node_is_no_failure(
+    at_slurm: SlurmCluster,
+    digits: Path,
+    capsys: Capture,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until Slurm knew of it, srun failed at once, again and again, and that used up restarts."""
+    log = tmp_path / "log"
+    for name, value in environment(at_slurm, log).items():
+        monkeypatch.setenv(name, value)
+    (log / "slow").touch()
+    words = ("--data", digits, "--run", "run", "--run.length", "20 steps", *OPTIONS)
+    job = submitted(capsys, *words, "--ranks", 2, "--nodes", 2, "--restarts", 0)
+    wait_for_two_steps(log)
+    with at_slurm.lost("yard4"):
+        wait_for_requeue(at_slurm, job, 1)
+        (log / "slow").unlink()
+    assert at_slurm.wait_for_end(job) == "COMPLETED", output(tmp_path / "run")
+    assert not (tmp_path / "run" / f"slurm-{job}.failures").exists()
+
+
+def test_a_job_that_cannot_start_is_named(
+    at_slurm: SlurmCluster, digits: Path, capsys: Capture
+) -> None:
+    words = ("--data", digits, "--run", "run", "--ranks", 99, "--nodes", 99)
+    assert run("launch", "slurm", "debug", *words) == 0
+    said = capsys.readouterr()
+    job = job_in(said.out)
+    at_slurm.ask("scancel", job)
+    assert f"job {job} does not start as it is (Partition" in said.err
+
+
 def test_submitit(
     at_slurm: SlurmCluster,
     digits: Path,

@@ -137,6 +137,19 @@ def check_whole(run: Path, num_steps: int) -> None:
     assert find_problem(newest(run)) is None
 
 
+def test_ranks_listen_on_the_interface_that_they_use(
+    hosts: SshHosts, digits: Path, tmp_path: Path
+) -> None:
+    """Another network of a host does not reach the store, nor what gloo listens at."""
+    words = ["debug", "--data", digits, "--hosts", "a,b", "--ranks", 2, "--run", "run", *LONG]
+    with launched(hosts, tmp_path, *words) as run:
+        wait_for(lambda: has_begun(tmp_path / "run"), "the first report", timeout_s=150)
+        found = {name: hosts.listening(name) for name in ("a", "b")}
+        run.process.send_signal(signal.SIGTERM)
+        assert run.end() == 130
+    assert found == {name: {hosts.address(name)} for name in ("a", "b")}
+
+
 ENDINGS = [(signal.SIGINT, 130), (signal.SIGUSR1, 75), (signal.SIGKILL, -9)]
 
 

@@ -23,6 +23,7 @@ from trainyard.files import write_text, writing
 from trainyard.launch.ranks import Job
 from trainyard.launch.slurm import Allocation, runs_of, script
 from trainyard.launch.slurm_cores import cores_per_gpu
+from trainyard.launch.slurm_queue import state_of
 
 _WISHES = {
     "time": "time limit, after which the job is requeued and goes on: 72:00:00, or hours: 72h",
@@ -139,7 +140,16 @@ def _tell(job_id: str, runs: Sequence[Path], output: str) -> None:
     print(f"job {job_id} trains in {', '.join(map(str, runs))}")
     print(f"watch:  squeue -j {job_id};  tail -F {shlex.quote(str(runs[0]))}/{output}")
     print(f"stop:   scancel --signal=TERM {job_id}   (it saves first)")
-    print(f"cancel: scancel {job_id}")
+    print(f"cancel: scancel {job_id}", flush=True)
+    found = state_of(job_id)
+    if found is None:
+        return
+    print(f"Slurm:  {found.state}" + f" ({found.reason})" * (found.reason != "None"))
+    if found.is_forever:
+        sys.stderr.write(
+            f"trainyard: job {job_id} does not start as it is ({found.reason}): cancel it and ask "
+            f"for what the partition and your account allow (sinfo; scontrol show job {job_id})\n"
+        )
 
 
 def _check_has(program: str) -> None:

@@ -8,6 +8,7 @@ import base64
 import hashlib
 import os
 import re
+import resource
 import secrets
 import shutil
 import signal
@@ -28,13 +29,17 @@ from trainyard.parent import signal_without_parent
 
 _SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 _START_S = 10
+_HEAD_S = 10  # for a client to send the whole head of a request, or to agree on TLS
+_CONNECTIONS = 1 << 14  # of each worker, with 7 MB; a rank may have 256
+_FILES = 64  # of each worker, besides a socket and a file for each connection
 
 _CONFIGURATION = """\
 daemon off;
 {user}worker_processes auto;
+worker_rlimit_nofile {files};
 pid nginx.pid;
 error_log stderr error;
-events {{ worker_connections 1024; }}
+events {{ worker_connections {connections}; }}
 http {{
     types {{ application/x-tar tar; application/json json; }}
     default_type application/octet-stream;
@@ -43,6 +48,7 @@ http {{
     server_tokens off;
     sendfile on;
     keepalive_requests 1000000;
+    client_header_timeout {head_s}s;
     client_body_temp_path body;
     proxy_temp_path proxy;
     fastcgi_temp_path fastcgi;
@@ -156,7 +162,12 @@ def _check_reachable(folder: Path, path: Path) -> None:
 
 def configuration(options: ServerOptions) -> str:
     """The configuration of nginx; its file names are relative to the temporary folder."""
+    files, (_, limit) = 2 * _CONNECTIONS + _FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = files if limit == resource.RLIM_INFINITY else min(files, limit)
     return _CONFIGURATION.format(
+        files=files,
+        connections=(files - _FILES) // 2,
+        head_s=_HEAD_S,
         # Workers of a root master run as nobody, who may not read private data.
         user="user root;\n" if os.geteuid() == 0 else "",
         address=f"[{options.host}]" if ":" in options.host else options.host,

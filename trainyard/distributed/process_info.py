@@ -8,8 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from trainyard.world import kernel
+
 _PROC = Path("/proc")
-_BOOT = "sys/kernel/random/boot_id"  # of the kernel: hosts may have one name, and equal namespaces
 NAMED = 8
 """Ranks that a message names; more are counted."""
 
@@ -29,9 +30,7 @@ class ProcessInfo(NamedTuple):
         namespaces = ""
         if _PROC.is_dir():
             kinds = [os.readlink(_PROC / f"self/ns/{kind}") for kind in ("pid", "net")]
-            boot = _PROC / _BOOT
-            kinds += [boot.read_text().strip()] if boot.exists() else []
-            namespaces = " ".join(kinds)
+            namespaces = " ".join((*kinds, kernel()))
         return cls(socket.gethostname(), namespaces, os.getpid(), state[1])
 
     def is_visible_from(self, other: "ProcessInfo") -> bool:

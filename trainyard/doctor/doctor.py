@@ -11,7 +11,7 @@ from trainyard.doctor.compiled import compiled_checks
 from trainyard.doctor.data import data_rows
 from trainyard.doctor.machine import disk_checks, machine_checks
 from trainyard.doctor.network import network_checks
-from trainyard.world import World, pick_device
+from trainyard.world import World, pick_device, with_cores
 
 _ONE_RANK = (
     "the network: this is one rank; start the doctor as a run is started, by `trainyard launch … "
@@ -49,7 +49,7 @@ def examine(options: Options, world: World, console: Console) -> Findings:
     }
     with init_distributed(world, same_on_all) as watchdog:
         watchdog.begin(_SILENCE_S)
-        return examine_joined(options, world, console, watchdog.heartbeat)
+        return examine_joined(options, with_cores(world), console, watchdog.heartbeat)
 
 
 def examine_joined(

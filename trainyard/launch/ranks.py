@@ -82,8 +82,6 @@ class Share:
         }
         # The output is a pipe, even if a notebook has forced colours.
         usual = {"PYTHONUNBUFFERED": "1", "FORCE_COLOR": ""}
-        if self.count > 1:  # like torchrun: otherwise each of several ranks takes all cores
-            usual["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
         return {**usual, **self.variables, **{name: str(value) for name, value in place.items()}}
 
 

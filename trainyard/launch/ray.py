@@ -29,7 +29,7 @@ from trainyard.launch.output import Printer
 from trainyard.launch.preflight import as_text, differences, free_port, installed
 from trainyard.launch.ranks import Job, Share, shares_of
 from trainyard.launch.supervisor import Host, HostsGone, Policy, Say, passed_on, supervise
-from trainyard.world import usable_cores
+from trainyard.world import began_with, usable_cores
 
 _CONNECT_S = 10
 _ANSWER_S = 60  # for an actor and its agent to start, with Python on a slow file system
@@ -391,6 +391,8 @@ class Node:
         if folder is not None:
             os.chdir(folder)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT, and children inherit it
+        if "OMP_NUM_THREADS" not in began_with(os.getpid()):  # Ray's: the CPUs of all ranks here
+            os.environ.pop("OMP_NUM_THREADS", None)
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # one order at a time
         self._agent = subprocess.Popen(

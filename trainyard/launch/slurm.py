@@ -16,6 +16,8 @@ _FINAL = (0, InputError.exit_code, DivergedError.exit_code)
 _STOPPED = (Stopped.exit_code, shell_code(-signal.SIGTERM))
 # The signals themselves too: a rank that gets one before it has started dies by it.
 _REQUEUED = (Requeued.exit_code, *(shell_code(-number) for number in REQUEUE_SIGNALS))
+_LOST_S = 900  # for Slurm to find a lost node; its default is 300
+_AGAIN_S = 5
 _BREAK = " \\\n        "
 _SEED = "$SLURM_ARRAY_TASK_ID"  # an array's indices are the seeds
 
@@ -98,6 +100,8 @@ def script(
         stopped=" | ".join(map(str, _STOPPED)),
         requeued=" | ".join(map(str, _REQUEUED)),
         restarts=restarts,
+        lost=_LOST_S,
+        again=_AGAIN_S,
     )
 
 
@@ -130,6 +134,7 @@ export PYTHONUNBUFFERED=1
 {setup}
 say() {{ echo "$(date '+%F %T') job $SLURM_JOB_ID: $*"; }}
 about() {{ scontrol show job "$SLURM_JOB_ID"; }}
+is_running() {{ about | grep -q JobState=RUNNING; }}
 
 requeue() {{
     say "$*: requeued, to go on from the checkpoint"
@@ -150,8 +155,15 @@ while true; do
             about | grep -q 'PreemptTime=[0-9]' && requeue "preempted"
             exit $code ;;  # stopped by you
     esac
-    # A lost node is no failure: Slurm has taken the job back, and requeues it.
-    about | grep -q JobState=RUNNING || exit $code
+    # A lost node is no failure: srun reaches it no more, until Slurm finds it lost, after its
+    # SlurmdTimeout, and requeues the job.
+    deadline=$((SECONDS + {lost}))
+    until srun true; do
+        is_running && [ $SECONDS -lt $deadline ] || break
+        say "srun does not reach all nodes: waiting for them, or for Slurm to requeue the job"
+        sleep {again}
+    done
+    is_running || exit $code
     say "the ranks have ended with exit code $code" | tee -a "$failures"
     [ "$(wc -l <"$failures")" -le {restarts} ] || exit $code
     say "starting again ($(wc -l <"$failures") of {restarts})"

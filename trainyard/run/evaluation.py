@@ -44,7 +44,7 @@ from trainyard.training.evaluate import evaluate, score_labels
 from trainyard.training.label_scores import LabelScores
 from trainyard.training.precision import AUTOCASTS, use_precision
 from trainyard.training.predictions import Predictions, calibration_error, reassessed_top1, summary
-from trainyard.world import World, check_devices, pick_device, together
+from trainyard.world import World, check_devices, pick_device, together, with_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +136,7 @@ def evaluate_checkpoint(
     Every rank of the world calls it, and gets the result of each data set.
     """
     with init_distributed(world):
-        device = pick_device(world)
+        device = pick_device(world := with_cores(world))
         check_devices(world, device)
         use_precision(config.batch.precision)
         with together(world):

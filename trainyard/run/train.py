@@ -87,7 +87,7 @@ from trainyard.training.saving import Saver
 from trainyard.training.sharding import is_sharded
 from trainyard.training.step import Loss, StepStats
 from trainyard.training.stop import StopSignal
-from trainyard.world import World, check_devices, is_lost_peer, pick_device, together
+from trainyard.world import World, check_devices, is_lost_peer, pick_device, together, with_cores
 
 _OF_CHECKPOINTS = ("save", "roll back")  # phases that wait for the run directory's disk
 _LAG = 8  # steps that replicas may drift apart if they do not wait for each other
@@ -100,7 +100,8 @@ def train(config: RunConfig, folder: str | Path, *, world: World, console: Conso
     stop; raises a TrainyardError, on all ranks, for any problem with recipe, data or folder.
     """
     with init_distributed(world, startup_facts(config)) as watchdog:
-        return _train(config, RunDirectory(Path(folder)), world, console=console, watchdog=watchdog)
+        directory, world = RunDirectory(Path(folder)), with_cores(world)
+        return _train(config, directory, world, console=console, watchdog=watchdog)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -122,6 +122,12 @@ def test_wandb_has_the_recipe_and_the_best(tracked: Path) -> None:
     }
 
 
+def test_wandb_has_no_command_line(tracked: Path) -> None:
+    """It was recorded and uploaded, with the logins and signatures in locations of data."""
+    files = [path for path in (tracked / "a run" / "wandb").rglob("*") if path.is_file()]
+    assert files and [path for path in files if b"--run.keep" in path.read_bytes()] == []
+
+
 def test_wandb_is_given_the_best_checkpoint(tracked: Path) -> None:
     run = tracked / "a run"
     found = records(run / "wandb")

@@ -2,7 +2,9 @@
 
 import os
 import secrets
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,20 +37,21 @@ class WandbTracker:
         silent = wandb.Settings(silent=True)
         wandb.setup(settings=silent)  # otherwise W&B would ask for a key and wait
         try:
-            self._run = wandb.init(
-                project=project,
-                id=_identity(folder),
-                name=folder.path.resolve().name,
-                config=recipe,
-                resume="allow",
-                dir=os.environ.get("WANDB_DIR") or str(folder.path),
-                settings=wandb.Settings(
-                    silent=True,
-                    console="off",
-                    reinit="create_new",  # leaves alone a run of a program that uses this library
-                    finish_timeout=_PATIENCE_S,
-                ),
-            )
+            with _without_arguments():
+                self._run = wandb.init(
+                    project=project,
+                    id=_identity(folder),
+                    name=folder.path.resolve().name,
+                    config=recipe,
+                    resume="allow",
+                    dir=os.environ.get("WANDB_DIR") or str(folder.path),
+                    settings=wandb.Settings(
+                        silent=True,
+                        console="off",
+                        reinit="create_new",  # leaves alone other runs of this process
+                        finish_timeout=_PATIENCE_S,
+                    ),
+                )
         except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise RecipeError(
                 f"watch.wandb: {error} (WANDB_MODE=offline keeps the run on this machine)"
@@ -96,6 +99,16 @@ class WandbTracker:
         # Immutable: otherwise W&B keeps a copy until the upload is done.
         artifact.add_dir(str(checkpoint), policy="immutable")
         self._run.log_artifact(artifact, aliases=["best"])
+
+
+@contextmanager
+def _without_arguments() -> Iterator[None]:
+    """W&B records and uploads the command line, whose locations of data may have logins."""
+    arguments, sys.argv = sys.argv, sys.argv[:1]
+    try:
+        yield
+    finally:
+        sys.argv = arguments
 
 
 def _identity(folder: RunDirectory) -> str:
