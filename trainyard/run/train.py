@@ -48,6 +48,7 @@ from trainyard.run.build import (
     build_run_model,
     build_run_schedule,
     build_step,
+    check_batch_norm,
     check_batches,
     check_decoding,
     check_extra_transform,
@@ -157,6 +158,7 @@ def _built(
         schedule = build_run_schedule(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = build_run_model(config, len(classes))
+        check_batch_norm(config, model, course, world)
         if is_new:
             begun = put_initial_weights(config.model, model, classes)
         else:
