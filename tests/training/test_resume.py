@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,9 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.merge import open_merged
 from trainyard.data.order import training_plan
 from trainyard.data.sampler.plan import EndlessPlan
-from trainyard.errors import CheckpointError, DataError, Requeued, Stopped
-from trainyard.files import RunDirectory, write_text
-from trainyard.run.resume import claim_directory
+from trainyard.errors import CheckpointError, DataError, InputError, Requeued, Stopped
+from trainyard.files import RunDirectory, check_run, find_checkpoint, write_text
+from trainyard.run.resume import claim_directory, is_new_run
 from trainyard.run.train import train
 from trainyard.training import keeping
 from trainyard.training.step import TrainStep
@@ -428,22 +429,45 @@ def test_an_environment_that_is_not_ours(content: str, digits: Path, tmp_path: P
         claim(folder, config, "a")
 
 
-@pytest.mark.parametrize(
-    ("name", "is_folder", "said"),
-    [("metrics.jsonl", True, "Is a directory"), ("stacks", False, "File exists")],
-)
 def test_what_is_in_the_way_of_a_run_is_named(
-    name: str,
-    is_folder: bool,
-    said: str,
-    digits: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     claim(RunDirectory(tmp_path), recipe(digits), "a")
-    (tmp_path / name).mkdir() if is_folder else (tmp_path / name).touch()
+    (tmp_path / "stacks").touch()
     assert run(*words(digits, tmp_path)) == 1
-    assert capsys.readouterr().err == f"trainyard: {tmp_path / name}: {said}\n"
+    assert capsys.readouterr().err == f"trainyard: {tmp_path / 'stacks'}: File exists\n"
+
+
+FILES_OF_A_RUN = (
+    *("recipe.toml", "environment.json", "metrics.jsonl", "quarantine.jsonl", "trackers.json"),
+    *("predictions.npz", ".lock"),
+)
+
+
+@pytest.mark.parametrize("name", FILES_OF_A_RUN)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink(path.name, path)])
+def test_what_is_no_file_is_named(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+    """`train` waited for ever for somebody to write into a pipe."""
+    make(tmp_path / name)
+    (tmp_path / "checkpoints").mkdir()
+    for look in (
+        lambda: is_new_run("auto", RunDirectory(tmp_path), World()),
+        lambda: check_run(tmp_path),
+        lambda: find_checkpoint(tmp_path),
+    ):
+        with pytest.raises(InputError, match=f"{name}: is no regular file"):
+            look()
+
+
+def test_a_recipe_that_is_gone(digits: Path, tmp_path: Path) -> None:
+    """The run went on with any recipe, seed and rate, and wrote that down as if always so."""
+    folder, config = RunDirectory(tmp_path), recipe(digits)
+    claim(folder, config, "a")
+    (folder.checkpoints / "step-00000001").mkdir(parents=True)
+    folder.recipe.unlink()
+    with pytest.raises(CheckpointError, match=r"recipe\.toml is missing.*--run\.resume"):
+        claim(folder, config, "a")
+    assert not folder.recipe.exists()
 
 
 def test_a_run_goes_on_beside_what_is_no_checkpoint(

@@ -19,7 +19,15 @@ from trainyard.course import Course
 from trainyard.data._native import is_built
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import CheckpointError, DataError, DivergedError
-from trainyard.files import RunDirectory, disk_error, find_checkpoint, write_text, writing
+from trainyard.files import (
+    RunDirectory,
+    check_files,
+    disk_error,
+    find_checkpoint,
+    read_json,
+    write_text,
+    writing,
+)
 from trainyard.monitor.environment import describe_environment, versions
 from trainyard.parent import LAUNCHER
 from trainyard.training import checkpoint, keeping
@@ -70,7 +78,7 @@ def claim_directory(
 
 def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
     keeping.check_folder(folder.checkpoints)
-    if folder.recipe.exists() and _has_begun(folder):
+    if _has_begun(folder):
         _check_same_recipe(folder, config)
         _check_same_data(folder, fingerprints)
         return
@@ -129,7 +137,7 @@ def _has_locked_within(seconds: float, lock: int, folder: RunDirectory) -> bool:
 
 
 def _in_use(lock: int, folder: RunDirectory) -> str:
-    holder = os.pread(lock, 100, 0).decode().strip()
+    holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
     return f"{folder.path}: another process trains in it ({holder})"
 
 
@@ -151,6 +159,12 @@ def _has_begun(folder: RunDirectory) -> bool:
 
 
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
+    if not folder.recipe.exists():
+        raise CheckpointError(
+            f"{folder.recipe} is missing, which records the recipe of the run: restore it, or "
+            "start another run from the checkpoint: --run NEW --run.resume "
+            f"{shlex.quote(str(folder.path))}"
+        )
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
         longer = "; to train on from its end, add --run.resume " + shlex.quote(str(folder.path))
@@ -164,7 +178,7 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
 
 def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None:
     try:
-        before = dict(json.loads(folder.environment.read_text())["fingerprints"])
+        before = dict(read_json(folder.environment)["fingerprints"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{folder.environment} cannot be read ({error!r}), which records the data of the run: "
@@ -182,6 +196,7 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
 def is_new_run(asked: str, folder: RunDirectory, world: World) -> bool:
     """True if there is no checkpoint to resume from, so that initial weights are needed."""
     with together(world):
+        check_files(folder.path)
         is_new = asked in ("auto", "never") and not keeping.has_any(folder.checkpoints)
     return gather(world, is_new)[0]
 
