@@ -41,15 +41,17 @@ from tests.runs import (
     words,
 )
 from tests.spawn import spawn, train_joined
+from tests.training.test_checkpoint import state_at
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.merge import open_merged
 from trainyard.data.order import training_plan
 from trainyard.data.sampler.plan import EndlessPlan
 from trainyard.errors import CheckpointError, DataError, InputError, Requeued, Stopped
 from trainyard.files import RunDirectory, check_run, find_checkpoint, write_text
-from trainyard.run.resume import claim_directory, is_new_run
+from trainyard.run.resume import claim_directory, is_new_run, resume
 from trainyard.run.train import train
 from trainyard.training import keeping
+from trainyard.training.keeping import save_checkpoint
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
@@ -414,6 +416,40 @@ def test_a_disk_that_is_full_when_the_run_starts(
     pattern = rf"trainyard: .*/run/{name}: No space left on device: [\d,]+ bytes needed, .* free;.*"
     assert re.fullmatch(pattern + "\n", said)
     assert not (tmp_path / "run" / name).exists()
+
+
+# --- what the last bits depend on ---
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"ranks": "2", "a rank's device": "1 thread, AVX2"}, None),  # no promise is made
+        (
+            {"a rank's device": "1 thread, AVX2"},
+            r"bit for bit.*device: 2 threads, AVX2 -> 1 thread, AVX2$",
+        ),
+        ({"batch.micro": "4"}, r"batch\.micro: auto -> 4; batch norm normalises by the images"),
+    ],
+)
+def test_other_bits_are_expected(change: dict[str, str], said: str | None, tmp_path: Path) -> None:
+    """98.9% became 97.0% by another batch.micro, and 96.43% 96.15% by threads, without a word."""
+    before = {"ranks": "1", "a rank's device": "2 threads, AVX2", "batch.micro": "auto"}
+    saved, state, events = state_at(3), state_at(0), list[dict[str, Any]]()
+    saved.conditions, state.conditions = before, before | change
+    save_checkpoint(saved, RunDirectory(tmp_path).checkpoints, keep=1)
+    resume("auto", RunDirectory(tmp_path), state, world=World(), report=events.append)
+    assert state.step == 3
+    messages = [event["message"] for event in events if event["event"] == "rounding"]
+    assert len(messages) == (said is not None)
+    assert said is None or re.search(said, messages[0])
+
+
+def test_conditions_of_a_run(uninterrupted: dict[str, Path]) -> None:
+    found = progress(newest(uninterrupted["batch norm"]))["conditions"]
+    assert found["ranks"] == "1" and found["batch.micro"] == "auto"
+    assert re.fullmatch(r"\d+ threads?, \w+", found["a rank's device"])
 
 
 # --- what is not ours ---

@@ -13,7 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainyard.compare import PRACTICAL, differences
+import torch
+
+from trainyard.compare import PRACTICAL, ROUNDING, differences
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
 from trainyard.data._native import is_built
@@ -31,6 +33,7 @@ from trainyard.files import (
 from trainyard.monitor.environment import describe_environment, versions
 from trainyard.parent import LAUNCHER
 from trainyard.training import checkpoint, keeping
+from trainyard.training.bn_statistics import batch_norms
 from trainyard.training.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
@@ -51,6 +54,42 @@ def startup_facts(config: RunConfig) -> dict[str, str]:
     # Decoded pixels differ without the extension.
     extension = {"the extension in C": "built" if is_built() else "not built"}
     return {name: f"{number}" for name, number in versions().items()} | extension | of_recipe
+
+
+def conditions(config: RunConfig, world: World, device: torch.device) -> dict[str, str]:
+    """What the last bits of a run depend on besides its recipe; it may change when a run goes on.
+
+    The sums of a CPU are taken in an order that depends on its threads and on its instructions.
+    """
+    if device.type == "cuda":
+        own = torch.cuda.get_device_name(device)
+    else:
+        threads = torch.get_num_threads()
+        own = f"{threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
+    keys = {
+        key: config.model_dump()[key.partition(".")[0]][key.partition(".")[2]] for key in ROUNDING
+    }
+    return {
+        "ranks": f"{world.size}",
+        "a rank's device": " | ".join(sorted(set(gather(world, own)))),
+        "torch": torch.__version__,
+        **{key: f"{value}" for key, value in keys.items()},
+    }
+
+
+def _changed(state: TrainState, path: Path) -> str | None:
+    """What makes the rest of a run differ in the last bits from that without a break, if known."""
+    before, now = checkpoint.read_progress(path).get("conditions", {}), state.conditions
+    if before.get("ranks") != now.get("ranks"):  # no such promise is made then
+        return None
+    changed = [
+        f"{key}: {before[key]} -> {now[key]}" for key in before if before[key] != now.get(key)
+    ]
+    if not changed:
+        return None
+    seen = "batch.micro" in "".join(changed) and batch_norms(state.model)
+    more = "; batch norm normalises by the images of a micro-batch" if seen else ""
+    return f"the run goes on, but not bit for bit as without a break: {', '.join(changed)}{more}"
 
 
 @contextmanager
@@ -230,6 +269,9 @@ def resume(
         report({"kind": "event", "event": "resumed", "message": message, **place})
         if note is not None:
             report({"kind": "event", "event": "replicas", "level": "warning", "message": note})
+        changed = _changed(state, path)
+        if changed is not None:
+            report({"kind": "event", "event": "rounding", "level": "warning", "message": changed})
 
 
 class Seekable(Protocol):

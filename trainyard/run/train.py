@@ -70,6 +70,7 @@ from trainyard.run.pretrained import (
 from trainyard.run.resume import (
     Seekable,
     claim_directory,
+    conditions,
     is_new_run,
     resume,
     roll_back,
@@ -88,7 +89,7 @@ from trainyard.training.saving import Saver
 from trainyard.training.sharding import is_sharded
 from trainyard.training.step import Loss, StepStats
 from trainyard.training.stop import StopSignal
-from trainyard.world import World, check_devices, is_lost_peer, pick_device, together
+from trainyard.world import World, check_devices, gather, is_lost_peer, pick_device, together
 
 _OF_CHECKPOINTS = ("save", "roll back")  # phases that wait for the run directory's disk
 _LAG = 8  # steps that replicas may drift apart if they do not wait for each other
@@ -439,6 +440,7 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
         best_by=run.config.run.best_by,
         classes=list(run.data.train.classes),
         has_lists=has_lists(run.data.train),
+        conditions=conditions(run.config, run.world, run.device),
     )
 
 
@@ -464,6 +466,8 @@ def _evaluate(
         )
     labels, by = labels_of(run.data.val, len(state.classes)), run.config.run.best_by
     found = with_best_average(summary(said, labels), [*state.emas], by)
+    # The first rank's: another processor may round another way, and all must agree on the best.
+    found = gather(run.world, found)[0]
     with together(run.world):
         if run.world.is_first and score(found, by) > score(state.best, by):
             weights = max(said, key=lambda prefix: (found[f"{prefix}{by}"], prefix))

@@ -93,6 +93,7 @@ class _Progress(BaseModel):
     best: _Evaluation
     has_lists: bool = False
     stream: _Stream = _Stream()
+    conditions: dict[str, str] = {}
 
 
 @dataclass
@@ -122,6 +123,8 @@ class TrainState:
     """The key of an evaluation that decides the best; see run.best_by."""
     best: dict[str, Any] = field(default_factory=dict)
     """The evaluation with the highest value of `best_by` so far and its step."""
+    conditions: dict[str, str] = field(default_factory=dict)
+    """What else the last bits of a run depend on: see run/resume.py."""
 
 
 def load_checkpoint(state: TrainState, path: Path) -> str | None:
@@ -376,6 +379,7 @@ def _common(
         "last": state.last,
         "best": state.best,
         "best_by": state.best_by,
+        "conditions": state.conditions,
     }
     return Common(weights, emas, copies(training), json.dumps(progress, indent=2) + "\n")
 
