@@ -29,7 +29,7 @@ def num_parts(share: int, size: int | None) -> int:
 
 
 class MicroBatchSize:
-    """The current micro-batch size. It affects memory, not the result.
+    """The current micro-batch size. It affects memory, and the result by rounding alone.
 
     There are two exceptions, as everywhere: batch norm normalises with the statistics of a
     micro-batch, and the random numbers of dropout and drop path depend on it.
