@@ -337,8 +337,11 @@ def test_the_first_rank_decides_which_evaluation_is_the_best(digits: Path, tmp_p
     config = load_recipe(
         "debug",
         {
-            **{"data.train": f"{digits}/train", "data.val": f"{digits}/val"},
-            **{"run.length": "2 steps", "run.eval_every": "1 step", "data.threads": "1"},
+            "data.train": f"{digits}/train",
+            "data.val": f"{digits}/val",
+            "data.threads": "1",
+            "run.length": "2 steps",
+            "run.eval_every": "1 step",
         },
     )
     one, other = spawn(evaluate_run, 2, config, tmp_path / "run")

@@ -36,7 +36,6 @@ CODES = {  # of the trial; 1 is that of a launcher or rank that lost another
 }
 DEFAULTS = ("env", "--default-signal")  # a job in the background ignores Ctrl-C, and so do its own
 ENDS_S = 120
-RESUMES = "the same command resumes"
 
 
 class Trial(NamedTuple):
@@ -123,16 +122,15 @@ def check_word(trial: Trial, outcome: Outcome, folder: Path) -> str:
         assert saved and saved[-1] == LAST, f"0, and not at its end; see {folder}"
         return "finished"
     assert outcome.code in CODES[trial.number], f"{outcome.code}; see {folder}"
-    if RESUMES in outcome.said:
-        steps = [
-            int(step.replace(",", ""))
-            for step in re.findall(r"stopped at step ([\d,]+)", outcome.said)
-        ]
-        assert saved, f"said to be saved, and is not; see {folder}"
-        assert all(f"step-{step:08d}" in saved for step in steps)
+    stops = re.findall(r"stopped at step ([\d,]+)", outcome.said)
+    promised = {f"step-{int(step.replace(',', '')):08d}" for step in stops}
+    promised |= set(re.findall(r"the same command resumes from (step-\d+)", outcome.said))
+    assert promised <= set(saved), f"{promised - set(saved)} is said to be saved; see {folder}"
+    if promised:
         return "saved as said"
     at_start = not (folder / "run" / "metrics.jsonl").exists()
-    assert trial.number == signal.SIGKILL or trial.way == "| head" or at_start, f"see {folder}"
+    is_unread = trial.way in WAYS[2:]  # the reader has got the signal too, or has ended
+    assert trial.number == signal.SIGKILL or is_unread or at_start, f"see {folder}"
     return "nothing said"
 
 
