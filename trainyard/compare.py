@@ -6,13 +6,17 @@ from trainyard.config import RunConfig, all_keys, explain_unknown_key
 from trainyard.errors import RecipeError
 from trainyard.monitor.config import WatchConfig
 
-# Keys that affect where or how a run executes, but not its results. All others must stay equal
-# when a run directory is resumed; the data is compared by its fingerprint.
+ROUNDING = (
+    *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
+    "average.accumulate",
+)
+"""Practical keys that change the order of sums, and with `batch.micro` what batch norm sees."""
+# Keys that affect where or how a run executes, but not its results, except for ROUNDING. All others
+# must stay equal when a run directory is resumed; the data is compared by its fingerprint.
 PRACTICAL = frozenset(
     (
         *("data.train", "data.val", "data.max_bad", "data.threads", "data.stage", "data.stage_gb"),
-        *("batch.micro", "model.compile", "model.grad_checkpointing", "optim.compile"),
-        "average.accumulate",
+        *ROUNDING,
         *("run.keep", "run.log_every", "run.save_every", "run.resume"),
         *("run.hang_timeout", "run.max_save"),
         *(f"watch.{key}" for key in WatchConfig.model_fields),

@@ -347,7 +347,7 @@ def _load_tree(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise RecipeError(f"{path}: extends itself by way of {seen[-1].name}")
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError(f"{path}: not TOML: {error}") from None
     _rename(tree, path)
     parent = tree.pop("extends", None)
@@ -389,7 +389,7 @@ def _value(key: str, text: str) -> Any:
     for attempt in (text, f"[{text}]")[: 1 if is_location else 2]:
         try:
             value = tomllib.loads(f"value = {attempt}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             continue
         if not is_location or isinstance(value, list):
             is_single = get_origin(annotation) is tuple and not isinstance(value, list)

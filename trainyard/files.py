@@ -9,9 +9,11 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,6 +25,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNWRITABLE = (*_FULL, errno.EROFS)
 Needed = int | Callable[[], int] | None
 """Bytes that a file or folder needs, if known."""
+_MOST_JSON = 2**28  # bytes; class names and checksums take a thousandth
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
@@ -153,9 +156,46 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """A file to read. OSError for any other kind: a pipe may never have a writer, nor a device an
+    end."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return open(fd, "rb")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a run. OSError or ValueError for anything else."""
+    with open_regular(path) as file:
+        content = file.read(_MOST_JSON + 1)
+    if len(content) > _MOST_JSON:
+        raise ValueError(f"larger than {in_words(_MOST_JSON)}")
+    return json_object(content)
+
+
+def json_object(text: str | bytes) -> dict[str, Any]:
+    """The object that a JSON text holds. ValueError for anything else."""
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError("is not a JSON object")
+    return found
+
+
+def why_unreadable(error: Exception) -> str:
+    """The message of an error of torch.load, without its advice on how to switch safety off."""
+    if "Weights only load failed" in str(error):
+        return "it is no file of weights that torch wrote, or is damaged"
+    return re.split(r"\n|\. ", str(error))[0] or type(error).__name__
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -233,6 +273,10 @@ class RunDirectory:
         return self.path / "predictions.npz"
 
     @property
+    def trackers(self) -> Path:
+        return self.path / "trackers.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / ".lock"
 
@@ -245,8 +289,18 @@ class RunDirectory:
         return self.path / "stacks"
 
 
+def check_files(folder: Path) -> None:
+    """InputError if an entry of a run directory is no file, such as a pipe, a device or a loop."""
+    run = RunDirectory(folder)
+    of_json = (run.environment, run.metrics, run.quarantine, run.trackers)
+    for path in (run.recipe, *of_json, run.predictions, run.lock):
+        if os.path.lexists(path) and not path.is_file():
+            raise InputError(f"{path}: is no regular file: move it away")
+
+
 def check_run(folder: Path) -> None:
     """InputError if a folder is no run directory; a run need not have a checkpoint yet."""
+    check_files(folder)
     if _is_run(folder):
         return
     inside = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -269,10 +323,13 @@ def find_checkpoint(target: Path, names: Sequence[str] = ("best", "latest")) -> 
     """
     checkpoints = RunDirectory(target).checkpoints
     if checkpoints.is_dir():
+        check_files(target)
         for name in names:
             if (checkpoints / name).exists():
                 return target, (checkpoints / name).resolve()
         raise CheckpointError(f"{target}: has no checkpoint yet")
     if (target / "manifest.json").is_file():
-        return target.resolve().parent.parent, target.resolve()
+        run = target.resolve().parent.parent
+        check_files(run)
+        return run, target.resolve()
     raise CheckpointError(f"{target}: neither a run directory nor a checkpoint")

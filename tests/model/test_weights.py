@@ -140,6 +140,13 @@ def test_damaged_files_are_one_line(name: str, content: bytes, tmp_path: Path) -
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("classes", ['{"a": 1}', "[1, 2]", "[" * 100_000, "cat, dog"])
+def test_classes_that_are_no_list_of_names_are_passed_over(classes: str, tmp_path: Path) -> None:
+    """Deep JSON was a RecursionError."""
+    save_file({"a": torch.ones(2)}, tmp_path / "a.safetensors", {"classes": classes})
+    assert read_weights(tmp_path / "a.safetensors").classes is None
+
+
 @pytest.mark.parametrize("content", [[1, 2], {}, {"a": 1}, small()["bias"]])
 def test_a_file_without_weights(content: object, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no weights found"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from trainyard.errors import InputError
-from trainyard.monitor.history import read_history
+from trainyard.monitor.history import read_history, score
 
 
 def written(path: Path, *reports: dict[str, Any], end: str = "\n") -> Path:
@@ -39,12 +39,20 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path: Path) -> None:
     assert [report["step"] for report in read_history(path).train] == [1]
 
 
-@pytest.mark.parametrize("line", ["no json", "[]", '{"kind": "train"}', '{"kind": 3, "step": 1}'])
+@pytest.mark.parametrize(
+    "line", ["no json", "[]", '{"kind": "train"}', '{"kind": 3, "step": 1}', "[" * 100_000]
+)
 def test_a_line_of_another_kind_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(f'{{"kind": "event", "step": 0}}\n{line}\n')
     with pytest.raises(InputError, match="line 2"):
         read_history(path)
+
+
+@pytest.mark.parametrize("top1", ["x", None, [0.5]])
+def test_a_score_that_is_no_number_is_below_all(top1: object) -> None:
+    assert score({"top1": top1}, "top1") == -1.0
+    assert score({"top1": top1, "ema_top1": 0.0}, "top1") == 0.0
 
 
 def test_no_file(tmp_path: Path) -> None:

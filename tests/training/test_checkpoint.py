@@ -282,6 +282,18 @@ def test_a_link_to_a_checkpoint_is_one(tmp_path: Path) -> None:
             (lambda progress, key=key: {**progress, key: None}, f"has no {key!r}")
             for key in ("step", "skipped", "roll_backs", "guard", "clock", "classes", "best")
         ),
+        *(
+            (lambda progress, key=key, of=of: {**progress, key: of}, f"has no '{key}.{inner}")
+            for key, inner, of in (
+                ("guard", "running", {"running": "x"}),
+                ("clock", "total", {"total": [1]}),
+                ("clock", "eval", {"total": 1.0, "eval": {}}),
+                ("classes", "1", ["a", 2]),
+                ("last", "step", {"step": "last"}),
+                ("best", "top1", {"step": 1, "top1": [0.5]}),
+                ("stream", "ends", {"ends": 3}),
+            )
+        ),
     ],
 )
 def test_a_progress_that_is_not_ours(
@@ -328,8 +340,32 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
+def pipe(path: Path) -> None:
+    """Nobody writes into it: to read it is to wait for ever."""
+    path.unlink()
+    os.mkfifo(path)
+
+
+def device(path: Path) -> None:
+    """It has no end."""
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def loop(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def deep(path: Path) -> None:
+    path.write_text("[" * 100_000)
+
+
+DAMAGES = [truncate, empty, flip_a_bit, Path.unlink, pipe, device, loop, deep]
+
+
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [truncate, empty, flip_a_bit, Path.unlink])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_the_one_before_a_damaged_one_is_taken(
     damage: Callable[[Path], None], name: str, tmp_path: Path
 ) -> None:
@@ -357,6 +393,46 @@ def test_a_manifest_that_lacks_a_file(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     with_right_checksums(path, [each for each in FILES if each != name])
     assert checkpoint.find_problem(path) == f"manifest.json lacks '{name}'"
+
+
+def test_a_checkpoint_in_the_folder_of_another_step(tmp_path: Path) -> None:
+    """One of step 1, renamed to step 3, was taken for the newest."""
+    save(tmp_path, 1, 2)
+    (tmp_path / "step-00000001").rename(tmp_path / "step-00000003")
+    found, said = newest_good(tmp_path)
+    assert found == "step-00000002"
+    assert said == [f"{tmp_path / 'step-00000003'}: is of step 1: rename the folder back"]
+    aside = (tmp_path / "step-00000002").rename(tmp_path / "before the change")
+    assert checkpoint.find_problem(aside) is None
+
+
+def test_links_that_lead_to_themselves(tmp_path: Path) -> None:
+    """They ended a run at its next save."""
+    save(tmp_path, 1)
+    for name in ("best", "latest"):
+        (tmp_path / name).unlink(missing_ok=True)
+        (tmp_path / name).symlink_to(name)
+    state = state_at(2)
+    state.best = {"step": 2, "top1": 0.5}
+    save_checkpoint(state, tmp_path, keep=1)
+    assert names(tmp_path) == ["best", "latest", "step-00000002"]
+    assert {os.readlink(tmp_path / name) for name in ("best", "latest")} == {"step-00000002"}
+
+
+@pytest.mark.parametrize("content", [b"not torch's", b"PK\3\4 cut", {"scale": 1}, [1, 2]])
+def test_a_training_file_that_is_not_ours(content: Any, tmp_path: Path) -> None:
+    """torch explained how to load it with code in it: "Re-running `torch.load` with ... False"."""
+    path = save(tmp_path, 1)
+    if isinstance(content, bytes):
+        (path / "training.pt").write_bytes(content)
+    else:
+        torch.save(content, path / "training.pt")
+    with_right_checksums(path)
+    with pytest.raises(CheckpointError) as refused:
+        load_checkpoint(state_at(0), path)
+    said = str(refused.value)
+    assert "training.pt" in said
+    assert "\n" not in said and "weights_only" not in said and "False" not in said
 
 
 def test_the_moving_average_is_checked_where_there_is_one(tmp_path: Path) -> None:

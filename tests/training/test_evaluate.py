@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from tests.spawn import spawn
+from tests.spawn import spawn, train_joined
 from tests.steps import CPU
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.feeds import Feeds
@@ -317,3 +317,32 @@ def test_the_forward_pass_has_the_precision_asked_for() -> None:
 def test_without_samples_nothing_breaks() -> None:
     found = evaluate({"": Look()}, [], num_samples=3, world=World(), device=CPU)[""].evaluation()
     assert found == Evaluation(samples=0, bad=3, top1=0, top5=0, loss=0)
+
+
+def evaluate_run(world: World, config: RunConfig, folder: Path) -> list[dict[str, float]]:
+    """A run whose second rank scores a little differently, as another processor may."""
+
+    def scored(*arguments: Any) -> dict[str, float]:
+        found = dict(summary(*arguments))
+        return found | {"top1": found["top1"] - 0.001 * world.rank}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("trainyard.run.train.summary", scored)
+        outcome = train_joined(config, folder, world)
+    return [outcome.last, outcome.best]
+
+
+def test_the_first_rank_decides_which_evaluation_is_the_best(digits: Path, tmp_path: Path) -> None:
+    """Ranks that disagree about it wait for each other in the save of the best one."""
+    config = load_recipe(
+        "debug",
+        {
+            "data.train": f"{digits}/train",
+            "data.val": f"{digits}/val",
+            "data.threads": "1",
+            "run.length": "2 steps",
+            "run.eval_every": "1 step",
+        },
+    )
+    one, other = spawn(evaluate_run, 2, config, tmp_path / "run")
+    assert one == other

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from torch import Tensor, nn
 
 from tests.spawn import spawn
 from tests.steps import Case, flat, global_batch, make_step, share_of, vit
+from trainyard.config import RunConfig, load_recipe
+from trainyard.course import Course, build_course
 from trainyard.errors import RecipeError
+from trainyard.run.build import check_batch_norm
 from trainyard.training.micro import MicroBatchSize, bytes_of_moments, is_out_of_memory
 from trainyard.world import World, total
 
@@ -352,3 +356,48 @@ def test_a_run_with_little_memory_has_the_losses_of_one_with_enough(
 
 LITTLE_MB = 520
 """The activations of all 512 samples would take some 600, and the rest takes some 150."""
+
+
+# --- batch norm, which cannot normalise a single image ---
+
+
+def course_of(config: RunConfig) -> Course:
+    return build_course("4 steps", epoch_samples=99, batch=config.batch.size, image_size=8)
+
+
+@pytest.mark.parametrize(("micro", "sizes"), [(4, [3, 3, 3]), (8, [5, 4]), (None, [9])])
+def test_parts_are_even(micro: int | None, sizes: list[int]) -> None:
+    """9 = 4 + 4 + 1 ended with torch's "Expected more than 1 value per channel"."""
+    model = Small(tiny(batch_norm=True), Shortage(), 0)
+    make_step(model, case=Case(micro=micro))(global_batch(Case(batch=9), 0), 1, None)
+    assert model.sizes[-len(sizes) :] == sizes
+
+
+@pytest.mark.parametrize(
+    ("batch", "micro", "ranks", "says"),
+    [
+        ("1", "auto", 1, "batch.size = 1 leaves a single image .* a larger batch.size$"),
+        ("3", "auto", 2, "batch.size = 3 on 2 ranks leaves .* a larger batch.size, or fewer ranks"),
+        ("8", "1", 1, "batch.size = 8 in parts of batch.micro = 1 leaves .* a larger batch.micro$"),
+        ("3", "2", 1, "batch.size = 3 in parts of batch.micro = 2 leaves a single image"),
+        ("9", "4", 1, None),
+        ("4", "auto", 2, None),
+    ],
+)
+def test_a_single_image_is_refused_before_the_run(
+    batch: str, micro: str, ranks: int, says: str | None
+) -> None:
+    config = load_recipe("debug", {"batch.size": batch, "batch.micro": micro})
+    world = World(0, ranks, 0, ranks)
+    check_batch_norm(config, tiny(), course_of(config), world)  # has no batch norm
+    expected = pytest.raises(RecipeError, match=says) if says else nullcontext()
+    with expected:
+        check_batch_norm(config, tiny(batch_norm=True), course_of(config), world)
+
+
+def test_batch_norm_is_not_halved_to_a_single_image() -> None:
+    size = MicroBatchSize(None, world=World(), phase=lambda step: 0, report=print, least=2)
+    size.halve(4, "full")
+    assert size.size == 2
+    with pytest.raises(RecipeError, match=r"^2 samples do not fit .* batch norm .*\(full\)"):
+        size.halve(4, "full")

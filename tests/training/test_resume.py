@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,17 @@ from tests.runs import (
     words,
 )
 from tests.spawn import spawn, train_joined
+from tests.training.test_checkpoint import state_at
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.merge import open_merged
 from trainyard.data.order import training_plan
 from trainyard.data.sampler.plan import EndlessPlan
-from trainyard.errors import CheckpointError, DataError, Requeued, Stopped
-from trainyard.files import RunDirectory, write_text
-from trainyard.run.resume import claim_directory
+from trainyard.errors import CheckpointError, DataError, InputError, Requeued, Stopped
+from trainyard.files import RunDirectory, check_run, find_checkpoint, write_text
+from trainyard.run.resume import claim_directory, is_new_run, resume
 from trainyard.run.train import train
 from trainyard.training import keeping
+from trainyard.training.keeping import save_checkpoint
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
@@ -415,6 +418,40 @@ def test_a_disk_that_is_full_when_the_run_starts(
     assert not (tmp_path / "run" / name).exists()
 
 
+# --- what the last bits depend on ---
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"ranks": "2", "a rank's device": "1 thread, AVX2"}, None),  # no promise is made
+        (
+            {"a rank's device": "1 thread, AVX2"},
+            r"bit for bit.*device: 2 threads, AVX2 -> 1 thread, AVX2$",
+        ),
+        ({"batch.micro": "4"}, r"batch\.micro: auto -> 4; batch norm normalises by the images"),
+    ],
+)
+def test_other_bits_are_expected(change: dict[str, str], said: str | None, tmp_path: Path) -> None:
+    """98.9% became 97.0% by another batch.micro, and 96.43% 96.15% by threads, without a word."""
+    before = {"ranks": "1", "a rank's device": "2 threads, AVX2", "batch.micro": "auto"}
+    saved, state, events = state_at(3), state_at(0), list[dict[str, Any]]()
+    saved.conditions, state.conditions = before, before | change
+    save_checkpoint(saved, RunDirectory(tmp_path).checkpoints, keep=1)
+    resume("auto", RunDirectory(tmp_path), state, world=World(), report=events.append)
+    assert state.step == 3
+    messages = [event["message"] for event in events if event["event"] == "rounding"]
+    assert len(messages) == (said is not None)
+    assert said is None or re.search(said, messages[0])
+
+
+def test_conditions_of_a_run(uninterrupted: dict[str, Path]) -> None:
+    found = progress(newest(uninterrupted["batch norm"]))["conditions"]
+    assert found["ranks"] == "1" and found["batch.micro"] == "auto"
+    assert re.fullmatch(r"\d+ threads?, \w+", found["a rank's device"])
+
+
 # --- what is not ours ---
 
 
@@ -428,22 +465,45 @@ def test_an_environment_that_is_not_ours(content: str, digits: Path, tmp_path: P
         claim(folder, config, "a")
 
 
-@pytest.mark.parametrize(
-    ("name", "is_folder", "said"),
-    [("metrics.jsonl", True, "Is a directory"), ("stacks", False, "File exists")],
-)
 def test_what_is_in_the_way_of_a_run_is_named(
-    name: str,
-    is_folder: bool,
-    said: str,
-    digits: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     claim(RunDirectory(tmp_path), recipe(digits), "a")
-    (tmp_path / name).mkdir() if is_folder else (tmp_path / name).touch()
+    (tmp_path / "stacks").touch()
     assert run(*words(digits, tmp_path)) == 1
-    assert capsys.readouterr().err == f"trainyard: {tmp_path / name}: {said}\n"
+    assert capsys.readouterr().err == f"trainyard: {tmp_path / 'stacks'}: File exists\n"
+
+
+FILES_OF_A_RUN = (
+    *("recipe.toml", "environment.json", "metrics.jsonl", "quarantine.jsonl", "trackers.json"),
+    *("predictions.npz", ".lock"),
+)
+
+
+@pytest.mark.parametrize("name", FILES_OF_A_RUN)
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink(path.name, path)])
+def test_what_is_no_file_is_named(name: str, make: Callable[[Path], None], tmp_path: Path) -> None:
+    """`train` waited for ever for somebody to write into a pipe."""
+    make(tmp_path / name)
+    (tmp_path / "checkpoints").mkdir()
+    for look in (
+        lambda: is_new_run("auto", RunDirectory(tmp_path), World()),
+        lambda: check_run(tmp_path),
+        lambda: find_checkpoint(tmp_path),
+    ):
+        with pytest.raises(InputError, match=f"{name}: is no regular file"):
+            look()
+
+
+def test_a_recipe_that_is_gone(digits: Path, tmp_path: Path) -> None:
+    """The run went on with any recipe, seed and rate, and wrote that down as if always so."""
+    folder, config = RunDirectory(tmp_path), recipe(digits)
+    claim(folder, config, "a")
+    (folder.checkpoints / "step-00000001").mkdir(parents=True)
+    folder.recipe.unlink()
+    with pytest.raises(CheckpointError, match=r"recipe\.toml is missing.*--run\.resume"):
+        claim(folder, config, "a")
+    assert not folder.recipe.exists()
 
 
 def test_a_run_goes_on_beside_what_is_no_checkpoint(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trainyard.errors import CheckpointError
+from trainyard.files import why_unreadable
 from trainyard.own_code import is_own
 
 Weights = dict[str, Tensor]
@@ -91,7 +92,7 @@ def pretrained_weights(
             model: Any = timm.create_model(name, pretrained=True)
     except Exception as error:  # from any library between here and the hub
         raise CheckpointError(
-            f"{key} = {asked!r}: cannot get the weights of {name}: {_reason(error)}; "
+            f"{key} = {asked!r}: cannot get the weights of {name}: {why_unreadable(error)}; "
             f"without a network, name a file of weights: {key} = 'FILE.safetensors'"
         ) from error
     tag = model.pretrained_cfg.get("tag", "")
@@ -177,7 +178,7 @@ def _header(path: Path) -> dict[str, Any]:
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -199,14 +200,7 @@ def _read_torch(path: Path) -> Any:
                 "from a file: if you trust it, load it with torch.load(..., weights_only=False) "
                 "and save its weights as .safetensors"
             ) from None
-        raise CheckpointError(f"{path}: cannot be read: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    """The message of a torch error, without its advice on how to switch safety off."""
-    if "Weights only load failed" in str(error):
-        return "it is no file of weights that torch wrote, or is damaged"
-    return re.split(r"\n|\. ", str(error))[0] or type(error).__name__
+        raise CheckpointError(f"{path}: cannot be read: {why_unreadable(error)}") from None
 
 
 def _are_weights(value: Any) -> bool:

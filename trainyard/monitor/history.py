@@ -1,10 +1,10 @@
 """Reports of a run from its metrics.jsonl, in the order of training."""
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 from trainyard.errors import InputError
+from trainyard.files import json_object
 from trainyard.monitor.reports import Report
 
 
@@ -21,7 +21,8 @@ def score(evaluation: Report, by: str) -> float:
 
     `by` is the key of the value, as in run.best_by. An empty report scores below all others.
     """
-    return max(float(evaluation.get(key, -1.0)) for key in (by, f"ema_{by}"))
+    values = (evaluation.get(key) for key in (by, f"ema_{by}"))
+    return max((float(value) for value in values if isinstance(value, int | float)), default=-1.0)
 
 
 def read_history(metrics: Path) -> History:
@@ -43,10 +44,10 @@ def read_history(metrics: Path) -> History:
 
 def _parsed(line: str, where: str) -> Report:
     try:
-        report = json.loads(line)
+        report = json_object(line)
         if report["kind"] in ("train", "val", "event") and isinstance(report["step"], int):
-            return dict(report)
-    except (ValueError, KeyError, TypeError):
+            return report
+    except (ValueError, KeyError):
         pass
     raise InputError(f"{where}: is not a report of a run")
 

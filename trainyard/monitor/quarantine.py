@@ -1,13 +1,12 @@
 """Unreadable samples: recorded and counted; too many of them stop the run."""
 
-import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from trainyard.errors import DataError, InputError
-from trainyard.files import JsonLines
+from trainyard.files import JsonLines, json_object
 from trainyard.world import World, gather
 
 
@@ -35,7 +34,7 @@ class Quarantine:
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         for number, line in enumerate(text.splitlines(), start=1):
             try:
-                known = json.loads(line)
+                known = json_object(line)
                 self._seen[known["split"]].add(known["id"])
             except (ValueError, KeyError, TypeError):
                 raise InputError(

@@ -84,7 +84,8 @@ def _open(run: Run) -> Album:
         return Album(
             why_none=f"The validation images are not at hand here ({without_secrets(str(error))})."
         )
-    fingerprint = run.environment.get("fingerprints", {}).get("val")
+    fingerprints = run.environment.get("fingerprints")
+    fingerprint = fingerprints.get("val") if isinstance(fingerprints, dict) else None
     if fingerprint not in (None, index.fingerprint):
         return Album(
             why_none="The validation data is no longer what the run was validated on, so its "

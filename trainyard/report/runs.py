@@ -1,6 +1,5 @@
 """Run directories, also of unfinished runs, and groups of runs that differ in the seed alone."""
 
-import json
 import math
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from trainyard.compare import PRACTICAL
 from trainyard.course import amount_of
 from trainyard.errors import DataError, InputError
-from trainyard.files import RunDirectory, check_run
+from trainyard.files import RunDirectory, check_run, json_object, read_json
 from trainyard.monitor.history import History, read_history
 from trainyard.monitor.reports import Report
 from trainyard.training.recorded import Recorded, load_recorded
@@ -99,7 +98,7 @@ def _names(paths: list[Path]) -> list[str]:
 def _read(path: Path, name: str) -> Run:
     folder, notes = RunDirectory(path), []
     history = read_history(folder.metrics) if folder.metrics.exists() else History([], [], [])
-    text = folder.recipe.read_text(encoding="utf-8") if folder.recipe.exists() else ""
+    text = folder.recipe.read_text("utf-8", "replace") if folder.recipe.exists() else ""
     try:
         recorded = load_recorded(folder.predictions)
     except DataError as error:
@@ -123,7 +122,7 @@ def _read(path: Path, name: str) -> Run:
 def _flat(path: Path, text: str) -> dict[str, Any]:
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{path}: is no TOML ({error})") from None
     return {
         f"{section}.{key}": value
@@ -136,21 +135,19 @@ def _flat(path: Path, text: str) -> dict[str, Any]:
 def _json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if the file is missing or incomplete."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path)
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The objects in a JSON lines file, without an incomplete last line."""
     found = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_text("utf-8", "replace").splitlines() if path.exists() else ():
         try:
-            row = json.loads(line)
+            found.append(json_object(line))
         except ValueError:
             continue
-        found += [row] if isinstance(row, dict) else []
     return found
 
 
@@ -161,7 +158,8 @@ def _checkpoint_file(folder: RunDirectory, name: str) -> Path | None:
 
 def _classes(folder: RunDirectory) -> tuple[str, ...]:
     path = _checkpoint_file(folder, "progress.json")
-    return tuple(map(str, _json(path).get("classes", ()))) if path else ()
+    names = _json(path).get("classes") if path else None
+    return tuple(map(str, names)) if isinstance(names, list) else ()
 
 
 def _parameters(folder: RunDirectory) -> int | None:

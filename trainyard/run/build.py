@@ -45,7 +45,7 @@ from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
-from trainyard.training.micro import MicroBatchSize, bytes_of_moments
+from trainyard.training.micro import MicroBatchSize, bytes_of_moments, num_parts
 from trainyard.training.precision import AUTOCASTS
 from trainyard.training.step import Loss, TrainStep
 from trainyard.training.update import (
@@ -124,6 +124,31 @@ def check_batches(config: RunConfig, course: Course, world: World) -> None:
                 f"take more micro-batches than others, which {in_step} cannot do: make {key} a "
                 "multiple of the number of ranks"
             )
+
+
+def check_batch_norm(config: RunConfig, model: nn.Module, course: Course, world: World) -> None:
+    """RecipeError if a batch norm layer would normalise a single image."""
+    if _least_part(config, model, world) == 1:
+        return
+    asked = None if config.batch.micro == "auto" else config.batch.micro
+    for phase in course.phases:
+        shares = (phase.batch // world.size, -(-phase.batch // world.size))
+        if all(share // num_parts(share, asked) > 1 for share in shares):
+            continue
+        key = "schedule.batch_size" if phase.start else "batch.size"
+        of_ranks = f" on {world.size} ranks" if world.size > 1 else ""
+        parts = f" in parts of batch.micro = {asked}" if asked else ""
+        raise RecipeError(
+            f"{key} = {phase.batch}{of_ranks}{parts} leaves a single image in a forward pass, and "
+            f"batch norm needs two: use a larger {'batch.micro' if asked else key}"
+            f"{', or fewer ranks' if of_ranks else ''}"
+        )
+
+
+def _least_part(config: RunConfig, model: nn.Module, world: World) -> int:
+    """Images that a forward pass needs: 2 for a rank whose batch norm layers see its own alone."""
+    is_shared = world.size > 1 and config.average.batch_norm == "sync"
+    return 2 if batch_norms(model) and not is_shared else 1
 
 
 def waits_in_forward(config: RunConfig, world: World) -> str | None:
@@ -323,7 +348,7 @@ def build_step(
         model=wrapped,
         averager=state.averager,
         loss=loss,
-        micro=_build_micro(config, world=world, course=course, report=report),
+        micro=_build_micro(config, state.model, world=world, course=course, report=report),
         to_reserve=partial(bytes_of_moments, state.model, state.optimizer),
         buffers=Buffers(state.model),
         autocast=AUTOCASTS[config.batch.precision],
@@ -348,7 +373,12 @@ def build_step(
 
 
 def _build_micro(
-    config: RunConfig, *, world: World, course: Course, report: Callable[[str], None]
+    config: RunConfig,
+    model: nn.Module,
+    *,
+    world: World,
+    course: Course,
+    report: Callable[[str], None],
 ) -> MicroBatchSize:
     return MicroBatchSize(
         None if config.batch.micro == "auto" else config.batch.micro,
@@ -356,6 +386,7 @@ def _build_micro(
         phase=lambda step: course.phase(step).start,
         report=report,
         is_tried=waits_in_forward(config, world) is None,
+        least=_least_part(config, model, world),
     )
 
 

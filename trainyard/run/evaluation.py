@@ -1,6 +1,5 @@
 """Evaluation of a checkpoint on one or more data sets."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -32,7 +31,7 @@ from trainyard.data.open_datasets import (
 from trainyard.data.remarks import slow_paths, warn, what_is_left_out
 from trainyard.distributed import init_distributed
 from trainyard.errors import DataError, RecipeError
-from trainyard.files import RunDirectory
+from trainyard.files import RunDirectory, read_json
 from trainyard.monitor.progress import counter
 from trainyard.run.build import build_feeds, check_decoding, trained_model
 from trainyard.run.labels import check_kind, labels_of
@@ -266,8 +265,7 @@ def _other_parts(
     if source_of(config.data, "val").side is None or None not in question.data:
         return []
     try:
-        tree = json.loads(RunDirectory(path.parents[1]).environment.read_text())
-        before = tree["fingerprints"]["val"]
+        before = read_json(RunDirectory(path.parents[1]).environment)["fingerprints"]["val"]
     except (OSError, ValueError, KeyError, TypeError):  # a checkpoint without its run
         return []
     return [

@@ -1,6 +1,5 @@
 """Initial weights of a run: from another run, a file, or timm."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from torch import nn
 
 from trainyard.config import RunConfig, load_recipe, override
 from trainyard.errors import CheckpointError, RecipeError
-from trainyard.files import RunDirectory, find_checkpoint
+from trainyard.files import RunDirectory, find_checkpoint, read_json
 from trainyard.model.adapt import adapt_weights
 from trainyard.model.config import ModelConfig
 from trainyard.model.weights import (
@@ -112,7 +111,7 @@ def _pixels_beside(path: Path, name: str) -> Pixels:
     if (path.parent / "manifest.json").is_file():
         return _pixels_of_run(find_checkpoint(path.parent)[0])
     try:
-        beside = json.loads((path.parent / "config.json").read_text(encoding="utf-8"))
+        beside = read_json(path.parent / "config.json")
         is_of_model = beside["architecture"] == name.partition(".")[0]
         return pixels_in(beside.get("pretrained_cfg", beside)) if is_of_model else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -13,16 +13,27 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainyard.compare import PRACTICAL, differences
+import torch
+
+from trainyard.compare import PRACTICAL, ROUNDING, differences
 from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.course import Course
 from trainyard.data._native import is_built
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import CheckpointError, DataError, DivergedError
-from trainyard.files import RunDirectory, disk_error, find_checkpoint, write_text, writing
+from trainyard.files import (
+    RunDirectory,
+    check_files,
+    disk_error,
+    find_checkpoint,
+    read_json,
+    write_text,
+    writing,
+)
 from trainyard.monitor.environment import describe_environment, versions
 from trainyard.parent import LAUNCHER
 from trainyard.training import checkpoint, keeping
+from trainyard.training.bn_statistics import batch_norms
 from trainyard.training.checkpoint import TrainState
 from trainyard.world import World, gather, together
 
@@ -43,6 +54,42 @@ def startup_facts(config: RunConfig) -> dict[str, str]:
     # Decoded pixels differ without the extension.
     extension = {"the extension in C": "built" if is_built() else "not built"}
     return {name: f"{number}" for name, number in versions().items()} | extension | of_recipe
+
+
+def conditions(config: RunConfig, world: World, device: torch.device) -> dict[str, str]:
+    """What the last bits of a run depend on besides its recipe; it may change when a run goes on.
+
+    The sums of a CPU are taken in an order that depends on its threads and on its instructions.
+    """
+    if device.type == "cuda":
+        own = torch.cuda.get_device_name(device)
+    else:
+        threads = torch.get_num_threads()
+        own = f"{threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
+    keys = {
+        key: config.model_dump()[key.partition(".")[0]][key.partition(".")[2]] for key in ROUNDING
+    }
+    return {
+        "ranks": f"{world.size}",
+        "a rank's device": " | ".join(sorted(set(gather(world, own)))),
+        "torch": torch.__version__,
+        **{key: f"{value}" for key, value in keys.items()},
+    }
+
+
+def _changed(state: TrainState, path: Path) -> str | None:
+    """What makes the rest of a run differ in the last bits from that without a break, if known."""
+    before, now = checkpoint.read_progress(path).get("conditions", {}), state.conditions
+    if before.get("ranks") != now.get("ranks"):  # no such promise is made then
+        return None
+    changed = [
+        f"{key}: {before[key]} -> {now[key]}" for key in before if before[key] != now.get(key)
+    ]
+    if not changed:
+        return None
+    seen = "batch.micro" in "".join(changed) and batch_norms(state.model)
+    more = "; batch norm normalises by the images of a micro-batch" if seen else ""
+    return f"the run goes on, but not bit for bit as without a break: {', '.join(changed)}{more}"
 
 
 @contextmanager
@@ -70,7 +117,7 @@ def claim_directory(
 
 def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
     keeping.check_folder(folder.checkpoints)
-    if folder.recipe.exists() and _has_begun(folder):
+    if _has_begun(folder):
         _check_same_recipe(folder, config)
         _check_same_data(folder, fingerprints)
         return
@@ -129,7 +176,7 @@ def _has_locked_within(seconds: float, lock: int, folder: RunDirectory) -> bool:
 
 
 def _in_use(lock: int, folder: RunDirectory) -> str:
-    holder = os.pread(lock, 100, 0).decode().strip()
+    holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
     return f"{folder.path}: another process trains in it ({holder})"
 
 
@@ -151,6 +198,12 @@ def _has_begun(folder: RunDirectory) -> bool:
 
 
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
+    if not folder.recipe.exists():
+        raise CheckpointError(
+            f"{folder.recipe} is missing, which records the recipe of the run: restore it, or "
+            "start another run from the checkpoint: --run NEW --run.resume "
+            f"{shlex.quote(str(folder.path))}"
+        )
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
         longer = "; to train on from its end, add --run.resume " + shlex.quote(str(folder.path))
@@ -164,7 +217,7 @@ def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
 
 def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None:
     try:
-        before = dict(json.loads(folder.environment.read_text())["fingerprints"])
+        before = dict(read_json(folder.environment)["fingerprints"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{folder.environment} cannot be read ({error!r}), which records the data of the run: "
@@ -182,6 +235,7 @@ def _check_same_data(folder: RunDirectory, fingerprints: dict[str, str]) -> None
 def is_new_run(asked: str, folder: RunDirectory, world: World) -> bool:
     """True if there is no checkpoint to resume from, so that initial weights are needed."""
     with together(world):
+        check_files(folder.path)
         is_new = asked in ("auto", "never") and not keeping.has_any(folder.checkpoints)
     return gather(world, is_new)[0]
 
@@ -215,6 +269,9 @@ def resume(
         report({"kind": "event", "event": "resumed", "message": message, **place})
         if note is not None:
             report({"kind": "event", "event": "replicas", "level": "warning", "message": note})
+        changed = _changed(state, path)
+        if changed is not None:
+            report({"kind": "event", "event": "rounding", "level": "warning", "message": changed})
 
 
 class Seekable(Protocol):

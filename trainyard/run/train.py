@@ -48,6 +48,7 @@ from trainyard.run.build import (
     build_run_model,
     build_run_schedule,
     build_step,
+    check_batch_norm,
     check_batches,
     check_decoding,
     check_extra_transform,
@@ -69,6 +70,7 @@ from trainyard.run.pretrained import (
 from trainyard.run.resume import (
     Seekable,
     claim_directory,
+    conditions,
     is_new_run,
     resume,
     roll_back,
@@ -87,7 +89,15 @@ from trainyard.training.saving import Saver
 from trainyard.training.sharding import is_sharded
 from trainyard.training.step import Loss, StepStats
 from trainyard.training.stop import StopSignal
-from trainyard.world import World, check_devices, is_lost_peer, pick_device, together, with_cores
+from trainyard.world import (
+    World,
+    check_devices,
+    gather,
+    is_lost_peer,
+    pick_device,
+    together,
+    with_cores,
+)
 
 _OF_CHECKPOINTS = ("save", "roll back")  # phases that wait for the run directory's disk
 _LAG = 8  # steps that replicas may drift apart if they do not wait for each other
@@ -158,6 +168,7 @@ def _built(
         schedule = build_run_schedule(config, course)
         torch.manual_seed(config.run.seed)  # the same first weights on every rank
         model = build_run_model(config, len(classes))
+        check_batch_norm(config, model, course, world)
         if is_new:
             begun = put_initial_weights(config.model, model, classes)
         else:
@@ -438,6 +449,7 @@ def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:
         best_by=run.config.run.best_by,
         classes=list(run.data.train.classes),
         has_lists=has_lists(run.data.train),
+        conditions=conditions(run.config, run.world, run.device),
     )
 
 
@@ -463,6 +475,8 @@ def _evaluate(
         )
     labels, by = labels_of(run.data.val, len(state.classes)), run.config.run.best_by
     found = with_best_average(summary(said, labels), [*state.emas], by)
+    # The first rank's: another processor may round another way, and all must agree on the best.
+    found = gather(run.world, found)[0]
     with together(run.world):
         if run.world.is_first and score(found, by) > score(state.best, by):
             weights = max(said, key=lambda prefix: (found[f"{prefix}{by}"], prefix))

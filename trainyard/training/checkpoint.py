@@ -18,17 +18,17 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
+from pydantic import BaseModel, NonNegativeInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
 from trainyard.averaging.base import Averager
 from trainyard.errors import CheckpointError
-from trainyard.files import fsync, sha256
+from trainyard.files import fsync, read_json, sha256, why_unreadable
 from trainyard.monitor.clock import Clock
 from trainyard.training.guard import Guard
 from trainyard.training.host_memory import HostCopies
@@ -57,17 +57,43 @@ _MODEL, _TRAINING, _PROGRESS, _MANIFEST = (
     "manifest.json",
 )
 _REPLICAS = "replicas"
-_KINDS = {
-    "step": int,
-    "skipped": int,
-    "roll_backs": int,
-    "guard": dict,
-    "clock": dict,
-    "classes": list,
-    "last": dict,
-    "best": dict,
-}
-"""Required entries of progress.json, with their types."""
+_STEP_OF = re.compile(r"step-(\d+)")
+
+
+class _Count(BaseModel):
+    running: NonNegativeInt
+
+
+class _Seconds(BaseModel, extra="allow"):
+    __pydantic_extra__: dict[str, float]
+    total: float
+
+
+class _Evaluation(BaseModel, extra="allow"):
+    __pydantic_extra__: dict[str, float | str | None]
+    step: NonNegativeInt = 0
+
+
+class _Stream(BaseModel):
+    ranks: int = 0
+    ends: list[int] = []
+    seen: int = 0
+
+
+class _Progress(BaseModel):
+    """Types of the entries of progress.json."""
+
+    step: NonNegativeInt
+    skipped: NonNegativeInt
+    roll_backs: NonNegativeInt
+    guard: _Count
+    clock: _Seconds
+    classes: list[str]
+    last: _Evaluation
+    best: _Evaluation
+    has_lists: bool = False
+    stream: _Stream = _Stream()
+    conditions: dict[str, str] = {}
 
 
 @dataclass
@@ -97,6 +123,8 @@ class TrainState:
     """The key of an evaluation that decides the best; see run.best_by."""
     best: dict[str, Any] = field(default_factory=dict)
     """The evaluation with the highest value of `best_by` so far and its step."""
+    conditions: dict[str, str] = field(default_factory=dict)
+    """What else the last bits of a run depend on: see run/resume.py."""
 
 
 def load_checkpoint(state: TrainState, path: Path) -> str | None:
@@ -108,6 +136,23 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
                 f"{path}: has no {_file(path, name).name}, because its run had another "
                 "model.ema_decay, or none"
             )
+    try:
+        note = _load_training(state, path)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: {_TRAINING} is not as Trainyard writes it ({error!r})"
+        ) from None
+    state.guard.load_state_dict(progress["guard"])
+    state.clock.load_state_dict(progress["clock"])
+    state.step, state.skipped = progress["step"], progress["skipped"]
+    state.stream.clear()
+    state.stream.update(progress.get("stream", {}))  # in place: the feed shares it
+    state.roll_backs = progress["roll_backs"]
+    state.last, state.best = progress["last"], progress["best"]
+    return note
+
+
+def _load_training(state: TrainState, path: Path) -> str | None:
     training = _load(path / _TRAINING)
     if has_shards(path):
         from trainyard.training.shards import read_shards
@@ -117,16 +162,8 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
             own |= moments.get(number, {})
     else:
         _put_all_weights(state, path, training)
-    note = _load_replica(state, path, training)
     state.scale.load_state_dict(training["scale"])
-    state.guard.load_state_dict(progress["guard"])
-    state.clock.load_state_dict(progress["clock"])
-    state.step, state.skipped = progress["step"], progress["skipped"]
-    state.stream.clear()
-    state.stream.update(progress.get("stream", {}))  # in place: the feed shares it
-    state.roll_backs = progress["roll_backs"]
-    state.last, state.best = progress["last"], progress["best"]
-    return note
+    return _load_replica(state, path, training)
 
 
 def _put_all_weights(state: TrainState, path: Path, training: dict[str, Any]) -> None:
@@ -176,30 +213,41 @@ def load_weights(path: Path, weights: str = "") -> dict[str, torch.Tensor]:
 def _load(file: Path) -> dict[str, Any]:
     try:
         loaded: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, UnpicklingError) as error:
-        reason = str(error).partition("\n")[0]  # torch then explains how to switch safety off
-        raise CheckpointError(f"{file.parent}: {file.name} cannot be read: {reason}") from None
+    except Exception as error:  # a damaged file raises many kinds of errors
+        raise CheckpointError(
+            f"{file.parent}: {file.name} cannot be read: {why_unreadable(error)}"
+        ) from None
     return loaded
 
 
 def read_progress(path: Path) -> dict[str, Any]:
     """The content of progress.json: step, best evaluation, class names and so on."""
     try:
-        progress: Any = json.loads((path / _PROGRESS).read_text())
+        return _progress(path)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(progress, dict):
-        raise CheckpointError(f"{path}: {_PROGRESS} is not a JSON object")
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _progress(path: Path) -> dict[str, Any]:
+    """Like `read_progress`; ValueError for a content that is not Trainyard's."""
+    try:
+        progress = read_json(path / _PROGRESS)
+        if progress.get("version") == VERSION:
+            _Progress.model_validate(progress, strict=True)
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ValueError(f"{_PROGRESS} has no {key!r}, or not of its kind") from None
+    except ValueError as error:
+        raise ValueError(f"{_PROGRESS} cannot be read: {error}") from None
     if progress.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path}: has version {progress.get('version')}, this version of Trainyard reads "
-            f"{VERSION}; "
+        raise ValueError(
+            f"has version {progress.get('version')}, this version of Trainyard reads {VERSION}; "
             "use the Trainyard that wrote it"
         )
-    for name, kind in _KINDS.items():
-        if not isinstance(progress.get(name), kind):
-            raise CheckpointError(f"{path}: {_PROGRESS} has no {name!r}, or not of its kind")
-    return dict(progress)
+    named = _STEP_OF.fullmatch(path.name)  # a copy set aside may have any other name
+    if named and int(named[1]) != progress["step"]:
+        raise ValueError(f"is of step {progress['step']:,}: rename the folder back")
+    return progress
 
 
 def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
@@ -218,7 +266,7 @@ def find_problem(path: Path) -> str | None:
     if not path.is_dir():
         return "is not a folder" if os.path.lexists(path) else "no such checkpoint"
     try:
-        manifest = json.loads((path / _MANIFEST).read_text())
+        manifest = read_json(path / _MANIFEST)
         there = {_MODEL, _TRAINING, _PROGRESS, *(_file(path, n).name for n in averages(path))}
         for name in sorted(there | manifest.keys()):
             if sha256(path / name) != manifest[name]:
@@ -227,8 +275,14 @@ def find_problem(path: Path) -> str | None:
         return f"{Path(error.filename).name} is missing"
     except KeyError as error:
         return f"manifest.json lacks {error}"
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except OSError as error:
+        return f"{Path(error.filename).name}: {error.strerror}"
+    except ValueError as error:
         return f"manifest.json is unreadable ({error})"
+    try:
+        _progress(path)
+    except (OSError, ValueError) as error:
+        return str(error)
     return None
 
 
@@ -325,6 +379,7 @@ def _common(
         "last": state.last,
         "best": state.best,
         "best_by": state.best_by,
+        "conditions": state.conditions,
     }
     return Common(weights, emas, copies(training), json.dumps(progress, indent=2) + "\n")
 

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from os.path import realpath
 from pathlib import Path
 
 from trainyard.errors import CheckpointError
@@ -146,7 +147,7 @@ def drop_after(folder: Path, path: Path) -> None:
 def point_best(folder: Path, step: int) -> None:
     """Point `best` at the checkpoint of the best evaluation's step, if it exists."""
     best = path_of(folder, step)
-    if best.is_dir() and (folder / "best").resolve() != best.resolve():
+    if best.is_dir() and realpath(folder / "best") != realpath(best):
         point(folder / "best", best)
 
 
@@ -158,15 +159,15 @@ def point(link: Path, target: Path) -> None:
 
 
 def _prune(folder: Path, keep: int) -> None:
-    kept = {(folder / name).resolve() for name in ("latest", "best")}
+    kept = {realpath(folder / name) for name in ("latest", "best")}  # even if one leads to itself
     # Checkpoints saved during skipped updates do not count: a rollback may need an older one.
-    clean = [path.resolve() for path in _checkpoints(folder) if _is_finite(path)][-keep:]
+    clean = [path for path in _checkpoints(folder) if _is_finite(path)][-keep:]
     best_then = [read_progress(path)["best"].get("step", 0) for path in clean[-1:]]
-    kept |= {*clean, *(path_of(folder, step).resolve() for step in best_then)}
+    kept |= {*map(realpath, clean), *(realpath(path_of(folder, step)) for step in best_then)}
     # Data without an index can change its number of ranks only at the end of a pass.
-    kept |= {path.resolve() for path in [*filter(_ends_pass, _checkpoints(folder))][-1:]}
+    kept |= {realpath(path) for path in [*filter(_ends_pass, _checkpoints(folder))][-1:]}
     for path in _checkpoints(folder):
-        if path.resolve() not in kept:
+        if realpath(path) not in kept:
             _remove(_hide(path))
 
 

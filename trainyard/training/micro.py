@@ -22,8 +22,14 @@ _SIGNS = (
 )
 
 
+def num_parts(share: int, size: int | None) -> int:
+    """Micro-batches of at most `size` samples that a rank's share takes; they are equal but for one
+    sample, since batch norm cannot normalise a small rest."""
+    return max(1, -(-share // (size or max(share, 1))))
+
+
 class MicroBatchSize:
-    """The current micro-batch size. It affects memory, not the result.
+    """The current micro-batch size. It affects memory, and the result by rounding alone.
 
     There are two exceptions, as everywhere: batch norm normalises with the statistics of a
     micro-batch, and the random numbers of dropout and drop path depend on it.
@@ -37,15 +43,17 @@ class MicroBatchSize:
         phase: Callable[[int], int],
         report: Callable[[str], None],
         is_tried: bool = True,
+        least: int = 1,
     ) -> None:
         """`size` None takes a rank's whole share. `phase` maps a step to its phase, in which
         batches and images keep their size. `report` receives a message if a size did not fit.
         Without `is_tried` the size is fixed: no rank can repeat a step that involves all of them,
-        and gradients that sharded weights have added up cannot be dropped.
+        and gradients that sharded weights have added up cannot be dropped. `least`: samples that
+        every part needs; 2 with batch norm.
         """
         self.size = self._asked = size
         self._world, self._phase, self._report = world, phase, report
-        self._is_tried = is_tried
+        self._is_tried, self._least = is_tried, least
         self._tried: set[int] = set()
 
     def begins(self, step: int) -> bool:
@@ -63,7 +71,7 @@ class MicroBatchSize:
     def halve(self, share: int, reason: str) -> None:
         """Halve the size after an out-of-memory error in a batch of `share` samples.
 
-        RecipeError at one sample, and if sizes are not tried.
+        RecipeError if the parts would be too small, and if sizes are not tried.
         """
         now = min(self.size or share, share)
         if not self._is_tried and now > 1:
@@ -71,12 +79,15 @@ class MicroBatchSize:
                 f"out of memory with {now} samples at a time, and ranks that communicate inside "
                 f"the model cannot try fewer: set a smaller batch.micro ({reason})"
             )
-        if now <= 1:
+        half = -(-now // 2)
+        if now <= 1 or share // num_parts(share, half) < self._least:
+            few = "a single sample does" if now <= 1 else f"{now} samples do"
+            why = "" if now <= 1 else ", and batch norm cannot normalise a single one"
             raise RecipeError(
-                "a single sample does not fit into the memory of the device: use a smaller model "
-                f"or data.image_size, or set model.grad_checkpointing = true ({reason})"
+                f"{few} not fit into the memory of the device{why}: use a smaller model or "
+                f"data.image_size, or set model.grad_checkpointing = true ({reason})"
             )
-        self.size = -(-now // 2)
+        self.size = half
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 

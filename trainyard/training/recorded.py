@@ -4,7 +4,6 @@ import io
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,5 +53,5 @@ def load_recorded(path: Path) -> Recorded | None:
             said = kind(**{field.name: columns[field.name] for field in fields(kind)})
             step, weights = int(columns["step"]), str(columns["weights"])
             return Recorded(step, weights, columns["labels"], said)
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    except Exception as error:  # a damaged file raises many kinds of errors
         raise DataError(f"{path}: cannot be read ({error}): remove it") from None

@@ -14,7 +14,7 @@ from trainyard.averaging.base import Averager
 from trainyard.errors import RecipeError
 from trainyard.monitor.clock import Stopwatch
 from trainyard.training.buffers import Buffers
-from trainyard.training.micro import MicroBatchSize, is_out_of_memory, reserved
+from trainyard.training.micro import MicroBatchSize, is_out_of_memory, num_parts, reserved
 from trainyard.training.precision import autocast
 from trainyard.training.update import Update
 from trainyard.world import World, seed_generators
@@ -248,7 +248,7 @@ def _seed_of(*key: int) -> int:
 
 
 def _split(batch: Batch, micro: int | None) -> Iterator[MicroBatch]:
-    size = micro or max(len(batch.labels), 1)
+    count = num_parts(len(batch.labels), micro)
     columns = (getattr(batch, name) for name in MicroBatch._fields)
-    for parts in zip(*(torch.split(column, size) for column in columns), strict=True):
+    for parts in zip(*(torch.tensor_split(column, count) for column in columns), strict=True):
         yield MicroBatch(*parts)

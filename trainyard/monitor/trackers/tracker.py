@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainyard.errors import RecipeError
-from trainyard.files import write_text
+from trainyard.files import RunDirectory, read_json, write_text
 from trainyard.installation import install_hint
 from trainyard.monitor.history import read_history, score
 from trainyard.monitor.reports import Report
@@ -54,22 +54,22 @@ class TrackerIds:
     """Ids of a run at trackers, kept in trackers.json of the run directory."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "trackers.json"
+        self._path = RunDirectory(folder).trackers
 
     def recall(self, tracker: str) -> str | None:
         """The id at a tracker, or None. RecipeError if the file is not Trainyard's."""
         try:
-            known = json.loads(self._path.read_text(encoding="utf-8")).get(tracker)
+            known = read_json(self._path).get(tracker)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             raise RecipeError(
                 f"{self._path} cannot be read ({error}): remove it; trackers then start a new run"
             ) from None
         return None if known is None else str(known)
 
     def keep(self, tracker: str, name: str) -> None:
-        known = json.loads(self._path.read_text()) if self._path.exists() else {}
+        known = read_json(self._path) if self._path.exists() else {}
         write_text(self._path, json.dumps(known | {tracker: name}, indent=2) + "\n")
 
 
