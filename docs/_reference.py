@@ -13,7 +13,7 @@ import annotated_types
 
 import trainyard
 from trainyard import errors
-from trainyard.__main__ import _parser
+from trainyard.command_line import _parser
 from trainyard.config import RunConfig, builtin_recipes
 from trainyard.course import Duration, Length, SizeStage, Stage
 from trainyard.data.config import Size

@@ -365,7 +365,7 @@ def test_wrong_paths_are_reported_before_torch_is_loaded(finished: Path, tmp_pat
         ["train", "photos", "--data.train", nowhere, "--data.val", nowhere],
     ]
     program = (
-        "import sys\nfrom trainyard.__main__ import main\n"
+        "import sys\nfrom trainyard.command_line import main\n"
         f"codes = [main(words) for words in {commands!r}]\n"
         "assert set(codes) == {2}, codes\nassert 'torch' not in sys.modules"
     )

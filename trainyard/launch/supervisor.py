@@ -225,10 +225,7 @@ class Attempt:
     def _take(self, event: Event) -> None:
         match event:
             case Line(rank=rank):
-                try:
-                    self._show(self._host_of[rank], event)
-                except OSError:  # the reader of stdout is gone (`| head`): like a closed terminal
-                    self._events.put(Signal(signal.SIGHUP))
+                self._show(self._host_of[rank], event)
             case End(rank=rank, code=code):
                 self.codes[rank] = code
                 if code:
