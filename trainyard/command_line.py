@@ -4,6 +4,7 @@ Heavy imports wait until a command needs them, so that --help answers at once.
 """
 
 import argparse
+import errno
 import os
 import re
 import sys
@@ -39,6 +40,7 @@ from trainyard.streams import lost_output
 from trainyard.world import World
 
 _NOT_AS_IT_SHOULD_BE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 _RUNS = ("train", "launch")
 _LOAD_TORCH = ("train", "evaluate", "predict", "export", "estimate", "doctor", "bench")
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("trainyard: interrupted", file=sys.stderr)
         return Stopped.exit_code
     except Exception as error:
-        told = _of_the_disk(error)
+        told = _of_a_file(error)
         if told is None:
             raise
         return say(told)
@@ -107,13 +109,15 @@ def _first_line(options: argparse.Namespace) -> str | None:
     return "reading" if options.command == "report" else None
 
 
-def _of_the_disk(error: Exception) -> TrainyardError | None:
-    """The error to print for a full disk, or for a file of the wrong kind or mode; else None."""
+def _of_a_file(error: Exception) -> TrainyardError | None:
+    """The error to print for a full disk, or a file of a wrong name, kind or mode; else None."""
     name = getattr(error, "filename", None)
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
     full = disk_error(error, path or Path())
     if full is not None and path is None:
         return TrainyardError(f"{os.strerror(full.errno or 0)}: free some space")
+    if path is not None and isinstance(error, OSError) and error.errno in _NO_PATH:
+        return InputError(f"{path}: {error.strerror}")
     if path is not None and isinstance(error, _NOT_AS_IT_SHOULD_BE):
         return TrainyardError(f"{path}: {error.strerror}")
     return full
