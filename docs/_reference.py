@@ -14,7 +14,7 @@ import annotated_types
 
 import trainyard
 from trainyard import errors
-from trainyard.__main__ import _parser
+from trainyard.command_line import _parser
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
 from trainyard.course import Duration, Length, SizeStage, Stage
 from trainyard.data.config import Size

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from trainyard.__main__ import main
+from trainyard.command_line import main
 
 SHORT = ("--run.length", "2 steps", "--run.log_every", "1 steps", "--data.threads", "1")
 """Options of a run that is over in a second."""

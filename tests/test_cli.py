@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import SHORT, Capture, newest, shown
-from trainyard.__main__ import main, split_overrides
+from trainyard.command_line import main, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
 
 
@@ -142,7 +142,7 @@ def test_launch_dry_run(capsys: Capture, digits: Path, tmp_path: Path) -> None:
 def test_help_imports_nothing_heavy(command: list[str]) -> None:
     """This is what keeps `--help` under half a second."""
     code = (
-        "import sys; from trainyard.__main__ import main\n"
+        "import sys; from trainyard.command_line import main\n"
         f"try: main({[*command, '--help']})\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'numpy', 'pydantic', 'rich', 'timm', 'PIL'} & set(sys.modules)))"

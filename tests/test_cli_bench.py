@@ -73,7 +73,7 @@ def test_a_saved_seek_table_is_noticed_and_packed_data_has_no_use_for_one(
 
 def test_it_works_without_the_extension(jpegs: Path) -> None:
     code = "import sys; sys.modules['trainyard.data._native.core'] = None\n"
-    code += "from trainyard.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    code += "from trainyard.command_line import main; sys.exit(main(sys.argv[1:]))"
     words = [sys.executable, "-c", code, "bench", "loader", str(jpegs), *BRIEF, "--json"]
     result = subprocess.run(words, capture_output=True, text=True, check=True)
     found = json.loads(result.stdout)

@@ -234,6 +234,36 @@ def test_wrong_models(
     assert not folder.exists()  # the corrected recipe may have it
 
 
+LONG_NAME = "x" * 256
+LONG_PATH = "/".join(["y" * 99] * 50)
+LOOP = "loop"  # a link to itself
+
+
+@pytest.mark.parametrize("name", [LONG_NAME, LONG_PATH, LOOP], ids=["name", "path", "loop"])
+@pytest.mark.parametrize("command", ["train debug --data {0} --run", "report", "evaluate"])
+def test_a_path_that_no_file_can_have(
+    command: str,
+    name: str,
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / LOOP).symlink_to(LOOP)
+    assert name in complaint(capsys, *command.format(digits).split(), name)
+
+
+def test_a_run_directory_without_room_for_the_paths_in_it(
+    digits: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """It can be made, and the first checkpoint, after 10 minutes, cannot."""
+    folder = tmp_path / LONG_PATH[: 4_060 - len(str(tmp_path))]
+    said = complaint(capsys, "train", "debug", "--data", digits, "--run", folder)
+    assert "cannot be a run directory (File name too long)" in said
+    assert [*tmp_path.iterdir()] == []
+
+
 # --- wrong data ---
 
 
@@ -365,7 +395,7 @@ def test_wrong_paths_are_reported_before_torch_is_loaded(finished: Path, tmp_pat
         ["train", "photos", "--data.train", nowhere, "--data.val", nowhere],
     ]
     program = (
-        "import sys\nfrom trainyard.__main__ import main\n"
+        "import sys\nfrom trainyard.command_line import main\n"
         f"codes = [main(words) for words in {commands!r}]\n"
         "assert set(codes) == {2}, codes\nassert 'torch' not in sys.modules"
     )

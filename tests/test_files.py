@@ -5,11 +5,13 @@ import hashlib
 import json
 import os
 import re
+import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.command_line import SHORT, run
 from tests.full_disk import full_disk
 from trainyard.errors import DiskError, TrainyardError
 from trainyard.files import (
@@ -224,3 +226,20 @@ def test_other_errors_are_not_those_of_a_disk(tmp_path: Path) -> None:
     with pytest.raises(PermissionError) as caught, atomic_write(tmp_path / "file"):
         raise denied
     assert caught.value is denied
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o077])
+def test_all_files_of_a_run_have_the_mode_that_the_umask_says(
+    umask: int, digits: Path, tmp_path: Path
+) -> None:
+    """Weights were the owner's alone and the lock never the group's, who could not go on."""
+    where = ("--data", digits, "--run", tmp_path / "run")
+    before = os.umask(umask)
+    try:
+        assert run("train", "debug", *where, *SHORT, "--model.ema_decay", "0.9", "--quiet") == 0
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in files}
+    assert {"model.safetensors", "ema.safetensors", ".lock", "report.html"} <= modes.keys()
+    assert {*modes.values()} == {0o666 & ~umask}

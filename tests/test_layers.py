@@ -24,6 +24,7 @@ LEVELS = [
         "printable",
         "children",
         "early_stop",
+        "streams",
         "own_code",
     },
     {"data", "model", "optim", "averaging", "monitor"},
@@ -34,7 +35,7 @@ LEVELS = [
     {"classifier"},
     {"api"},
     {"doctor", "estimate", "export", "launch", "report"},
-    {"commands", "__main__"},
+    {"commands", "command_line", "__main__"},
 ]
 SIBLINGS = {
     ("world", "errors"),
@@ -49,7 +50,8 @@ SIBLINGS = {
     ("own_code", "printable"),
     ("hardware", "errors"),
     ("hardware", "hints"),
-    ("__main__", "commands"),
+    ("__main__", "command_line"),
+    ("command_line", "commands"),
 }
 # The loop and the step know protocols only: run/ builds what they use, and hands it in.
 FORBIDDEN_TO_TRAINING = {"data", "model", "optim"}

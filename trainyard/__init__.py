@@ -8,11 +8,12 @@
 imported on first use, so that `import trainyard` stays light.
 """
 
-import importlib
 import os
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # typing takes longer to import than this module
 if TYPE_CHECKING:
+    from typing import Any
+
     from trainyard.api import evaluate, history, predictions, train
     from trainyard.classifier import Classifier, load
     from trainyard.config import RunConfig, load_recipe
@@ -77,7 +78,9 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
+    import importlib
+
     for home, names in _HOMES.items():
         if name in names:
             return getattr(importlib.import_module(home), name)

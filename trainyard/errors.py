@@ -9,7 +9,7 @@ TrainyardError          1
 ├── LoaderError         1   the loader process failed or died
 ├── DivergedError       3   gradients stay infinite or NaN, and rolling back did not help
 ├── PeerError           1   another rank failed and prints why; this one stops with it
-└── Stopped           130   stopped by Ctrl-C or SIGTERM, checkpoint saved
+└── Stopped           130   stopped by Ctrl-C, SIGTERM or SIGHUP; what was trained is saved
     └── Requeued       75   stopped by SIGUSR1 or SIGUSR2, to be started again
 """
 
@@ -70,3 +70,9 @@ class Stopped(TrainyardError):
 
 class Requeued(Stopped):
     exit_code = 75
+
+
+class NotSaved(KeyboardInterrupt):
+    """A second Ctrl-C during training: it ends at once, and the last steps are lost."""
+
+    exit_code = 1

@@ -132,6 +132,16 @@ def remove_parts(path: Path) -> None:
         part.unlink(missing_ok=True)
 
 
+def use_umask(path: Path) -> None:
+    """Give a file the mode of other new files: safetensors makes its files for the owner alone."""
+    like = part_of(path)
+    like.touch()
+    try:
+        shutil.copymode(like, path)
+    finally:
+        like.unlink()
+
+
 def is_at(path: Path, fd: int) -> bool:
     """True if an open file or folder is still at a path, neither removed nor replaced."""
     try:

@@ -327,17 +327,23 @@ def test_the_death_of_the_loader_is_noticed_within_a_second(index: Index) -> Non
         begun_at = time.monotonic()
         timer = threading.Timer(0.3, os.kill, (loader._process.pid, signal.SIGKILL))
         timer.start()
-        with pytest.raises(LoaderError, match=r"died \(signal 9\)"):
+        with pytest.raises(LoaderError, match=r"died \(signal 9\); .*out of memory"):
             for _ in loader:
                 pass
         assert time.monotonic() - begun_at < 1.3
         timer.join()
 
 
-def test_a_loader_that_cannot_start_says_so(index: Index, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("trainyard.data.loader.loader._COMMAND", (sys.executable, "-c", "exit(3)"))
-    with pytest.raises(LoaderError, match=r"died \(exit code 3\)"), Loader(index, spec()) as loader:
+def test_a_loader_that_cannot_start_says_why(
+    index: Index, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Memory was blamed, as for signal 9, and the module that was not to be imported was not."""
+    command = (sys.executable, "-c", "import no_such_module")
+    monkeypatch.setattr("trainyard.data.loader.loader._COMMAND", command)
+    why = r"died \(exit code 1\); its last message: \w+: No module named 'no_such_module'$"
+    with pytest.raises(LoaderError, match=why), Loader(index, spec()) as loader:
         next(loader)
+    assert capsys.readouterr().err.startswith("Traceback (most recent call last):")
 
 
 def test_a_loader_that_hangs_up_and_stays_is_an_error_and_ends(

@@ -12,7 +12,7 @@ import torch
 
 from tests.spawn import _CONTEXT
 from tests.web import free_port
-from trainyard.__main__ import end, main, say
+from trainyard.command_line import end, main, say
 from trainyard.distributed import discover, init_distributed
 from trainyard.errors import TrainyardError
 from trainyard.world import World, gather

@@ -20,7 +20,7 @@ from tests.distributed.test_losses import said, words_of
 from tests.launch.test_local import check_reports, process_of
 from tests.spawn import launch
 from tests.test_cli_signals import Started, has_begun, has_saved, started, wait_for
-from trainyard.__main__ import end
+from trainyard.command_line import end
 from trainyard.data.device.feed import TrainingFeed
 from trainyard.distributed import heartbeat, watchdog
 from trainyard.distributed.hang import hanging

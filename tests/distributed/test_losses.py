@@ -22,8 +22,8 @@ from tests.runs import curve
 from tests.spawn import launch
 from tests.test_cli_signals import has_saved
 from tests.web import Talk
-from trainyard.__main__ import end
 from trainyard.averaging.allreduce import AllReduce
+from trainyard.command_line import end
 from trainyard.distributed import Watchdog, init_distributed
 from trainyard.errors import LoaderError, PeerError
 from trainyard.run.train import _losses_heard

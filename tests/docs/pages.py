@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from trainyard.__main__ import _parser, split_overrides
+from trainyard.command_line import _parser, split_overrides
 from trainyard.config import all_keys, builtin_recipes, load_recipe
 
 ROOT = Path(__file__).parent.parent.parent

@@ -4,7 +4,7 @@ import re
 import tomllib
 
 from tests.docs.pages import DOCS, ROOT, commands, subparsers
-from trainyard.__main__ import _parser
+from trainyard.command_line import _parser
 from trainyard.distributed.starters import STARTERS
 
 PAGE = (DOCS / "launching.md").read_text()

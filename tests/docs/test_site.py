@@ -14,7 +14,7 @@ import pytest
 import trainyard
 from tests.docs.pages import ROOT
 from tests.docs.pages import subparsers as subcommands
-from trainyard.__main__ import _parser
+from trainyard.command_line import _parser
 from trainyard.config import all_keys, builtin_recipes
 from trainyard.errors import TrainyardError
 

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.command_line import newest
 from tests.test_cli_signals import (
     LONG,
     Started,
+    check_ending,
     check_stopped_run,
     has_begun,
     has_saved,
@@ -90,3 +92,44 @@ def test_signals_are_taken_as_before_afterwards(
         assert launch_local(Job(words, tmp_path), ranks=1, restarts=0, say=print) == code
         assert [signal.getsignal(each) for each in signals] == before
     assert list(tmp_path.iterdir()) == []
+
+
+def state_of(process: int) -> str:
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_ctrl_z_stops_the_ranks_too(digits: Path, tmp_path: Path) -> None:
+    """They trained on while it stood still. The pause is longer than a hang may be."""
+    folder = tmp_path / "run"
+    words = ("--data", digits, "--run", folder, "--ranks", "2", *LONG, "--run.hang_timeout", "5")
+    with started(tmp_path, "launch", "local", "debug", *words) as command:
+        wait_for(lambda: has_begun(folder), "the first report")
+        processes = [command.process.pid, process_of(command, 0), process_of(command, 1)]
+        command.process.send_signal(signal.SIGTSTP)
+        wait_for(lambda: {*map(state_of, processes)} == {"T"}, "all to stop", timeout_s=10)
+        before = (folder / "metrics.jsonl").stat().st_size
+        time.sleep(25)
+        assert (folder / "metrics.jsonl").stat().st_size == before
+        command.process.send_signal(signal.SIGCONT)
+        wait_for(lambda: (folder / "metrics.jsonl").stat().st_size > 2 * before, "steps")
+        code, _, err = check_ending(command, signal.SIGTERM, folder, num_processes=5)
+    assert (code, err) == (130, "")
+    check_stopped_run(folder)
+
+
+def test_a_stop_that_could_not_save_is_no_stop(digits: Path, tmp_path: Path) -> None:
+    """The exit code was 130, which says that all is saved, whatever became of the ranks."""
+    folder = tmp_path / "run"
+    words = ("--data", digits, "--run", folder, "--ranks", "2", *LONG)
+    with started(tmp_path, "launch", "local", "debug", *words) as command:
+        wait_for(lambda: has_begun(folder), "the first report")
+        ranks = [process_of(command, rank) for rank in range(2)]
+        for rank in ranks:
+            os.kill(rank, signal.SIGSTOP)
+        command.process.send_signal(signal.SIGTERM)
+        time.sleep(1)  # until the launcher has passed it on
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
+        _, err = command.process.communicate(timeout=60)
+    assert command.process.returncode == 137
+    assert err.startswith("trainyard: stopped, but not saved: rank 0 was killed by signal 9")

@@ -1,7 +1,6 @@
 """Output of ranks, printed by the launcher."""
 
 import io
-import os
 import sys
 
 import pytest
@@ -16,14 +15,3 @@ def test_characters_that_stdout_cannot_encode(monkeypatch: pytest.MonkeyPatch) -
     Printer(["a"]).line("a", Line(0, "loss → 1"))
     latin.seek(0)
     assert latin.read() == "a/0 | loss ? 1\n"
-
-
-def test_a_reader_that_is_gone_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "w") as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)
-        printer = Printer(["a"])
-        with pytest.raises(BrokenPipeError):
-            printer.line("a", Line(0, "one"))
-        printer.line("a", Line(0, "two"))

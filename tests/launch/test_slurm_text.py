@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint, shown
-from trainyard.__main__ import main
+from trainyard.command_line import main
 from trainyard.launch.ranks import Job
 from trainyard.launch.slurm import Allocation, script
 from trainyard.launch.slurm_cores import least_share

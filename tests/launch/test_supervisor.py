@@ -134,18 +134,6 @@ def test_a_rank_killed_with_its_host_counts_as_a_lost_host() -> None:
     assert played(Policy(min_hosts=1), told, rest)[0] == 0
 
 
-def test_a_reader_that_is_gone_ends_the_run() -> None:
-    def show(*_: object) -> None:
-        raise BrokenPipeError
-
-    events = Events()
-    cluster = MadeUpCluster(events, {"a": [Line(0, "one"), Line(0, "two")]})
-    with passing_signals(events):
-        code = supervise(cluster, events, Policy(restarts=9), show=show, say=lambda _: None)
-    assert code == 130
-    assert {number for _, number in cluster.signals} == {signal.SIGTERM}
-
-
 def test_answers_come_from_the_hosts_asked() -> None:
     events = Events()
     for event in (Gone("b", "closed"), Answer("a", 2)):

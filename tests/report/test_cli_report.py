@@ -1,17 +1,19 @@
+import errno
 import http.client
 import json
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.command_line import Capture, complaint, run, shown
+from tests.command_line import SHORT, Capture, complaint, run, shown
 from tests.report.histories import train_report, write_run
+from trainyard.errors import DiskError
 
 
 def test_the_report_lies_in_the_run_directory(copied: Path, capsys: Capture) -> None:
@@ -68,7 +70,7 @@ def test_help_names_the_options(capsys: Capture) -> None:
 
 def test_a_report_needs_no_torch(copied: Path) -> None:
     code = (
-        "import sys; from trainyard.__main__ import main; "
+        "import sys; from trainyard.command_line import main; "
         f"main(['report', {str(copied)!r}]); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -137,3 +139,29 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: Capture) -> None:
     with watching(folder) as (port, _):
         message = complaint(capsys, "report", folder, "--watch", "--port", port)
         assert f"--port {port}" in message
+
+
+def _bug(folders: object) -> Path:
+    raise KeyError("top1")
+
+
+def _full(folders: object) -> Path:
+    raise DiskError(errno.ENOSPC, "No space left on device", "report.html")
+
+
+@pytest.mark.parametrize("write_report", [_bug, _full])
+def test_a_finished_run_without_its_report_is_a_finished_run(
+    write_report: Callable[[object], Path],
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capture,
+) -> None:
+    """A bug in the report was a traceback and exit code 1, after days of training."""
+    monkeypatch.setattr("trainyard.report.page.write_report", write_report)
+    assert run("train", "debug", "--data", digits, "--run", tmp_path / "a run", *SHORT) == 0
+    said = capsys.readouterr()
+    assert "the run is in" in said.out
+    assert said.err.startswith("trainyard: the run is complete, no report (")
+    assert said.err.endswith(f"`trainyard report '{tmp_path / 'a run'}'` writes it\n")
+    assert said.err.count("\n") == 1

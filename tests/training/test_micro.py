@@ -306,7 +306,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 import torch, timm, trainyard.run.train  # all that is mapped before the limit is set
-from trainyard.__main__ import main
+from trainyard.command_line import main
 
 status = Path("/proc/self/status").read_text().splitlines()
 mapped = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmSize"))

@@ -254,7 +254,7 @@ def test_all_ranks_save_after_the_same_step(lag: int, tmp_path: Path) -> None:
 
 SECOND_INTERRUPT = """
 import io, threading, time, torch
-from trainyard.__main__ import end
+from trainyard.command_line import end
 from trainyard.files import WRITER
 
 class Slow(io.BytesIO):

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from contextlib import suppress
 
 from trainyard.commands.loading import loading
 from trainyard.commands.numbers import positive, whole
@@ -116,9 +115,8 @@ def _voice(options: argparse.Namespace) -> list[str]:
 
 
 def say(message: str) -> None:
-    """Print a message to stderr, if anyone reads it."""
-    with suppress(OSError):  # the reader of stderr is gone
-        print(printable(f"trainyard: {message}"), file=sys.stderr)
+    """Print a message to stderr."""
+    print(printable(f"trainyard: {message}"), file=sys.stderr)
 
 
 def num_devices() -> int:

@@ -91,13 +91,18 @@ def train(options: argparse.Namespace) -> int:
 
 
 def _report(folder: Path, *, is_told: bool) -> None:
-    """Write the report. A failure is printed: the run itself is complete."""
-    from trainyard.report.page import write_report
-
+    """Write the report. Whatever prevents it is printed: the run itself is complete."""
     try:
+        from trainyard.report.page import write_report
+
         path = write_report([folder])
-    except TrainyardError as error:
-        print(printable(f"trainyard: no report: {error}"), file=sys.stderr)
+    except Exception as error:
+        why = str(error) if isinstance(error, TrainyardError | OSError) else repr(error)
+        again = f"`trainyard report {shlex.quote(str(folder))}` writes it"
+        print(
+            printable(f"trainyard: the run is complete, no report ({why}): {again}"),
+            file=sys.stderr,
+        )
     else:
         if is_told:
             print(f"its report: {path}")

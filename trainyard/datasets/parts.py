@@ -138,7 +138,7 @@ class Journals:
         path = self.path(part)
         while True:
             try:
-                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             except OSError as error:
                 reason = why_unwritable(error, path)
                 raise DataError(f"{self.folder}: cannot be written ({reason})") from None

@@ -191,10 +191,8 @@ def _beside(path: Path, needed: int) -> Iterator[Path]:
 
 
 def _move(source: Path, target: Path, names: list[str]) -> None:
-    """Sync and move files in this order; all get the mode of the first."""
-    mode = (source / names[0]).stat().st_mode  # safetensors' is for the owner alone
+    """Sync and move files in this order."""
     for name in names:
-        (source / name).chmod(mode)
         with open(source / name, "rb") as file:
             os.fsync(file.fileno())
         os.replace(source / name, target / name)

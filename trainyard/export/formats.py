@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from trainyard.errors import InputError
 from trainyard.export.check import Exported
 from trainyard.export.description import INPUT, OUTPUT, Description
+from trainyard.files import use_umask
 from trainyard.image_size import height_width
 from trainyard.installation import install_hint
 from trainyard.model.own import called
@@ -40,6 +41,7 @@ def _write_safetensors(model: nn.Module, about: Description, path: Path) -> None
     # Clones: shared weights share memory, which the format rejects.
     weights = {name: weight.clone() for name, weight in model.state_dict().items()}
     save_file(weights, path, metadata={"format": "pt", **about.metadata()})
+    use_umask(path)
 
 
 def _load_safetensors(about: Description, path: Path) -> Exported:

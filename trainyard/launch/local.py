@@ -3,17 +3,20 @@
 import logging
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
-from trainyard.early_stop import asked
-from trainyard.errors import Requeued, Stopped
-from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS, describe, first_cause
+from trainyard.children import is_stopped
+from trainyard.early_stop import asked, at_once
+from trainyard.launch.exit_codes import GRACE_S, describe, first_cause
 from trainyard.launch.ranks import Job
-from trainyard.launch.supervisor import Ending, Say, with_restarts
+from trainyard.launch.supervisor import Ending, Say, code_after, with_restarts
 from trainyard.parent import LAUNCHER
 
+_PAUSE_S, _LOOK_S = 1, 0.01
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 
 
@@ -37,12 +40,53 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Say) -> int:
         name for name in _SIGNALS if signal.getsignal(signal.Signals[name]) != signal.SIG_IGN
     ]
     os.environ[LAUNCHER] = str(os.getpid())
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        return with_restarts(lambda: _attempt(job, ranks, signals), restarts, say)
+        with _noting(processes), at_once(signal.SIGTSTP, lambda: _pause(processes)):
+            return with_restarts(lambda: _attempt(job, ranks, signals), restarts, say)
     except SignalException as error:
-        return Requeued.exit_code if error.sigval in REQUEUE_SIGNALS else Stopped.exit_code
+        codes = [process.poll() for process in processes]
+        # None: a rank that a further Ctrl-C has left behind.
+        known = {rank: 1 if code is None else code for rank, code in enumerate(codes)}
+        return code_after(error.sigval, known)
     finally:
         del os.environ[LAUNCHER]  # for the ranks alone, not for later work of this process
+
+
+@contextmanager
+def _noting(processes: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
+    """Inside, the list has the processes of the ranks, which torch's agent keeps to itself."""
+    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+
+    start = SubprocessContext.start
+
+    def noted(self: SubprocessContext) -> None:
+        start(self)
+        processes[:] = [each.proc for each in self.subprocess_handlers.values()]
+
+    SubprocessContext.start = noted  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        SubprocessContext.start = start  # type: ignore[method-assign]
+
+
+def _pause(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
+    """On Ctrl-Z: stop the ranks, which have sessions of their own, and this process; `fg` resumes.
+
+    A rank that trains stops by itself on SIGTSTP, once its timer for hangs is off. Others ignore
+    it, as it comes from another session.
+    """
+    for process in processes:
+        process.send_signal(signal.SIGTSTP)
+    give_up_at = time.monotonic() + _PAUSE_S
+    while not all(map(is_stopped, processes)) and time.monotonic() < give_up_at:
+        time.sleep(_LOOK_S)
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    signal.raise_signal(signal.SIGSTOP)
+    for process in processes:
+        process.send_signal(signal.SIGCONT)
 
 
 def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:

@@ -27,16 +27,11 @@ class Printer:
         take_any_text()
 
     def line(self, host: str, line: Line) -> None:
-        """Print a line. OSError, once, if the reader is gone."""
+        """Print a line."""
         stream = sys.stderr if line.is_error else sys.stdout
         bare = self._as_they_are and not line.is_error
-        try:
-            stream.write(f"{'' if bare else self._prefix(host, line.rank, stream)}{line.text}\n")
-            stream.flush()
-        except OSError:
-            with open(os.devnull, "w") as nowhere:  # buffered text would fail again at exit
-                os.dup2(nowhere.fileno(), stream.fileno())
-            raise
+        stream.write(f"{'' if bare else self._prefix(host, line.rank, stream)}{line.text}\n")
+        stream.flush()
 
     def _prefix(self, host: str, rank: int, stream: TextIO) -> str:
         text = f"{host}/{rank} | "

@@ -118,6 +118,19 @@ def with_restarts(attempt: Callable[[], Ending], restarts: int, say: Say) -> int
     raise error
 
 
+def code_after(number: int, codes: dict[int, int]) -> int:
+    """The exit code of a launcher that passed a signal on, by the codes of its ranks.
+
+    TrainyardError if a rank could not save: the codes of a stop say that all is saved.
+    """
+    cause = first_cause(codes) if codes else (0, 0)
+    if cause[1] not in (*SHARED_CODES, -signal.SIGTERM, -signal.SIGINT):  # killed: before training
+        error = TrainyardError(f"stopped, but not saved: {describe(*cause)}")
+        error.exit_code = shell_code(cause[1])
+        raise error
+    return stopped_by(number).exit_code
+
+
 def supervise(
     cluster: Cluster,
     events: Events,
@@ -209,7 +222,7 @@ class Attempt:
 
     def ending(self) -> Ending:
         if self._signal is not None and ({*self.codes.values()} != {0} or self._gone):
-            return Ending(stopped_by(self._signal).exit_code)
+            return Ending(code_after(self._signal, self.codes))
         if self._gone:
             return Ending(1, gone=self._gone)
         rank, code = first_cause(self.codes)
@@ -225,10 +238,7 @@ class Attempt:
     def _take(self, event: Event) -> None:
         match event:
             case Line(rank=rank):
-                try:
-                    self._show(self._host_of[rank], event)
-                except OSError:  # the reader of stdout is gone (`| head`): like a closed terminal
-                    self._events.put(Signal(signal.SIGHUP))
+                self._show(self._host_of[rank], event)
             case End(rank=rank, code=code):
                 self.codes[rank] = code
                 if code:

@@ -41,6 +41,7 @@ _NOT_FINITE = "the gradient was not finite for many updates running"
 _ADVICE = "take a lower optim.lr, a longer schedule.warmup, optim.clip_norm = 1.0, or bf16 for fp16"
 _PATIENCE_S = 300  # for ranks of a lost launcher to end before new ones start
 _AGAIN_S = 1.0
+_ROOM = 200  # bytes for the paths in a run directory: the first save would be too late to find out
 
 
 def startup_facts(config: RunConfig) -> dict[str, str]:
@@ -130,6 +131,8 @@ def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]
 
 def _check_writable(folder: RunDirectory) -> None:
     try:
+        if len(os.fsencode(folder.path.absolute())) + _ROOM > os.pathconf("/", "PC_PATH_MAX"):
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         folder.path.mkdir(parents=True, exist_ok=True)
         if os.access(folder.path, os.W_OK | os.X_OK):
             return
@@ -146,7 +149,7 @@ def _check_writable(folder: RunDirectory) -> None:
 
 def _lock(folder: RunDirectory) -> int:
     with writing(folder.lock):
-        lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     patience_s = _PATIENCE_S if LAUNCHER in os.environ else 0
     try:
         if not _has_locked(lock) and not _has_locked_within(patience_s, lock, folder):

@@ -28,7 +28,7 @@ from torch import nn
 
 from trainyard.averaging.base import Averager
 from trainyard.errors import CheckpointError
-from trainyard.files import fsync, read_json, sha256, why_unreadable
+from trainyard.files import fsync, read_json, sha256, use_umask, why_unreadable
 from trainyard.monitor.clock import Clock
 from trainyard.training.guard import Guard
 from trainyard.training.host_memory import HostCopies
@@ -424,13 +424,15 @@ def write_tensors(content: Any, path: Path) -> None:
 
 def write_common(common: Common, folder: Path) -> Manifest:
     """Write the first rank's part into the folder of a new checkpoint."""
-    save_file(_contiguous(common.weights), folder / _MODEL)
-    for name, average in common.emas.items():
-        save_file(_contiguous(average), _file(folder, name))
+    weights = {
+        _file(folder, name): own for name, own in {"": common.weights, **common.emas}.items()
+    }
+    for path, tensors in weights.items():
+        save_file(_contiguous(tensors), path)
+        use_umask(path)
     write_tensors(common.training, folder / _TRAINING)
     (folder / _PROGRESS).write_text(common.progress)
-    averaged = [_file(folder, name).name for name in common.emas]
-    return _down_to_the_disk(folder, [_MODEL, *averaged, _TRAINING, _PROGRESS])
+    return _down_to_the_disk(folder, [*(path.name for path in weights), _TRAINING, _PROGRESS])
 
 
 def write_own(taken: Snapshot, folder: Path, world: World) -> Manifest:

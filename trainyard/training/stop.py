@@ -10,7 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any, Protocol
 
 from trainyard.early_stop import asked
-from trainyard.errors import PeerError, Requeued, Stopped
+from trainyard.errors import NotSaved, PeerError, Requeued, Stopped
 from trainyard.world import World, new_group
 
 # The request of each signal; if ranks differ, the higher number wins.
@@ -41,7 +41,7 @@ class Saving(Protocol):
 class StopSignal:
     """While entered, signals no longer kill: they are recorded, and `poll` agrees on them.
 
-    A second Ctrl-C raises KeyboardInterrupt: no checkpoint, no waiting.
+    A second Ctrl-C raises NotSaved: no checkpoint, no waiting.
     """
 
     def __init__(self, world: World, lag: int = 1, saver: Saving | None = None) -> None:
@@ -155,7 +155,7 @@ class StopSignal:
             now = time.monotonic()
             self._interrupted = self._interrupted or now
             if now - self._interrupted > _IMPATIENT_S:
-                raise KeyboardInterrupt  # the current step may wait minutes for a server
+                raise NotSaved  # the current step may wait minutes for a server
         self._wanted = max(self._wanted, _SIGNALS[signal.Signals(number)])
         if self._world.size > 1:
             return

@@ -194,7 +194,7 @@ OFF = """
 import sys, threading
 # To import them is an error.
 sys.modules |= {"wandb": None, "tensorboard": None, "trackio": None, "mlflow": None}
-from trainyard.__main__ import main
+from trainyard.command_line import main
 assert main(sys.argv[1:]) == 0
 print(threading.active_count())
 """

@@ -10,7 +10,9 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -30,6 +32,7 @@ from trainyard.image_size import ImageSize
 
 _CHECK_S = 0.5  # interval at which a waiting trainer checks that the loader process is alive
 _DEATH_S, _CLOSE_S, _KILL_S = 10, 5, 1  # limits for ending after a hang-up, a request, a kill
+_LINE = 2**16  # bytes of a message that are passed on together
 
 
 class LoaderProcess:
@@ -57,6 +60,7 @@ class LoaderProcess:
                     [*command, str(theirs.fileno()), str(memory)],
                     pass_fds=(theirs.fileno(), memory),
                     stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
                     start_new_session=True,  # out of reach of Ctrl-C and of a launcher's killpg
                 )
         finally:
@@ -64,6 +68,9 @@ class LoaderProcess:
             theirs.close()
         self._channel = mpc.Connection(ours.detach())
         self._held: int | None = None
+        self._last_message = ""
+        self._listener = threading.Thread(target=self._pass_messages_on, daemon=True)
+        self._listener.start()
         self.closing = ExitStack()
         """Clean-up on the trainer's side, run when the process has ended."""
         try:
@@ -136,12 +143,22 @@ class LoaderProcess:
                 "the loader process hung up and did not end; it waits for a disk or a file server "
                 "that does not answer, perhaps"
             )
-        code = self._process.returncode
+        code, why = self._process.returncode, ""
+        if code == -signal.SIGKILL:
+            why = "; without your doing this usually means that the machine ran out of memory"
+        elif self._last_message:
+            why = f"; its last message: {self._last_message}"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return LoaderError(
-            f"the loader process died ({how}); signal 9 without your doing usually means that "
-            "the machine ran out of memory"
-        )
+        return LoaderError(f"the loader process died ({how}){why}")
+
+    def _pass_messages_on(self) -> None:
+        assert self._process.stderr is not None
+        with self._process.stderr as messages:
+            for line in iter(partial(messages.readline, _LINE), b""):
+                text = line.decode(errors="replace")
+                self._last_message = text.strip() or self._last_message
+                with suppress(OSError, ValueError):  # nobody reads it, or it is closed
+                    sys.stderr.write(text)
 
     def _end(self, patience_s: float) -> bool:
         """Kills the process and all that it started; True if it ended by itself in time."""
@@ -149,6 +166,7 @@ class LoaderProcess:
         kill_group(self._process)
         with suppress(subprocess.TimeoutExpired):  # stuck in the kernel, on a dead file server say
             self._process.wait(timeout=_KILL_S)
+        self._listener.join(_KILL_S)
         return ended
 
     def close(self) -> None:

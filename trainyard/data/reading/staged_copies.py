@@ -133,7 +133,7 @@ class Copies:
     def leading(self) -> Iterator[bool]:
         """True if this process is the one to make copies until the end of the block."""
         with explained(self.path):
-            fd = os.open(self.path / "stager.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            fd = os.open(self.path / "stager.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         self._listings.clear()  # another process may have made copies since
         try:
             yield _lock_at_once(fd)

@@ -1,0 +1,41 @@
+"""Ctrl-C before and after a command's own work: one line, or none, and never a traceback."""
+
+import subprocess
+import sys
+
+import pytest
+
+DURING_AN_IMPORT = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(self, name, *others):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+from trainyard.__main__ import command
+sys.meta_path.insert(0, Interrupting())
+command()
+"""
+AT_THE_END = """
+import atexit, os, signal
+from trainyard.__main__ import command
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+command()
+"""
+
+
+def ended(program: str) -> tuple[int, str]:
+    words = [sys.executable, "-c", program, "recipes"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("module", ["trainyard.streams", "argparse", "trainyard.commands.train"])
+def test_while_modules_are_imported(module: str) -> None:
+    assert ended(DURING_AN_IMPORT.format(module=module)) == (130, "trainyard: interrupted\n")
+
+
+def test_while_the_interpreter_ends() -> None:
+    """The run is saved and has printed so: a second Ctrl-C then was a traceback."""
+    assert ended(AT_THE_END) == (0, "")

@@ -1,0 +1,217 @@
+"""The command line: parses arguments, runs a command, and turns errors into exit codes.
+
+Heavy imports wait until a command needs them, so that --help answers at once.
+"""
+
+import argparse
+import errno
+import os
+import re
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NoReturn
+
+from trainyard.commands import (
+    bench,
+    data,
+    doctor,
+    estimate,
+    evaluate,
+    export,
+    launch,
+    predict,
+    recipes,
+    report,
+    results,
+    train,
+)
+from trainyard.commands.mistakes import explain_argument, explain_choice, explain_missing
+from trainyard.data.storage.credentials import without_secrets
+from trainyard.distributed import discover
+from trainyard.early_stop import early_stops
+from trainyard.errors import InputError, NotSaved, Stopped, TrainyardError
+from trainyard.files import WRITER, disk_error
+from trainyard.installation import VERSION, remark_on_other_distribution
+from trainyard.printable import printable
+from trainyard.streams import lost_output
+from trainyard.world import World
+
+_NOT_AS_IT_SHOULD_BE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
+_NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+_RUNS = ("train", "launch")
+_LOAD_TORCH = ("train", "evaluate", "predict", "export", "estimate", "doctor", "bench")
+_OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command. Returns its exit code (see trainyard/errors.py)."""
+    # Hides torch's long messages about lost ranks: Trainyard prints one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        if (remark := remark_on_other_distribution()) and _world().is_first:
+            print(f"trainyard: {remark}", file=sys.stderr)
+        words, overrides = split_overrides(given)
+        options, unknown = _parser().parse_known_args(words)
+        if unknown:
+            raise InputError(explain_argument(unknown[0], given, options))
+        if overrides and not options.takes_overrides:
+            raise InputError(
+                f"{options.command} takes no recipe keys such as {next(iter(overrides))}"
+            )
+        options.overrides = overrides
+        _say_first(options)
+        with early_stops() if options.command in _RUNS else nullcontext():
+            code: int = options.run_command(options)
+        return _code_with_output(code, is_run=options.command in _RUNS)
+    except TrainyardError as error:
+        return say(error)
+    except NotSaved as error:
+        print("trainyard: interrupted again: the last steps are not saved", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("trainyard: interrupted", file=sys.stderr)
+        return Stopped.exit_code
+    except Exception as error:
+        told = _of_a_file(error)
+        if told is None:
+            raise
+        return say(told)
+
+
+def _code_with_output(code: int, *, is_run: bool) -> int:
+    """The exit code; 1 if stdout was cut off, unless a run has its results in its directory."""
+    if (error := lost_output()) is None:
+        return code
+    print(f"trainyard: stdout: {error.strerror}: it is incomplete", file=sys.stderr)
+    return code if is_run else code or 1
+
+
+def _say_first(options: argparse.Namespace) -> None:
+    """A line on a terminal at once, if it may take longer than 0.3 s until the command has one."""
+    is_heard = sys.stderr.isatty() and not getattr(options, "quiet", False)
+    if is_heard and (line := _first_line(options)) and _world().is_first:
+        print(f"{options.parser.prog}: {line}", file=sys.stderr, flush=True)
+
+
+def _first_line(options: argparse.Namespace) -> str | None:
+    more = ("params", "plot")  # options of `recipes`
+    loads = options.command in _LOAD_TORCH or any(getattr(options, name, None) for name in more)
+    launches = options.command == "launch" and options.launcher == "local" and not options.dry_run
+    if loads or launches:
+        return "loading torch"
+    if options.command == "data" and options.action != "serve":
+        place = getattr(options, "location", None) or getattr(options, "source", None)
+        return f"reading {printable(place)}" if place else "writing"
+    return "reading" if options.command == "report" else None
+
+
+def _of_a_file(error: Exception) -> TrainyardError | None:
+    """The error to print for a full disk, or a file of a wrong name, kind or mode; else None."""
+    name = getattr(error, "filename", None)
+    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
+    full = disk_error(error, path or Path())
+    if full is not None and path is None:
+        return TrainyardError(f"{os.strerror(full.errno or 0)}: free some space")
+    if path is not None and isinstance(error, OSError) and error.errno in _NO_PATH:
+        return InputError(f"{path}: {error.strerror}")
+    if path is not None and isinstance(error, _NOT_AS_IT_SHOULD_BE):
+        return TrainyardError(f"{path}: {error.strerror}")
+    return full
+
+
+def say(error: TrainyardError) -> int:
+    """Print an error, on the first rank alone if all ranks know it. Returns its exit code."""
+    if not error.is_shared or _world().is_first:
+        print(f"trainyard: {printable(without_secrets(str(error)))}", file=sys.stderr)
+    return error.exit_code
+
+
+def split_overrides(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Separate `--section.key value` and `--section.key=value` from the command line."""
+    rest, overrides = [], {}
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        match = _OVERRIDE.fullmatch(word)
+        if match is None:
+            rest.append(word)
+        elif match[2] is not None:
+            overrides[match[1]] = match[2]
+        elif queue:
+            overrides[match[1]] = queue.pop(0)
+        else:
+            raise InputError(f"{word} needs a value")
+    return rest, overrides
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with one-line errors, like all others."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+        self.set_defaults(parser=self)
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{explain_missing(message)}; see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise InputError(explain_choice(action, value))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="trainyard",
+        description="Train image classifiers, on one machine or a thousand, from one recipe.",
+        epilog="First steps: trainyard data prepare digits data/digits; trainyard train digits",
+    )
+    parser.set_defaults(takes_overrides=False)
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"trainyard {VERSION}",
+        help="print the version and exit",
+    )
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module, about in (
+        ("train", train, "train a recipe, or go on with a run"),
+        ("launch", launch, "train a recipe on several replicas"),
+        ("evaluate", evaluate, "accuracy of a run or checkpoint on validation data"),
+        ("predict", predict, "what a run or checkpoint says of images"),
+        ("export", export, "a run or checkpoint for timm, ONNX or torch.export"),
+        ("report", report, "a run, or several, as one HTML file"),
+        ("results", results, "the board of results, or a new record on it"),
+        ("estimate", estimate, "hours, memory, energy and money of a run before it starts"),
+        ("doctor", doctor, "are machines, network, disks and data fit to train"),
+        ("bench", bench, "images per second of this machine, and what bounds them"),
+        ("recipes", recipes, "list the recipes, or print one"),
+        ("data", data, "prepare, index and look at data sets"),
+    ):
+        module.add(subparsers.add_parser(name, help=about))
+    return parser
+
+
+def _world() -> World:
+    """The world of this process; a world of one if the environment contradicts itself."""
+    try:
+        return discover()
+    except InputError:
+        return World()
+
+
+def end(code: int) -> NoReturn:
+    """End this process; immediately if it has failed as one of several ranks, or while it writes.
+
+    Pending torch work with a lost rank can keep the interpreter from ending, and a thread that is
+    inside torch at the end aborts the process.
+    """
+    is_writing = any(thread.name == WRITER for thread in threading.enumerate())
+    if code and (is_writing or _world().size > 1):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
