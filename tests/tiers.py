@@ -41,6 +41,7 @@ SLOW = {
         "tests/data/test_imagenet.py::test_killed",
         "tests/data/test_imagenet.py::test_other_settings_do_not_go_on_with_a_killed_run",
     ),
+    "the training in one file": ("tests/test_reference.py",),
     "averagers and their runs on several ranks": (
         "tests/averaging/test_contract.py",
         "tests/averaging/test_decent_dp.py",

@@ -1,0 +1,120 @@
+"""examples/reference.py, a training in one file, has the losses and weights of `trainyard train`.
+
+Equal to the last bit: see "The specification of a run" in docs/architecture.md.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.command_line import run
+
+REFERENCE = Path(__file__).parent.parent / "examples/reference.py"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+SMALL = {"data.image_size": "32", "run.length": "30 steps", "batch.size": "96"}
+# Recipe, ranks, and keys that make it small or add what no small recipe has.
+RUNS: dict[str, tuple[str, int, dict[str, str]]] = {
+    "adamw-ema-drop-path": (
+        "digits",
+        1,
+        {"run.length": "40 steps", "model.ema_decay": "0.98", "model.drop_path": "0.1"},
+    ),
+    "whitened-sgd-bf16": ("fashion-mnist", 1, {"run.length": "2 epochs", "batch.size": "256"}),
+    "lamb-mixup-bf16": (
+        "vit-b16-lamb-32k",
+        1,
+        {**SMALL, "model.name": "test_vit", "schedule.warmup": "1 epochs"},
+    ),
+    "accumulated-adam": (
+        "resnet50-accum-adam",
+        1,
+        {
+            **SMALL,
+            "model.name": "test_resnet",
+            "data.eval_size": "40",
+            "average.topology": "one-peer-exponential",
+        },
+    ),
+    "mixup-cutmix-micro-batches": (
+        "debug",
+        1,
+        {
+            "augment.mixup": "0.8",
+            "augment.cutmix": "1.0",
+            "augment.flip": "0.5",
+            "augment.translate": "2",
+            "batch.size": "60",
+            "batch.micro": "16",
+        },
+    ),
+    "two-ranks": ("digits", 2, {"run.length": "20 steps", "batch.size": "63"}),
+    "gossip-on-four-ranks": (
+        "digits",
+        4,
+        {
+            "run.length": "20 steps",
+            "average.name": "gossip",
+            "optim.clip_norm": "1.0",
+            "model.ema_decay": "0.9",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_equals_a_run_to_the_last_bit(name: str, digits: Path, tmp_path: Path) -> None:
+    recipe, ranks, keys = RUNS[name]
+    keys = {
+        "run.eval_every": "10 steps",
+        "run.log_every": "5 steps",
+        "run.save_every": "0 steps",
+        "data.train": str(digits / "train"),
+        "data.val": str(digits / "val"),
+        **keys,
+    }
+    options = [word for key, value in keys.items() for word in (f"--{key}", value)]
+    launch = ["launch", "local", "--ranks", ranks] if ranks > 1 else ["train"]
+    assert run(*launch, recipe, *options, "--run", tmp_path / "run", "--json") == 0
+    launcher = [*TORCHRUN, str(ranks)] if ranks > 1 else []
+    words = [str(REFERENCE), str(tmp_path / "run/recipe.toml"), str(tmp_path / "reference")]
+    subprocess.run([sys.executable, *launcher, *words], check=True)
+
+    expected = reports(tmp_path / "run")
+    assert len(expected) >= 5
+    assert reports(tmp_path / "reference") == expected
+    weights = load_file(tmp_path / "run/checkpoints/latest/model.safetensors")
+    found = load_file(tmp_path / "reference/model.safetensors")
+    assert {key for key in weights if not torch.equal(weights[key], found.pop(key))} == set()
+    assert not found
+
+
+def test_ends_at_a_key_that_it_does_not_know(tmp_path: Path) -> None:
+    """A reference that passes over a key would be no reference."""
+    (tmp_path / "recipe.toml").write_text('[augment]\nrandaugment = "rand-m9"\n')
+    words = [sys.executable, str(REFERENCE), str(tmp_path / "recipe.toml"), str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "augment.randaugment" in done.stderr
+
+
+def test_is_short_enough_to_be_read_at_once() -> None:
+    assert len(REFERENCE.read_text().splitlines()) <= 500
+
+
+# Keys of the reference's own reports.
+_TRAIN = ("kind", "step", "loss", "top1", "lr", "grad_norm")
+_VAL = ("kind", "step", "loss", "top1", "ema_loss", "ema_top1")
+
+
+def reports(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row.get("kind") in ("train", "val")]
+    keys = {"train": _TRAIN, "val": _VAL}
+    return [{key: row[key] for key in keys[row["kind"]] if key in row} for row in rows]
