@@ -386,8 +386,8 @@ class Trainer:
         key = hashlib.blake2b(repr((recipe["run.seed"], RANK, step)).encode(), digest_size=8)
         torch.manual_seed(int.from_bytes(key.digest(), "little"))  # for dropout and drop path
         micro = len(batch.labels) if recipe["batch.micro"] == "auto" else recipe["batch.micro"]
-        sums = torch.zeros(2)
-        for part in zip(*(torch.split(column, micro) for column in batch), strict=True):
+        sums, num_parts = torch.zeros(2), math.ceil(len(batch.labels) / micro)
+        for part in zip(*(torch.tensor_split(column, num_parts) for column in batch), strict=True):
             sums += self._forward_backward(Batch(*part), samples)
         if not self.groups and WORLD > 1:
             all_reduce(self.model, count)

@@ -51,7 +51,7 @@ RUNS: dict[str, tuple[str, int, dict[str, str]]] = {
             "augment.flip": "0.5",
             "augment.translate": "2",
             "batch.size": "60",
-            "batch.micro": "16",
+            "batch.micro": "25",
         },
     ),
     "two-ranks": ("digits", 2, {"run.length": "20 steps", "batch.size": "63"}),

@@ -46,6 +46,11 @@ TRAIN_VAL = {
         *("dataset/training_set", "dataset/test_set"),
         remark="/dataset, its only folder$",
     ),
+    "images beside lists of their labels": Layout(
+        [*files("images/train images/val"), "train.csv", "val.csv"],
+        *("images/train", "images/val"),
+        remark="/train.csv, .*/val.csv: left out beside .*/images/train",
+    ),
     "brain tumours, from Kaggle": Layout(files("Training Testing"), "Training", "Testing"),
     "chest X-rays, from Kaggle": Layout(
         files("train val test chest_xray/train chest_xray/val __MACOSX/train"),

@@ -41,7 +41,7 @@ from trainyard.errors import DataError
 from trainyard.hints import did_you_mean
 
 OPTIONS = ("label", "root")
-_SUFFIXES = (".csv", ".tsv", ".jsonl")
+SUFFIXES = (".csv", ".tsv", ".jsonl")
 _DELIMITERS = ",;\t"
 _QUOTED = re.compile('"[^"]*"')
 _BETWEEN = "|"  # labels in a cell of CSV
@@ -59,7 +59,7 @@ class _Row(NamedTuple):
 
 def recognises(place: ResolvedLocation) -> bool:
     """True if a location is a single file with the suffix of a list."""
-    return not place.is_folder and len(place.names) == 1 and _suffix(place) in _SUFFIXES
+    return not place.is_folder and len(place.names) == 1 and _suffix(place) in SUFFIXES
 
 
 def scan(place: ResolvedLocation, via: Via = directly) -> Scan:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from trainyard.data import formats
+from trainyard.data.formats.listing import SUFFIXES as LIST_SUFFIXES
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_SUFFIXES, is_hidden
 from trainyard.data.formats.split_names import (
     SPLITS,
@@ -108,6 +109,9 @@ def split_remarks(location: str) -> list[str]:
         left_out += [
             path for path in folders if not any(place.startswith(path) for place in entered)
         ]
+        for folder in {location.removesuffix(options_of(location)), splits.folder}:
+            lists = (name for name in _listed_in(folder)[1] if name.endswith(LIST_SUFFIXES))
+            left_out += [os.path.join(folder, name) for name in lists if splits_named(name)]
     if left_out:
         used = " and ".join(chosen.values())
         remarks.append(f"{', '.join(sorted(left_out))}: left out beside {used}")
