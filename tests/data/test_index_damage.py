@@ -1,6 +1,7 @@
 """Saved indices that are damaged, or made by somebody else to lead out of their data."""
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
-from tests.command_line import Capture, run
+from tests.command_line import Capture, complaint, run
 from tests.data.tars import write_files, write_shard
+from trainyard.data.decode.seek_tables import open_seek, seek_path
 from trainyard.data.index.build import open_index, saved_index
 from trainyard.data.index.outside import linked_outside
 from trainyard.data.index.table import load_index
@@ -249,7 +251,40 @@ def test_a_list_names_images_in_the_folder_of_its_option(tmp_path: Path) -> None
     assert [*open_index(place).file_names] == ["../images/a.jpg", "../images/b.jpg"]
 
 
-# --- links ---
+# --- pipes and links ---
+
+
+def test_a_pipe_in_the_place_of_an_index_or_a_seek_table_is_none(folder: Path) -> None:
+    """It was waited for until somebody writes into it."""
+    os.mkfifo(folder / ".trainyard-index")
+    index = open_index(str(folder))
+    assert index.path.is_file()
+    os.mkfifo(seek_path(index))
+    assert open_seek(index) is None
+
+
+def test_a_journal_that_is_a_link_leads_nowhere(
+    shards: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """A link that came with the data made `data index --part` cut and extend the user's files."""
+    secret = tmp_path / "secret"
+    secret.write_text("a line\nno line end")
+    journal = shards / ".trainyard-index-1-of-2.jsonl"
+    journal.symlink_to(secret)
+    for part in (("--part", "1/2"), ("--part", "2/2"), ()):
+        assert complaint(capsys, "data", "index", shards, *part).endswith(": a link: remove it\n")
+    assert secret.read_text() == "a line\nno line end"
+    journal.unlink()
+    os.mkfifo(journal)
+    assert "not a regular file: remove it" in complaint(capsys, "data", "index", shards)
+
+
+@pytest.mark.parametrize("line", ["[1]", "no JSON", "{}", '{"plan": 3, "settings": 4}'])
+def test_a_damaged_journal(line: str, shards: Path, capsys: Capture) -> None:
+    """It was a traceback."""
+    journal = shards / ".trainyard-index-1-of-1.jsonl"
+    journal.write_text(f"{line}\n")
+    assert "remove" in complaint(capsys, "data", "index", shards)
 
 
 def test_pack_reports_links_out_of_the_data(folder: Path, tmp_path: Path, capsys: Capture) -> None:

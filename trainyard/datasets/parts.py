@@ -6,10 +6,12 @@ same command resumes after a kill. The command without a part reads the journals
 which one machine would have worked.
 """
 
+import errno
 import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -97,12 +99,14 @@ class Journals:
 
     def check_same(self, what: str, known: dict[str, Any], identity: Identity) -> None:
         """DataError unless the `known` identity is this one."""
-        if known["plan"] == identity.plan:
+        if known.get("plan") == identity.plan:
             return
+        settings = known.get("settings")
+        before: dict[str, Any] = settings if isinstance(settings, dict) else {}
         changed = [
-            f"{key} {known['settings'].get(key)!r} instead of {value!r}"
+            f"{key} {before.get(key)!r} instead of {value!r}"
             for key, value in identity.settings.items()
-            if known["settings"].get(key) != value
+            if before.get(key) != value
         ]
         raise DataError(
             f"{what} made with {'; '.join(changed) or 'a source that has changed since'}: give the "
@@ -138,7 +142,7 @@ class Journals:
         path = self.path(part)
         while True:
             try:
-                lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                lock = _open(path, os.O_RDWR | os.O_CREAT)
             except OSError as error:
                 reason = why_unwritable(error, path)
                 raise DataError(f"{self.folder}: cannot be written ({reason})") from None
@@ -164,11 +168,38 @@ class Journals:
 
 
 def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a journal: another process may be writing the last one."""
-    with open(path, encoding="utf-8") as file:
+    """The whole lines of a journal: another process may be writing the last one.
+
+    DataError if it is damaged.
+    """
+    with open(path, encoding="utf-8", opener=_open) as file:
         for line in file:
             if line.endswith("\n"):
-                yield json.loads(line)
+                yield _parsed(path, line)
+
+
+def _parsed(path: Path, line: str) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: damaged: remove it")
+    return found
+
+
+def _open(path: str | Path, flags: int) -> int:
+    """Opens a journal. DataError for a link or a pipe: data of somebody else's may bring it."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise DataError(f"{path}: a link: remove it") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise DataError(f"{path}: not a regular file: remove it")
+    return fd
 
 
 # --- units whose results lie in the journal ---
@@ -317,10 +348,10 @@ def _state(path: Path) -> _State:
     """How far a part has got."""
     head, count, last = None, 0, ""
     if path.exists():
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=_open) as file:
             for line in file:
                 if line.endswith("\n"):
-                    head = head or json.loads(line)
+                    head = head or _parsed(path, line)
                     count, last = count + 1, line
     is_over = last.rstrip() == json.dumps(_END)
     return _State(head, max(count - 1, 0) - is_over, is_over)

@@ -6,6 +6,7 @@ A table lies beside the index, under its name and ".seek": a header, the first e
 """
 
 import os
+import stat
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -73,6 +74,8 @@ def open_seek(index: Index) -> SeekTable | None:
     """The seek tables of an index, memory-mapped; None if there are none for it."""
     path = seek_path(index)
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
+            return None
         content = np.asarray(np.memmap(path, np.uint8, "r"))
         magic, fingerprint, samples = _HEADER.unpack(content[: _HEADER.size].tobytes())
     except (OSError, ValueError, struct.error):  # absent, empty or cut short
