@@ -134,6 +134,14 @@ def test_a_rank_killed_with_its_host_counts_as_a_lost_host() -> None:
     assert played(Policy(min_hosts=1), told, rest)[0] == 0
 
 
+def test_a_stop_that_could_not_save_is_a_failure_without_a_restart() -> None:
+    """It ended with 130, which says that all is saved: the ranks have ended with 1."""
+    script: dict[str, list[Event]] = {"a": [Signal(signal.SIGTERM)], "b": []}
+    with pytest.raises(TrainyardError, match="not saved: rank 0 has ended with exit code 1") as it:
+        played(Policy(restarts=1), script)
+    assert it.value.exit_code == 1
+
+
 def test_answers_come_from_the_hosts_asked() -> None:
     events = Events()
     for event in (Gone("b", "closed"), Answer("a", 2)):
