@@ -58,6 +58,7 @@ batch.precision average.name average.topology run.* watch.* data.threads data.ma
 augment.erasing_mode optim.trust_coefficient schedule.gamma loss.distillation* loss.temperature
 loss.focal_gamma model.channels_last=True model.compile=off data.order=exact data.repeats=1
 data.decode=cpu augment.mix_mode=batch optim.backbone_lr=1.0 loss.name=ce
+schedule.warmup_prefix=True
 """
 
 
@@ -462,8 +463,7 @@ def run(recipe: Recipe, output: Path) -> None:
     trainer = Trainer(recipe, train)
     course, num_steps = trainer.course, math.ceil(trainer.course.steps(recipe["run.length"]))
     models = {"": trainer.model, "ema_": trainer.ema} if trainer.ema else {"": trainer.model}
-    sums = torch.zeros(3, dtype=torch.float64)
-    rows: list[dict[str, Any]] = []
+    sums, rows = torch.zeros(3, dtype=torch.float64), list[dict[str, Any]]()
     for step in range(1, num_steps + 1):
         of_step, norm = trainer.step(step - 1)
         sums += of_step
