@@ -20,7 +20,7 @@ import pytest
 
 from tests.command_line import newest
 from tests.runs import assert_equal, contents, events
-from tests.test_cli_signals import Started, wait_for
+from tests.test_cli_signals import Started, has_begun, wait_for
 from tests.trials.counts import SEED, count_of
 
 KEYS = ("--run.length", "2 epochs", "--run.save_every", "1 second", "--run.eval_every", "1 epoch")
@@ -42,6 +42,8 @@ class Trial(NamedTuple):
     ranks: int
     way: str
     number: signal.Signals
+    is_early: bool
+    """While the ranks start; else after the first report."""
     moment_s: float
 
 
@@ -55,8 +57,8 @@ def trials() -> list[Trial]:
     rng = random.Random(f"signals {SEED}")
     every = [*itertools.product((1, 2), WAYS, SIGNALS)]
     rng.shuffle(every)
-    moments = [rng.uniform(1, 12) for _ in range(count_of("SIGNALS", 4))]
-    return [Trial(*which, moment) for which, moment in zip(itertools.cycle(every), moments)]
+    early = [rng.random() < 0.2 for _ in range(count_of("SIGNALS", 4))]
+    return [Trial(*one, at, rng.uniform(0, 4)) for one, at in zip(itertools.cycle(every), early)]
 
 
 def words(ranks: int, digits: Path, folder: Path) -> list[str]:
@@ -89,6 +91,8 @@ def disturbed(trial: Trial, digits: Path, folder: Path) -> Outcome:
             process.stdout.close()
         started = Started(process, token + "\0")  # type: ignore[arg-type]
         try:
+            if not trial.is_early:
+                wait_for(lambda: has_begun(folder / "run"), "the first report", ENDS_S)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(trial.moment_s)
             if process.poll() is None:
@@ -170,7 +174,7 @@ def test_signals_at_any_moment(
         with capsys.disabled():
             print(
                 f"\n{number:3d} | {trial.ranks} | {trial.way:6} | {trial.number.name:7} | "
-                f"{trial.moment_s:4.1f} s | {came} | {time.monotonic() - begun:.0f} s",
+                f"{'start' if trial.is_early else 'step'} + {trial.moment_s:.1f} s | {came} | {time.monotonic() - begun:.0f} s",
                 end="",
                 flush=True,
             )
