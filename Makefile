@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PINS := --constraint requirements.lock --constraint requirements-dev.lock
 
-.PHONY: setup demo test test-all check docs bench gpu gpu-wheels clean \
+.PHONY: setup demo test test-all twins check docs bench gpu gpu-wheels clean \
 	wheel wheel-aarch64 test-aarch64 test-wheels
 
 setup: .venv/.ready
@@ -45,6 +45,10 @@ test: check
 # Everything, as CI runs it: the quick tier, then services, faults, fuzzing, browser, notebooks.
 test-all: test
 	$(PYTEST) -m slow --dist loadfile --no-loadscope-reorder --junit-xml build/tests/slow.xml
+
+# This code beside the second edition, to the last bit: tests/twins. ROWS is parts of rows' names.
+twins: .venv/.dev
+	$(BIN)/python -m tests.twins $(ROWS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .
