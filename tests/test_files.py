@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +138,17 @@ def test_a_line_that_a_kill_cut_short_is_dropped(
     path.write_text(found)
     JsonLines(path).append({"new": 2})
     assert read(path) == [*kept, {"new": 2}]
+
+
+def test_a_long_file_of_lines_is_not_read_into_memory(tmp_path: Path) -> None:
+    """A run with 1 GB of metrics needed as much memory to go on."""
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(b'{"a": "%s"}\n' % (b"a" * 1000) * 10_000 + b'{"b"')
+    tracemalloc.start()
+    JsonLines(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert path.stat().st_size == 10_000 * 1010 and peak < 1e6
 
 
 # --- places ---

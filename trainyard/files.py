@@ -251,9 +251,7 @@ def finite(value: Any) -> Any:
 
 def _drop_partial_line(path: Path) -> None:
     with open(path, "rb+") as file:
-        content = file.read()
-        if not content.endswith(b"\n"):
-            file.truncate(content.rfind(b"\n") + 1)
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,20 @@ def test_ctrl_z_stops_the_ranks_too(digits: Path, tmp_path: Path) -> None:
     check_stopped_run(folder)
 
 
+def test_ranks_of_a_stopped_launcher_end_with_it(digits: Path, tmp_path: Path) -> None:
+    """They stayed stopped for ever, with their memory and the lock of the run."""
+    folder = tmp_path / "run"
+    words = ("--data", digits, "--run", folder, "--ranks", "2", *LONG)
+    with started(tmp_path, "launch", "local", "debug", *words) as command:
+        wait_for(lambda: has_begun(folder), "the first report")
+        processes = [command.process.pid, process_of(command, 0), process_of(command, 1)]
+        command.process.send_signal(signal.SIGTSTP)
+        wait_for(lambda: {*map(state_of, processes)} == {"T"}, "all to stop", timeout_s=10)
+        command.process.kill()
+        wait_for(lambda: not command.members(), "the ranks to end", timeout_s=20)
+    check_stopped_run(folder)
+
+
 def test_a_stop_that_could_not_save_is_no_stop(digits: Path, tmp_path: Path) -> None:
     """The exit code was 130, which says that all is saved, whatever became of the ranks."""
     folder = tmp_path / "run"

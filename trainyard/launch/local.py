@@ -77,16 +77,22 @@ def _pause(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
     A rank that trains stops by itself on SIGTSTP, once its timer for hangs is off. Others ignore
     it, as it comes from another session.
     """
-    for process in processes:
-        process.send_signal(signal.SIGTSTP)
-    give_up_at = time.monotonic() + _PAUSE_S
-    while not all(map(is_stopped, processes)) and time.monotonic() < give_up_at:
-        time.sleep(_LOOK_S)
-    for process in processes:
-        process.send_signal(signal.SIGSTOP)
-    signal.raise_signal(signal.SIGSTOP)
-    for process in processes:
-        process.send_signal(signal.SIGCONT)
+    # This process may be killed while it is stopped: its ranks then continue, save and end.
+    pids = [str(process.pid) for process in processes if process.poll() is None]
+    with subprocess.Popen(
+        ["/bin/sh", "-c", 'read at_end_of_file; kill -CONT "$@"', "sh", *pids],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ):
+        for process in processes:
+            process.send_signal(signal.SIGTSTP)
+        give_up_at = time.monotonic() + _PAUSE_S
+        while not all(map(is_stopped, processes)) and time.monotonic() < give_up_at:
+            time.sleep(_LOOK_S)
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
 
 
 def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:

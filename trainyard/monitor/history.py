@@ -30,15 +30,14 @@ def read_history(metrics: Path) -> History:
 
     An incomplete last line is ignored, as it is still being written.
     """
+    history = History([], [], [])
     try:
-        text = metrics.read_text(encoding="utf-8", errors="replace")
-        lines = text.splitlines(keepends=True)
+        with open(metrics, encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.endswith("\n"):
+                    _add(history, _parsed(line, f"{metrics}, line {number}"))
     except OSError as error:
         raise InputError(f"{metrics}: cannot be read ({error.strerror})") from None
-    history = History([], [], [])
-    for number, line in enumerate(lines, start=1):
-        if line.endswith("\n"):
-            _add(history, _parsed(line, f"{metrics}, line {number}"))
     return history
 
 
