@@ -14,7 +14,7 @@ import pytest
 
 from tests.command_line import SHORT, run
 from tests.full_disk import full_disk
-from trainyard.errors import DiskError, TrainyardError
+from trainyard.errors import DiskError, InputError, TrainyardError
 from trainyard.files import (
     JsonLines,
     RunDirectory,
@@ -165,6 +165,15 @@ def test_the_cache_is_where_the_environment_says(
     assert cache_folder() == Path("/scratch/cache/trainyard")
     monkeypatch.setenv("TRAINYARD_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container with a user number of its own: every command ended with a traceback."""
+    for name in ("HOME", "XDG_CACHE_HOME", "TRAINYARD_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(InputError, match="user 54321 has no home folder: set HOME, or TRAINYARD"):
+        cache_folder()
 
 
 def test_the_files_of_a_run_are_as_promised() -> None:

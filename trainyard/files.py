@@ -210,11 +210,20 @@ def sha256(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """The folder for caches that cannot lie beside the data: $TRAINYARD_CACHE or ~/.cache."""
+    """The folder for caches that cannot lie beside the data: $TRAINYARD_CACHE or ~/.cache.
+
+    InputError where this user has no home, as in containers with a user number of their own.
+    """
     configured = os.environ.get("TRAINYARD_CACHE")
     if configured:
         return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trainyard"
+    except RuntimeError:
+        raise InputError(
+            f"user {os.getuid()} has no home folder: set HOME, or TRAINYARD_CACHE to a folder for "
+            "caches"
+        ) from None
 
 
 class JsonLines:

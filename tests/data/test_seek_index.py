@@ -136,6 +136,17 @@ def test_cut_short_or_of_an_older_version(index: Index, size: int | None) -> Non
     assert "is of another version" in said and "or cut short" in said
 
 
+def test_a_number_of_entries_that_wraps_around(index: Index) -> None:
+    """Times the 12 bytes of an entry it was right, and decoding ended with a ValueError."""
+    path = build_seek(index, silent).path
+    content = bytearray(path.read_bytes())
+    numbers = np.frombuffer(content, "<i8", len(index) + 1, 128)
+    numbers[1:] += 1 << 62
+    path.unlink()  # a new file: the old one may be mapped
+    path.write_bytes(content)
+    assert open_seek(index) is None
+
+
 def test_one_that_is_not_finished_leaves_nothing(index: Index, monkeypatch: Patch) -> None:
     def fail(count: int) -> None:
         raise KeyboardInterrupt

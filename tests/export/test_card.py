@@ -98,6 +98,21 @@ def test_other_settings_were_not_evaluated(key: str, value: str, transformer: Pa
     assert about.metadata()["evaluation"] == "{}"
 
 
+@pytest.mark.parametrize(
+    "change", [{"samples": None}, {"samples": "y"}, {"loss": None}, {"loss": "x"}, {"top1": None}]
+)
+def test_an_evaluation_that_is_not_ours(
+    change: dict[str, Any], transformer: Path, tmp_path: Path
+) -> None:
+    """A value of another kind in the checkpoint of somebody else was a traceback."""
+    run = Path(shutil.copytree(transformer, tmp_path / "run", symlinks=True))
+    path = run / "checkpoints" / "latest" / "progress.json"
+    progress = json.loads(path.read_text())
+    progress["last"] |= change
+    path.write_text(json.dumps(progress))
+    assert "| accuracy |" in card(describe(load(run)), "onnx", "m.onnx", SAME)
+
+
 def test_the_accuracy_is_that_on_the_data_of_the_run(transformer: Path, tmp_path: Path) -> None:
     """Other data are what this export is compared on; decoding and staging change nothing."""
     overrides = {"data.val": str(tmp_path), "data.decode": "gpu", "data.stage": str(tmp_path)}

@@ -166,6 +166,7 @@ def test_without_slurm(capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_pat
         ("PENDING|Resources", False),
         ("PENDING|QOSMaxJobsPerUserLimit", False),  # until another job ends
         ("RUNNING|None", False),
+        ("CLUSTER: c1\nPENDING|QOSMaxNodePerJobLimit", True),  # a TypeError with SLURM_CLUSTERS
     ],
 )
 def test_a_job_that_cannot_start_is_named(
@@ -183,7 +184,7 @@ def test_a_job_that_cannot_start_is_named(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     words = ["launch", "slurm", "debug", "--data", digits, "--ranks", 1, "--run", tmp_path / "run"]
     assert main([*map(str, words)]) == 0
-    state, reason = said.split("|")
+    state, reason = said.splitlines()[-1].split("|")
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == f"Slurm:  {state}" + f" ({reason})" * (reason != "None")
     assert err.startswith(f"trainyard: job 7 does not start as it is ({reason})") == is_forever

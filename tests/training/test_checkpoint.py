@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -287,6 +288,8 @@ def test_a_link_to_a_checkpoint_is_one(tmp_path: Path) -> None:
             for key, inner, of in (
                 ("guard", "running", {"running": "x"}),
                 ("clock", "total", {"total": [1]}),
+                ("clock", "total", {"total": math.nan}),
+                ("clock", "save", {"total": 1.0, "save": 1e300}),
                 ("clock", "eval", {"total": 1.0, "eval": {}}),
                 ("classes", "1", ["a", 2]),
                 ("last", "step", {"step": "last"}),

@@ -446,6 +446,18 @@ def test_other_bits_are_expected(change: dict[str, str], said: str | None, tmp_p
     assert said is None or re.search(said, messages[0])
 
 
+@pytest.mark.parametrize("longer", ["saved", "state"])
+def test_conditions_of_another_release(longer: str, tmp_path: Path) -> None:
+    """A condition that this release lacks was a KeyError, and the run could not go on."""
+    states = {"saved": state_at(3), "state": state_at(0)}
+    for name, state in states.items():
+        state.conditions = {"ranks": "1", "torch": "2"} | ({"other": "x"} if name == longer else {})
+    save_checkpoint(states["saved"], RunDirectory(tmp_path).checkpoints, keep=1)
+    events = list[dict[str, Any]]()
+    resume("auto", RunDirectory(tmp_path), states["state"], world=World(), report=events.append)
+    assert [event["event"] for event in events] == ["resumed"]
+
+
 def test_conditions_of_a_run(uninterrupted: dict[str, Path]) -> None:
     found = progress(newest(uninterrupted["batch norm"]))["conditions"]
     assert found["ranks"] == "1" and found["batch.micro"] == "auto"

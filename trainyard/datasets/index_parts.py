@@ -9,6 +9,8 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+
 from trainyard.data.decode.seek_tables import SeekTable, build_seek, check_extension, seek_entries
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import FileRows, FileScan, ReadFiles, Scan
@@ -110,7 +112,14 @@ def _num_samples(result: dict[str, Any]) -> int:
 
 
 def _file_scan(result: dict[str, Any]) -> FileScan:
+    """The findings in a file, out of a journal. ValueError, say, for what no reader finds."""
     rows = [FileRows(*rows) for rows in result["rows"]]
+    for one in rows:
+        numbers = np.array([one.offsets, one.sizes], "<i8")
+        labels = np.array(one.labels, "<i4")
+        is_labelled = len(labels) == (len(one.sizes) if one.counts is None else sum(one.counts))
+        if not is_labelled or min(numbers.min(initial=0), labels.min(initial=0)) < 0:
+            raise ValueError(f"{one.path}: no rows of a file")
     return FileScan(rows, result["about"], LeftOut(result["left_out"]))
 
 

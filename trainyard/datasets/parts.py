@@ -12,8 +12,9 @@ import json
 import os
 import re
 import stat
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -21,10 +22,14 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from trainyard.errors import DataError
 from trainyard.files import JsonLines, is_at, why_unwritable
+from trainyard.printable import printable
 
 T = TypeVar("T")
 
 _END = {"end": True}  # the last line of a finished part
+_NUMBER = r"([1-9]\d{0,5})"  # as in the option --part
+# What a result of the wrong kind raises.
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, IndexError, OverflowError)
 _NAMED = 5  # parts in a message
 
 
@@ -72,7 +77,7 @@ class Journals:
 
     def parts(self) -> list[Part]:
         """The parts that have a journal. DataError if they are parts of different numbers."""
-        pattern = re.compile(re.escape(self.stem) + r"-(\d+)-of-(\d+)\.jsonl")
+        pattern = re.compile(rf"{re.escape(self.stem)}-{_NUMBER}-of-{_NUMBER}\.jsonl", re.ASCII)
         names = sorted(os.listdir(self.folder)) if self.folder.is_dir() else []
         matches = (pattern.fullmatch(name) for name in names)
         return sorted(Part(int(match[1]), int(match[2])) for match in matches if match)
@@ -127,6 +132,12 @@ class Journals:
             f"with --part for each of them, then once without{remedy}"
         )
 
+    def report_join(self, count: int) -> None:
+        """Print whose results are taken: journals can come with the data of somebody else."""
+        which = f"{self.path(Part(1, count))}" + f" to {count}" * (count > 1)
+        message = f"trainyard: {self.noun} takes the results of {which}\n"
+        sys.stderr.write(printable(message))
+
     def remove(self) -> None:
         """Removes the journals of finished work."""
         for part in (None, *self.parts()):
@@ -172,7 +183,7 @@ def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
     DataError if it is damaged.
     """
-    with open(path, encoding="utf-8", opener=_open) as file:
+    with open(path, encoding="utf-8", errors="replace", opener=_open) as file:
         for line in file:
             if line.endswith("\n"):
                 yield _parsed(path, line)
@@ -315,15 +326,17 @@ class _Joined:
         left = [part.number for part, state in zip(parts, states, strict=True) if not state.is_over]
         if left:
             raise self._journals.unfinished(left, self._count)
+        self._journals.report_join(self._count)
         self._streams = self._open()
 
     def run(
         self, do: Callable[[Sequence[str]], Iterator[T]], names: Sequence[str], codec: Codec
     ) -> Generator[T, None, None]:
         for place, name in enumerate(names):
-            line = next(self._streams[place % self._count])
-            assert line["unit"] == name, (line["unit"], name)  # the identities are equal
-            yield codec.decode(line["result"])
+            number = place % self._count
+            line = next(self._streams[number], {})
+            path = self._journals.path(Part(number + 1, self._count))
+            yield _decoded(path, line, name, codec)
 
     def results(self) -> Iterator[Any]:
         for stream in cycle(self._open()):
@@ -338,6 +351,14 @@ class _Joined:
         return [islice(whole_lines(self._journals.path(part)), 1, None) for part in parts]
 
 
+def _decoded(path: Path, line: dict[str, Any], name: str, codec: Codec) -> Any:
+    """The result of the unit of a name. DataError if no part writes such a line."""
+    with suppress(*_DAMAGE):
+        if line["unit"] == name:
+            return codec.decode(line["result"])
+    raise DataError(f"{path}: damaged: remove it")
+
+
 class _State(NamedTuple):
     head: dict[str, Any] | None
     results: int
@@ -348,7 +369,7 @@ def _state(path: Path) -> _State:
     """How far a part has got."""
     head, count, last = None, 0, ""
     if path.exists():
-        with open(path, encoding="utf-8", opener=_open) as file:
+        with open(path, encoding="utf-8", errors="replace", opener=_open) as file:
             for line in file:
                 if line.endswith("\n"):
                     head = head or _parsed(path, line)

@@ -157,10 +157,12 @@ def _evaluation(classifier: Classifier) -> dict[str, Any]:
     last = checkpoint.read_progress(classifier.checkpoint)["last"]
     prefix = prefix_of(classifier.weights)
     is_of_these = classifier.is_as_evaluated and last.get("step") == classifier.step
-    if not is_of_these or f"{prefix}loss" not in last:
+    found = {key: last.get(f"{prefix}{key}") for key in _MEASURED}
+    measured = {key: value for key, value in found.items() if isinstance(value, float)}
+    samples = last.get("samples")
+    if not is_of_these or "loss" not in measured or not isinstance(samples, int):
         return {}
-    measured = {key: last[f"{prefix}{key}"] for key in _MEASURED if f"{prefix}{key}" in last}
-    return {"samples": last["samples"], **measured}
+    return {"samples": samples, **measured}
 
 
 def _recipe(config: RunConfig) -> dict[str, dict[str, Any]]:

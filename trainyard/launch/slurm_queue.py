@@ -9,6 +9,7 @@ _LIMIT_S = 20
 _LOOK_S = 3  # for Slurm to look at a new job
 _AGAIN_S = 0.3
 _NOT_YET = ("None", "Priority")  # reasons that a job has until Slurm has looked at it
+_LINE = re.compile(r"^(\w+)\|(.+)$", re.MULTILINE)  # not the name of a cluster (SLURM_CLUSTERS)
 # https://slurm.schedmd.com/job_reasons.html: those that no other job's end removes.
 _NEVER = re.compile(
     r"PartitionConfig|Partition(Node|Time)Limit|BadConstraints|Invalid\w+|\w+NotAllowed"
@@ -32,12 +33,15 @@ def state_of(job: str) -> Waiting | None:
     deadline = time.monotonic() + _LOOK_S
     while True:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
+            done = subprocess.run(
+                command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        if done.returncode or not done.stdout.strip():
+        line = _LINE.search(done.stdout)
+        if done.returncode or line is None:
             return None
-        found = Waiting(*done.stdout.split()[0].split("|", 1))
+        found = Waiting(line[1], line[2].strip())
         is_new = found.state == "PENDING" and found.reason in _NOT_YET
         if not is_new or time.monotonic() > deadline:
             return found

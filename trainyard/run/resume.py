@@ -83,8 +83,11 @@ def _changed(state: TrainState, path: Path) -> str | None:
     before, now = checkpoint.read_progress(path).get("conditions", {}), state.conditions
     if before.get("ranks") != now.get("ranks"):  # no such promise is made then
         return None
+    # A condition that one of the two lacks is of another release.
     changed = [
-        f"{key}: {before[key]} -> {now[key]}" for key in before if before[key] != now.get(key)
+        f"{key}: {before[key]} -> {now[key]}"
+        for key in now
+        if before.get(key, now[key]) != now[key]
     ]
     if not changed:
         return None

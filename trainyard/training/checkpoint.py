@@ -18,10 +18,10 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
-from pydantic import BaseModel, NonNegativeInt, ValidationError
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -64,9 +64,12 @@ class _Count(BaseModel):
     running: NonNegativeInt
 
 
+_Time = Annotated[float, Field(gt=-1e12, lt=1e12)]  # s; a timedelta holds no more
+
+
 class _Seconds(BaseModel, extra="allow"):
-    __pydantic_extra__: dict[str, float]
-    total: float
+    __pydantic_extra__: dict[str, _Time]
+    total: _Time
 
 
 class _Evaluation(BaseModel, extra="allow"):

@@ -85,7 +85,8 @@ def open_seek(index: Index) -> SeekTable | None:
     if (magic, fingerprint, samples) != known or len(content) < entries_at:
         return None
     first = content[_HEADER.size : entries_at].view("<i8")
-    if not is_built() or first[-1] * core.SEEK_ENTRY != len(content) - entries_at:
+    # In Python, whose integers do not wrap around.
+    if not is_built() or int(first[-1]) * core.SEEK_ENTRY != len(content) - entries_at:
         return None
     return SeekTable(path, first, content[entries_at:])
 

@@ -53,7 +53,7 @@ def is_stale(index: Index) -> bool:
         return True  # the plug-in has been installed since
     saved = dict(index.stamps)
     images = saved.pop(IMAGES, None)
-    if images is None and any(name not in saved for name in index.file_names):
+    if not images and any(name not in saved for name in index.file_names):
         return True  # it could never become stale
     if stamps(index.root, tuple(saved)) != saved:
         return True

@@ -312,6 +312,20 @@ def write_index(path: Path, header: dict[str, Any], columns: dict[str, Chunks]) 
         file.write(_START.pack(_MAGIC, checksum, len(text)))
 
 
+def true_fingerprint(index: Index) -> str:
+    """The fingerprint of the content of an index, whatever its file says; not of a merged one."""
+    columns: Columns = {
+        "file": index.file,
+        "offset": index.offset,
+        "size": index.size,
+        "label": index.label,
+        "file_name_text": index.file_names.text,
+        "file_name_ends": index.file_names.ends,
+    }
+    columns |= index.optional_columns() | index.list_columns()
+    return _fingerprint([*index.classes], columns)
+
+
 def _aligned(offset: int) -> int:
     return -(-offset // _ALIGN) * _ALIGN
 

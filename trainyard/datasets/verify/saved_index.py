@@ -7,7 +7,7 @@ import numpy as np
 
 from trainyard.data.index.build import saved_index
 from trainyard.data.index.overlap import Hashes, hash_names
-from trainyard.data.index.table import Index
+from trainyard.data.index.table import Index, true_fingerprint
 from trainyard.data.rng import fold_in
 from trainyard.datasets.verify.checks import Check, Finding, checked
 
@@ -18,7 +18,7 @@ def check_saved_index(split: str, location: str, now: Index) -> Check:
     samples = f"{len(now):,} samples"
     if saved is None:
         return checked(split, "index", f"{samples}; no index saved yet")
-    if saved.fingerprint == now.fingerprint:
+    if saved.fingerprint == now.fingerprint == true_fingerprint(saved):
         return checked(split, "index", samples)
     found = [*differences(saved, now), Finding(f"run `trainyard data index {location}`")]
     return checked(split, "index", samples, found, count=len(found) - 1)

@@ -24,6 +24,7 @@ _IDLE_S = 30  # a connection idle for longer may be dead without a sign: routers
 _OPENING = 4  # connections opened at once, at first
 _HEAD = 16 << 10  # bytes; a longer head is left to urllib3
 _WITH_BODY = (200, 206)
+_DIGITS = 19  # of a number that has not 64 bits any more
 
 
 class NotPlain(ValueError):
@@ -49,7 +50,8 @@ class RawResponse:
         """The list that receives the connection once it can be reused."""
         self.status, self.reason, self.headers = _parse(head)
         length = self.headers.get("content-length")
-        if "transfer-encoding" in self.headers or not length.isdecimal() or self.status < 200:
+        is_size = length.isdecimal() and len(length) < _DIGITS
+        if "transfer-encoding" in self.headers or not is_size or self.status < 200:
             raise NotPlain(f"an answer {self.status} without a Content-Length")
         self._left = int(length)
         self._is_closed = False

@@ -27,7 +27,7 @@ from trainyard.data.storage.remote.deadline import TooSlow, bounded
 from trainyard.data.storage.remote.retry import Refused, Transient
 from trainyard.errors import DataError
 
-CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d+)")
+CONTENT_RANGE = re.compile(r"bytes (?:(\d+)-(\d+)|\*)/(\d{1,18})")
 _TIMEOUT = urllib3.Timeout(connect=10, read=60)  # seconds; read: between two packets, see deadline
 _MOST_REDIRECTS = 5
 _ONLY_REDIRECTS = urllib3.Retry(
@@ -118,8 +118,11 @@ class Resource:
             if answer.status not in _REDIRECTS:
                 self._moved_to = None if url == self._url else url
                 return answer
-            with answer:
-                url = urljoin(url, answer.headers.get("Location"))
+            try:
+                with answer:
+                    url = urljoin(url, answer.headers.get("Location"))
+            except ValueError:
+                raise Refused(self._misled()) from None
         raise Refused(f"{self.name}: too many redirects")
 
     def _ask(self, url: str, headers: dict[str, str]) -> connections.RawResponse:
@@ -144,6 +147,11 @@ class Resource:
             )
         except HTTPError as error:
             raise _failure(self.name, error) from None
+        except ValueError:
+            raise Refused(self._misled()) from None
+
+    def _misled(self) -> str:
+        return f"{self.name}: the server redirects to an address that is no URL"
 
     def _check(self, response: Response) -> None:
         content_range = response.headers.get("Content-Range", "")
