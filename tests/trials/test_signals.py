@@ -27,7 +27,7 @@ KEYS = ("--run.length", "4 epochs", "--run.save_every", "1 second", "--run.eval_
 SIGNALS = [getattr(signal, f"SIG{name}") for name in ("KILL", "TERM", "INT", "HUP", "USR1")]
 WAYS = ("alone", "nohup", "| tee", "| head")
 CODES = {  # of the trial; 1 is that of a launcher or rank that lost another
-    signal.SIGKILL: (-signal.SIGKILL, 1),
+    signal.SIGKILL: (-signal.SIGKILL, 137, 1),
     signal.SIGTERM: (130, -signal.SIGTERM),
     signal.SIGINT: (130, -signal.SIGINT),
     signal.SIGHUP: (130, -signal.SIGHUP),
