@@ -25,6 +25,7 @@ ENDINGS = [
     (signal.SIGHUP, 130),
     (signal.SIGUSR1, 75),
     (signal.SIGUSR2, 75),
+    (signal.SIGXCPU, 75),
 ]
 LONG = (  # a run that reports at once and would never end
     *("--run.length", "1000000 steps", "--run.log_every", "1 steps"),

@@ -19,7 +19,10 @@ from trainyard.errors import PeerError, Requeued, Stopped
 from trainyard.training.stop import StopSignal
 from trainyard.world import World
 
-CODES = [(signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGTERM, 130), (signal.SIGHUP, 130)]
+CODES = [
+    *((signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGXCPU, 75)),
+    *((signal.SIGTERM, 130), (signal.SIGHUP, 130)),
+]
 ENDS_S = 30
 
 

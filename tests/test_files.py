@@ -197,7 +197,7 @@ def test_a_full_disk_is_told_of_with_the_bytes_needed_and_free(tmp_path: Path) -
     write_text(path, "old")
     with full_disk(1000), pytest.raises(DiskError) as caught:
         write_text(path, "n" * 5000)
-    said = f"{path}: File too large: 5,000 bytes needed, {FREE}; free some space and give the"
+    said = f"{path}: File too large: 5,000 bytes needed, {FREE}; raise the limit of `ulimit -f`"
     assert re.match(said, str(caught.value))
     assert isinstance(caught.value, TrainyardError | OSError)
     assert (caught.value.exit_code, caught.value.errno) == (1, errno.EFBIG)

@@ -53,6 +53,14 @@ def test_closed_streams(name: str, digits: Path, tmp_path: Path) -> None:
     assert has_saved(tmp_path / "run")
 
 
+def test_a_character_that_the_locale_lacks_ends_no_run(digits: Path, tmp_path: Path) -> None:
+    """It ended with a traceback at the "…" of its first lines, where the locale is C or Latin-1."""
+    words = in_shell("train", digits, *SHORT)
+    ended = shell(f"LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 {words}", tmp_path)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "classes   10: 0, 1, 2, \\u2026 9" in ended.stdout
+
+
 def test_a_run_outlives_its_terminal(digits: Path, tmp_path: Path) -> None:
     """A terminal that has hung up is no error of a pipe, and the live lines stop too."""
     ours, theirs = pty.openpty()

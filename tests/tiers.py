@@ -22,6 +22,8 @@ SLOW = {
     "ranks that are lost, hang, start late or differ": (
         "tests/distributed",
         "tests/test_cli_signals.py",
+        "tests/test_limits.py",
+        "tests/test_streams.py::test_a_character",
         "tests/test_streams.py::test_a_run_outlives",
         "tests/test_streams.py::test_closed_streams",
         "tests/test_streams.py::test_ctrl_c_into_a_pipe",

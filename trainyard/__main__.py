@@ -27,7 +27,8 @@ def command() -> "NoReturn":
         if heeds_interrupt:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         code = main()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done: only the interpreter ends
+        for number in (signal.SIGINT, signal.SIGXCPU):  # all is done: only the interpreter ends
+            signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:
         _interrupted()
     end(code)

@@ -41,6 +41,15 @@ from trainyard.world import World
 
 _NOT_AS_IT_SHOULD_BE = (PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _NO_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
+_LIMITS = {
+    "Too many open files": "raise `ulimit -n`",
+    "Resource temporarily unavailable": "a limit of processes or threads: raise `ulimit -u`",
+    "can't start new thread": "raise `ulimit -u`",
+    "Cannot allocate memory": "raise `ulimit -v`, or take a machine with more memory",
+    "failed to map segment": "raise `ulimit -v`, or take a machine with more memory",
+    "No usable temporary directory": "set TMPDIR to a folder that can be written",
+}
+"""What to do, by the text of an error of the system: torch and importlib keep no number of it."""
 _RUNS = ("train", "launch")
 _LOAD_TORCH = ("train", "evaluate", "predict", "export", "estimate", "doctor", "bench")
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)
@@ -56,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"trainyard: {remark}", file=sys.stderr)
         words, overrides = split_overrides(given)
         options, unknown = _parser().parse_known_args(words)
+        _check_working_directory()
         if unknown:
             raise InputError(explain_argument(unknown[0], given, options))
         if overrides and not options.takes_overrides:
@@ -76,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("trainyard: interrupted", file=sys.stderr)
         return Stopped.exit_code
     except Exception as error:
-        told = _of_a_file(error)
+        told = _of_a_file(error) or _of_a_limit(error)
         if told is None:
             raise
         return say(told)
@@ -88,6 +98,13 @@ def _code_with_output(code: int, *, is_run: bool) -> int:
         return code
     print(f"trainyard: stdout: {error.strerror}: it is incomplete", file=sys.stderr)
     return code if is_run else code or 1
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # torch's libraries blame themselves
+        raise InputError("the working directory was removed: cd to another one") from None
 
 
 def _say_first(options: argparse.Namespace) -> None:
@@ -115,12 +132,21 @@ def _of_a_file(error: Exception) -> TrainyardError | None:
     path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else None
     full = disk_error(error, path or Path())
     if full is not None and path is None:
-        return TrainyardError(f"{os.strerror(full.errno or 0)}: free some space")
+        return TrainyardError(f"{os.strerror(full.errno or 0)}: {full.advice}")
     if path is not None and isinstance(error, OSError) and error.errno in _NO_PATH:
         return InputError(f"{path}: {error.strerror}")
     if path is not None and isinstance(error, _NOT_AS_IT_SHOULD_BE):
         return TrainyardError(f"{path}: {error.strerror}")
     return full
+
+
+def _of_a_limit(error: Exception) -> TrainyardError | None:
+    """The error to print where the system gives no more memory, files or processes; else None."""
+    if isinstance(error, OSError | ImportError | RuntimeError):
+        for text, advice in _LIMITS.items():
+            if text in str(error):
+                return TrainyardError(f"{error}: {advice}")
+    return None
 
 
 def say(error: TrainyardError) -> int:

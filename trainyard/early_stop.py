@@ -17,6 +17,7 @@ from trainyard.errors import Requeued, Stopped
 REASONS: dict[signal.Signals, type[Stopped]] = {
     signal.SIGUSR1: Requeued,
     signal.SIGUSR2: Requeued,
+    signal.SIGXCPU: Requeued,
     signal.SIGTERM: Stopped,
     signal.SIGHUP: Stopped,
 }
@@ -56,7 +57,7 @@ def at_once(number: signal.Signals, deed: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def early_stops() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP raise Stopped (130), SIGUSR1 and SIGUSR2 Requeued (75).
+    """Inside, SIGTERM and SIGHUP raise Stopped (130), the others Requeued (75).
 
     The exception may be lost, in an import of torch for instance, or late. The signal is therefore
     sent again every second, to its current handler, and after 5 s the process ends with the same

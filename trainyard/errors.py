@@ -10,7 +10,7 @@ TrainyardError          1
 ├── DivergedError       3   gradients stay infinite or NaN, and rolling back did not help
 ├── PeerError           1   another rank failed and prints why; this one stops with it
 └── Stopped           130   stopped by Ctrl-C, SIGTERM or SIGHUP; what was trained is saved
-    └── Requeued       75   stopped by SIGUSR1 or SIGUSR2, to be started again
+    └── Requeued       75   stopped by SIGUSR1, SIGUSR2 or SIGXCPU, to be started again
 """
 
 import errno
@@ -48,8 +48,14 @@ class DiskError(TrainyardError, OSError):
     """A disk is full or read-only. `errno`, `strerror` and `filename` as in any OSError."""
 
     def __str__(self) -> str:
-        more = "" if self.errno == errno.EROFS else "; free some space and give the command again"
-        return f"{self.filename}: {self.strerror}{more}"
+        return f"{self.filename}: {self.strerror}{'; ' * bool(self.advice)}{self.advice}"
+
+    @property
+    def advice(self) -> str:
+        """What the user may do; empty if nothing is certain to help."""
+        if self.errno == errno.EFBIG:
+            return "raise the limit of `ulimit -f`, or choose another file system"
+        return "" if self.errno == errno.EROFS else "free some space and give the command again"
 
 
 class LoaderError(TrainyardError):

@@ -52,19 +52,22 @@ def protect_streams() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
     _stdout = _Output(1, "w", closefd=False)
-    sys.stdout = _text(_stdout, sys.stdout, "strict")
-    sys.stderr = _text(_Output(2, "w", closefd=False), sys.stderr, "backslashreplace")
+    sys.stdout = _text(_stdout, sys.stdout)
+    sys.stderr = _text(_Output(2, "w", closefd=False), sys.stderr)
 
 
-def _text(raw: _Output, before: object, errors: str) -> io.TextIOWrapper:
-    """`raw` as a stream with the settings of the one before, which is None if it was closed."""
+def _text(raw: _Output, before: object) -> io.TextIOWrapper:
+    """`raw` as a stream with the settings of the one before, which is None if it was closed.
+
+    A character that its encoding lacks is escaped: it is no reason for a run to end.
+    """
     if not isinstance(before, io.TextIOWrapper):
-        return io.TextIOWrapper(io.BufferedWriter(raw), errors=errors)
+        return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace")
     buffer: Any = raw if before.write_through else io.BufferedWriter(raw)
     return io.TextIOWrapper(
         buffer,
         encoding=before.encoding,
-        errors=before.errors,
+        errors="backslashreplace",
         line_buffering=before.line_buffering,
         write_through=before.write_through,
     )

@@ -34,7 +34,7 @@ from trainyard.data.loader.fill import SliceFiller
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.result_sender import BatchTask, FilledSlice, PendingBatch, announcement
 from trainyard.data.loader.ring import Ring, num_slices, num_slots
-from trainyard.data.loader.spec import LoaderSpec
+from trainyard.data.loader.spec import ENDING_SIGNALS, LoaderSpec
 from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import OnePassPlan, ShuffledPlan
 from trainyard.data.storage import mapped
@@ -386,7 +386,7 @@ def test_signals_that_end_a_run_do_not_end_the_loader(index: Index) -> None:
     config = spec(start=0, stop=4)
     with Loader(index, config) as loader:
         for step in range(4):
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            for number in ENDING_SIGNALS:
                 os.kill(loader._process.pid, number)
             np.testing.assert_array_equal(next(loader).ids, config.plan.batch(step))
 

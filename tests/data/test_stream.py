@@ -3,7 +3,6 @@
 import io
 import os
 import select
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +21,7 @@ from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.formats import webdataset
 from trainyard.data.formats.tar import SequentialReader
 from trainyard.data.formats.webdataset import Streamed, streamed
+from trainyard.data.loader.spec import ENDING_SIGNALS
 from trainyard.data.storage.remote import http_stream
 from trainyard.data.storage.remote.retry import Transient
 from trainyard.data.stream.loader import StreamLoader
@@ -394,7 +394,7 @@ def test_signals_that_end_a_run_do_not_end_a_command(shards: str, tmp_path: Path
     wait = f"until test -e {go}; do sleep 0.01; done"
     with StreamLoader(spec(f"pipe:echo $$ > {note}; {wait}; cat {shard}", num_passes=1)) as loader:
         shell = noted(note, loader)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        for number in ENDING_SIGNALS:
             os.kill(shell, number)
         go.touch()
         assert len(loader.take()[0].ids) == 4

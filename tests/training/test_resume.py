@@ -390,7 +390,7 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
     said = capsys.readouterr().err
     assert re.fullmatch(
         r"trainyard: .*/run/checkpoints/step-00000010: File too large: [\d.]+ MB needed, .* free; "
-        r"free some space and give the command again\n",
+        r"raise the limit of `ulimit -f`, or choose another file system\n",
         said,
     )
     assert newest(folder).name == "step-00000008"

@@ -17,6 +17,7 @@ ENDINGS = [
     (signal.SIGHUP, Stopped),
     (signal.SIGUSR1, Requeued),
     (signal.SIGUSR2, Requeued),
+    (signal.SIGXCPU, Requeued),
 ]
 
 

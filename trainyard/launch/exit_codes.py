@@ -11,7 +11,7 @@ GRACE_S = 300
 """Seconds for ranks to save a checkpoint, after a signal or a lost rank, before they are killed."""
 NOTICE_S = 2
 """Seconds for ranks to notice a lost rank by themselves: their own message says more."""
-REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Signals after which ranks save and end with 75."""
 SHARED_CODES = frozenset((0, Stopped.exit_code, Requeued.exit_code))
 """Either all ranks end with such a code, or none does."""

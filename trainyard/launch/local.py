@@ -17,7 +17,7 @@ from trainyard.launch.supervisor import Ending, Say, code_after, with_restarts
 from trainyard.parent import LAUNCHER
 
 _PAUSE_S, _LOOK_S = 1, 0.01
-_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
 
 def launch_local(job: Job, *, ranks: int, restarts: int, say: Say) -> int:

@@ -18,6 +18,7 @@ _REQUEUE, _STOP = 1, 2
 _SIGNALS = {
     signal.SIGUSR1: _REQUEUE,
     signal.SIGUSR2: _REQUEUE,
+    signal.SIGXCPU: _REQUEUE,  # of a limit of processor time, once a second
     signal.SIGTERM: _STOP,
     signal.SIGINT: _STOP,
     signal.SIGHUP: _STOP,  # of a terminal that was closed

@@ -15,7 +15,10 @@ from trainyard.data.sampler.plan import Plan
 from trainyard.image_size import ImageSize
 from trainyard.world import World, cores_per_rank
 
-ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+ENDING_SIGNALS = (
+    *(signal.SIGINT, signal.SIGTERM),
+    *(signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU),
+)
 """The signals that end a run. A loader process outlives them: its trainer ends it."""
 
 AGAIN = 255
