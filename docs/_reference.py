@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -202,7 +203,7 @@ def _recipe_head(comment: str) -> Iterator[str]:
     text = re.sub(r"^# ?", "", comment, flags=re.MULTILINE)
     about, command, facts, *more = re.split(r"\n\s*\n", text)
     yield plain(about)
-    yield f"```bash\n{command.strip()}\n```"
+    yield f"```bash\n{dedent(command)}\n```"
     rows = re.findall(r"^(\S+) +(.*(?:\n +.*)*)", facts, re.MULTILINE)
     yield "\n".join(["| | |", "|---|---|", *(f"| {name} | {plain(fact)} |" for name, fact in rows)])
     yield from map(plain, more)
