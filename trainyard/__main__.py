@@ -17,7 +17,8 @@ def command() -> "NoReturn":
     heeds_interrupt = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeds_interrupt:  # an exception would end an import anywhere, and show where
         signal.signal(signal.SIGINT, _interrupted)
-    os.environ["PYTHONSAFEPATH"] = "1"  # for processes that multiprocessing starts
+    if not os.environ.get("PYTHONSAFEPATH"):  # for processes that multiprocessing starts
+        os.environ["PYTHONSAFEPATH"] = "trainyard"  # any text switches it on: see children.py
     from trainyard.streams import protect_streams
 
     protect_streams()

@@ -13,7 +13,13 @@ from typing import Any
 
 SAFE_PATH = ("-P",)
 """Options of Python: no file of the working directory is imported in place of a module."""
+_OWN = ("PYTHONSAFEPATH", "trainyard")  # as __main__.py sets it
 _LOOK_S = 0.01
+
+
+def users_environment() -> dict[str, str]:
+    """The environment of a command of the user's: it may import the modules beside its script."""
+    return dict(pair for pair in os.environ.items() if pair != _OWN)
 
 
 def has_ended(process: "subprocess.Popen[Any]", timeout_s: float = 0) -> bool:

@@ -176,6 +176,24 @@ def open_regular(path: Path) -> BufferedReader:
     return open(fd, "rb")
 
 
+def open_own(path: str | Path, flags: int) -> int:
+    """A descriptor of a file that Trainyard writes; an `opener` for open().
+
+    InputError for a link or a pipe: a folder of somebody else may bring it, and the file that it
+    leads to would be cut.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise InputError(f"{path}: a link: remove it") from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise InputError(f"{path}: not a regular file: remove it")
+    return fd
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file of a run. OSError or ValueError for anything else."""
     with open_regular(path) as file:
@@ -237,7 +255,11 @@ class JsonLines:
     def append(self, line: dict[str, Any]) -> None:
         """Append a line. DiskError if there is no room; the file is then unchanged."""
         text = json.dumps({key: finite(value) for key, value in line.items()}) + "\n"
-        with writing(self._path, len(text)), _cut_back(self._path), open(self._path, "ab") as file:
+        with (
+            writing(self._path, len(text)),
+            _cut_back(self._path),
+            open(self._path, "ab", opener=open_own) as file,
+        ):
             file.write(text.encode())
 
 
@@ -259,8 +281,9 @@ def finite(value: Any) -> Any:
 
 
 def _drop_partial_line(path: Path) -> None:
-    with open(path, "rb+") as file:
-        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
+    with open(path, "rb+", opener=open_own) as file:
+        file.truncate(sum(len(line) for line in file if line.endswith(b"
+")))
 
 
 @dataclass(frozen=True)

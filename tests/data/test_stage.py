@@ -763,6 +763,21 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path, monkeypatch: Patch) -> Non
         Copies(index, tmp_path / "node")
 
 
+def test_a_link_of_another_user_in_the_place_of_the_copies(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
+    """It leads to a folder of this user's until it is turned to one of theirs."""
+    index, _ = shards(tmp_path, [20, 20])
+    (tmp_path / "mine").mkdir()
+    link = tmp_path / "node" / "trainyard-stage"
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "mine")
+    Copies(index, link.parent).close()
+    os.chown(link, 54321, -1, follow_symlinks=False)
+    with pytest.raises(DataError, match="belongs to another user"):
+        Copies(index, link.parent)
+
+
 # --- the command ---
 
 

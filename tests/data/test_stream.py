@@ -3,6 +3,9 @@
 import io
 import os
 import select
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -227,6 +230,27 @@ def test_a_label_that_is_wrong_is_named(
 def test_a_pipe_is_what_a_command_writes(shards: str) -> None:
     piped = list(walk(spec(f"pipe:cat < {shards} | cat")))
     assert piped == list(walk(spec(shards)))
+
+
+@pytest.mark.parametrize("users_own", ["", "1"])
+def test_a_script_in_a_pipe_imports_what_lies_beside_it(
+    users_own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PYTHONSAFEPATH, which Trainyard sets for its own processes, was passed on to it."""
+    monkeypatch.setenv("PYTHONSAFEPATH", users_own)
+    (tmp_path / "beside.py").write_text("text = 'found'\n")
+    (tmp_path / "script.py").write_text("import beside; print(beside.text)\n")
+    program = (
+        "import sys; sys.argv = ['trainyard', 'recipes']\n"
+        "from trainyard import __main__, command_line\n"
+        "from trainyard.data.stream.open_shard import open_shard\n"
+        f"location = 'pipe:{sys.executable} {tmp_path}/script.py'\n"
+        "read = lambda: open_shard(location).read().decode()\n"
+        "command_line.main = lambda: sys.stdout.write(read()) * 0\n"
+        "__main__.command()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == ("" if users_own else "found\n")
 
 
 @pytest.mark.parametrize(

@@ -467,6 +467,21 @@ def test_conditions_of_a_run(uninterrupted: dict[str, Path]) -> None:
 # --- what is not ours ---
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock", "stacks/rank-00000.txt"])
+def test_a_link_in_a_run_of_somebody_else_leads_nowhere(
+    name: str, digits: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The user's file that it led to was cut to its last whole line, or overwritten."""
+    secret, link = tmp_path / "secret", tmp_path / "run" / name
+    text = '{"kind": "event"}\n{"kind": "event", "no line end'
+    secret.write_text(text)
+    link.parent.mkdir(parents=True)
+    link.symlink_to(secret)
+    assert run(*words(digits, tmp_path / "run")) == 2
+    assert capsys.readouterr().err == f"trainyard: {link}: a link: remove it\n"
+    assert secret.read_text() == text
+
+
 @pytest.mark.parametrize("content", ["[]", "{}", '{"fingerprints": ["a"]}', "nonsense"])
 def test_an_environment_that_is_not_ours(content: str, digits: Path, tmp_path: Path) -> None:
     folder, config = RunDirectory(tmp_path), recipe(digits)

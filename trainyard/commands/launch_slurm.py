@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainyard.children import users_environment
 from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
@@ -111,7 +112,13 @@ def launch(options: argparse.Namespace) -> int:
         with writing(run):
             run.mkdir(parents=True, exist_ok=True)  # for the job's output: Slurm makes no directory
         write_text(run / "slurm.sbatch", text)
-    done = subprocess.run(["sbatch", "--parsable"], input=text, text=True, capture_output=True)
+    done = subprocess.run(
+        ["sbatch", "--parsable"],
+        input=text,
+        text=True,
+        capture_output=True,
+        env=users_environment(),  # which the job inherits, its --setup lines too
+    )
     if done.returncode:
         said = " ".join(done.stderr.split()).removeprefix("sbatch: error: ")
         raise TrainyardError(f"sbatch refused the job: {said}")

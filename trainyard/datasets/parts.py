@@ -6,12 +6,10 @@ same command resumes after a kill. The command without a part reads the journals
 which one machine would have worked.
 """
 
-import errno
 import fcntl
 import json
 import os
 import re
-import stat
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from trainyard.errors import DataError
-from trainyard.files import JsonLines, is_at, why_unwritable
+from trainyard.files import JsonLines, is_at, open_own, why_unwritable
 from trainyard.printable import printable
 
 T = TypeVar("T")
@@ -153,7 +151,7 @@ class Journals:
         path = self.path(part)
         while True:
             try:
-                lock = _open(path, os.O_RDWR | os.O_CREAT)
+                lock = open_own(path, os.O_RDWR | os.O_CREAT)
             except OSError as error:
                 reason = why_unwritable(error, path)
                 raise DataError(f"{self.folder}: cannot be written ({reason})") from None
@@ -183,7 +181,7 @@ def whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
     DataError if it is damaged.
     """
-    with open(path, encoding="utf-8", errors="replace", opener=_open) as file:
+    with open(path, encoding="utf-8", errors="replace", opener=open_own) as file:
         for line in file:
             if line.endswith("\n"):
                 yield _parsed(path, line)
@@ -197,20 +195,6 @@ def _parsed(path: Path, line: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"{path}: damaged: remove it")
     return found
-
-
-def _open(path: str | Path, flags: int) -> int:
-    """Opens a journal. DataError for a link or a pipe: data of somebody else's may bring it."""
-    try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise DataError(f"{path}: a link: remove it") from None
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise DataError(f"{path}: not a regular file: remove it")
-    return fd
 
 
 # --- units whose results lie in the journal ---
@@ -369,7 +353,7 @@ def _state(path: Path) -> _State:
     """How far a part has got."""
     head, count, last = None, 0, ""
     if path.exists():
-        with open(path, encoding="utf-8", errors="replace", opener=_open) as file:
+        with open(path, encoding="utf-8", errors="replace", opener=open_own) as file:
             for line in file:
                 if line.endswith("\n"):
                     head = head or _parsed(path, line)

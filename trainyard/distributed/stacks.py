@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from trainyard.early_stop import at_once
-from trainyard.files import writing
+from trainyard.files import open_own, writing
 
 _SOON_S, _WRITE_S = 0.01, 0.5
 
@@ -21,7 +21,7 @@ class Stacks:
         self.path = folder / f"rank-{rank:05d}.txt"
         with writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: TextIO = self.path.open("w")
+            self._file: TextIO = open(self.path, "w", opener=open_own)  # noqa: SIM115
         self._exits = ExitStack()
         self._exits.enter_context(at_once(signal.SIGTSTP, self._pause))
 

@@ -26,6 +26,7 @@ from trainyard.files import (
     check_files,
     disk_error,
     find_checkpoint,
+    open_own,
     read_json,
     write_text,
     writing,
@@ -152,7 +153,7 @@ def _check_writable(folder: RunDirectory) -> None:
 
 def _lock(folder: RunDirectory) -> int:
     with writing(folder.lock):
-        lock = os.open(folder.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = open_own(folder.lock, os.O_RDWR | os.O_CREAT)
     patience_s = _PATIENCE_S if LAUNCHER in os.environ else 0
     try:
         if not _has_locked(lock) and not _has_locked_within(patience_s, lock, folder):

@@ -63,7 +63,8 @@ class Copies:
         except OSError as error:
             where = f"{folder} on {socket.gethostname()}"
             raise DataError(f"{where} cannot hold copies of data: {error.strerror}") from None
-        if self.path.parent.stat().st_uid not in (0, os.getuid()):
+        looks = self.path.parent.stat(), self.path.parent.lstat()  # who has a link may turn it
+        if not {look.st_uid for look in looks} <= {0, os.getuid()}:
             self.close()
             raise DataError(
                 f"{self.path.parent} on {socket.gethostname()} belongs to another user, who could "
@@ -102,7 +103,7 @@ class Copies:
     def refresh(self) -> None:
         """Lists the existing copies."""
         try:
-            self._ready = {int(name) for name in os.listdir(self.path) if name.isdigit()}
+            self._ready = {int(name) for name in os.listdir(self.path) if name.isdecimal()}
         except FileNotFoundError:  # removed by hand
             self._ready = set()
 

@@ -9,6 +9,7 @@ import os
 import subprocess
 from typing import IO, TYPE_CHECKING
 
+from trainyard.children import users_environment
 from trainyard.data.storage.credentials import PIPE, with_secrets
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
@@ -52,6 +53,7 @@ class Pipe(io.RawIOBase):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             bufsize=0,
+            env=users_environment(),
         )
         assert self._process.stdout is not None
         self._output = self._process.stdout
