@@ -209,3 +209,25 @@ def test_ctrl_c_ends_a_rank_that_waits_for_an_absent_one(
         assert process.wait(timeout=60) == -signal.SIGINT
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize("has_new_run", [True, False])
+def test_a_run_whose_directory_was_renamed_writes_nothing_more(
+    has_new_run: bool, digits: Path, tmp_path: Path
+) -> None:
+    """It added its steps and checkpoints to those of the new run, or ended with a traceback."""
+    folder, renamed = tmp_path / "run", tmp_path / "renamed"
+    with started(tmp_path, "train", "debug", "--data", digits, "--run", folder, *LONG) as command:
+        wait_for(lambda: has_saved(folder), "the first checkpoint")
+        command.process.send_signal(signal.SIGSTOP)
+        folder.rename(renamed)
+        if has_new_run:
+            words = ("--run.length", "2 steps", "--run.seed", "7")
+            assert run("train", "debug", "--data", digits, "--run", folder, *words) == 0
+        before = sorted(tmp_path.glob("run/**/*"))
+        command.process.send_signal(signal.SIGCONT)
+        _, err = command.process.communicate(timeout=60)
+        assert (command.process.returncode, err.count("\n")) == (2, 1), err
+        assert f"{folder} was removed, renamed or replaced while the run trained in it" in err
+    assert sorted(tmp_path.glob("run/**/*")) == before
+    assert has_saved(renamed)

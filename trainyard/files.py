@@ -282,8 +282,7 @@ def finite(value: Any) -> Any:
 
 def _drop_partial_line(path: Path) -> None:
     with open(path, "rb+", opener=open_own) as file:
-        file.truncate(sum(len(line) for line in file if line.endswith(b"
-")))
+        file.truncate(sum(len(line) for line in file if line.endswith(b"\n")))
 
 
 @dataclass(frozen=True)

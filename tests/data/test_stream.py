@@ -3,7 +3,6 @@
 import io
 import os
 import select
-import signal
 import subprocess
 import sys
 import time

@@ -1,6 +1,6 @@
 """Destinations of reports. A report is a flat dict whose "kind" is train, val or event."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -20,10 +20,11 @@ class Sink(Protocol):
 class JsonLinesSink:
     """metrics.jsonl of the run directory, with a line per report."""
 
-    def __init__(self, path: Path) -> None:
-        self._lines = JsonLines(path)
+    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
+        self._lines, self._check = JsonLines(path), check
 
     def write(self, report: Report) -> None:
+        self._check()
         self._lines.append(report)
 
     def show_evaluation(self, count: int, total: int) -> None:

@@ -65,22 +65,35 @@ def check_trackers(watch: WatchConfig, world: World) -> None:
 
 @contextmanager
 def open_loggers(
-    config: RunConfig, folder: RunDirectory, course: Course, *, world: World, console: Console
+    config: RunConfig,
+    folder: RunDirectory,
+    course: Course,
+    check: Callable[[], None],
+    *,
+    world: World,
+    console: Console,
 ) -> Iterator[Loggers]:
-    """The destinations of reports during a run.
+    """The destinations of reports during a run; `check` comes before a report is written.
 
     RecipeError, on all ranks, if a tracker cannot start for a reason that the user can fix.
     """
     with together(world):
         if world.is_first:
-            loggers = _opened(config, folder, course, console)
+            loggers = _opened(config, folder, course, console, check=check)
         else:  # quiet unless every rank prints
             loggers = Loggers([] if console.quiet else [ConsoleSink(course, console)])
     with closing(loggers):
         yield loggers
 
 
-def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Console) -> Loggers:
+def _opened(
+    config: RunConfig,
+    folder: RunDirectory,
+    course: Course,
+    console: Console,
+    *,
+    check: Callable[[], None],
+) -> Loggers:
     early: list[str] = []  # messages from before there is a sink
     say = early.append
     with ExitStack() as stack:
@@ -90,7 +103,7 @@ def _opened(config: RunConfig, folder: RunDirectory, course: Course, console: Co
             trackers.append(tracker)
             stack.callback(tracker.close)
         # Last: from here on live lines are redrawn, and no other output may interfere.
-        sinks: list[Sink] = [JsonLinesSink(folder.metrics), ConsoleSink(course, console)]
+        sinks: list[Sink] = [JsonLinesSink(folder.metrics, check), ConsoleSink(course, console)]
         stack.pop_all()
     loggers = Loggers(sinks, trackers)
     say = loggers.warn

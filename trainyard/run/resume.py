@@ -26,6 +26,7 @@ from trainyard.files import (
     check_files,
     disk_error,
     find_checkpoint,
+    is_at,
     open_own,
     read_json,
     write_text,
@@ -100,21 +101,30 @@ def _changed(state: TrainState, path: Path) -> str | None:
 @contextmanager
 def claim_directory(
     folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str], world: World
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
     """Inside, the directory belongs to this run: its lock is held, and it has this run's recipe.
 
-    CheckpointError or DataError, on all ranks, if another process trains in it or it holds a run of
-    another recipe or other data. A directory without results yet takes the given recipe and data.
-    The lock ends with the process that holds it.
+    Yields a check, for before each write: CheckpointError if another directory has its path by now,
+    such as that of a new run. CheckpointError or DataError, on all ranks, if another process trains
+    in it or it holds a run of another recipe or other data. A directory without results yet takes
+    the given recipe and data. The lock ends with the process that holds it.
     """
-    lock = None
+    lock: int | None = None
+
+    def check() -> None:
+        if lock is not None and not is_at(folder.lock, lock):
+            raise CheckpointError(
+                f"{folder.path} was removed, renamed or replaced while the run trained in it: "
+                "nothing more is written; to go on from a renamed one, give its name with --run"
+            )
+
     try:
         with together(world):
             if world.is_first:
                 _check_writable(folder)
                 lock = _lock(folder)
                 _claim(folder, config, fingerprints)
-        yield
+        yield check
     finally:
         if lock is not None:
             os.close(lock)

@@ -1,7 +1,7 @@
 """The composition root: builds the parts of a run from a RunConfig, and runs the loop."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -142,8 +142,8 @@ def _train(
     watchdog.heartbeat.limits_of |= dict.fromkeys(_OF_CHECKPOINTS, config.run.max_save)
     run = _built(config, folder, world, console=console, watchdog=watchdog)
     with (  # only now: a recipe that cannot be built leaves no directory behind
-        claim_directory(folder, run.config, run.data.fingerprints, world),
-        open_loggers(run.config, folder, run.course, world=world, console=console) as sinks,
+        claim_directory(folder, run.config, run.data.fingerprints, world) as check,
+        open_loggers(run.config, folder, run.course, check, world=world, console=console) as sinks,
     ):
         watchdog.write_to(folder.stacks)
         return sinks.concluded(_train_in(run, sinks, watchdog))
@@ -393,7 +393,10 @@ def _losses_told(
             # The first rank, which normally writes for all, may be the lost one.
             write = JsonLinesSink(folder.metrics).write
             event = "rank hangs" if watchdog.alarm.verdict else "rank gone"
-            replace(report, write=write).warn(event, f"{lost}")
+            with suppress(
+                FileNotFoundError
+            ):  # the directory was renamed: that ended the first rank
+                replace(report, write=write).warn(event, f"{lost}")
         raise lost from error
 
 
