@@ -39,3 +39,29 @@ def test_while_modules_are_imported(module: str) -> None:
 def test_while_the_interpreter_ends() -> None:
     """The run is saved and has printed so: a second Ctrl-C then was a traceback."""
     assert ended(AT_THE_END) == (0, "")
+
+
+LOADING_TORCH = """
+import os, signal, sys, types
+from importlib.machinery import ModuleSpec
+from trainyard.early_stop import early_stops, raise_interrupt
+
+torch = sys.modules["torch"] = types.ModuleType("torch")
+torch.__spec__ = ModuleSpec("torch", None)
+torch.__spec__._initializing = True
+signal.signal(signal.SIGINT, raise_interrupt)
+with early_stops():
+    try:
+        os.kill(os.getpid(), signal.{name})
+    except BaseException as error:  # in C++ it would be std::terminate, and SIGABRT
+        print("raised", repr(error), file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGUSR1", 75)])
+def test_no_exception_inside_the_import_of_torch(name: str, code: int) -> None:
+    """Seen once in some twenty Ctrl-C during start-up: "terminate called", exit code 134."""
+    words = [sys.executable, "-c", LOADING_TORCH.format(name=name)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1)
+    assert "raised" not in done.stderr

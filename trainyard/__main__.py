@@ -23,10 +23,11 @@ def command() -> "NoReturn":
 
     protect_streams()
     from trainyard.command_line import end, main
+    from trainyard.early_stop import raise_interrupt
 
     try:
         if heeds_interrupt:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, raise_interrupt)
         code = main()
         for number in (signal.SIGINT, signal.SIGXCPU):  # all is done: only the interpreter ends
             signal.signal(number, signal.SIG_IGN)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from trainyard.errors import Requeued, Stopped
 
@@ -97,7 +98,28 @@ def _raise(number: int, frame: FrameType | None) -> None:
     global _asked
     if _is_open:
         _asked = _error(signal.Signals(number))
+        if _is_torch_loading():
+            _end(_asked)
         raise _asked
+
+
+def raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """Python's handler of SIGINT, for a process that may be loading torch."""
+    if _is_torch_loading():
+        _end(Stopped("interrupted"))
+    raise KeyboardInterrupt
+
+
+def _is_torch_loading() -> bool:
+    """True inside its import: an exception in its C++ aborts the process."""
+    torch = sys.modules.get("torch")
+    return getattr(getattr(torch, "__spec__", None), "_initializing", False)
+
+
+def _end(error: Stopped) -> NoReturn:
+    """Ends the process at once: nothing has begun that would need an end."""
+    os.write(2, f"trainyard: {error}\n".encode())
+    os._exit(error.exit_code)
 
 
 def _error(number: signal.Signals) -> Stopped:
@@ -113,10 +135,7 @@ def _insist(reader: int, left: threading.Event) -> None:
         if deed := _at_once.get(number):
             deed()
         if number in REASONS and _is_deaf(number, left):
-            error = _error(number)
-            sys.stderr.write(f"trainyard: {error}\n")
-            sys.stderr.flush()
-            os._exit(error.exit_code)
+            _end(_error(number))
     os.close(reader)
 
 
