@@ -21,7 +21,7 @@ from tests.twins.rows import CHANGED, ROWS
 
 ROOT = Path(__file__).parent.parent.parent
 BUILD = ROOT / "build/twins"
-SECOND_EDITION = "90397a9ea83f4c1bc923bb9808f0d21333e9c105"  # the last commit before the third
+SECOND_EDITION = "c1ef0a63bd44d9c2cda16f45ef446cff170cd901"  # the last commit before the third
 _SHOWN = 4  # differences of a row
 
 
