@@ -84,6 +84,15 @@ def in_parts(count: int, *words: object) -> None:
         assert run(*words, "--part", f"{number}/{count}") == 0
 
 
+def joined(capsys: Capture, *words: object) -> str:
+    """What a command that joins parts prints; it reports on stderr whose results it takes."""
+    capsys.readouterr()
+    assert run(*words) == 0
+    said = capsys.readouterr()
+    assert {line.partition(" the results of ")[1] != "" for line in said.err.splitlines()} == {True}
+    return said.out
+
+
 @pytest.mark.skipif(core is None, reason="needs the extension in C")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_index_in_parts(layout: str, originals: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -99,7 +108,7 @@ def test_an_index_in_parts(layout: str, originals: Path, tmp_path: Path, capsys:
             (folder / name).unlink()
         in_parts(count, *words)
         assert len(saved(folder)) == count * len(told)
-        assert json.loads(shown(capsys, *words, "--json")) == told
+        assert json.loads(joined(capsys, *words, "--json")) == told
         assert saved(folder) == whole
 
 
@@ -167,7 +176,7 @@ def test_a_part_of_a_verification_that_is_killed_resumes(
     assert "not finished: 1/2, 2/2: give the same command" in complaint(capsys, *words)
     in_parts(2, *words)
     assert journal.read_bytes().startswith(before)
-    assert shown(capsys, *words, "--json") == told
+    assert joined(capsys, *words, "--json") == told
     assert not list(data.glob(".trainyard-verify*"))
 
 
@@ -206,7 +215,10 @@ def test_a_verification_in_parts(
         in_parts(count, *words)
         capsys.readouterr()
         assert run(*words) == 2
-        assert capsys.readouterr() == whole
+        of_parts = capsys.readouterr()
+        assert of_parts.out == whole.out
+        message = f"trainyard: a verification takes the results of {folder}/.trainyard-verify-1-of-"
+        assert of_parts.err.startswith(whole.err + message)
 
 
 # --- parts that are absent, running, or of other work ---
