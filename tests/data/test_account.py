@@ -33,6 +33,7 @@ from trainyard.data.formats.left_out import (
 )
 from trainyard.data.formats.sample import EncodedSample
 from trainyard.data.index.build import build_index
+from trainyard.files import part_of
 
 TREES = int(os.environ.get("TRAINYARD_TREES", "60"))
 IMAGES = (".jpg", ".JPEG", ".jfif", ".jpe", ".png", ".webp", ".gif", ".avif", ".jp2", ".tiff")
@@ -278,3 +279,11 @@ def test_found_is_read_and_left_out(tmp_path: Path, kind: str) -> None:
             read += len(build_index(str(written.location).replace("#train", "#val")))
         found = {name: count for name, (count, _) in index.left_out.kinds.items()}
         assert (read, found) == (written.samples, dict(+written.others)), seed
+
+
+def test_an_index_that_is_being_written_is_none_of_the_data(tmp_path: Path) -> None:
+    """Another command may write it at this moment, or may have been killed at it."""
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat/1.jpg").write_bytes(b"x")
+    part_of(tmp_path / ".trainyard-index").write_bytes(b"TY")
+    assert not build_index(str(tmp_path)).left_out

@@ -50,7 +50,8 @@ def is_hidden(name: str) -> bool:
 
 def is_metadata(name: str) -> bool:
     """True for files that Trainyard writes beside data: they are no part of it."""
-    return name == "dataset.json" or name.startswith(".trainyard-") or name.endswith(".idx")
+    ours = (".trainyard-", "..trainyard-")  # the latter while they are written
+    return name == "dataset.json" or name.startswith(ours) or name.endswith(".idx")
 
 
 class FileRows(NamedTuple):
