@@ -33,10 +33,9 @@ class WorkInParts:
         """The files that a command has made, or the report that it has printed."""
         if name == "verify":
             assert not list(self._shards.glob(".trainyard-verify*"))
-            assert json.loads(said[said.index("{") :])[
-                "is_well"
-            ]  # after whose results a join takes
-            return {"report": said.encode()}
+            report = said[said.index("{") :]  # after the line that says whose results a join takes
+            assert json.loads(report)["is_well"]
+            return {"report": report.encode()}
         paths = {
             "index": self._shards.glob(".trainyard-*"),
             "prepare": (path for path in self._prepared.rglob("*") if path.is_file()),
