@@ -17,6 +17,7 @@ from trainyard.config import RunConfig, load_recipe, to_toml
 from trainyard.export.card import card
 from trainyard.export.check import Difference
 from trainyard.export.description import describe
+from trainyard.files import sha256
 
 SAME = Difference(0.0, 0.0, 0)
 OTHER = {"data.eval_size": "48"}
@@ -106,10 +107,13 @@ def test_an_evaluation_that_is_not_ours(
 ) -> None:
     """A value of another kind in the checkpoint of somebody else was a traceback."""
     run = Path(shutil.copytree(transformer, tmp_path / "run", symlinks=True))
-    path = run / "checkpoints" / "latest" / "progress.json"
+    path = load(run).checkpoint / "progress.json"
     progress = json.loads(path.read_text())
     progress["last"] |= change
     path.write_text(json.dumps(progress))
+    manifest = json.loads(path.with_name("manifest.json").read_text())
+    manifest[path.name] = sha256(path)
+    path.with_name("manifest.json").write_text(json.dumps(manifest))
     assert "| accuracy |" in card(describe(load(run)), "onnx", "m.onnx", SAME)
 
 
