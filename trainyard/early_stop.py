@@ -18,9 +18,9 @@ from trainyard.errors import Requeued, Stopped
 REASONS: dict[signal.Signals, type[Stopped]] = {
     signal.SIGUSR1: Requeued,
     signal.SIGUSR2: Requeued,
-    signal.SIGXCPU: Requeued,
+    signal.SIGXCPU: Requeued,  # of a limit of processor time, once a second
     signal.SIGTERM: Stopped,
-    signal.SIGHUP: Stopped,
+    signal.SIGHUP: Stopped,  # of a terminal that was closed
 }
 """Ctrl-C is not included: Python's own KeyboardInterrupt ends a command with 130."""
 PATIENCE_S = 5

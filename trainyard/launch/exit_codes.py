@@ -5,13 +5,14 @@ A code is a rank's exit code, or minus the number of the signal that killed it.
 
 import signal
 
+from trainyard.early_stop import REASONS
 from trainyard.errors import DivergedError, InputError, PeerError, Requeued, Stopped
 
 GRACE_S = 300
 """Seconds for ranks to save a checkpoint, after a signal or a lost rank, before they are killed."""
 NOTICE_S = 2
 """Seconds for ranks to notice a lost rank by themselves: their own message says more."""
-REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+REQUEUE_SIGNALS = tuple(number for number, reason in REASONS.items() if reason is Requeued)
 """Signals after which ranks save and end with 75."""
 SHARED_CODES = frozenset((0, Stopped.exit_code, Requeued.exit_code))
 """Either all ranks end with such a code, or none does."""

@@ -393,9 +393,8 @@ def _losses_told(
             # The first rank, which normally writes for all, may be the lost one.
             write = JsonLinesSink(folder.metrics).write
             event = "rank hangs" if watchdog.alarm.verdict else "rank gone"
-            with suppress(
-                FileNotFoundError
-            ):  # the directory was renamed: that ended the first rank
+            # The directory may have been renamed: that is what ended the first rank then.
+            with suppress(FileNotFoundError):
                 replace(report, write=write).warn(event, f"{lost}")
         raise lost from error
 

@@ -9,19 +9,15 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from trainyard.early_stop import asked
+from trainyard.early_stop import REASONS, asked
 from trainyard.errors import NotSaved, PeerError, Requeued, Stopped
 from trainyard.world import World, new_group
 
 # The request of each signal; if ranks differ, the higher number wins.
 _REQUEUE, _STOP = 1, 2
 _SIGNALS = {
-    signal.SIGUSR1: _REQUEUE,
-    signal.SIGUSR2: _REQUEUE,
-    signal.SIGXCPU: _REQUEUE,  # of a limit of processor time, once a second
-    signal.SIGTERM: _STOP,
     signal.SIGINT: _STOP,
-    signal.SIGHUP: _STOP,  # of a terminal that was closed
+    **{number: _REQUEUE if reason is Requeued else _STOP for number, reason in REASONS.items()},
 }
 # A Ctrl-C may arrive twice, from the terminal and from a launcher: within this time it counts once.
 _IMPATIENT_S = 1.0
