@@ -19,7 +19,7 @@ from typing import Any
 from trainyard.errors import RecipeError, TrainyardError
 from trainyard.files import RunDirectory
 from trainyard.hints import did_you_mean
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 
 def is_own(name: str) -> bool:
@@ -30,8 +30,7 @@ def is_own(name: str) -> bool:
 @cache
 def announce(key: str, name: str) -> None:
     """Print, once, the file that a recipe's `key` imports. RecipeError as for `imported`."""
-    text = f"trainyard: {key} = {name!r} imports {find(key, name)}"
-    sys.stderr.write(f"{printable(text)}\n")
+    print_line(f"{key} = {name!r} imports {find(key, name)}")
 
 
 def imported(key: str, name: str) -> Callable[..., Any]:

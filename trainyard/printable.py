@@ -1,5 +1,6 @@
 """Safe texts for a terminal from names in users' files."""
 
+import sys
 import unicodedata
 
 
@@ -12,6 +13,12 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(letter if _is_shown(letter) else _escape(letter) for letter in text)
+
+
+def print_line(text: str) -> None:
+    """Print a line on stderr, after the name of the program, with everything escaped that has to
+    be."""
+    sys.stderr.write(printable(f"trainyard: {text}\n"))
 
 
 def _is_shown(letter: str) -> bool:

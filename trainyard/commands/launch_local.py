@@ -5,8 +5,9 @@ import os
 import shlex
 import sys
 
-from trainyard.commands.launching import add_job_options, add_restarts, job_of, num_devices, say
+from trainyard.commands.launching import add_job_options, add_restarts, job_of, num_devices
 from trainyard.data.storage.credentials import without_secrets
+from trainyard.printable import print_line
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +30,8 @@ def launch(options: argparse.Namespace) -> int:
     if ranks > num_devices():
         _hide_gpus(ranks)
     if sys.stderr.isatty() and not options.quiet:
-        say(f"starting {ranks} {'rank' if ranks == 1 else 'ranks'}, which load torch")
-    return launch_local(job, ranks=ranks, restarts=options.restarts, say=say)
+        print_line(f"starting {ranks} {'rank' if ranks == 1 else 'ranks'}, which load torch")
+    return launch_local(job, ranks=ranks, restarts=options.restarts, say=print_line)
 
 
 def _hide_gpus(ranks: int) -> None:
@@ -40,7 +41,7 @@ def _hide_gpus(ranks: int) -> None:
     gpus = torch.cuda.device_count()
     if gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the ranks inherit this variable
-        say(
+        print_line(
             f"{ranks} ranks are more than this machine has GPUs ({gpus}), and each would need one "
             "of its own: all train on the CPU; leave --ranks out to train on GPUs"
         )

@@ -11,9 +11,9 @@ from trainyard.commands.launching import (
     add_restarts,
     job_of,
     num_devices,
-    say,
 )
 from trainyard.data.storage.credentials import without_secrets
+from trainyard.printable import print_line
 
 if TYPE_CHECKING:
     from trainyard.launch.mpi import MpiOptions
@@ -48,7 +48,7 @@ def launch(options: argparse.Namespace) -> int:
         words = ["env", *settings, *command_line(job, mpi, free_port())]
         print(without_secrets(shlex.join(words)))
         return 0
-    return launch_mpi(job, mpi, restarts=options.restarts, say=say)
+    return launch_mpi(job, mpi, restarts=options.restarts, say=print_line)
 
 
 def _options(options: argparse.Namespace) -> "MpiOptions":

@@ -5,11 +5,12 @@ import os
 import shlex
 import sys
 
-from trainyard.commands.launching import add_job_options, add_restarts, job_of, say
+from trainyard.commands.launching import add_job_options, add_restarts, job_of
 from trainyard.commands.numbers import positive
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.launch.exit_codes import GRACE_S
 from trainyard.launch.ranks import Line
+from trainyard.printable import print_line
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def launch(options: argparse.Namespace) -> int:
         restarts=options.restarts,
         grace_s=options.grace,
         show=_show,
-        say=say,
+        say=print_line,
     )
 
 

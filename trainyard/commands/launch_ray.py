@@ -10,11 +10,11 @@ from trainyard.commands.launching import (
     add_restarts,
     add_wait,
     job_of,
-    say,
 )
 from trainyard.commands.numbers import positive
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.errors import InputError
+from trainyard.printable import print_line
 
 if TYPE_CHECKING:
     from trainyard.launch.ranks import Job
@@ -58,7 +58,7 @@ def launch(options: argparse.Namespace) -> int:
         ranks = ray.ranks or ray.gpus or "(one per GPU, or 1)"
         print(f"{ray.nodes} x a node of Ray: {ranks} x {without_secrets(shlex.join(job.command))}")
         return 0
-    return launch_ray(job, ray, Policy(options.restarts, options.min_nodes), say)
+    return launch_ray(job, ray, Policy(options.restarts, options.min_nodes), print_line)
 
 
 def _options(options: argparse.Namespace) -> "RayOptions":

@@ -11,10 +11,10 @@ from trainyard.commands.launching import (
     add_restarts,
     add_wait,
     job_of,
-    say,
 )
 from trainyard.commands.numbers import positive
 from trainyard.data.storage.credentials import without_secrets
+from trainyard.printable import print_line
 
 if TYPE_CHECKING:
     from trainyard.launch.ssh import SshOptions
@@ -61,9 +61,9 @@ def launch(options: argparse.Namespace) -> int:
         print(f"by {shlex.join(ssh.login.command)}, in {ssh.login.folder}")
         return 0
     if options.sync:
-        say(f"copying this directory to {len(ssh.hosts)} host{'s' * (len(ssh.hosts) != 1)}")
+        print_line(f"copying this directory to {len(ssh.hosts)} host{'s' * (len(ssh.hosts) != 1)}")
         sync(ssh.hosts, ssh.login)
-    return launch_ssh(job, ssh, Policy(options.restarts, options.min_hosts), say)
+    return launch_ssh(job, ssh, Policy(options.restarts, options.min_hosts), print_line)
 
 
 def _options(options: argparse.Namespace) -> "SshOptions":

@@ -1,7 +1,6 @@
 """Options and checks shared by all launchers."""
 
 import argparse
-import sys
 
 from trainyard.commands.loading import loading
 from trainyard.commands.numbers import positive, whole
@@ -16,7 +15,6 @@ from trainyard.data.storage.credentials import check_url, without_secrets
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
 from trainyard.launch.ranks import Job
-from trainyard.printable import printable
 
 _WAIT_S = 300
 
@@ -112,11 +110,6 @@ def _voice(options: argparse.Namespace) -> list[str]:
     """Output options for the ranks; none for `doctor`, which does not have them."""
     given = [name for name in VOICES if getattr(options, name.replace("-", "_"))]
     return [] if options.doctor else [f"--{name}" for name in given]
-
-
-def say(message: str) -> None:
-    """Print a message to stderr."""
-    print(printable(f"trainyard: {message}"), file=sys.stderr)
 
 
 def num_devices() -> int:

@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from trainyard.errors import DataError
 from trainyard.files import JsonLines, is_at, open_own, why_unwritable
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 T = TypeVar("T")
 
@@ -133,8 +132,7 @@ class Journals:
     def report_join(self, count: int) -> None:
         """Print whose results are taken: journals can come with the data of somebody else."""
         which = f"{self.path(Part(1, count))}" + f" to {count}" * (count > 1)
-        message = f"trainyard: {self.noun} takes the results of {which}\n"
-        sys.stderr.write(printable(message))
+        print_line(f"{self.noun} takes the results of {which}")
 
     def remove(self) -> None:
         """Removes the journals of finished work."""

@@ -8,7 +8,6 @@ sample are fields of it, which are not read; those of no sample are left out and
 
 import json
 import re
-import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +51,7 @@ from trainyard.data.storage.location import ResolvedLocation
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source, is_remote
 from trainyard.errors import DataError
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 _IMAGES = IMAGE_SUFFIXES | {ARRAY_SUFFIX}
 _WALKERS = 192  # parts of remote shards that are walked at once
@@ -290,7 +289,7 @@ def streamed(tar: SequentialReader) -> Iterator[Streamed]:
     tar.finish()
     if (left_out := shard.left_out()) and not _told:
         _told.append(tar.name)
-        sys.stderr.write(printable(f"trainyard: {tar.name}: left out: {left_out}\n"))
+        print_line(f"{tar.name}: left out: {left_out}")
 
 
 def _parts(

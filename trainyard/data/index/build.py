@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import sys
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -42,7 +41,7 @@ from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
 from trainyard.files import cache_folder
 from trainyard.hints import closest
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 Header = dict[str, Any]
 
@@ -150,7 +149,7 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
     watched = stamps_of(scan)
     if not all(stamp is None or stamp[0] for stamp in watched.values()):
         remark = "its server sends neither ETag nor Last-Modified: a change that keeps the size of "
-        sys.stderr.write(printable(f"trainyard: {scan.place.location}: {remark}a file is missed\n"))
+        print_line(f"{scan.place.location}: {remark}a file is missed")
     tables = _tables(scan, progress)
     if (scan.place.split or "") not in tables:
         raise DataError(_wrong_split(scan, [split for split in tables if split]))

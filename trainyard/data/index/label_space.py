@@ -5,7 +5,6 @@ that class is in the order. The one other convention is ImageNet's, whose number
 positions of its sorted WordNet ids.
 """
 
-import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -13,7 +12,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from trainyard.errors import DataError
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 _NAMED = 3  # classes that a message names
 # Letters of other alphabets that look like a Latin one.
@@ -87,7 +86,7 @@ def unite_classes(parts: Iterable[tuple[Sequence[str], bool]]) -> list[str]:
 def report(match: Match) -> list[int]:
     """The numbers of a match, whose remark is printed."""
     if match.remark:
-        sys.stderr.write(printable(f"trainyard: {match.remark}\n"))
+        print_line(match.remark)
     return match.numbers
 
 

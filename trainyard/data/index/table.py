@@ -9,7 +9,6 @@ import json
 import os
 import stat
 import struct
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -24,7 +23,7 @@ from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.storage.snappy import unpacked
 from trainyard.files import atomic_write
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 _MAGIC = b"TYINDEX4"
 _START = struct.Struct("<8sQQ")  # magic, checksum (CRC-32C), length of the header in bytes
@@ -203,7 +202,7 @@ def load_index(path: Path) -> Index | None:
 
 def report_damage(path: Path, noun: str, why: str) -> None:
     """Print that a saved file is not used, and why."""
-    sys.stderr.write(printable(f"trainyard: {path}: {noun} that is damaged ({why}): passed over\n"))
+    print_line(f"{path}: {noun} that is damaged ({why}): passed over")
 
 
 def _parse(path: Path, content: NDArray[np.uint8]) -> Index:

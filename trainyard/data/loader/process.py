@@ -32,7 +32,7 @@ from trainyard.data.loader.spec import AGAIN, LoaderSpec
 from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.reading.stager import Stager
 from trainyard.data.storage.credentials import adopt
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -179,7 +179,7 @@ def _staged(copies: Copies, sender: ResultSender, done: "Future[str | None]") ->
     if error is not None:
         sender.fail(error)
     elif done.result() is not None and copies.is_news():
-        sys.stderr.write(printable(f"trainyard: {done.result()}\n"))
+        print_line(f"{done.result()}")
 
 
 def _slices(count: int, threads: int) -> list[slice]:

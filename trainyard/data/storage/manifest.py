@@ -8,7 +8,6 @@ import dataclasses
 import json
 import os
 import re
-import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from trainyard.data.storage.remote import retry
 from trainyard.data.storage.source import Source, is_remote
 from trainyard.errors import DataError
 from trainyard.files import write_text
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 FILE_NAME = "dataset.json"
 _VERSION = 1
@@ -85,8 +84,7 @@ def read_manifest(folder: str, *, tells: bool = False, data: str = "") -> Manife
     if _is_ours(text):
         return _parse(name, text)
     if tells:
-        remark = f"trainyard: {name}: not written by Trainyard; passed over\n"
-        sys.stderr.write(printable(remark))
+        print_line(f"{name}: not written by Trainyard; passed over")
     return None
 
 

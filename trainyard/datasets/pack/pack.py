@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,7 +45,7 @@ from trainyard.datasets.pack.worker import PackJob, PackSource, stem
 from trainyard.datasets.parts import Identity, Part
 from trainyard.errors import DataError
 from trainyard.files import in_words, why_unwritable
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 __all__ = [
     "PackOptions",
@@ -281,7 +280,7 @@ def _report_links(splits: dict[str, Selection]) -> None:
         for name, path in (found := linked_outside(selection.index))[:1]:
             files = f"{len(found):,} of its files are" if len(found) > 1 else "one of its files is"
             text = f"{split}: {files} outside of the data, behind links: {name} is {path}"
-            sys.stderr.write(printable(f"trainyard: {text}\n"))
+            print_line(text)
 
 
 def _make_folders(

@@ -3,7 +3,6 @@
 import math
 import os
 import random
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from trainyard.errors import DataError
-from trainyard.printable import printable
+from trainyard.printable import print_line
 
 RETRY_S = 600
 """Seconds for which a request may fail before the run ends; $TRAINYARD_RETRY_S overrides it."""
@@ -45,7 +44,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 def tell_passed_over(error: GaveUp) -> None:
     """One line on stderr about a file that data can do without."""
-    sys.stderr.write(printable(f"trainyard: {error}; passed over\n"))
+    print_line(f"{error}; passed over")
 
 
 class Transient(Exception):
@@ -90,7 +89,7 @@ class RetryState:
             if now - _said.get(self._server, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
                 return
             _said[self._server] = now
-        sys.stderr.write(printable(f"trainyard: waiting for {self._name}: {text}\n"))
+        print_line(f"waiting for {self._name}: {text}")
 
 
 def _limit_s() -> float:
