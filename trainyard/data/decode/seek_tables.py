@@ -6,7 +6,6 @@ A table lies beside the index, under its name and ".seek": a header, the first e
 """
 
 import os
-import stat
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ from trainyard.data.reading.reader import Reader
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import DataError
-from trainyard.files import atomic_write, remove_parts
+from trainyard.files import atomic_write, open_regular, remove_parts
 from trainyard.installation import NEEDS_EXTENSION
 from trainyard.world import usable_cores
 
@@ -74,9 +73,8 @@ def open_seek(index: Index) -> SeekTable | None:
     """The seek tables of an index, memory-mapped; None if there are none for it."""
     path = seek_path(index)
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
-            return None
-        content = np.asarray(np.memmap(path, np.uint8, "r"))
+        with open_regular(path) as file:
+            content = np.asarray(np.memmap(file, np.uint8, "r"))
         magic, fingerprint, samples = _HEADER.unpack(content[: _HEADER.size].tobytes())
     except (OSError, ValueError, struct.error):  # absent, empty or cut short
         return None

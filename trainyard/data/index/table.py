@@ -7,7 +7,6 @@ all of the file when it opens it: 0.08 s for fourteen million samples, 340 MB in
 import hashlib
 import json
 import os
-import stat
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.index.label_lists import LabelLists
 from trainyard.data.storage.snappy import unpacked
-from trainyard.files import atomic_write
+from trainyard.files import atomic_write, open_regular
 from trainyard.printable import print_line
 
 _MAGIC = b"TYINDEX4"
@@ -190,9 +189,8 @@ def load_index(path: Path) -> Index | None:
     A damaged one is reported on stderr.
     """
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would wait for ever
-            return None
-        return _parse(path, np.asarray(np.memmap(path, np.uint8, "r")))
+        with open_regular(path) as file:
+            return _parse(path, np.asarray(np.memmap(file, np.uint8, "r")))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, *_DAMAGE) as error:

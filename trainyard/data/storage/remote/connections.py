@@ -6,6 +6,7 @@ malformed heads.
 """
 
 import os
+import re
 import socket
 import ssl
 import threading
@@ -24,7 +25,8 @@ _IDLE_S = 30  # a connection idle for longer may be dead without a sign: routers
 _OPENING = 4  # connections opened at once, at first
 _HEAD = 16 << 10  # bytes; a longer head is left to urllib3
 _WITH_BODY = (200, 206)
-_DIGITS = 19  # of a number that has not 64 bits any more
+SIZE = re.compile(r"\d{1,18}", re.ASCII)
+"""A number of bytes that a server sends: it has 64 bits."""
 
 
 class NotPlain(ValueError):
@@ -50,7 +52,7 @@ class RawResponse:
         """The list that receives the connection once it can be reused."""
         self.status, self.reason, self.headers = _parse(head)
         length = self.headers.get("content-length")
-        is_size = length.isdecimal() and len(length) < _DIGITS
+        is_size = SIZE.fullmatch(length)
         if "transfer-encoding" in self.headers or not is_size or self.status < 200:
             raise NotPlain(f"an answer {self.status} without a Content-Length")
         self._left = int(length)

@@ -4,12 +4,12 @@ Requests wait for a server that is away for a while (`patience.py`), and a broke
 at the byte where it broke. A file that has changed or is gone on the server ends the run.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 
 from urllib3.exceptions import HTTPError
 
+from trainyard.data.storage.remote.connections import SIZE
 from trainyard.data.storage.remote.request import (
     CONTENT_RANGE,
     Resource,
@@ -22,7 +22,6 @@ from trainyard.data.storage.remote.retry import Refused, RetryState, Transient
 from trainyard.data.storage.source import Stamp
 from trainyard.errors import DataError
 
-_SIZE = re.compile(r"\d{1,18}", re.ASCII)
 _PIECE = 8 << 20  # bytes read from a connection at once; smaller reads cost a third of the speed
 _MAX_WITHOUT_RANGES = 16 << 20  # bytes; a larger file is not fetched whole for each part
 # Headers of a tar are many small reads close together, so small reads read ahead.
@@ -81,7 +80,7 @@ class HttpFile:
                     found = CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
                     size = found[3] if found else None
                     _finish(response, 2)
-            if not (size and _SIZE.fullmatch(size)):
+            if not (size and SIZE.fullmatch(size)):
                 raise Refused(f"{self.name}: the server does not send its size")
             return int(size), validator(response), has_ranges
 
