@@ -21,7 +21,7 @@ from tests.twins.rows import CHANGED, ROWS
 
 ROOT = Path(__file__).parent.parent.parent
 BUILD = ROOT / "build/twins"
-SECOND_EDITION = "c1ef0a63bd44d9c2cda16f45ef446cff170cd901"  # the last commit before the third
+SECOND_EDITION = "544c23981221d7e6c46f7f21d14cc1954f3d0544"  # the last commit before the third
 _SHOWN = 4  # differences of a row
 
 
