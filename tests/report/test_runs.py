@@ -7,7 +7,7 @@ import timm
 from tests.report.conftest import STEPS
 from tests.report.histories import train_report, write_run
 from trainyard.compare import PRACTICAL
-from trainyard.report.runs import differences, groups_of, read_runs
+from trainyard.report.runs import counted, differences, groups_of, read_runs
 
 
 def test_a_run_is_read_back(trained: list[Path]) -> None:
@@ -35,6 +35,22 @@ def test_what_is_missing_or_damaged_is_no_obstacle(copied: Path) -> None:
     assert (run.environment, run.recorded, run.classes, run.parameters) == ({}, None, (), None)
     assert len(run.quarantine) == 1
     assert "predictions.npz" in run.notes[0]
+
+
+def test_parts_of_an_environment_of_another_type_are_left_out(copied: Path) -> None:
+    """They ended the report with a traceback."""
+    path = copied / "environment.json"
+    good = json.loads(path.read_text())
+    wrong = {"devices": 4, "versions": [], "git": "main", "fingerprints": 1, "command": 2}
+    path.write_text(json.dumps(good | wrong | {"host": {}, "devices_of": None}))
+    (run,) = read_runs([copied])
+    assert set(run.environment) == set(good) - set(wrong) - {"host"} | {"devices_of"}
+    assert len(run.notes) == len(wrong) + 1
+    assert all(any(f"json: {key} is" in note for note in run.notes) for key in [*wrong, "host"])
+
+
+def test_devices_are_counted_whatever_they_are() -> None:
+    assert counted(["H100", {}, "H100"]) == "2 x H100, 1 x {}"
 
 
 def test_how_much_of_a_run_is_done(tmp_path: Path) -> None:

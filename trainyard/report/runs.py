@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -18,6 +19,8 @@ from trainyard.training.recorded import Recorded, load_recorded
 
 _SEED = "run.seed"
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
+# Parts of environment.json that are no single value.
+_ENVIRONMENT = {"versions": dict, "git": dict, "fingerprints": dict, "devices": list, "command": list}
 
 
 @dataclass(frozen=True)
@@ -104,13 +107,16 @@ def _read(path: Path, name: str) -> Run:
     except DataError as error:
         recorded = None
         notes.append(str(error))
+    environment = _json(folder.environment)
+    damaged = [key for key, value in environment.items() if _is_other(key, value)]
+    notes += [f"{folder.environment}: {key} is damaged, and left out" for key in damaged]
     return Run(
         folder=folder,
         name=name,
         history=history,
         recipe_text=text,
         recipe=_flat(folder.recipe, text),
-        environment=_json(folder.environment),
+        environment={key: environment[key] for key in environment if key not in damaged},
         quarantine=_lines(folder.quarantine),
         recorded=recorded,
         classes=_classes(folder),
@@ -138,6 +144,11 @@ def _json(path: Path) -> dict[str, Any]:
         return read_json(path)
     except (OSError, ValueError):
         return {}
+
+
+def _is_other(key: str, value: Any) -> bool:
+    """Whether a part of environment.json has another type than Trainyard's."""
+    return value is not None and not isinstance(value, _ENVIRONMENT.get(key, str | float | int))
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -178,9 +189,10 @@ def _parameters(folder: RunDirectory) -> int | None:
     return sum(math.prod(map(int, shape)) for shape in shapes)
 
 
-def counted(devices: Sequence[str]) -> str:
+def counted(devices: Sequence[object]) -> str:
     """Devices with counts: 8 x NVIDIA H100 80GB HBM3."""
-    return ", ".join(f"{devices.count(name)} x {name}" for name in dict.fromkeys(devices))
+    counts = Counter(map(str, devices))
+    return ", ".join(f"{count} x {name}" for name, count in counts.items())
 
 
 # --- groups ---
