@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from tests.twins.rows import Row, Words
 
-BATCHES = Path(__file__).parent / "batches.py"
+FOLDER = Path(__file__).parent
 # Keys of values that are measured, or that name the edition.
 _MEASURED = (
     *("seconds", "time", "eta", "eta_epoch", "images_per_s", "images_per_s_device", "data_wait"),
@@ -51,8 +51,8 @@ class Edition:
         return found
 
     def command(self, words: Words) -> list[str]:
-        if words[0] == "batches":
-            return [sys.executable, "-P", str(BATCHES), *words[1:]]
+        if words[0].endswith(".py"):
+            return [sys.executable, "-P", str(FOLDER / words[0]), *words[1:]]
         return [sys.executable, "-P", "-m", "trainyard", *words]
 
     def variables(self) -> dict[str, str]:

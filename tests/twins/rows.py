@@ -8,7 +8,7 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Row:
-    """Commands of one after the other; their JSON and the runs that they leave are compared."""
+    """Trainyard's, or a script of this folder and its arguments: their prints and runs count."""
 
     commands: tuple[Words, ...]
     killed_at: int | None = None
@@ -133,6 +133,8 @@ def _after_a_run() -> dict[str, Row]:
                 ("predict", "run", "../data/digits/val/3", "--json"),
                 ("export", "run", "model.safetensors", "--json"),
                 ("export", "run", "model.pt2", "--json"),
+                ("export", "run", "model.onnx", "--hub", "hub", "--json"),
+                *(("logits.py", path) for path in ("model.pt2", "model.onnx", "hub")),
             )
         ),
     }
@@ -160,7 +162,7 @@ _TRAIN = {
 
 def _formats() -> dict[str, Row]:
     """The first 50 batches of each format."""
-    of = {f"batches: {name}": ("batches", f"../data/{path}") for name, path in _TRAIN.items()}
+    of = {f"batches: {name}": ("batches.py", f"../data/{path}") for name, path in _TRAIN.items()}
     return {name: Row((words,)) for name, words in of.items()}
 
 

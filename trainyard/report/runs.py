@@ -20,7 +20,13 @@ from trainyard.training.recorded import Recorded, load_recorded
 _SEED = "run.seed"
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 # Parts of environment.json that are no single value.
-_ENVIRONMENT = {"versions": dict, "git": dict, "fingerprints": dict, "devices": list, "command": list}
+_ENVIRONMENT = {
+    "versions": dict,
+    "git": dict,
+    "fingerprints": dict,
+    "devices": list,
+    "command": list,
+}
 
 
 @dataclass(frozen=True)
