@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.sharded import Sharded
+from trainyard.averaging.sharded import Sharded, whole
 from trainyard.monitor.clock import Clock
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
@@ -76,6 +76,11 @@ def vit() -> nn.Module:
     torch.manual_seed(0)
     model: nn.Module = timm.create_model("test_vit", num_classes=10, img_size=32)
     return model
+
+
+def whole_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's weights, gathered where each rank has a part; every rank calls."""
+    return {key: whole(tensor.detach()).clone() for key, tensor in module.state_dict().items()}
 
 
 def flat(model: nn.Module) -> Tensor:

@@ -130,6 +130,20 @@ def test_rates_and_decays_are_the_recipe_s(tmp_path: Path) -> None:
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
 
 
+def test_moments_take_the_layout_of_the_parameters(tmp_path: Path) -> None:
+    """A fused kernel took those of channels_last weights for contiguous ones, number by number."""
+    path = save(tmp_path, 1)
+    loaded = state_at(0, seed=1)
+    loaded.model.to(memory_format=torch.contiguous_format)
+    load_checkpoint(loaded, path)
+    for parameter, theirs in zip(
+        loaded.model.parameters(), state_at(1, seed=1).optimizer.state.values(), strict=True
+    ):
+        momentum = loaded.optimizer.state[parameter]["momentum_buffer"]
+        assert momentum.stride() == parameter.stride()
+        assert torch.equal(momentum, theirs["momentum_buffer"])
+
+
 def test_every_file_has_its_checksum(tmp_path: Path) -> None:
     path = save(tmp_path, 1)
     assert path == tmp_path / "step-00000001"

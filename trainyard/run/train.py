@@ -86,7 +86,6 @@ from trainyard.training.precision import use_precision
 from trainyard.training.predictions import summary
 from trainyard.training.recorded import record
 from trainyard.training.saving import Saver
-from trainyard.training.sharding import is_sharded
 from trainyard.training.step import Loss, StepStats
 from trainyard.training.stop import StopSignal
 from trainyard.world import (
@@ -409,7 +408,7 @@ def _saver(run: _Run, watchdog: Watchdog) -> Saver:
         run.folder.checkpoints,
         run.world,
         keep=run.config.run.keep,
-        all_write=run.averager.replica.total > 1 or is_sharded(run.model),
+        all_write=run.averager.replica.total > 1,
         every_s=seconds_of(run.config.run.save_every),
     )
     watchdog.before_end, watchdog.uses_gpu = saver.join, run.device.type == "cuda"

@@ -7,8 +7,6 @@ checkpoints/step-00001234/
                         from those to use (schedule-free); loaded with weights_only
     replicas/00000.pt   per replica, if replicas differ: optimizer, averager with its own weights;
                         with PowerSGD: the part of its gradients that was left out so far
-    sharded/            if each rank keeps a part: training weights, average, moments; see
-                        shards.py
     progress.json       version, step, clock, evaluations, skipped samples
     manifest.json       SHA-256 of each file above
 """
@@ -16,7 +14,9 @@ checkpoints/step-00001234/
 import json
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -27,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from trainyard.averaging.base import Averager
+from trainyard.averaging.sharded import part_like
 from trainyard.errors import CheckpointError
 from trainyard.files import fsync, read_json, sha256, use_umask, why_unreadable
 from trainyard.monitor.clock import Clock
@@ -37,14 +38,6 @@ from trainyard.training.optimizer_state import (
     has_own_weights,
     put_optimizer,
     save_optimizer,
-)
-from trainyard.training.sharding import (
-    SHARDS,
-    has_shards,
-    is_sharded,
-    part_like,
-    whole_weights,
-    without_shards,
 )
 from trainyard.training.update import LossScale
 from trainyard.world import World
@@ -133,6 +126,11 @@ class TrainState:
 def load_checkpoint(state: TrainState, path: Path) -> str | None:
     """Load a verified checkpoint into `state`. Returns a note on what differs from the save."""
     progress = read_progress(path)
+    if (path / "sharded").exists():
+        raise CheckpointError(
+            f"{path}: its state is in parts (sharded/), as an older Trainyard wrote it: go on with "
+            f"that one, or start another run from its weights, --model.checkpoint {path}"
+        )
     for name in state.emas:
         if not _file(path, name).exists():
             raise CheckpointError(
@@ -157,24 +155,13 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
 
 def _load_training(state: TrainState, path: Path) -> str | None:
     training = _load(path / _TRAINING)
-    if has_shards(path):
-        from trainyard.training.shards import read_shards
-
-        moments = read_shards(path, state.model, state.emas, state.optimizer)
-        for number, own in training["optimizer"]["state"].items():
-            own |= moments.get(number, {})
-    else:
-        _put_all_weights(state, path, training)
-    state.scale.load_state_dict(training["scale"])
-    return _load_replica(state, path, training)
-
-
-def _put_all_weights(state: TrainState, path: Path, training: dict[str, Any]) -> None:
     put_weights(state.model, load_weights(path), path)
     for name, module in state.emas.items():
         put_weights(module, load_weights(path, name), path)
     if training["weights"] is not None:
         put_weights(state.model, training["weights"], path)
+    state.scale.load_state_dict(training["scale"])
+    return _load_replica(state, path, training)
 
 
 def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> str | None:
@@ -313,8 +300,6 @@ class Snapshot:
     """The part that all ranks share, on the first rank, which writes it; None on others."""
     replica: tuple[str, dict[str, Any]] | None
     """This replica's file and content, if replicas differ."""
-    shards: dict[str, torch.Tensor] | None
-    """This rank's parts of sharded tensors, by name."""
 
 
 class Common(NamedTuple):
@@ -329,41 +314,28 @@ class Common(NamedTuple):
 def snapshot(state: TrainState, world: World, copies: HostCopies | None = None) -> Snapshot:
     """Copy this rank's part of a checkpoint; call it inside the averager's consensus.
 
-    Every rank calls it, as sharded weights are gathered. The copies lie in the memory of `copies`,
+    Every rank calls it, as sharded tensors are gathered. The copies lie in the memory of `copies`,
     if given, and overwrite its previous copies.
     """
     copies = HostCopies() if copies is None else copies
     copies.begin()
-    with evaluation_weights(state.optimizer):
-        weights = whole_weights(state.model, copies, keep=world.is_first)
-    emas = {
-        name: whole_weights(module, copies, keep=world.is_first)
-        for name, module in state.emas.items()
-    }
-    shards = None
-    if is_sharded(state.model):
-        from trainyard.training.shards import sharded_tensors
-
-        shards = sharded_tensors(state.model, state.emas, state.optimizer)
+    common = _common(state, partial(copies, keep=world.is_first))
     taken = Snapshot(
         step=state.step,
         best_step=state.best.get("step", 0),
         num_bytes=_num_bytes(state),
-        common=_common(state, weights, emas, copies) if world.is_first else None,
-        replica=_replica(state, copies) if shards is None else None,
-        shards=shards,
+        common=common if world.is_first else None,
+        replica=_replica(state, copies),
     )
     copies.settle()
     return taken
 
 
-def _common(
-    state: TrainState,
-    weights: dict[str, torch.Tensor],
-    emas: dict[str, dict[str, torch.Tensor]],
-    copies: HostCopies,
-) -> Common:
-    is_apart = has_own_weights(state.optimizer) and not is_sharded(state.model)
+def _common(state: TrainState, copy: Callable[[Any], Any]) -> Common:
+    with evaluation_weights(state.optimizer):
+        weights = copy(state.model.state_dict())
+    emas = {name: copy(module.state_dict()) for name, module in state.emas.items()}
+    is_apart = has_own_weights(state.optimizer)
     training = {
         "scale": state.scale.state_dict(),
         "weights": state.model.state_dict() if is_apart else None,
@@ -384,7 +356,7 @@ def _common(
         "best_by": state.best_by,
         "conditions": state.conditions,
     }
-    return Common(weights, emas, copies(training), json.dumps(progress, indent=2) + "\n")
+    return Common(weights, emas, copy(training), json.dumps(progress, indent=2) + "\n")
 
 
 def _replica(state: TrainState, copies: HostCopies) -> tuple[str, dict[str, Any]] | None:
@@ -399,7 +371,7 @@ def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
     replica = state.averager.replica
     own: dict[str, Any] = {}
     if replica.differs == by_each:
-        own["optimizer"] = without_shards(save_optimizer(state.optimizer))
+        own["optimizer"] = save_optimizer(state.optimizer)
     if (replica.total > 1) == by_each:
         own["averager"] = state.averager.state_dict()
     return own
@@ -409,7 +381,7 @@ def _num_bytes(state: TrainState) -> int:
     modules = [state.model, *state.emas.values()]
     weights = [tensor for module in modules for tensor in module.state_dict().values()]
     moments = [m for own in state.optimizer.state.values() for m in own.values()]
-    is_twice = is_sharded(state.model) or has_own_weights(state.optimizer)  # training weights too
+    is_twice = has_own_weights(state.optimizer)  # training weights too
     replica = state.averager.replica
     copies = replica.total if replica.differs else 1
     return (1 + is_twice) * sum(map(_bytes_of, weights)) + copies * sum(map(_bytes_of, moments))
@@ -438,12 +410,8 @@ def write_common(common: Common, folder: Path) -> Manifest:
     return _down_to_the_disk(folder, [*(path.name for path in weights), _TRAINING, _PROGRESS])
 
 
-def write_own(taken: Snapshot, folder: Path, world: World) -> Manifest:
+def write_own(taken: Snapshot, folder: Path) -> Manifest:
     """Write the part that is this rank's alone; every rank calls it."""
-    if taken.shards is not None:
-        from trainyard.training.shards import write_shards
-
-        return _down_to_the_disk(folder, write_shards(folder, taken.shards, world))
     if taken.replica is None:
         return {}
     name, content = taken.replica
@@ -461,7 +429,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Complete the checkpoint in `folder` with its manifest, and sync it to disk."""
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
     _down_to_the_disk(folder, [_MANIFEST])
-    for inner in (folder / _REPLICAS, folder / SHARDS, folder):
+    for inner in (folder / _REPLICAS, folder):
         if inner.exists():
             fsync(inner)
 

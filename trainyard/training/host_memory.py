@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainyard.averaging.sharded import whole
+
 
 class HostCopies:
     """Copies nested states; GPU tensors go to page-locked memory, asynchronously.
@@ -22,14 +24,19 @@ class HostCopies:
         del self._buffers[self._used :]
         self._used = 0
 
-    def __call__(self, value: Any) -> Any:
-        """Copies tensors in dicts, lists and tuples; other values are shared."""
+    def __call__(self, value: Any, *, keep: bool = True) -> Any:
+        """Copies tensors in dicts, lists and tuples; other values are shared.
+
+        Tensors of which each rank has a part are gathered one by one: every rank calls, and those
+        that do not `keep` the copies get None.
+        """
         if isinstance(value, Tensor):
-            return self._buffer(value).copy_(value.detach(), non_blocking=True)
+            gathered = whole(value.detach())
+            return self._buffer(gathered).copy_(gathered, non_blocking=True) if keep else None
         if isinstance(value, dict):
-            return {key: self(each) for key, each in value.items()}
+            return {key: self(each, keep=keep) for key, each in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(map(self, value))
+            return type(value)(self(each, keep=keep) for each in value)
         return value
 
     def settle(self) -> None:

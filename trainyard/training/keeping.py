@@ -64,7 +64,7 @@ def write_checkpoint(
         shared = gather(world, part)[0]
         assert shared is not None
         with _written(taken, final, shared, world):
-            manifest = write_own(taken, shared, world)
+            manifest = write_own(taken, shared)
         progress()
         with _written(taken, final, shared, world):
             manifest |= write_common(taken.common, shared) if taken.common else {}

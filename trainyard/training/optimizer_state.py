@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainyard.averaging.sharded import part_like
 from trainyard.errors import CheckpointError
-from trainyard.training.sharding import part_like
 
 # Entries of a parameter group that are state, in timm's LAMB and in schedule-free optimizers.
 _COUNTS = frozenset(("step", "k", "weight_sum", "lr_max", "scheduled_lr", "train_mode"))
@@ -64,7 +64,7 @@ def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> No
     ]
     parameters = dict(enumerate(p for group in own_groups for p in group["params"]))
     state = {
-        number: {key: _part_of(value, parameters.get(number)) for key, value in own.items()}
+        number: {key: _moment(value, parameters.get(number)) for key, value in own.items()}
         for number, own in saved["state"].items()
     }
     try:
@@ -73,5 +73,9 @@ def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> No
         raise CheckpointError(f"{path}: does not fit the model: {error}") from None
 
 
-def _part_of(value: Any, parameter: nn.Parameter | None) -> Any:
-    return part_like(value, parameter) if isinstance(value, Tensor) else value
+def _moment(value: Any, parameter: nn.Parameter | None) -> Any:
+    """This rank's part of a moment, laid out as its parameter: fused kernels rely on that."""
+    own = part_like(value, parameter)
+    if parameter is None or type(own) is not Tensor or own.shape != parameter.shape:
+        return own
+    return torch.empty_like(parameter, dtype=own.dtype, device=own.device).copy_(own)
