@@ -12,7 +12,14 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from tests.spawn import spawn
-from tests.steps import CPU, build_state, make_step, plain_batch, whole_weights
+from tests.steps import (
+    CPU,
+    build_state,
+    make_step,
+    plain_batch,
+    save_checkpoint,
+    whole_weights,
+)
 from trainyard.averaging import allreduce, hooks
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import load_recipe
@@ -20,7 +27,6 @@ from trainyard.model.ema import Ema
 from trainyard.model.freeze import freeze
 from trainyard.run.build import build_averager
 from trainyard.training.checkpoint import load_checkpoint
-from trainyard.training.keeping import save_checkpoint
 from trainyard.training.step import MicroBatch
 from trainyard.world import World
 
@@ -100,7 +106,7 @@ class Process:
 
     def save(self, folder: Path) -> Path:
         with self.state.averager.consensus():
-            return save_checkpoint(self.state, folder, keep=1, world=self.world)
+            return save_checkpoint(self.state, folder, world=self.world)
 
 
 class Ends(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.runs import assert_equal
 from tests.spawn import spawn
-from tests.steps import CPU, build_state
+from tests.steps import CPU, build_state, save_checkpoint
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.sharded import Sharded
@@ -20,7 +20,6 @@ from trainyard.model.ema import Ema
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.checkpoint import TrainState, load_checkpoint
-from trainyard.training.keeping import save_checkpoint
 from trainyard.world import World
 
 
