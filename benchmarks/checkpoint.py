@@ -28,10 +28,9 @@ from benchmarks.saving import listed, save
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.monitor.clock import Clock
-from trainyard.training import keeping
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
-from trainyard.training.saving import Saver
+from trainyard.training.saver import Saver
 from trainyard.training.update import DynamicLossScale
 from trainyard.world import World
 
@@ -75,10 +74,10 @@ def steps(options: argparse.Namespace, state: TrainState, way: str, folder: Path
             state.optimizer.step()
             state.optimizer.zero_grad()
             state.step += 1
-            if step % EVERY == 0 and way == "at once":
-                keeping.save_checkpoint(state, folder, keep=1)
-            elif step % EVERY == 0 and way == "beside":
+            if step % EVERY == 0 and way != "none":
                 saver.save(state)
+            if way == "at once":
+                saver.wait()
         wait(options)
         return time.perf_counter() - begun
 

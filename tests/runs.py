@@ -7,7 +7,6 @@ import shutil
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch.distributed import checkpoint as dcp
 
 from tests.command_line import newest, run
 from tests.spawn import _CONTEXT, end_by, train_joined
 from trainyard.config import RunConfig, load_recipe
-from trainyard.training.keeping import point
+from trainyard.training.saver import point
 from trainyard.training.step import Batch, StepStats, TrainStep
 from trainyard.world import World
 
@@ -208,20 +206,9 @@ def contents(checkpoint: Path) -> dict[str, Any]:
         for group in state.get("optimizer", {}).get("param_groups", ()):
             group.pop("lr", None)
     found |= {file.stem: load_file(file) for file in checkpoint.glob("*.safetensors")}
-    if (checkpoint / "sharded").exists():
-        found["sharded"] = read_shards_whole(checkpoint / "sharded")
     found["progress"] = progress(checkpoint)
     del found["progress"]["clock"]
     return found
-
-
-def read_shards_whole(folder: Path) -> dict[str, torch.Tensor]:
-    sizes: dict[str, Any] = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
-    whole = {name: torch.empty(x.size, dtype=x.properties.dtype) for name, x in sizes.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it is alone
-        dcp.load(whole, checkpoint_id=folder, no_dist=True)
-    return whole
 
 
 def assert_equal(one: Any, other: Any) -> None:

@@ -1,6 +1,7 @@
 """Training steps without a run: models, batches and states for tests on one rank or several."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.sharded import Sharded
+from trainyard.averaging.sharded import Sharded, whole
 from trainyard.monitor.clock import Clock
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
@@ -18,6 +19,7 @@ from trainyard.training.config import LossConfig
 from trainyard.training.guard import Guard
 from trainyard.training.losses import build_loss
 from trainyard.training.micro import MicroBatchSize
+from trainyard.training.saver import Saver, path_of
 from trainyard.training.step import MicroBatch, TrainStep
 from trainyard.training.update import (
     Clip,
@@ -78,6 +80,11 @@ def vit() -> nn.Module:
     return model
 
 
+def whole_weights(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's weights, gathered where each rank has a part; every rank calls."""
+    return {key: whole(tensor.detach()).clone() for key, tensor in module.state_dict().items()}
+
+
 def flat(model: nn.Module) -> Tensor:
     """All parameters as one vector, a copy."""
     return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
@@ -134,6 +141,20 @@ def make_step(
         world=world,
     )
     return replace(step, **parts)
+
+
+_ALONE = World()
+
+
+def save_checkpoint(
+    state: TrainState, folder: Path, *, keep: int = 1, world: World = _ALONE
+) -> Path:
+    """Save a checkpoint and wait for it; call it inside the averager's consensus."""
+    all_write = state.averager.replica.total > 1
+    with Saver(folder, world, keep=keep, all_write=all_write) as saver:
+        saver.save(state)
+        saver.wait()
+    return path_of(folder, state.step)
 
 
 def build_state(

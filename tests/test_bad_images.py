@@ -22,7 +22,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.sampler.plan import OnePassPlan
-from trainyard.training import keeping
+from trainyard.training import saver
 
 SIDE = 32  # pixels
 BAD = {
@@ -145,13 +145,13 @@ def test_a_checkpoint_comes_after_what_was_bad_before_it(
 ) -> None:
     """Who goes on from it does not meet those again in this epoch."""
     folder = tmp_path / "run"
-    write, known = keeping.write_checkpoint, []
+    write, known = saver.write_checkpoint, []
 
-    def watched(*arguments: Any, **options: Any) -> Path:
+    def watched(*arguments: Any, **options: Any) -> None:
         known.append(len(quarantined(folder)))
-        return write(*arguments, **options)
+        write(*arguments, **options)
 
-    monkeypatch.setattr(keeping, "write_checkpoint", watched)
+    monkeypatch.setattr(saver, "write_checkpoint", watched)
     where = ("--data", mixed, "--run", folder)
     shown(capsys, "train", *DEBUG, *where, "--data.max_bad", "0.05", "--run.log_every", "0 steps")
     assert known == [3, 3]  # after the first epoch and after the second

@@ -76,8 +76,8 @@ class LengthConfig(Section):
     """Seconds without progress after which a rank counts as hung and the run ends; four times as
     long before the first step. 0: no limit."""
     max_save: int = Field(3600, ge=0)
-    """Seconds to write a part of a checkpoint, or to read a checkpoint back, after which the rank
-    counts as hung. 0: no limit."""
+    """Seconds to write a checkpoint, or to read one back, after which a rank counts as hung. 0: no
+    limit."""
 
 
 class RunConfig(Section):

@@ -12,7 +12,14 @@ from torch import distributed as dist
 from torch.distributed.tensor import DTensor
 
 from tests.spawn import spawn
-from tests.steps import CPU, build_state, make_step, plain_batch
+from tests.steps import (
+    CPU,
+    build_state,
+    make_step,
+    plain_batch,
+    save_checkpoint,
+    whole_weights,
+)
 from trainyard.averaging import allreduce, hooks
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import load_recipe
@@ -20,8 +27,6 @@ from trainyard.model.ema import Ema
 from trainyard.model.freeze import freeze
 from trainyard.run.build import build_averager
 from trainyard.training.checkpoint import load_checkpoint
-from trainyard.training.keeping import save_checkpoint
-from trainyard.training.sharding import whole_weights
 from trainyard.training.step import MicroBatch
 from trainyard.world import World
 
@@ -96,12 +101,12 @@ class Process:
         return {
             f"{kind}.{name}": tensor.numpy().copy()
             for kind, module in modules.items()
-            for name, tensor in whole_weights(module, keep=True).items()
+            for name, tensor in whole_weights(module).items()
         }
 
     def save(self, folder: Path) -> Path:
         with self.state.averager.consensus():
-            return save_checkpoint(self.state, folder, keep=1, world=self.world)
+            return save_checkpoint(self.state, folder, world=self.world)
 
 
 class Ends(NamedTuple):

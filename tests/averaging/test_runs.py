@@ -107,17 +107,31 @@ def test_another_number_of_ranks_goes_on(
     said = [event["message"] for event in events(folder, "replicas")]
     if way == "sharded":
         assert said == []
-        assert not (newest(folder) / "sharded").exists()
-        losses, expected = (curve(f, "train", "loss") for f in (folder, runs[way] / "whole"))
-        assert [losses[step] for step in expected] == [
-            pytest.approx(loss, rel=1e-4) for loss in expected.values()
-        ]
+        check_losses(folder, runs[way] / "whole")
         return
     assert len(said) == 1
     assert said[0].startswith(f"{SIZE} replicas were saved and {size} go on: all from their mean")
     states = replicas_of(newest(folder))
     assert len(states) == size
     assert_equal([state.get("anchor") for state in states], [states[0].get("anchor")] * size)
+
+
+def check_losses(folder: Path, whole: Path) -> None:
+    """Those of the steps that a run has made, by another averager or number of ranks."""
+    losses, expected = (curve(each, "train", "loss") for each in (folder, whole))
+    assert losses and max(losses) == NUM_STEPS
+    for step, loss in losses.items():
+        assert loss == pytest.approx(expected[step], rel=1e-4)
+
+
+def test_all_reduce_goes_on_from_a_sharded_run(
+    runs: dict[str, Path], digits: Path, tmp_path: Path
+) -> None:
+    """Its checkpoint is whole; the moments of channels_last weights have another layout."""
+    path = runs["sharded"] / "whole" / "checkpoints" / "step-00000004"
+    config = recipe(digits, "sharded", **{"average.name": "allreduce", "run.resume": str(path)})
+    spawn(train, SIZE, config, tmp_path / "run")
+    check_losses(tmp_path / "run", runs["sharded"] / "whole")
 
 
 @pytest.mark.parametrize("way", ["DiLoCo", "overlap, int8"])
@@ -131,7 +145,7 @@ def test_replicas_differ_and_their_anchor_does_not(way: str, runs: dict[str, Pat
 
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_evaluated_exported_and_best_is_the_mean(
-    way: str, runs: dict[str, Path], capsys: Capture
+    way: str, runs: dict[str, Path], tmp_path: Path, capsys: Capture
 ) -> None:
     folder = runs[way] / "whole"
     states = replicas_of(newest(folder))
@@ -150,6 +164,8 @@ def test_what_is_evaluated_exported_and_best_is_the_mean(
         found = json.loads(shown(capsys, "evaluate", path, "--json"))
         expected = values.get(int(path.name.removeprefix("step-")), values[NUM_STEPS])
         assert [found["top1"], found["ema_top1"]] == pytest.approx(expected[:2], abs=1e-9)
+    shown(capsys, "export", folder, tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").is_file()
     if way == "gossip":
         assert all(distance > 1e-3 for _, _, distance in values.values())
 

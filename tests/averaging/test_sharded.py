@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.gpus import pretend
 from tests.spawn import spawn
-from tests.steps import CPU, build_update, global_batch, make_step, share_of
+from tests.steps import CPU, build_update, global_batch, make_step, share_of, whole_weights
 from tests.steps import Case as Steps
 from trainyard.averaging import sharded
 from trainyard.averaging.allreduce import AllReduce
@@ -37,7 +37,6 @@ from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.bn_statistics import estimate_statistics
 from trainyard.training.evaluate import evaluate
 from trainyard.training.micro import MicroBatchSize
-from trainyard.training.sharding import whole_weights
 from trainyard.training.step import MicroBatch, TrainStep
 from trainyard.training.update import DynamicLossScale, clip_by_norm, no_clip
 from trainyard.world import World
@@ -129,7 +128,7 @@ def train(world: World, case: Case, *, is_sharded: bool) -> Trained:
         weights = {
             f"{kind}.{name}": tensor.numpy()
             for kind, module in (("model", model), ("ema", ema.modules["ema"]))
-            for name, tensor in whole_weights(module, keep=True).items()
+            for name, tensor in whole_weights(module).items()
         }
     return figures, weights
 
@@ -216,7 +215,7 @@ def update_twice(world: World, kind: Any, optimizer: str) -> dict[str, Tensor]:
         images = batch_of(step, world).images_BCHW.double()
         wrapped(images).square().mean().backward()
         update(step)
-    return whole_weights(model, keep=True)
+    return whole_weights(model)
 
 
 OPTIMIZERS = [
@@ -276,7 +275,7 @@ def judge(world: World) -> tuple[list[Any], int, list[Any], bool]:
         said = evaluate(
             {"": model}, [share(world, 1)], num_samples=1, world=world, device=CPU, flip=True
         )
-    statistics = whole_weights(model, keep=True)["bn1.running_var"]
+    statistics = whole_weights(model)["bn1.running_var"]
     is_whole = any(not isinstance(parameter, DTensor) for parameter in model.parameters())
     return [said[""].loss.tolist(), said[""].place.tolist()], images, statistics.tolist(), is_whole
 

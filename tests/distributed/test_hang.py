@@ -26,9 +26,9 @@ from trainyard.distributed import heartbeat, watchdog
 from trainyard.distributed.hang import hanging
 from trainyard.distributed.heartbeat import Activity
 from trainyard.monitor.quarantine import Quarantine
-from trainyard.training import keeping, stop
+from trainyard.training import saver, stop
 from trainyard.training.checkpoint import find_problem
-from trainyard.training.saving import Saver
+from trainyard.training.saver import Saver
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
@@ -190,14 +190,14 @@ def train(
 
 
 def save_after(world: World, folder: Path, words: list[str], deed: Callable[[], None]) -> None:
-    """`trainyard train`, in which the first rank does something before each part of a save."""
+    """`trainyard train`, in which the first rank does something before it writes a checkpoint."""
 
     def slow(*arguments: Any) -> Any:
         if world.is_first:
             deed()
         return write(*arguments)
 
-    write, vars(keeping)["write_common"] = vars(keeping)["write_common"], slow
+    write, vars(saver)["write_files"] = vars(saver)["write_files"], slow
     train(world, folder, words)
 
 

@@ -27,7 +27,7 @@ from trainyard.command_line import end
 from trainyard.distributed import Watchdog, init_distributed
 from trainyard.errors import LoaderError, PeerError
 from trainyard.run.train import _losses_heard
-from trainyard.training import checkpoint, keeping
+from trainyard.training import saver
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.update import Update, Updated
 from trainyard.world import World, is_lost_peer, opening
@@ -167,7 +167,7 @@ def train(
 
 def _write_slowly(world: World, folder: Path, victim: int | None) -> None:
     """The first rank's checkpoint takes seconds: another rank is lost, a launcher sends SIGTERM."""
-    write, update = checkpoint.write_common, Update.__call__
+    write, update = vars(saver)["write_files"], Update.__call__
 
     def slow(*arguments: Any) -> Any:
         time.sleep(2)
@@ -182,7 +182,7 @@ def _write_slowly(world: World, folder: Path, victim: int | None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return update(self, step, *others, **named)
 
-    vars(keeping)["write_common"] = slow
+    vars(saver)["write_files"] = slow
     Update.__call__ = update_or_end  # type: ignore[method-assign]
 
 

@@ -40,8 +40,8 @@ from trainyard.run.build import (
 )
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.guard import Guard
-from trainyard.training.host_memory import HostCopies
 from trainyard.training.losses import build_loss
+from trainyard.training.saver import HostCopies
 from trainyard.training.step import MicroBatch, TrainStep
 from trainyard.world import World
 

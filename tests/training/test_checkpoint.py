@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from tests.full_disk import full_disk
-from tests.steps import CPU, build_state
+from tests.steps import CPU, build_state, save_checkpoint
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.errors import CheckpointError, DiskError
@@ -23,10 +23,8 @@ from trainyard.files import sha256
 from trainyard.optim.config import OptimConfig
 from trainyard.optim.groups import set_group_rates
 from trainyard.optim.optimizers import build_optimizer
-from trainyard.training import checkpoint, keeping
-from trainyard.training.checkpoint import TrainState, load_checkpoint
-from trainyard.training.keeping import save_checkpoint
-from trainyard.training.optimizer_state import evaluation_weights
+from trainyard.training import checkpoint, saver
+from trainyard.training.checkpoint import TrainState, evaluation_weights, load_checkpoint
 from trainyard.training.update import DynamicLossScale
 from trainyard.world import World
 
@@ -73,7 +71,7 @@ def names(folder: Path) -> list[str]:
 
 def newest_good(folder: Path) -> tuple[str | None, list[str]]:
     passed_over: list[str] = []
-    path = keeping.newest_good(folder, passed_over.append)
+    path = saver.newest_good(folder, passed_over.append)
     return path.name if path else None, passed_over
 
 
@@ -108,13 +106,6 @@ def test_everything_comes_back(emas: tuple[str, ...], tmp_path: Path) -> None:
         assert torch.equal(ours["momentum_buffer"], theirs["momentum_buffer"])
 
 
-def test_each_part_that_is_written_is_told(tmp_path: Path) -> None:
-    told = []
-    save_checkpoint(state_at(1), tmp_path, keep=1, progress=lambda: told.append(names(tmp_path)))
-    (first,) = told[0]
-    assert first.startswith(".step-00000001.") and len(told) == 2  # before it is complete
-
-
 def assert_same_weights(model: nn.Module, other: nn.Module) -> None:
     theirs = other.state_dict()
     for name, tensor in model.state_dict().items():
@@ -128,6 +119,20 @@ def test_rates_and_decays_are_the_recipe_s(tmp_path: Path) -> None:
     load_checkpoint(loaded, path)
     group = loaded.optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"]) == (0.5, 0.25)
+
+
+def test_moments_take_the_layout_of_the_parameters(tmp_path: Path) -> None:
+    """A fused kernel took those of channels_last weights for contiguous ones, number by number."""
+    path = save(tmp_path, 1)
+    loaded = state_at(0, seed=1)
+    loaded.model.to(memory_format=torch.contiguous_format)
+    load_checkpoint(loaded, path)
+    for parameter, theirs in zip(
+        loaded.model.parameters(), state_at(1, seed=1).optimizer.state.values(), strict=True
+    ):
+        momentum = loaded.optimizer.state[parameter]["momentum_buffer"]
+        assert momentum.stride() == parameter.stride()
+        assert torch.equal(momentum, theirs["momentum_buffer"])
 
 
 def test_every_file_has_its_checksum(tmp_path: Path) -> None:
@@ -156,7 +161,7 @@ def kill(*_: object) -> None:
 
 
 CALLS = [
-    "trainyard.training.keeping.write_common",
+    "trainyard.training.saver.write_files",
     "trainyard.training.checkpoint.sha256",
     "os.fsync",
     "os.replace",
@@ -187,7 +192,7 @@ def test_killed_before_latest_points_to_it(tmp_path: Path, monkeypatch: pytest.M
     """The checkpoint is complete, and it is the newest that counts, not the link."""
     save(tmp_path, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(keeping, "point", kill)
+        patch.setattr(saver, "point", kill)
         with pytest.raises(Killed):
             save(tmp_path, 2)
     assert newest_good(tmp_path) == ("step-00000002", [])
@@ -216,7 +221,7 @@ def test_a_full_disk(size: int, tmp_path: Path) -> None:
     state = state_at(2)
     with full_disk(size), pytest.raises(DiskError) as caught:
         save_checkpoint(state, tmp_path, keep=5)
-    needed = checkpoint.snapshot(state, World()).num_bytes
+    needed = checkpoint.num_bytes(state)
     said = f"{tmp_path / 'step-00000002'}: File too large: {needed:,} bytes needed, "
     assert str(caught.value).startswith(said)
     assert names(tmp_path) == ["latest", "step-00000001"]
@@ -315,15 +320,15 @@ def test_a_progress_that_is_not_ours(
 
 
 def test_what_is_in_the_way_of_checkpoints(tmp_path: Path) -> None:
-    keeping.check_folder(tmp_path / "checkpoints")
+    saver.check_folder(tmp_path / "checkpoints")
     save(tmp_path / "checkpoints", 1)
-    keeping.check_folder(tmp_path / "checkpoints")
+    saver.check_folder(tmp_path / "checkpoints")
     copied = Path(shutil.copytree(tmp_path / "checkpoints", tmp_path / "copied"))
     with pytest.raises(CheckpointError, match="copied/latest: is a folder and no link"):
-        keeping.check_folder(copied)
+        saver.check_folder(copied)
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="file: is not a folder"):
-        keeping.check_folder(tmp_path / "file")
+        saver.check_folder(tmp_path / "file")
 
 
 # --- damage ---
@@ -626,13 +631,13 @@ def test_evaluation_weights_of_others_are_the_weights() -> None:
 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_the_best_is_kept(keep: int, tmp_path: Path) -> None:
-    keeping.point(tmp_path / "best", save(tmp_path, 1))
+    saver.point(tmp_path / "best", save(tmp_path, 1))
     save(tmp_path, 2, 3, 4, 5, keep=keep)
     kept = [f"step-{step:08d}" for step in range(6 - keep, 6)]
     assert names(tmp_path) == ["best", "latest", "step-00000001", *kept]
     checkpoint.check(tmp_path / "best")
     # A new best one frees the old.
-    keeping.point(tmp_path / "best", tmp_path / "step-00000005")
+    saver.point(tmp_path / "best", tmp_path / "step-00000005")
     save(tmp_path, 6, keep=keep)
     assert "step-00000001" not in names(tmp_path)
 
@@ -665,7 +670,7 @@ def test_a_copy_that_someone_set_aside_is_no_checkpoint(tmp_path: Path) -> None:
 def test_links_are_relative(tmp_path: Path) -> None:
     """So that a run directory may be moved."""
     folder = tmp_path / "checkpoints"
-    keeping.point(folder / "best", save(folder, 1))
+    saver.point(folder / "best", save(folder, 1))
     save(folder, 2)
     assert os.readlink(folder / "latest") == "step-00000002"
     assert os.readlink(folder / "best") == "step-00000001"
@@ -680,5 +685,5 @@ def test_a_link_is_moved_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "replace", kill)
         with pytest.raises(Killed):
-            keeping.point(tmp_path / "latest", tmp_path / "step-00000001")
+            saver.point(tmp_path / "latest", tmp_path / "step-00000001")
     assert os.readlink(tmp_path / "latest") == "step-00000002"

@@ -41,6 +41,7 @@ from tests.runs import (
     words,
 )
 from tests.spawn import spawn, train_joined
+from tests.steps import save_checkpoint
 from tests.training.test_checkpoint import state_at
 from trainyard.config import RunConfig, load_recipe
 from trainyard.data.index.merge import open_merged
@@ -50,8 +51,7 @@ from trainyard.errors import CheckpointError, DataError, InputError, Requeued, S
 from trainyard.files import RunDirectory, check_run, find_checkpoint, write_text
 from trainyard.run.resume import claim_directory, is_new_run, resume
 from trainyard.run.train import train
-from trainyard.training import keeping
-from trainyard.training.keeping import save_checkpoint
+from trainyard.training import saver
 from trainyard.training.step import TrainStep
 from trainyard.world import World
 
@@ -376,7 +376,7 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    folder, begin = tmp_path / "run", keeping.begin
+    folder, begin = tmp_path / "run", saver.begin
     arguments = words(digits, folder, RESNET)
 
     def begin_with_little_room(final: Path) -> Path:
@@ -385,7 +385,7 @@ def test_a_full_disk_ends_the_run_and_it_goes_on_later(
         return begin(final)
 
     with ExitStack() as full, monkeypatch.context() as patch:
-        patch.setattr(keeping, "begin", begin_with_little_room)
+        patch.setattr(saver, "begin", begin_with_little_room)
         assert run(*arguments) == 1
     said = capsys.readouterr().err
     assert re.fullmatch(

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,14 @@ import torch
 from tests.command_line import newest
 from tests.runs import assert_same_end, command, ended, events, exit_code, words
 from tests.spawn import spawn
+from tests.steps import save_checkpoint
 from tests.training.test_checkpoint import backward, state_at
 from trainyard.config import load_recipe
 from trainyard.errors import DiskError, PeerError, RecipeError
 from trainyard.files import sha256
-from trainyard.training import checkpoint, keeping
-from trainyard.training.checkpoint import Snapshot, find_problem, load_checkpoint, read_progress
-from trainyard.training.host_memory import HostCopies
-from trainyard.training.saving import Saver
+from trainyard.training import saver as saving
+from trainyard.training.checkpoint import find_problem, load_checkpoint, read_progress
+from trainyard.training.saver import HostCopies, Saver, Snapshot
 from trainyard.training.stop import StopSignal
 from trainyard.world import World
 
@@ -34,13 +33,13 @@ from trainyard.world import World
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """No checkpoint is written before it is set."""
-    opened, begin = threading.Event(), keeping.begin
+    opened, begin = threading.Event(), saving.begin
 
     def wait_and_begin(final: Path) -> Path:
         assert opened.wait(60)
         return begin(final)
 
-    monkeypatch.setattr(keeping, "begin", wait_and_begin)
+    monkeypatch.setattr(saving, "begin", wait_and_begin)
     return opened
 
 
@@ -62,7 +61,7 @@ def test_a_checkpoint_is_of_the_step_at_which_it_was_asked_for(
 ) -> None:
     """Though weights, moments and average are others by the time they are written."""
     gate.set()
-    at_once = keeping.save_checkpoint(state_at(1, emas=["ema"]), tmp_path / "at once", keep=9)
+    at_once = save_checkpoint(state_at(1, emas=["ema"]), tmp_path / "at once", keep=9)
     gate.clear()
     state = state_at(1, emas=["ema"])
     with saver_of(tmp_path / "beside") as saver:
@@ -127,7 +126,7 @@ def test_other_shapes_get_other_memory() -> None:
 
 
 def test_the_next_save_waits_for_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    under_way, most, finish = [0], [0], keeping.finish
+    under_way, most, finish = [0], [0], saving.finish
 
     def slow(*arguments: Any, **options: Any) -> None:
         under_way[0] += 1
@@ -136,31 +135,12 @@ def test_the_next_save_waits_for_the_last(tmp_path: Path, monkeypatch: pytest.Mo
         finish(*arguments, **options)
         under_way[0] -= 1
 
-    monkeypatch.setattr(keeping, "finish", slow)
+    monkeypatch.setattr(saving, "finish", slow)
     with saver_of(tmp_path) as saver:
         for step in (1, 2, 3):
             saver.save(state_at(step))
     assert most == [1]
     assert find_problem(tmp_path / "step-00000003") is None  # leaving waits as well
-
-
-def test_progress_is_told_while_one_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finish, write = keeping.finish, checkpoint.write_common
-
-    def after_a_while(function: Callable[..., Any]) -> Callable[..., Any]:
-        def slow(*arguments: Any, **options: Any) -> Any:
-            time.sleep(1.5)
-            return function(*arguments, **options)
-
-        return slow
-
-    monkeypatch.setattr(keeping, "write_common", after_a_while(write))
-    monkeypatch.setattr(keeping, "finish", after_a_while(finish))
-    told: list[int] = []
-    with saver_of(tmp_path) as saver:
-        saver.save(state_at(1))
-        saver.wait(lambda: told.append(1))
-    assert told
 
 
 # --- failures ---
@@ -169,7 +149,7 @@ def test_progress_is_told_while_one_waits(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_failure_is_told_at_the_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "write_common", no_room)
+    monkeypatch.setattr(saving, "write_files", no_room)
     with saver_of(tmp_path) as saver, StopSignal(World(), saver=saver) as stop:
         assert stop.poll() is None
         saver.save(state_at(1))
@@ -188,7 +168,7 @@ def no_room(*arguments: Any) -> Any:
 def _save_without_room(world: World, folder: Path) -> tuple[str, int]:
     """The error that a rank hears of a checkpoint that the first one cannot write, and when."""
     if world.is_first:
-        vars(keeping)["write_common"] = no_room
+        vars(saving)["write_files"] = no_room
     saver = Saver(folder, world, keep=1)
     polls = 0
     with saver as saver, StopSignal(world, saver=saver) as stop:
@@ -280,7 +260,7 @@ def test_the_newest_end_of_a_pass_is_kept(tmp_path: Path) -> None:
     for step, seen in ((3, 0), (4, 64), (5, 128), (6, 192)):
         state = state_at(step)
         state.stream = {"ends": [2], "seen": seen}
-        keeping.save_checkpoint(state, tmp_path, keep=1)
+        save_checkpoint(state, tmp_path, keep=1)
     assert {path.name[-1] for path in tmp_path.glob("step-*")} == {"3", "6"}
 
 
@@ -297,18 +277,18 @@ def test_training_goes_on_while_a_checkpoint_is_written(digits: Path, tmp_path: 
 
 
 def _wait_for_step_7(arguments: list[str]) -> None:
-    folder, write = Path(arguments[arguments.index("--run") + 1]), keeping.write_checkpoint
+    folder, write = Path(arguments[arguments.index("--run") + 1]), saving.write_checkpoint
 
-    def late(taken: Snapshot, *others: Any, **options: Any) -> Path:
+    def late(taken: Snapshot, *others: Any, **options: Any) -> None:
         if taken.step == 5:
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline and not has_step_7(folder):
                 time.sleep(0.01)
             notes = {"written": taken.step, "during": has_step_7(folder)}
             (folder / "notes.json").write_text(json.dumps(notes))
-        return write(taken, *others, **options)
+        write(taken, *others, **options)
 
-    vars(keeping)["write_checkpoint"] = late
+    vars(saving)["write_checkpoint"] = late
     command(arguments)
 
 
@@ -317,13 +297,13 @@ def has_step_7(folder: Path) -> bool:
 
 
 def _write_slowly_and_stop(arguments: list[str]) -> None:
-    write = checkpoint.write_common
+    write = vars(saving)["write_files"]
 
     def slow(*others: Any) -> Any:
         time.sleep(3)
         return write(*others)
 
-    vars(keeping)["write_common"] = slow
+    vars(saving)["write_files"] = slow
     command(arguments, stop_at=7, number=signal.SIGTERM)
 
 

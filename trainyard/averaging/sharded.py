@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from trainyard.averaging.allreduce import mean_weight
 from trainyard.averaging.base import Replica
@@ -40,22 +41,19 @@ class Sharded:
         """`precision`: the dtype of autocast; None without it."""
         self._world, self._device, self._precision = world, device, precision
         self._adds_parts = config.accumulate == "parts"
-        self._modules: list[nn.Module] = []  # the model and its moving average
+        self._modules: list[Any] = []  # FSDPModules: the model and its moving averages
         self._statistics = SharedStatistics(world)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """Moves the model to the device block by block, where it is never whole; returns it."""
-        self._add(model)
+        self.register_ema(model)
         self._statistics.add(model)
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         return model
 
     def register_ema(self, module: nn.Module) -> None:
-        self._add(module)
-
-    def _add(self, module: nn.Module) -> None:
-        self._modules.append(module)
         _shard(module, self._device, self._precision)
+        self._modules.append(module)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
         """The weight of the global batch over the number of ranks: FSDP takes their mean."""
@@ -65,12 +63,8 @@ class Sharded:
     @contextmanager
     def accumulating(self) -> Iterator[None]:
         """Unless parts are added: gradients of micro-steps add up whole, in float32."""
-        if self._adds_parts:
-            yield
-            return
         model = self._modules[0]
-        assert isinstance(model, FSDPModule)
-        model.set_requires_gradient_sync(False)
+        model.set_requires_gradient_sync(self._adds_parts)
         try:
             yield
         finally:
@@ -86,7 +80,6 @@ class Sharded:
             yield
         finally:
             for module in self._modules:
-                assert isinstance(module, FSDPModule)
                 module.reshard()  # parameters outside of blocks are whole after a forward pass
 
     def all_reduce_max(self, value: Tensor) -> Tensor:
@@ -102,6 +95,20 @@ class Sharded:
         """Nothing is stored."""
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor, gathered if each rank has a part of it; then every rank must call."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def part_like(value: Any, like: object) -> Any:
+    """This rank's part of a whole tensor if `like` is a part, and of its shape; else the value."""
+    if not isinstance(value, Tensor) or not isinstance(like, DTensor) or value.shape != like.shape:
+        return value
+    mesh, rows = like.device_mesh, like.placements
+    own = distribute_tensor(value.contiguous(), mesh, rows, src_data_rank=None)
+    return own.clone()  # a view would keep the whole
+
+
 def _shard(model: nn.Module, device: torch.device, precision: torch.dtype | None) -> None:
     model.to(memory_format=torch.contiguous_format)  # all that FSDP takes
     everyone = dist.group.WORLD
@@ -115,18 +122,13 @@ def _policy(block: nn.Module, precision: torch.dtype | None) -> MixedPrecisionPo
     """Gathers in half precision the weights that autocast would cast: half the bytes, no casts.
 
     Autocast still decides what is computed in which precision, so the result is that of
-    all-reduce: weights of norms, layer scales and position embeddings stay float32, and so do the
-    inputs of blocks. Gradients are summed in float32: in bf16, which has 8 bits, a sum over many
-    ranks or micro-batches would lose the small ones.
+    all-reduce. Gradients are summed in float32: a sum over many ranks or micro-batches in bf16,
+    which has 8 bits, would lose the small ones.
     """
     if precision is None or not _HAS_OVERRIDE:
         return MixedPrecisionPolicy()
-    cast = {
-        id(parameter)
-        for module in block.modules()
-        if type(module) in _CAST
-        for parameter in module.parameters(recurse=False)
-    }
+    modules = [module for module in block.modules() if type(module) in _CAST]
+    cast = {id(p) for module in modules for p in module.parameters(recurse=False)}
     return MixedPrecisionPolicy(
         param_dtype=precision,
         reduce_dtype=torch.float32,
@@ -137,14 +139,11 @@ def _policy(block: nn.Module, precision: torch.dtype | None) -> MixedPrecisionPo
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a model: members of containers whose weighted members are alike."""
-    found: dict[nn.Module, None] = {}
+    members: dict[nn.Module, None] = {}
     for module in model.modules():
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
             weighted = [child for child in module if next(child.parameters(), None) is not None]
             kinds = {type(child) for child in weighted}
-            if len(kinds) == 1 and not kinds & {
-                nn.ModuleList,
-                nn.ModuleDict,
-            }:  # only modules that compute
-                found |= dict.fromkeys(weighted)
-    return list(found)
+            if len(kinds) == 1 and not kinds & {nn.ModuleList, nn.ModuleDict}:  # they compute
+                members |= dict.fromkeys(weighted)
+    return list(members)

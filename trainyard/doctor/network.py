@@ -255,7 +255,7 @@ def _judge_file(values: list[bool], context: Context) -> Row:
     if not blind:
         return Row("run directory", f"{folder} is the same for all ranks")
     advice = (
-        "put --run on a file system that all machines share: sharded weights, replicas that "
-        "differ, and what is saved after a rank is lost need it"
+        "put --run on a file system that all machines share: replicas that differ, and what is "
+        "saved after a rank is lost need it"
     )
     return Row("run directory", f"{folder}: {differing(blind, context)}", WARN, advice)

@@ -13,6 +13,7 @@ from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.gossip import Gossip
 from trainyard.averaging.periodic import Periodic
+from trainyard.averaging.sharded import Sharded
 from trainyard.averaging.topology import KEY as TOPOLOGY
 from trainyard.config import RunConfig
 from trainyard.course import Course, build_course, seconds_of, stage_size
@@ -80,8 +81,6 @@ def build_averager(config: RunConfig, world: World, device: torch.device) -> Ave
     """The averager of a run's replicas."""
     name = _averager_name(config, world)
     if name == "sharded":
-        from trainyard.averaging.sharded import Sharded  # torch takes long to import FSDP
-
         return Sharded(config.average, world, device, AUTOCASTS[config.batch.precision])
     if name == "gossip":
         announce_topology(config.average)

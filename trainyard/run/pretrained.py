@@ -19,7 +19,7 @@ from trainyard.model.weights import (
     pretrained_weights,
     read_weights,
 )
-from trainyard.training import checkpoint, keeping
+from trainyard.training import checkpoint, saver
 from trainyard.training.averages import prefix_of
 
 
@@ -47,7 +47,7 @@ def put_initial_weights(config: ModelConfig, model: nn.Module, classes: Sequence
 
 def resumed_weights(asked: str, folder: RunDirectory) -> Beginning:
     """The beginning of a run that goes on from a checkpoint: its own, or else `run.resume`'s."""
-    if keeping.has_any(folder.checkpoints):
+    if saver.has_any(folder.checkpoints):
         return Beginning("a checkpoint of this run", pixels=_pixels_of_run(folder.path))
     path = Path(asked)
     run = path if RunDirectory(path).recipe.is_file() else path.resolve().parent.parent

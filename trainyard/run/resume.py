@@ -34,7 +34,7 @@ from trainyard.files import (
 )
 from trainyard.monitor.environment import describe_environment, versions
 from trainyard.parent import LAUNCHER
-from trainyard.training import checkpoint, keeping
+from trainyard.training import checkpoint, saver
 from trainyard.training.bn_statistics import batch_norms
 from trainyard.training.checkpoint import TrainState
 from trainyard.world import World, gather, together
@@ -48,15 +48,16 @@ _ROOM = 200  # bytes for the paths in a run directory: the first save would be t
 
 def startup_facts(config: RunConfig) -> dict[str, str]:
     """Facts that must be equal on every rank of a run: versions, and keys that affect results."""
-    keys = {
-        f"{section}.{key}": f"{value!r}"
-        for section, values in config.model_dump().items()
-        for key, value in values.items()
-    }
-    of_recipe = {key: value for key, value in keys.items() if key not in PRACTICAL}
+    of_recipe = {k: f"{value!r}" for k, value in _values(config).items() if k not in PRACTICAL}
     # Decoded pixels differ without the extension.
     extension = {"the extension in C": "built" if is_built() else "not built"}
     return {name: f"{number}" for name, number in versions().items()} | extension | of_recipe
+
+
+def _values(config: RunConfig) -> dict[str, Any]:
+    """All values of a recipe, by section.key."""
+    sections = config.model_dump().items()
+    return {f"{name}.{key}": value for name, values in sections for key, value in values.items()}
 
 
 def conditions(config: RunConfig, world: World, device: torch.device) -> dict[str, str]:
@@ -69,14 +70,11 @@ def conditions(config: RunConfig, world: World, device: torch.device) -> dict[st
     else:
         threads = torch.get_num_threads()
         own = f"{threads} thread{'s' * (threads > 1)}, {torch.backends.cpu.get_cpu_capability()}"
-    keys = {
-        key: config.model_dump()[key.partition(".")[0]][key.partition(".")[2]] for key in ROUNDING
-    }
     return {
         "ranks": f"{world.size}",
         "a rank's device": " | ".join(sorted(set(gather(world, own)))),
         "torch": torch.__version__,
-        **{key: f"{value}" for key, value in keys.items()},
+        **{key: f"{value}" for key, value in _values(config).items() if key in ROUNDING},
     }
 
 
@@ -86,11 +84,8 @@ def _changed(state: TrainState, path: Path) -> str | None:
     if before.get("ranks") != now.get("ranks"):  # no such promise is made then
         return None
     # A condition that one of the two lacks is of another release.
-    changed = [
-        f"{key}: {before[key]} -> {now[key]}"
-        for key in now
-        if before.get(key, now[key]) != now[key]
-    ]
+    both = [key for key in now if key in before]
+    changed = [f"{key}: {before[key]} -> {now[key]}" for key in both if before[key] != now[key]]
     if not changed:
         return None
     seen = "batch.micro" in "".join(changed) and batch_norms(state.model)
@@ -131,7 +126,7 @@ def claim_directory(
 
 
 def _claim(folder: RunDirectory, config: RunConfig, fingerprints: dict[str, str]) -> None:
-    keeping.check_folder(folder.checkpoints)
+    saver.check_folder(folder.checkpoints)
     if _has_begun(folder):
         _check_same_recipe(folder, config)
         _check_same_data(folder, fingerprints)
@@ -162,52 +157,43 @@ def _check_writable(folder: RunDirectory) -> None:
 
 
 def _lock(folder: RunDirectory) -> int:
+    """The lock of a directory, held. Ranks of a launcher wait for those of a lost one to end."""
     with writing(folder.lock):
         lock = open_own(folder.lock, os.O_RDWR | os.O_CREAT)
     patience_s = _PATIENCE_S if LAUNCHER in os.environ else 0
-    try:
-        if not _has_locked(lock) and not _has_locked_within(patience_s, lock, folder):
-            in_use = _in_use(lock, folder)
+    deadline, is_first = time.monotonic() + patience_s, True
+    while not _has_locked(lock):
+        holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
+        in_use = f"{folder.path}: another process trains in it ({holder})"
+        if time.monotonic() >= deadline:
             os.close(lock)
             raise CheckpointError(
                 f"{in_use}: wait for it, stop it, or choose another directory with --run"
             )
-    except OSError:  # a file system without locks
-        return lock
+        if is_first:
+            sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({patience_s} s)\n")
+        is_first = False
+        time.sleep(_AGAIN_S)
     with suppress(OSError):  # the holder's name is optional: the disk may be full
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{socket.gethostname()}, process {os.getpid()}\n".encode(), 0)
     return lock
 
 
-def _has_locked_within(seconds: float, lock: int, folder: RunDirectory) -> bool:
-    if seconds:
-        in_use = _in_use(lock, folder)
-        sys.stderr.write(f"trainyard: {in_use}: waiting for it to end ({seconds:.0f} s)\n")
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(_AGAIN_S)
-        if _has_locked(lock):
-            return True
-    return False
-
-
-def _in_use(lock: int, folder: RunDirectory) -> str:
-    holder = os.pread(lock, 100, 0).decode(errors="replace").strip()
-    return f"{folder.path}: another process trains in it ({holder})"
-
-
 def _has_locked(lock: int) -> bool:
+    """False if another process holds the lock; True on a file system without locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError:
+        return True
     return True
 
 
 def _has_begun(folder: RunDirectory) -> bool:
     """True if a run has a checkpoint or recorded figures, which belong to its recipe."""
-    if keeping.has_any(folder.checkpoints) or folder.quarantine.exists():
+    if saver.has_any(folder.checkpoints) or folder.quarantine.exists():
         return True
     there = folder.metrics.exists()
     lines = folder.metrics.read_text(errors="replace").splitlines() if there else []
@@ -253,7 +239,7 @@ def is_new_run(asked: str, folder: RunDirectory, world: World) -> bool:
     """True if there is no checkpoint to resume from, so that initial weights are needed."""
     with together(world):
         check_files(folder.path)
-        is_new = asked in ("auto", "never") and not keeping.has_any(folder.checkpoints)
+        is_new = asked in ("auto", "never") and not saver.has_any(folder.checkpoints)
     return gather(world, is_new)[0]
 
 
@@ -270,25 +256,27 @@ def resume(
         found = _find(asked, folder) if world.is_first else (None, [])
     # All ranks use the first one's choice, as it alone has checked every byte.
     path, passed_over = gather(world, found)[0]
-    for message in passed_over:
-        message += "; taking the one before it"
-        report({"kind": "event", "event": "bad checkpoint", "level": "warning", "message": message})
-    if path is not None:
-        with together(world):
-            note = checkpoint.load_checkpoint(state, path)
-            if path.parent.resolve() != folder.checkpoints.resolve():
-                state.last, state.best = {}, {}  # of another run, whose checkpoints are not here
-            if world.is_first:
-                keeping.point_best(folder.checkpoints, state.best.get("step", 0))
-        replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"
-        message = f"going on from {path} at step {state.step:,} with {replicas}"
-        place = {"world_size": world.size, "host": socket.gethostname()}
-        report({"kind": "event", "event": "resumed", "message": message, **place})
-        if note is not None:
-            report({"kind": "event", "event": "replicas", "level": "warning", "message": note})
-        changed = _changed(state, path)
-        if changed is not None:
-            report({"kind": "event", "event": "rounding", "level": "warning", "message": changed})
+    for problem in passed_over:
+        report(_warning("bad checkpoint", f"{problem}; taking the one before it"))
+    if path is None:
+        return
+    with together(world):
+        note = checkpoint.load_checkpoint(state, path)
+        if path.parent.resolve() != folder.checkpoints.resolve():
+            state.last, state.best = {}, {}  # of another run, whose checkpoints are not here
+        if world.is_first:
+            saver.point_best(folder.checkpoints, state.best.get("step", 0))
+    replicas = "1 replica" if world.size == 1 else f"{world.size} replicas"
+    message = f"going on from {path} at step {state.step:,} with {replicas}"
+    ranks = {"world_size": world.size, "host": socket.gethostname()}
+    report({"kind": "event", "event": "resumed", "message": message, **ranks})
+    for event, text in (("replicas", note), ("rounding", _changed(state, path))):
+        if text is not None:
+            report(_warning(event, text))
+
+
+def _warning(event: str, message: str) -> dict[str, Any]:
+    return {"kind": "event", "event": event, "level": "warning", "message": message}
 
 
 class Seekable(Protocol):
@@ -324,29 +312,28 @@ def roll_back(
     with together(world):
         checkpoint.load_checkpoint(state, path)
         if world.is_first:
-            keeping.point_best(folder.checkpoints, state.best.get("step", 0))
-            keeping.drop_after(folder.checkpoints, path)
+            saver.point_best(folder.checkpoints, state.best.get("step", 0))
+            saver.drop_after(folder.checkpoints, path)
     state.roll_backs = roll_backs
     state.clock.load_state_dict(clock)
     state.skipped = position - course.samples(state.step)
     feed.seek(state.step, state.skipped)
     message = f"{_NOT_FINITE} up to step {step:,}: went back to step {state.step:,}, past its data"
-    report({"kind": "event", "event": "rolled back", "level": "warning", "message": message})
+    report(_warning("rolled back", message))
 
 
 def _find_earlier(folder: RunDirectory, state: TrainState) -> Path | None:
     """The checkpoint to roll back to; if the last rollback did not help, the one before it."""
-    paths = keeping.finite(folder.checkpoints)
+    paths = saver.finite(folder.checkpoints)
     newest = next(paths, None)
-    if newest and checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs:
-        return next(paths, newest)
-    return newest
+    is_again = newest and checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs
+    return next(paths, newest) if is_again else newest
 
 
 def _find(asked: str, folder: RunDirectory) -> tuple[Path | None, list[str]]:
     """The checkpoint to load, and the problems of newer ones that were skipped."""
     passed_over: list[str] = []
-    newest = keeping.newest_good(folder.checkpoints, passed_over.append)
+    newest = saver.newest_good(folder.checkpoints, passed_over.append)
     if newest is None and passed_over:
         raise CheckpointError(
             f"no checkpoint of the run can be read: {'; '.join(passed_over)}. To start again, "

@@ -77,16 +77,14 @@ from trainyard.run.resume import (
     startup_facts,
 )
 from trainyard.training.averages import prefix_of, with_best_average
-from trainyard.training.checkpoint import TrainState
+from trainyard.training.checkpoint import TrainState, evaluation_weights
 from trainyard.training.guard import Guard
 from trainyard.training.loop import Training, save
 from trainyard.training.loop import train as train_loop
-from trainyard.training.optimizer_state import evaluation_weights
 from trainyard.training.precision import use_precision
 from trainyard.training.predictions import summary
 from trainyard.training.recorded import record
-from trainyard.training.saving import Saver
-from trainyard.training.sharding import is_sharded
+from trainyard.training.saver import Saver
 from trainyard.training.step import Loss, StepStats
 from trainyard.training.stop import StopSignal
 from trainyard.world import (
@@ -409,7 +407,7 @@ def _saver(run: _Run, watchdog: Watchdog) -> Saver:
         run.folder.checkpoints,
         run.world,
         keep=run.config.run.keep,
-        all_write=run.averager.replica.total > 1 or is_sharded(run.model),
+        all_write=run.averager.replica.total > 1,
         every_s=seconds_of(run.config.run.save_every),
     )
     watchdog.before_end, watchdog.uses_gpu = saver.join, run.device.type == "cuda"
@@ -511,12 +509,11 @@ def _roll_back(
 
 def _save(state: TrainState, saver: Saver, stop: StopSignal, heartbeat: Heartbeat) -> None:
     state.guard.settle()
-    _wait(saver, heartbeat)
-    saver.save(state)
+    with heartbeat.following(saver.thread):
+        saver.save(state)
     stop.saved()
 
 
 def _wait(saver: Saver, heartbeat: Heartbeat) -> None:
-    """Wait for the pending checkpoint; each written part of it counts as progress."""
     with heartbeat.following(saver.thread):
-        saver.wait(heartbeat.again)
+        saver.wait()

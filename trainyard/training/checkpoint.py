@@ -7,8 +7,6 @@ checkpoints/step-00001234/
                         from those to use (schedule-free); loaded with weights_only
     replicas/00000.pt   per replica, if replicas differ: optimizer, averager with its own weights;
                         with PowerSGD: the part of its gradients that was left out so far
-    sharded/            if each rank keeps a part: training weights, average, moments; see
-                        shards.py
     progress.json       version, step, clock, evaluations, skipped samples
     manifest.json       SHA-256 of each file above
 """
@@ -16,36 +14,26 @@ checkpoints/step-00001234/
 import json
 import os
 import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trainyard.averaging.base import Averager
+from trainyard.averaging.sharded import part_like
 from trainyard.errors import CheckpointError
 from trainyard.files import fsync, read_json, sha256, use_umask, why_unreadable
 from trainyard.monitor.clock import Clock
 from trainyard.training.guard import Guard
-from trainyard.training.host_memory import HostCopies
-from trainyard.training.optimizer_state import (
-    evaluation_weights,
-    has_own_weights,
-    put_optimizer,
-    save_optimizer,
-)
-from trainyard.training.sharding import (
-    SHARDS,
-    has_shards,
-    is_sharded,
-    part_like,
-    whole_weights,
-    without_shards,
-)
 from trainyard.training.update import LossScale
 from trainyard.world import World
 
@@ -58,6 +46,8 @@ _MODEL, _TRAINING, _PROGRESS, _MANIFEST = (
 )
 _REPLICAS = "replicas"
 _STEP_OF = re.compile(r"step-(\d+)")
+# Entries of a parameter group that are state, in timm's LAMB and in schedule-free optimizers.
+_COUNTS = frozenset(("step", "k", "weight_sum", "lr_max", "scheduled_lr", "train_mode"))
 
 
 class _Count(BaseModel):
@@ -104,7 +94,7 @@ class TrainState:
     """The saved state of a run. It holds nothing that follows from the recipe."""
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     averager: Averager
     emas: dict[str, nn.Module]
     """The moving averages by name; see averages.py."""
@@ -130,14 +120,48 @@ class TrainState:
     """What else the last bits of a run depend on: see run/resume.py."""
 
 
+def has_own_weights(optimizer: Optimizer) -> bool:
+    """True if training and evaluation weights differ (schedule-free, Defazio et al. 2024)."""
+    return hasattr(optimizer, "eval") and hasattr(optimizer, "train")
+
+
+@contextmanager
+def evaluation_weights(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, the model has the weights for evaluation and export; then its own again, bit by bit.
+
+    No effect for optimizers without separate weights.
+    """
+    if not has_own_weights(optimizer):
+        yield
+        return
+    modes: Any = optimizer
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    in_training = [parameter.detach().clone() for parameter in parameters]
+    modes.eval()
+    try:
+        yield
+    finally:
+        modes.train()  # computes the weights back, up to rounding
+        with torch.no_grad():
+            for parameter, own in zip(parameters, in_training, strict=True):
+                parameter.copy_(own)
+
+
+# --- loading ---
+
+
 def load_checkpoint(state: TrainState, path: Path) -> str | None:
     """Load a verified checkpoint into `state`. Returns a note on what differs from the save."""
     progress = read_progress(path)
-    for name in state.emas:
-        if not _file(path, name).exists():
+    if (path / "sharded").exists():
+        raise CheckpointError(
+            f"{path}: its state is in parts (sharded/), as an older Trainyard wrote it: go on with "
+            f"that one, or start another run from its weights, --model.checkpoint {path}"
+        )
+    for name in map(_name_of, state.emas):
+        if not (path / name).exists():
             raise CheckpointError(
-                f"{path}: has no {_file(path, name).name}, because its run had another "
-                "model.ema_decay, or none"
+                f"{path}: has no {name}, because its run had another model.ema_decay, or none"
             )
     try:
         note = _load_training(state, path)
@@ -157,24 +181,13 @@ def load_checkpoint(state: TrainState, path: Path) -> str | None:
 
 def _load_training(state: TrainState, path: Path) -> str | None:
     training = _load(path / _TRAINING)
-    if has_shards(path):
-        from trainyard.training.shards import read_shards
-
-        moments = read_shards(path, state.model, state.emas, state.optimizer)
-        for number, own in training["optimizer"]["state"].items():
-            own |= moments.get(number, {})
-    else:
-        _put_all_weights(state, path, training)
-    state.scale.load_state_dict(training["scale"])
-    return _load_replica(state, path, training)
-
-
-def _put_all_weights(state: TrainState, path: Path, training: dict[str, Any]) -> None:
     put_weights(state.model, load_weights(path), path)
     for name, module in state.emas.items():
         put_weights(module, load_weights(path, name), path)
     if training["weights"] is not None:
         put_weights(state.model, training["weights"], path)
+    state.scale.load_state_dict(training["scale"])
+    return _load_replica(state, path, training)
 
 
 def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> str | None:
@@ -183,7 +196,7 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
     saved = sorted((path / _REPLICAS).glob("*.pt"))
     mine = _load(saved[replica.number % len(saved)]) if saved else {}
     own = training | mine
-    put_optimizer(state.optimizer, own["optimizer"], path)
+    _put_optimizer(state.optimizer, own["optimizer"], path)
     is_as_saved = max(len(saved), 1) == replica.total
     state.averager.load_state_dict(own["averager"] if is_as_saved else {})
     if is_as_saved or not saved:
@@ -194,21 +207,54 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
     return f"{len(saved)} replicas were saved and {replica.total} go on: {how}"
 
 
-def averages(path: Path) -> list[str]:
-    """Names of the moving averages of the weights in a checkpoint, by rising decay."""
-    names = [file.stem for file in path.glob("ema*.safetensors")]
-    ours = [name for name in names if re.fullmatch(r"ema(-\d+(\.\d+)?(e-\d+)?)?", name)]
-    return sorted(ours, key=lambda name: float(name.partition("-")[2] or 0))
+def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Load the weights of the checkpoint at `path` into a model."""
+    own = model.state_dict()
+    parts = {name: part_like(tensor, own.get(name)) for name, tensor in weights.items()}
+    try:
+        model.load_state_dict(parts)
+    except RuntimeError as error:
+        first = str(error).splitlines()[1].strip()[:200]  # the message may have a line per weight
+        raise CheckpointError(f"{path}: its weights do not fit the model: {first}") from None
 
 
-def _file(path: Path, weights: str) -> Path:
-    return path / (f"{weights}.safetensors" if weights else _MODEL)
+def _put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
+    """Load moments and counts from the checkpoint at `path`; rates and such stay the recipe's."""
+    kind = type(optimizer).__name__
+    if saved["kind"] != kind:
+        raise CheckpointError(f"{path}: is of {saved['kind']}, the recipe says {kind}")
+    groups, own_groups = saved["param_groups"], optimizer.param_groups
+    if len(groups) != len(own_groups):
+        raise CheckpointError(
+            f"{path}: has {len(groups)} groups of parameters, the recipe makes {len(own_groups)}"
+        )
+    merged = [
+        group | {key: own[key] for key in own if key != "params" and key not in _COUNTS}
+        for group, own in zip(groups, own_groups, strict=True)
+    ]
+    parameters = dict(enumerate(p for group in own_groups for p in group["params"]))
+    state = {
+        number: {key: _moment(value, parameters.get(number)) for key, value in own.items()}
+        for number, own in saved["state"].items()
+    }
+    try:
+        optimizer.load_state_dict({"state": state, "param_groups": merged})
+    except ValueError as error:
+        raise CheckpointError(f"{path}: does not fit the model: {error}") from None
 
 
-def load_weights(path: Path, weights: str = "") -> dict[str, torch.Tensor]:
+def _moment(value: Any, parameter: nn.Parameter | None) -> Any:
+    """This rank's part of a moment, laid out as its parameter: fused kernels rely on that."""
+    own = part_like(value, parameter)
+    if parameter is None or type(own) is not Tensor or own.shape != parameter.shape:
+        return own
+    return torch.empty_like(parameter, dtype=own.dtype, device=own.device).copy_(own)
+
+
+def load_weights(path: Path, weights: str = "") -> dict[str, Tensor]:
     """The weights of a checkpoint, or a moving average, by its name."""
     try:
-        return load_file(_file(path, weights))
+        return load_file(path / _name_of(weights))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from None
 
@@ -221,6 +267,20 @@ def _load(file: Path) -> dict[str, Any]:
             f"{file.parent}: {file.name} cannot be read: {why_unreadable(error)}"
         ) from None
     return loaded
+
+
+# --- checking ---
+
+
+def averages(path: Path) -> list[str]:
+    """Names of the moving averages of the weights in a checkpoint, by rising decay."""
+    names = [file.stem for file in path.glob("ema*.safetensors")]
+    ours = [name for name in names if re.fullmatch(r"ema(-\d+(\.\d+)?(e-\d+)?)?", name)]
+    return sorted(ours, key=lambda name: float(name.partition("-")[2] or 0))
+
+
+def _name_of(weights: str) -> str:
+    return f"{weights}.safetensors" if weights else _MODEL
 
 
 def read_progress(path: Path) -> dict[str, Any]:
@@ -253,24 +313,13 @@ def _progress(path: Path) -> dict[str, Any]:
     return progress
 
 
-def put_weights(model: nn.Module, weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Load the weights of the checkpoint at `path` into a model."""
-    own = model.state_dict()
-    parts = {name: part_like(tensor, own.get(name)) for name, tensor in weights.items()}
-    try:
-        model.load_state_dict(parts)
-    except RuntimeError as error:
-        first = str(error).splitlines()[1].strip()[:200]  # the message may have a line per weight
-        raise CheckpointError(f"{path}: its weights do not fit the model: {first}") from None
-
-
 def find_problem(path: Path) -> str | None:
     """A checkpoint's problem, or None if every file is there, unaltered."""
     if not path.is_dir():
         return "is not a folder" if os.path.lexists(path) else "no such checkpoint"
     try:
         manifest = read_json(path / _MANIFEST)
-        there = {_MODEL, _TRAINING, _PROGRESS, *(_file(path, n).name for n in averages(path))}
+        there = {_MODEL, _TRAINING, _PROGRESS, *map(_name_of, averages(path))}
         for name in sorted(there | manifest.keys()):
             if sha256(path / name) != manifest[name]:
                 return f"{name} is truncated or altered (its SHA-256 differs from the manifest's)"
@@ -296,77 +345,33 @@ def check(path: Path) -> None:
         raise CheckpointError(f"{path}: {problem}")
 
 
+# --- saving ---
+
 Manifest = dict[str, str]
 """SHA-256 of each file by its path in the checkpoint."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A rank's copy of its part of a checkpoint, as of one step: later steps do not change it."""
+def contents(state: TrainState, world: World, copy: Callable[..., Any]) -> dict[str, Any]:
+    """The content of each file that this rank writes, by its path in the checkpoint.
 
-    step: int
-    best_step: int
-    """The step of the best evaluation; 0 if there was none."""
-    num_bytes: int
-    """Bytes of weights, moving average and moments on all ranks: nearly all of the checkpoint."""
-    common: "Common | None"
-    """The part that all ranks share, on the first rank, which writes it; None on others."""
-    replica: tuple[str, dict[str, Any]] | None
-    """This replica's file and content, if replicas differ."""
-    shards: dict[str, torch.Tensor] | None
-    """This rank's parts of sharded tensors, by name."""
-
-
-class Common(NamedTuple):
-    """The part of a checkpoint that the first rank writes for all."""
-
-    weights: dict[str, torch.Tensor]
-    emas: dict[str, dict[str, torch.Tensor]]
-    training: dict[str, Any]
-    progress: str
-
-
-def snapshot(state: TrainState, world: World, copies: HostCopies | None = None) -> Snapshot:
-    """Copy this rank's part of a checkpoint; call it inside the averager's consensus.
-
-    Every rank calls it, as sharded weights are gathered. The copies lie in the memory of `copies`,
-    if given, and overwrite its previous copies.
+    `copy` has the signature of saver.HostCopies: every rank calls, as sharded tensors are gathered.
+    Call it inside the averager's consensus.
     """
-    copies = HostCopies() if copies is None else copies
-    copies.begin()
+    of_all = _files_of_all(state, partial(copy, keep=world.is_first))
+    files, replica = of_all if world.is_first else {}, state.averager.replica
+    if replica.total > 1:
+        own = copy(_own(state, by_each=True), keep=True)
+        files[f"{_REPLICAS}/{replica.number:05d}.pt"] = own
+    return files
+
+
+def _files_of_all(state: TrainState, copy: Callable[[Any], Any]) -> dict[str, Any]:
+    """The files that all ranks share, which the first one writes."""
     with evaluation_weights(state.optimizer):
-        weights = whole_weights(state.model, copies, keep=world.is_first)
-    emas = {
-        name: whole_weights(module, copies, keep=world.is_first)
-        for name, module in state.emas.items()
-    }
-    shards = None
-    if is_sharded(state.model):
-        from trainyard.training.shards import sharded_tensors
-
-        shards = sharded_tensors(state.model, state.emas, state.optimizer)
-    taken = Snapshot(
-        step=state.step,
-        best_step=state.best.get("step", 0),
-        num_bytes=_num_bytes(state),
-        common=_common(state, weights, emas, copies) if world.is_first else None,
-        replica=_replica(state, copies) if shards is None else None,
-        shards=shards,
-    )
-    copies.settle()
-    return taken
-
-
-def _common(
-    state: TrainState,
-    weights: dict[str, torch.Tensor],
-    emas: dict[str, dict[str, torch.Tensor]],
-    copies: HostCopies,
-) -> Common:
-    is_apart = has_own_weights(state.optimizer) and not is_sharded(state.model)
+        weights = copy(state.model.state_dict())
     training = {
         "scale": state.scale.state_dict(),
-        "weights": state.model.state_dict() if is_apart else None,
+        "weights": state.model.state_dict() if has_own_weights(state.optimizer) else None,
         **_own(state, by_each=False),
     }
     progress = {
@@ -384,14 +389,12 @@ def _common(
         "best_by": state.best_by,
         "conditions": state.conditions,
     }
-    return Common(weights, emas, copies(training), json.dumps(progress, indent=2) + "\n")
-
-
-def _replica(state: TrainState, copies: HostCopies) -> tuple[str, dict[str, Any]] | None:
-    replica = state.averager.replica
-    if replica.total == 1:
-        return None
-    return f"{_REPLICAS}/{replica.number:05d}.pt", copies(_own(state, by_each=True))
+    return {
+        _MODEL: weights,
+        **{_name_of(name): copy(module.state_dict()) for name, module in state.emas.items()},
+        _TRAINING: copy(training),
+        _PROGRESS: _as_json(progress),
+    }
 
 
 def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
@@ -399,76 +402,49 @@ def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
     replica = state.averager.replica
     own: dict[str, Any] = {}
     if replica.differs == by_each:
-        own["optimizer"] = without_shards(save_optimizer(state.optimizer))
+        own["optimizer"] = {"kind": type(state.optimizer).__name__, **state.optimizer.state_dict()}
     if (replica.total > 1) == by_each:
         own["averager"] = state.averager.state_dict()
     return own
 
 
-def _num_bytes(state: TrainState) -> int:
+def num_bytes(state: TrainState) -> int:
+    """Bytes of weights, moving averages and moments of all ranks: nearly all of a checkpoint."""
     modules = [state.model, *state.emas.values()]
     weights = [tensor for module in modules for tensor in module.state_dict().values()]
     moments = [m for own in state.optimizer.state.values() for m in own.values()]
-    is_twice = is_sharded(state.model) or has_own_weights(state.optimizer)  # training weights too
     replica = state.averager.replica
     copies = replica.total if replica.differs else 1
-    return (1 + is_twice) * sum(map(_bytes_of, weights)) + copies * sum(map(_bytes_of, moments))
+    weights *= 1 + has_own_weights(state.optimizer)  # training weights too
+    return sum(tensor.nbytes for tensor in [*weights, *copies * moments] if torch.is_tensor(tensor))
 
 
-def _bytes_of(value: Any) -> int:
-    return value.nbytes if isinstance(value, torch.Tensor) else 0
-
-
-def write_tensors(content: Any, path: Path) -> None:
-    """torch.save to a file opened here: torch's own error hides why a file cannot be written."""
-    with open(path, "wb") as file:
-        torch.save(content, file)
-
-
-def write_common(common: Common, folder: Path) -> Manifest:
-    """Write the first rank's part into the folder of a new checkpoint."""
-    weights = {
-        _file(folder, name): own for name, own in {"": common.weights, **common.emas}.items()
-    }
-    for path, tensors in weights.items():
-        save_file(_contiguous(tensors), path)
-        use_umask(path)
-    write_tensors(common.training, folder / _TRAINING)
-    (folder / _PROGRESS).write_text(common.progress)
-    return _down_to_the_disk(folder, [*(path.name for path in weights), _TRAINING, _PROGRESS])
-
-
-def write_own(taken: Snapshot, folder: Path, world: World) -> Manifest:
-    """Write the part that is this rank's alone; every rank calls it."""
-    if taken.shards is not None:
-        from trainyard.training.shards import write_shards
-
-        return _down_to_the_disk(folder, write_shards(folder, taken.shards, world))
-    if taken.replica is None:
-        return {}
-    name, content = taken.replica
-    (folder / _REPLICAS).mkdir(exist_ok=True)
-    write_tensors(content, folder / name)
-    return _down_to_the_disk(folder, [name])
-
-
-def _contiguous(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Contiguous tensors, as safetensors requires."""
-    return {name: tensor.contiguous() for name, tensor in tensors.items()}
+def write_files(files: Mapping[str, Any], folder: Path) -> Manifest:
+    """Write a rank's files into the folder of a new checkpoint, down to the disk."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix == ".safetensors":
+            save_file({key: tensor.contiguous() for key, tensor in content.items()}, path)
+            use_umask(path)
+        elif path.suffix == ".pt":
+            with open(path, "wb") as file:  # torch's own error hides why it cannot be written
+                torch.save(content, file)
+        else:
+            path.write_text(content)
+    manifest = {name: sha256(folder / name) for name in files}
+    for name in files:
+        fsync(folder / name)
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Complete the checkpoint in `folder` with its manifest, and sync it to disk."""
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    _down_to_the_disk(folder, [_MANIFEST])
-    for inner in (folder / _REPLICAS, folder / SHARDS, folder):
+    write_files({_MANIFEST: _as_json(manifest)}, folder)
+    for inner in (folder / _REPLICAS, folder):
         if inner.exists():
             fsync(inner)
 
 
-def _down_to_the_disk(folder: Path, names: list[str]) -> Manifest:
-    manifest = {name: sha256(folder / name) for name in names}
-    for name in names:
-        with open(folder / name, "rb") as file:
-            os.fsync(file.fileno())
-    return manifest
+def _as_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2) + "\n"

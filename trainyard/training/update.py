@@ -9,7 +9,7 @@ from timm.utils.agc import adaptive_clip_grad
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from trainyard.training.sharding import whole
+from trainyard.averaging.sharded import whole
 
 Clip = Callable[[Sequence[nn.Parameter], Tensor], None]
 """Clips the gradients of parameters in place, given the norm of the whole gradient."""
