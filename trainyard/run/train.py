@@ -409,7 +409,7 @@ def _saver(run: _Run, watchdog: Watchdog) -> Saver:
         run.folder.checkpoints,
         run.world,
         keep=run.config.run.keep,
-        all_write=run.averager.replica.total > 1 or is_sharded(run.model),
+        all_write=run.averager.replica.differs or is_sharded(run.model),
         every_s=seconds_of(run.config.run.save_every),
     )
     watchdog.before_end, watchdog.uses_gpu = saver.join, run.device.type == "cuda"

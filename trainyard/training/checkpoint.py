@@ -181,17 +181,16 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
     """Load each replica's own part. It is exact if as many replicas resume as were saved."""
     replica = state.averager.replica
     saved = sorted((path / _REPLICAS).glob("*.pt"))
-    mine = _load(saved[replica.number % len(saved)]) if saved else {}
-    own = training | mine
+    own = training | (_load(saved[replica.number % len(saved)]) if saved else {})
     put_optimizer(state.optimizer, own["optimizer"], path)
     is_as_saved = max(len(saved), 1) == replica.total
     state.averager.load_state_dict(own["averager"] if is_as_saved else {})
     if is_as_saved or not saved:
         return None
-    how = "all from their mean, each with the moments of one of them"
-    if "optimizer" not in mine:
-        how = "without what was left out of the gradients that each has sent (average.compress)"
-    return f"{len(saved)} replicas were saved and {replica.total} go on: {how}"
+    return (
+        f"{len(saved)} replicas were saved and {replica.total} go on: all from their mean, each "
+        "with the moments of one of them"
+    )
 
 
 def averages(path: Path) -> list[str]:
@@ -367,7 +366,7 @@ def _common(
     training = {
         "scale": state.scale.state_dict(),
         "weights": state.model.state_dict() if is_apart else None,
-        **_own(state, by_each=False),
+        **({} if state.averager.replica.differs else _own(state)),
     }
     progress = {
         "version": VERSION,
@@ -389,20 +388,17 @@ def _common(
 
 def _replica(state: TrainState, copies: HostCopies) -> tuple[str, dict[str, Any]] | None:
     replica = state.averager.replica
-    if replica.total == 1:
+    if not replica.differs:
         return None
-    return f"{_REPLICAS}/{replica.number:05d}.pt", copies(_own(state, by_each=True))
+    return f"{_REPLICAS}/{replica.number:05d}.pt", copies(_own(state))
 
 
-def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
-    """State saved per replica (`by_each`), or state saved once for all."""
-    replica = state.averager.replica
-    own: dict[str, Any] = {}
-    if replica.differs == by_each:
-        own["optimizer"] = without_shards(save_optimizer(state.optimizer))
-    if (replica.total > 1) == by_each:
-        own["averager"] = state.averager.state_dict()
-    return own
+def _own(state: TrainState) -> dict[str, Any]:
+    """The state that each replica saves, where they differ."""
+    return {
+        "optimizer": without_shards(save_optimizer(state.optimizer)),
+        "averager": state.averager.state_dict(),
+    }
 
 
 def _num_bytes(state: TrainState) -> int:
