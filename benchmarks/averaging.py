@@ -12,7 +12,7 @@ way; see network.py, and be root. Contenders:
 - decent-dp: the package of that name, one-peer exponential topology, in a bare loop
 - our gossip: Trainyard's step, the same topology
 - on slow networks also: DDP alone with torch's bf16 hook, our gossip with bf16 messages, and our
-  periodic, an exchange in int8 every 16 steps
+  periodic, an exchange every 16 steps
 
 All have the same optimizer (SGD with momentum, fused) and the same model, which has the parameters
 of a real one, by shape and order, but next to no arithmetic: each of its modules that has any

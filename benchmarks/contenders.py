@@ -173,8 +173,8 @@ CONTENDERS: dict[str, Callable[[nn.Module], Step]] = {
     "our gossip": partial(trainyard, **GOSSIP),
     "DDP alone, bf16": partial(ddp_alone, halves=True),
     "our gossip, bf16": partial(trainyard, **GOSSIP, compress="bf16"),
-    "our periodic, int8": partial(trainyard, name="periodic", every=EVERY, compress="int8"),
+    "our periodic": partial(trainyard, name="periodic", every=EVERY),
 }
 ALL_REDUCE = ("DDP alone", "our all-reduce", "DDP alone, bf16")
-PERIODIC = ("our periodic, int8",)
+PERIODIC = ("our periodic",)
 SLOW_ONLY = ("DDP alone, bf16", "our gossip, bf16", *PERIODIC)

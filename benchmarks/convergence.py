@@ -16,14 +16,11 @@ FOLDER is for the data and `convergence.jsonl`, the finished runs. The program s
 
 import argparse
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
 
 from benchmarks.fashion_mnist import (
     HELD_OUT,
@@ -42,13 +39,8 @@ from benchmarks.fashion_mnist import (
     standard_error,
 )
 from benchmarks.saving import listed, save
-from trainyard.averaging import hooks
 from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.consensus import Consensus
-from trainyard.averaging.gossip import Gossip
-from trainyard.averaging.topology import Round
 from trainyard.estimate.network import Span, sent_bytes
-from trainyard.run.build import AVERAGERS
 
 EPOCHS = 2
 TUNING = (100,)  # seeds
@@ -66,92 +58,15 @@ class Contender(NamedTuple):
     """The middle of the first three learning rates."""
     rate_of: str | None = None
     """The contender whose learning rate it takes."""
-    inside: Any = nullcontext
-    """Context of its runs."""
     is_stream: bool = False
 
 
-# --- what the recipe does not offer ---
-
-
-@contextmanager
-def early_power_sgd() -> Iterator[None]:
-    """PowerSGD after a tenth of the steps: by default it begins at step 1,000."""
-    before, hooks.START = hooks.START, STEPS // 10
-    yield
-    hooks.START = before
-
-
-@contextmanager
-def evaluated_alone() -> Iterator[None]:
-    """Evaluations measure the distance from the mean, and keep each replica's own weights."""
-    put_mean = Consensus._put_mean
-
-    def keep(self: Consensus, tensors: list[Tensor]) -> Tensor:
-        own = [tensor.detach().clone() for tensor in tensors]
-        distance = put_mean(self, tensors)
-        with torch.no_grad():
-            torch._foreach_copy_(tensors, own)
-        return distance
-
-    Consensus._put_mean = keep  # type: ignore[method-assign, assignment]
-    yield
-    Consensus._put_mean = put_mean  # type: ignore[method-assign]
-
-
-class Accelerated(Gossip):
-    """GASLoC with one local step (Cagnasso et al. 2026, arXiv 2606.11081).
-
-    Weights also move by MOMENTUM (u(t) - u(t - 1)); u(t): a replica's after its update, unmixed.
-
-    Without overlap only.
-    """
-
-    MOMENTUM = 0.5
-
-    def _prepare(self, parameters: list[nn.Parameter]) -> None:
-        super()._prepare(parameters)
-        self._trained = parameters
-        self._before = [parameter.detach().clone() for parameter in parameters]
-
-    def ready_parameters(self, step: int, divisible: bool) -> Iterator[Any]:
-        for parameters in super().ready_parameters(step, divisible=False):
-            yield parameters
-            updated = [parameter.detach().clone() for parameter in self._trained]
-        with torch.no_grad():
-            moved = torch._foreach_sub(updated, self._before)
-            torch._foreach_add_(list[Tensor](self._trained), moved, alpha=self.MOMENTUM)
-        self._before = updated
-
-
-@contextmanager
-def accelerated() -> Iterator[None]:
-    AVERAGERS["gossip"] = Accelerated
-    yield
-    AVERAGERS["gossip"] = Gossip
-
-
-def sparse_early(size: int, local_size: int) -> list[Round]:
-    """One-peer exponential: in the first half of the run only in every eighth step."""
-    alone: Round = [(rank,) for rank in range(size)]
-    pairs: list[Round] = [
-        [(one, one + distance) for one in range(size) if not one & distance]
-        for distance in (1 << k for k in range(size.bit_length() - 1))
-    ]
-    mixes = [step > STEPS // 2 or step % 8 == 7 for step in range(STEPS)]
-    turns = [sum(mixes[:step]) % len(pairs) for step in range(STEPS)]
-    return [pairs[turn] if mix else alone for turn, mix in zip(turns, mixes, strict=True)]
-
-
-_GOSSIP, _PERIODIC = "gossip, one-peer exponential", "periodic, every 8 steps"
+_GOSSIP = "gossip, one-peer exponential"
 CONTENDERS = {
     BASE: Contender({"name": "allreduce"}),
     "sharded": Contender({"name": "sharded"}, rate_of=BASE),
     "all-reduce of a stream (join)": Contender({"name": "allreduce"}, rate_of=BASE, is_stream=True),
     "all-reduce, bf16": Contender({"name": "allreduce", "compress": "bf16"}, rate_of=BASE),
-    "all-reduce, PowerSGD": Contender(
-        {"name": "allreduce", "compress": "powersgd"}, rate_of=BASE, inside=early_power_sgd
-    ),
     _GOSSIP: Contender(EXPONENTIAL),
     "the same, no overlap": Contender(EXPONENTIAL | {"overlap": False}, rate_of=_GOSSIP),
     "the same, bf16": Contender(EXPONENTIAL | {"compress": "bf16"}, rate_of=_GOSSIP),
@@ -160,31 +75,10 @@ CONTENDERS = {
     "gossip, alternating exponential ring": Contender(
         {"name": "gossip", "topology": "alternating-exponential-ring"}, rate_of=_GOSSIP
     ),
-    "gossip between nodes, all-reduce inside": Contender(
-        EXPONENTIAL | {"hierarchical": True}, rate_of=_GOSSIP
-    ),
-    _PERIODIC: Contender(PERIODIC),
-    "periodic, overlapped, int8": Contender(
-        PERIODIC | {"overlap": True, "compress": "int8"}, rate_of=_PERIODIC
-    ),
+    "periodic, every 8 steps": Contender(PERIODIC),
     "periodic, DiLoCo's momentum": Contender(
         PERIODIC | {"outer_lr": 0.7, "outer_momentum": 0.9}, rate=0.05
     ),
-    # Attempts to close a gap.
-    "gossip, one-peer, mixing 0.5": Contender(EXPONENTIAL | {"mixing": 0.5}, rate_of=_GOSSIP),
-    "gossip, one-peer, sparse early": Contender(
-        {"name": "gossip", "topology": "benchmarks.convergence:sparse_early"}, rate_of=_GOSSIP
-    ),
-    "gossip, one-peer, outer momentum": Contender(
-        EXPONENTIAL | {"overlap": False}, rate=0.05, inside=accelerated
-    ),
-    "periodic, outer momentum 0.5": Contender(
-        PERIODIC | {"outer_lr": 0.7, "outer_momentum": 0.5}, rate=0.05
-    ),
-    "gossip, one-peer, each by itself": Contender(
-        EXPONENTIAL, rate_of=_GOSSIP, inside=evaluated_alone
-    ),
-    "periodic, each by itself": Contender(PERIODIC, rate_of=_PERIODIC, inside=evaluated_alone),
 }
 
 
@@ -210,7 +104,7 @@ def job_of(options: argparse.Namespace, name: str, lr: float, seed: int, held_ou
     keys = (
         recipe(options.folder, epochs=EPOCHS, seed=seed, held_out=held_out) | {"optim.lr": lr} | own
     )
-    return Job(run | {"held_out": held_out}, keys, options.replicas, contender.inside)
+    return Job(run | {"held_out": held_out}, keys, options.replicas)
 
 
 def next_jobs(found: list[Run], options: argparse.Namespace) -> list[Job]:

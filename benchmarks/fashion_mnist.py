@@ -15,8 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,6 @@ class Job:
     keys: dict[str, Any]
     """Overrides of the recipe."""
     ranks: int = 1
-    inside: Callable[[], AbstractContextManager[Any]] = field(default=nullcontext)
-    """Context in which each rank trains."""
 
 
 def recipe(folder: Path, *, epochs: int, seed: int, held_out: bool) -> dict[str, Any]:
@@ -109,8 +106,7 @@ def train_rank(rank: int, job: Job, port: int, folder: Path) -> Run:
     config = load_recipe("fashion-mnist", job.keys)
     begun = time.perf_counter()
     try:
-        with job.inside():
-            outcome = train(config, folder, world=world, console=Console(quiet=True))
+        outcome = train(config, folder, world=world, console=Console(quiet=True))
     except DivergedError as error:
         return {"top1": None, "error": f"{error}"}
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").open()]

@@ -162,8 +162,7 @@ def test_what_is_not_exactly_right_is_refused(tree: dict[str, object]) -> None:
     [
         ({"topology": "ring"}, "\"ring\": is for average.name = 'gossip', not 'allreduce'"),
         ({"name": "sharded", "compress": "bf16"}, "is for average.name = 'allreduce' or 'gossip'"),
-        ({"name": "gossip", "compress": "int8"}, "average.name = 'gossip' takes bf16"),
-        ({"name": "periodic", "compress": "fp16"}, "average.name = 'periodic' takes bf16 or int8"),
+        ({"name": "gossip", "compress": "fp16"}, "average.name = 'gossip' takes bf16"),
         ({"name": "sharded", "every": 4}, "is for average.name = 'periodic', not 'sharded'"),
     ],
 )
@@ -272,7 +271,6 @@ OTHER_VALUES = {
     "average.accumulate": "parts",
     "average.topology": "ring",
     "average.overlap": "false",
-    "average.hierarchical": "true",
     "loss.class_weights": "balanced",
     "watch.profile": "7:9",
 }
@@ -291,10 +289,7 @@ NEEDED = {
         *("loss.teacher_model", "loss.distillation"),
         *("loss.distillation_share", "loss.temperature"),
     ),
-    ("average.name", "gossip"): (
-        *("average.topology", "average.mixing"),
-        *("average.overlap", "average.hierarchical"),
-    ),
+    ("average.name", "gossip"): (*("average.topology", "average.overlap"),),
     ("average.name", "periodic"): ("average.every", "average.outer_lr", "average.outer_momentum"),
     ("average.name", "sharded"): ("average.accumulate",),
     ("watch.mlflow", "true"): ("watch.artifacts",),

@@ -288,12 +288,6 @@ def _check_average(config: RunConfig) -> None:
             f"{config.optim.name!r}, which evaluates other weights than the ones that replicas "
             "average: use another optimizer, or average.name = 'allreduce'"
         )
-    if config.average.compress == "powersgd" and config.batch.precision == "fp16":
-        raise RecipeError(
-            "average.compress = 'powersgd' carries over gradient residuals, whose scale "
-            "changes with batch.precision = 'fp16': use batch.precision = 'bf16', or "
-            "average.compress = 'fp16'"
-        )
 
 
 def _check_sharded(config: RunConfig) -> None:

@@ -20,7 +20,7 @@ from trainyard.averaging import gossip
 from trainyard.averaging.config import AverageConfig
 from trainyard.averaging.flat import split_into_buckets
 from trainyard.averaging.gossip import Gossip, check_bf16_groups
-from trainyard.averaging.topology import expand_nodes, rounds
+from trainyard.averaging.topology import rounds
 from trainyard.errors import PeerError, RecipeError
 from trainyard.training.config import LossConfig
 from trainyard.training.losses import build_loss
@@ -57,8 +57,6 @@ def flat(model: nn.Module) -> Array:
 class Case(NamedTuple):
     topology: str
     overlap: bool | None = None
-    mixing: float | None = None
-    hierarchical: bool = False
     compress: str | None = None
 
     @property
@@ -116,13 +114,11 @@ class Replica:
 
 def simulate(size: int, local_size: int, case: Case) -> list[list[Array]]:
     """The same steps in one process: weights[rank] after each."""
-    found = rounds(case.topology, size // local_size if case.hierarchical else size, local_size)
-    if case.hierarchical:
-        found = expand_nodes(found, local_size)
+    found = rounds(case.topology, size, local_size)
     model = model_of()
     weights = [flat(model)] * size
     velocities = [np.zeros_like(weights[0])] * size
-    overlap, mixing = case.overlap is not False, case.mixing or 1.0
+    overlap = case.overlap is not False
 
     def mixed(weights: list[Array], step: int) -> list[Array]:
         groups = found[step % len(found)]
@@ -130,17 +126,11 @@ def simulate(size: int, local_size: int, case: Case) -> list[list[Array]]:
         sent = [halved(own) if case.compress else own for own in weights]
         means = [np.mean([sent[peer] for peer in group], axis=0) for group in mine]
         moves = [mean - own for mean, own in zip(means, sent, strict=True)]
-        return [own + mixing * move for own, move in zip(weights, moves, strict=True)]
+        return [own + move for own, move in zip(weights, moves, strict=True)]
 
     history = []
     for step in range(STEPS):
         grads = [_gradient(model, weights[rank], *samples(step, rank)) for rank in range(size)]
-        if case.hierarchical:
-            nodes = [
-                range(rank - rank % local_size, rank - rank % local_size + local_size)
-                for rank in range(size)
-            ]
-            grads = [np.mean([grads[rank] for rank in node], axis=0) for node in nodes]
         clipped = [grad * min(1, CLIP / (np.linalg.norm(grad) + 1e-6)) for grad in grads]
         velocities = [MOMENTUM * v + grad for v, grad in zip(velocities, clipped, strict=True)]
         if overlap:
@@ -166,18 +156,15 @@ def _gradient(model: nn.Module, weights: Array, images: Tensor, labels: Tensor) 
 
 ON_FOUR = [
     Case("complete"),
-    Case("complete", overlap=False, mixing=0.5),
     Case("ring"),
-    Case("ring", mixing=0.25),
+    Case("ring", overlap=False),
     Case("one-peer-exponential", overlap=True),
     Case("one-peer-exponential", overlap=False),
     Case("alternating-exponential-ring"),
-    Case("one-peer-exponential", hierarchical=True),
-    Case("ring", overlap=False, mixing=0.5, hierarchical=True),
-    Case("complete", mixing=0.5, compress="bf16"),
-    Case("one-peer-exponential", hierarchical=True, compress="bf16"),
+    Case("complete", compress="bf16"),
+    Case("one-peer-exponential", overlap=False, compress="bf16"),
 ]
-ON_THREE = [Case("ring"), Case("complete"), Case(STAR, mixing=0.5)]
+ON_THREE = [Case("ring"), Case("complete"), Case(STAR)]
 
 
 def train_each(world: World, cases: list[Case]) -> list[list[Array]]:
@@ -236,17 +223,15 @@ def test_complete_without_overlap_is_all_reduce() -> None:
 
 DIVIDED = [
     Case("complete"),
-    Case("ring", mixing=0.25),
     Case("one-peer-exponential"),
-    Case(STAR, mixing=0.5),
-    Case("complete", mixing=0.5, compress="bf16"),
+    Case(STAR),
+    Case("complete", compress="bf16"),
     Case("ring", overlap=False),
-    Case("one-peer-exponential", hierarchical=True),
 ]
 
 
 def train_divided(world: World) -> list[bool]:
-    # A replica may go back and forth by itself; the ranks of a node do it alike.
+    # A replica may go back and forth by itself.
     ways: list[Callable[[int], bool]] = [lambda step: bool(step % 3 or world.rank > 1)]
     ways.append(lambda step: False)
     found = []
@@ -364,13 +349,12 @@ def take_steps(
     world: World,
     *,
     micro: int | None = None,
-    hierarchical: bool = False,
     shares_scale: bool = False,
     is_bad: bool = False,
 ) -> Stepped:
     """`is_bad`: with one sample on the last rank that is no number."""
     model = model_of().float()
-    averager = Gossip(Case("complete", hierarchical=hierarchical).config, on_two_nodes(world))
+    averager = Gossip(Case("complete").config, on_two_nodes(world))
     scale = DynamicLossScale(CPU, 2.0**4) if shares_scale else LossScale(CPU)
     options = {"all_reduce_max": averager.all_reduce_max} if shares_scale else {}
     step = make_step(
@@ -399,8 +383,6 @@ def take_steps_in_all_ways(world: World) -> list[Stepped]:
         take_steps(world, micro=3),
         take_steps(world, is_bad=True),
         take_steps(world, shares_scale=True, is_bad=True),
-        take_steps(world, hierarchical=True),
-        take_steps(world, hierarchical=True, micro=3),
     ]
 
 
@@ -410,11 +392,8 @@ def stepped() -> list[tuple[Stepped, ...]]:
     return list(zip(*spawn(take_steps_in_all_ways, 4), strict=True))
 
 
-@pytest.mark.parametrize("hierarchical", [False, True])
-def test_micro_batches_change_nothing(
-    stepped: list[tuple[Stepped, ...]], hierarchical: bool
-) -> None:
-    wholes, micros = (stepped[4], stepped[5]) if hierarchical else (stepped[0], stepped[1])
+def test_micro_batches_change_nothing(stepped: list[tuple[Stepped, ...]]) -> None:
+    wholes, micros = stepped[:2]
     for whole, micro in zip(wholes, micros, strict=True):
         np.testing.assert_allclose(micro.weights, whole.weights, rtol=1e-5, atol=1e-6)
 
@@ -506,25 +485,16 @@ def fails_on_one(size: int, local_size: int) -> list[list[list[int]]]:
 
 
 def complaints(world: World) -> list[str]:
-    """About nodes of two ranks and of one, and about functions of one's own."""
-    places = [(0, 0, 2), (0, 1, 2), (1, 0, 1)]
-    node, local_rank, local_size = places[world.rank]
-    uneven = replace(world, node=node, local_rank=local_rank, local_size=local_size, num_nodes=2)
-    said = []
-    for case, on in (
-        (Case("complete", hierarchical=True), uneven),
-        (Case(f"{__name__}:differs"), world),
-        (Case(f"{__name__}:fails_on_one"), world),
-    ):
+    """About functions of one's own."""
+    messages = []
+    for name in ("differs", "fails_on_one"):
         with pytest.raises((RecipeError, PeerError)) as caught:
-            Gossip(case.config, on)
-        said.append(str(caught.value))
-    return said
+            Gossip(Case(f"{__name__}:{name}").config, world)
+        messages.append(str(caught.value))
+    return messages
 
 
 def test_what_cannot_be_is_told_by_all_ranks() -> None:
-    for uneven, differing, failing in spawn(complaints, 3):
-        assert "needs nodes with the same number of ranks" in uneven
-        assert "the nodes here have 2, 1 ranks" in uneven
+    for differing, failing in spawn(complaints, 3):
         assert f"'{__name__}:differs' gives rank 2 other rounds than rank 0" in differing
         assert "failed: OSError: no such file (tests/averaging/test_gossip.py, line" in failing

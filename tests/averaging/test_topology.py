@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainyard.averaging.topology import BUILT_IN, Round, expand_nodes, rounds
+from trainyard.averaging.topology import BUILT_IN, Round, rounds
 from trainyard.errors import RecipeError
 
 SIZES = range(2, 33)
@@ -110,26 +110,11 @@ def test_an_odd_ring_mixes_at_its_rate_and_each_replica_rests_once(size: int) ->
 
 @pytest.mark.parametrize("topology", BUILT_IN)
 def test_one_replica_of_a_kind(topology: str) -> None:
-    """A hierarchical run on one node."""
     if topology == "alternating-exponential-ring":
         with pytest.raises(RecipeError, match=r"needs 2, 4, 8, \.\.\. nodes, not 1: take"):
             rounds(topology, 1)
     else:
         assert rounds(topology, 1) == [[(0,)]]
-
-
-@pytest.mark.parametrize("local_size", [2, 3])
-def test_expanded_to_ranks_the_means_of_nodes_mix(local_size: int) -> None:
-    """Ranks of a node are equal; each mixes with the ranks that have its place on other nodes."""
-    of_nodes = rounds("one-peer-exponential", 4)
-    found = expand_nodes(of_nodes, local_size)
-    size = 4 * local_size
-    equal_inside = np.kron(np.eye(4), np.full((local_size, local_size), 1 / local_size))
-    assert np.allclose(period(found, size) @ equal_inside, 1 / size, rtol=0, atol=1e-15)
-    assert sorted(found[0][0]) == [0, local_size]
-    for groups in found:
-        assert sorted(rank for group in groups for rank in group) == list(range(size))
-        assert all(len({rank % local_size for rank in group}) == 1 for group in groups)
 
 
 # --- the peer ---

@@ -1,13 +1,10 @@
-"""Which runs benchmarks/convergence.py still wants, and its rounds."""
+"""Which runs benchmarks/convergence.py still wants."""
 
 import argparse
 from pathlib import Path
 
-import pytest
-
-from benchmarks.convergence import CONTENDERS, TUNING, next_jobs
+from benchmarks.convergence import TUNING, next_jobs
 from benchmarks.fashion_mnist import Run, missing_rates
-from trainyard.averaging.topology import rounds
 
 
 def test_rates_are_tried_until_the_best_has_worse_neighbours() -> None:
@@ -40,12 +37,3 @@ def test_finished_runs_are_not_repeated_and_tests_wait_for_the_rate(tmp_path: Pa
     done = next_jobs(found, options)[1]
     left = [job.run for job in next_jobs([*found, done.run | {"top1": 0.9}], options)]
     assert left == [run for run in finals if run != done.run]
-
-
-@pytest.mark.parametrize("size", [4, 8])
-def test_sparse_rounds_meet_every_peer_in_the_first_half(size: int) -> None:
-    """A step count of even length would meet one peer only, at two peers."""
-    topology = CONTENDERS["gossip, one-peer, sparse early"].average["topology"]
-    found = rounds(topology, size, 2)
-    early = {group for groups in found[: len(found) // 2] for group in groups if 0 in group}
-    assert early == {(0,), *((0, 1 << k) for k in range(size.bit_length() - 1))}

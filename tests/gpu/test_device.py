@@ -152,7 +152,7 @@ def averaged(name: str, folder: str, results: Any) -> None:
             self._ddp = wrap_in_ddp(model)
             return self._ddp
 
-    options: dict[str, Any] = {"name": "periodic", "every": 2, "overlap": True}
+    options: dict[str, Any] = {"name": "periodic", "every": 2}
     averagers: dict[str, Callable[[], Averager]] = {
         "allreduce": lambda: Wrapped(AverageConfig(), world),
         "periodic": lambda: Periodic(AverageConfig(**options), world),

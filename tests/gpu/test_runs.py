@@ -190,12 +190,6 @@ AVERAGERS = {
     "gossip": {"average.name": "gossip"},
     "gossip, bf16": {"average.name": "gossip", "average.compress": "bf16"},
     "periodic": {"average.name": "periodic", "average.every": "2"},
-    "periodic, overlapped, int8": {
-        "average.name": "periodic",
-        "average.every": "2",
-        "average.overlap": "true",
-        "average.compress": "int8",
-    },
     "sharded": {"average.name": "sharded"},
     "sharded, bf16": {"average.name": "sharded", "batch.precision": "bf16"},
 }

@@ -107,7 +107,7 @@ RUNS = {
 RANKS = {
     "all-reduce": {"model.ema_decay": "0.8", "batch.micro": "6"},
     "gossip": {"average.name": "gossip", "average.topology": "ring"},
-    "periodic": {"average.name": "periodic", "average.every": "3", "average.overlap": "true"},
+    "periodic": {"average.name": "periodic", "average.every": "3"},
 }
 EVENT = {"bound", "head_room", "real", "device", "data", "data_wait", "ranks"}
 

@@ -11,8 +11,8 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from trainyard.averaging.base import Replica
+from trainyard.averaging.compress import compress
 from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.hooks import PowerSgd, register_16_bit_hook
 from trainyard.averaging.statistics import SharedStatistics
 from trainyard.averaging.sync_bn import convert_to_sync
 from trainyard.world import World
@@ -27,17 +27,12 @@ _SYNC_BUFFERS = (
 class AllReduce:
     """Parameters and batch norm statistics are equal on all ranks after every step."""
 
+    replica = Replica()
+
     def __init__(self, config: AverageConfig, world: World) -> None:
         self._config, self._world = config, world
         self._statistics = SharedStatistics(world)
         self._ddp: DistributedDataParallel | None = None
-        self._power_sgd: PowerSgd | None = None
-
-    @property
-    def replica(self) -> Replica:
-        if self._power_sgd is None:
-            return Replica()
-        return Replica(self._world.rank, self._world.size, weights_differ=False)
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self._world.size > 1 and self._config.batch_norm == "sync":
@@ -48,11 +43,8 @@ class AllReduce:
         if self._world.size == 1:
             return model
         self._ddp = wrap_in_ddp(model)
-        compress = self._config.compress
-        if compress == "powersgd":
-            self._power_sgd = PowerSgd(self._ddp)
-        elif compress is not None:
-            register_16_bit_hook(self._ddp, compress)
+        if self._config.compress is not None:
+            compress(self._ddp, self._config.compress)
         return self._ddp
 
     def register_ema(self, module: nn.Module) -> None:
@@ -67,8 +59,6 @@ class AllReduce:
         return self._ddp.no_sync() if self._ddp else nullcontext()
 
     def ready_parameters(self, step: int, divisible: bool) -> Iterator[Sequence[nn.Parameter]]:
-        if self._power_sgd is not None:
-            self._power_sgd.commit(step)
         self._statistics.average()
         yield self._parameters
 
@@ -82,17 +72,14 @@ class AllReduce:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return self._power_sgd.state_dict() if self._power_sgd else {}
+        return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self._power_sgd is not None:
-            self._power_sgd.load_state_dict(state)
+        """Nothing is stored."""
 
 
-def wrap_in_ddp(
-    model: nn.Module, group: dist.ProcessGroup | None = None
-) -> DistributedDataParallel:
-    """Wraps `model` in DDP, which averages its gradients over a group, or over all ranks.
+def wrap_in_ddp(model: nn.Module) -> DistributedDataParallel:
+    """Wraps `model` in DDP, which averages its gradients over all ranks.
 
     Buffers are not synchronised: each replica keeps batch norm statistics of its own samples. DDP's
     static_graph is off: it spares a search for unused parameters, which is off here anyway, and
@@ -100,7 +87,7 @@ def wrap_in_ddp(
     does.
     """
     options: dict[str, Any] = {"gradient_as_bucket_view": True, _SYNC_BUFFERS: False}
-    ddp = DistributedDataParallel(model, process_group=group, **options)
+    ddp = DistributedDataParallel(model, **options)
     _fix_buckets(ddp)
     return ddp
 
@@ -133,17 +120,15 @@ class _Sum(nn.Module):
         return torch.stack([p.sum() for p in self._trained]).sum()
 
 
-def mean_weight(
-    weight: Tensor, size: int, group: dist.ProcessGroup | None = None
-) -> Callable[[], Tensor]:
-    """The mean weight over the `size` ranks of a group, or all ranks; the function waits for it.
+def mean_weight(weight: Tensor, size: int) -> Callable[[], Tensor]:
+    """The mean weight over all `size` ranks; the function waits for it.
 
     The total is at least 1, also for a batch without a good sample.
     """
     total_weight = weight.clone()
     if size == 1:
         return lambda: total_weight.clamp(min=1)
-    work: Any = dist.all_reduce(total_weight, group=group, async_op=True)
+    work: Any = dist.all_reduce(total_weight, async_op=True)
 
     def value() -> Tensor:
         work.wait()

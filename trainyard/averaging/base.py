@@ -12,12 +12,11 @@ class Replica(NamedTuple):
 
     number: int = 0
     total: int = 1  # 1 if all ranks have the same state
-    weights_differ: bool = True
 
     @property
     def differs(self) -> bool:
         """True if weights and moments differ between ranks."""
-        return self.total > 1 and self.weights_differ
+        return self.total > 1
 
 
 class Averager(Protocol):

@@ -13,21 +13,14 @@ DEFAULT_TOPOLOGY = "one-peer-exponential"
 _Name = Literal["allreduce", "gossip", "periodic", "sharded"]
 # The averagers that take a key.
 _KEYS_OF: dict[str, tuple[_Name, ...]] = {
-    "compress": ("allreduce", "gossip", "periodic"),
+    "compress": ("allreduce", "gossip"),
     "batch_norm": ("allreduce",),
     "accumulate": ("sharded",),
     "topology": ("gossip",),
-    "mixing": ("gossip",),
-    "overlap": ("gossip", "periodic"),
-    "hierarchical": ("gossip", "periodic"),
+    "overlap": ("gossip",),
     "every": ("periodic",),
     "outer_lr": ("periodic",),
     "outer_momentum": ("periodic",),
-}
-_COMPRESSIONS = {
-    "allreduce": ("bf16", "fp16", "powersgd"),
-    "gossip": ("bf16",),
-    "periodic": ("bf16", "int8"),
 }
 
 
@@ -36,9 +29,8 @@ class AverageConfig(Section):
     """allreduce: averages gradients in every step. gossip: averages weights with a few peers in
     every step. periodic: averages weights of all replicas every few steps. sharded: all-reduce for
     models that do not fit on one device; each rank keeps a part of the weights (FSDP2)."""
-    compress: Literal["bf16", "fp16", "powersgd", "int8"] | None = None
-    """Compression of what is sent. allreduce takes bf16, fp16 and powersgd (from step 1,000),
-    periodic takes bf16 and int8. None by default."""
+    compress: Literal["bf16", "fp16"] | None = None
+    """Type in which allreduce sends gradients, and gossip (bf16 only) weights; fp32 if not set."""
     batch_norm: Literal["local", "sync"] | None = None
     """Samples that batch norm normalises by: a replica's own (local) or those of all replicas
     (sync, on GPUs). With local, the statistics for evaluation are averaged over replicas."""
@@ -49,13 +41,8 @@ class AverageConfig(Section):
     topology: str | None = None
     """The groups that mix in gossip: complete, ring, one-peer-exponential (if not set),
     alternating-exponential-ring, or a function of your own as "module:function"."""
-    mixing: float | None = Field(None, gt=0, le=1)
-    """Weight of the peers' mean in a mix; 1 (the mean itself) by default."""
     overlap: bool | None = None
-    """Exchange while computing. gossip: during the next step, on by default. periodic: during the
-    next period, off by default."""
-    hierarchical: bool | None = None
-    """All-reduce gradients inside each node in every step, so that a node is one replica."""
+    """gossip: exchange during the next step; true if not set. false: after the update."""
     every: int | None = Field(None, ge=1)
     """Steps between the exchanges of periodic; 64 by default."""
     outer_lr: float | None = Field(None, gt=0)
@@ -76,8 +63,7 @@ class AverageConfig(Section):
 
     @field_validator("compress")
     @classmethod
-    def _is_known_to_it(cls, compress: str | None, others: ValidationInfo) -> str | None:
-        allowed = _COMPRESSIONS.get(str(others.data.get("name")), ())
-        if compress is not None and allowed and compress not in allowed:
-            raise ValueError(f"average.name = {others.data['name']!r} takes {' or '.join(allowed)}")
+    def _has_the_range(cls, compress: str | None, others: ValidationInfo) -> str | None:
+        if compress == "fp16" and others.data.get("name") == "gossip":
+            raise ValueError("average.name = 'gossip' takes bf16: weights can exceed fp16's range")
         return compress

@@ -1,6 +1,7 @@
 """Gossip: each step mixes a replica's weights with those of a few peers, during the next step."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -10,8 +11,7 @@ from torch import nn
 
 from trainyard.averaging.config import DEFAULT_TOPOLOGY, AverageConfig
 from trainyard.averaging.flat import split_into_buckets
-from trainyard.averaging.nodes import Slices
-from trainyard.averaging.topology import Group, Round, expand_nodes, rounds
+from trainyard.averaging.topology import Group, Round, rounds
 from trainyard.averaging.weight_averager import WeightAverager
 from trainyard.errors import RecipeError
 from trainyard.world import World, gather, new_group, together
@@ -26,7 +26,7 @@ class Gossip(WeightAverager):
 
     The weights x_i of replica i change in step t by
 
-        x_i(t + 1) = (1 - mixing) x_i(t) + mixing mean_j(x_j(t)) - lr d(x_i(t))
+        x_i(t + 1) = mean_j(x_j(t)) - lr d(x_i(t))
 
     where j runs over the group of i in round t of the topology, and d is the optimizer's update of
     the replica's own gradient at x_i(t). The gradient is clipped, and skipped if it is not finite,
@@ -37,20 +37,18 @@ class Gossip(WeightAverager):
     """
 
     def __init__(self, config: AverageConfig, world: World) -> None:
-        super().__init__(config, world)
-        self._mixing = 1.0 if config.mixing is None else config.mixing
+        super().__init__(world)
         self._overlaps = config.overlap is not False
         self._bf16 = config.compress == "bf16"
         topology = config.topology or DEFAULT_TOPOLOGY
-        self._peers = _peers_per_round(topology, world, self._node, bf16=self._bf16)
+        self._peers = _peers_per_round(topology, world, bf16=self._bf16)
         self._buckets: list[_Bucket] = []
         self._pending: _Peers | None = None  # the peers of an exchange that is not mixed yet
 
     def _prepare(self, parameters: list[nn.Parameter]) -> None:
-        slices = Slices(self._node)
         # The last layers come first, as their gradients do.
         self._buckets = [
-            _Bucket(bucket, slices, bf16=self._bf16)
+            _Bucket(bucket, bf16=self._bf16)
             for bucket in split_into_buckets(parameters[::-1], _BUCKET_BYTES, _FIRST_BUCKET_BYTES)
         ]
 
@@ -79,22 +77,29 @@ class Gossip(WeightAverager):
     def _mix(self, buckets: Sequence["_Bucket"], peers: "_Peers") -> None:
         for bucket in buckets if peers.size > 1 else ():
             bucket.wait()
-            bucket.mix(peers.size, self._mixing)
+            bucket.mix(peers.size)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        self._wait()
+        with super().consensus():
+            yield
 
     def _wait(self) -> None:
+        """Waits for the pending exchange; its result is kept for the step that uses it."""
         for bucket in self._buckets:
             bucket.wait()
 
     def state_dict(self) -> dict[str, Any]:
         """The state without the pending exchange, which a resumed run repeats."""
-        return {"own": self._consensus.own}
+        return {"own": self._own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state; that of periodic averaging fits too, as it has a replica's own weights."""
         self._wait()
         self._pending = None
         if "own" in state:
-            self._consensus.load_own(state["own"])
+            self._load_own(state["own"])
 
 
 class _Peers(NamedTuple):
@@ -105,16 +110,15 @@ class _Peers(NamedTuple):
 
 
 class _Bucket:
-    """Parameters of one dtype and a flat copy of them, of which this rank sends a slice."""
+    """Parameters of one dtype and a flat copy of them, which is sent."""
 
-    def __init__(self, parameters: list[nn.Parameter], slices: Slices, *, bf16: bool) -> None:
+    def __init__(self, parameters: list[nn.Parameter], *, bf16: bool) -> None:
         """`bf16`: messages are rounded to bfloat16."""
         self.parameters = tuple(parameters)
-        self._slices, self._bf16 = slices, bf16
+        self._bf16 = bf16
         sizes = [parameter.numel() for parameter in parameters]
-        self._flat = slices.pad(parameters[0].new_zeros(sum(sizes)))
-        self._local = slices.local(self._flat)
-        parts = torch.split(self._flat[: sum(sizes)], sizes)
+        self._flat = parameters[0].new_zeros(sum(sizes))
+        parts = torch.split(self._flat, sizes)
         # The views have the strides of the parameters, channels last for instance.
         self._views = [
             part.as_strided(parameter.shape, torch.empty_like(parameter).stride())
@@ -127,33 +131,29 @@ class _Bucket:
         """Starts the exchange of the current weights."""
         torch._foreach_copy_(self._views, self.parameters)
         if self._bf16:
-            self._sent = self._local.to(torch.bfloat16)
+            self._sent = self._flat.to(torch.bfloat16)
             self._received = self._sent.new_empty(peers.size * len(self._sent))
             self._work = dist.all_gather_into_tensor(
                 self._received, self._sent, group=peers.group, async_op=True
             )
         else:
-            self._work = dist.all_reduce(self._local, group=peers.group, async_op=True)
+            self._work = dist.all_reduce(self._flat, group=peers.group, async_op=True)
 
     def wait(self) -> None:
         if self._work is not None:
             self._work.wait()
 
     @torch.no_grad()
-    def mix(self, size: int, mixing: float) -> None:
-        """Moves the weights towards the mean of `size` replicas; call `wait` first."""
+    def mix(self, size: int) -> None:
+        """Moves the weights to the mean of `size` replicas; call `wait` first."""
         if self._bf16:
             # The rounding error of a replica's weights stays with the replica, so the mean of the
             # weights does not change.
-            received = self._received.view(size, -1).to(self._local.dtype)
-            self._local += received.mean(dim=0) - self._sent
+            received = self._received.view(size, -1).to(self._flat.dtype)
+            self._flat += received.mean(dim=0) - self._sent
         else:
-            self._local.div_(size)
-        self._slices.gather(self._flat)  # on this thread: all ranks of a node send in one order
-        if mixing == 1:
-            torch._foreach_copy_(self.parameters, self._views)
-        else:
-            torch._foreach_lerp_(self.parameters, self._views, mixing)
+            self._flat.div_(size)
+        torch._foreach_copy_(self.parameters, self._views)
 
 
 # --- process groups ---
@@ -170,15 +170,10 @@ def check_bf16_groups(found: list[Round], *, bf16: bool) -> None:
         )
 
 
-def _peers_per_round(
-    topology: str, world: World, node: dist.ProcessGroup | None, *, bf16: bool
-) -> list[_Peers]:
+def _peers_per_round(topology: str, world: World, *, bf16: bool) -> list[_Peers]:
     """This rank's peers in each round."""
     with together(world):
-        if node is None:
-            found = rounds(topology, world.size, world.local_size)
-        else:
-            found = expand_nodes(rounds(topology, world.size // node.size()), node.size())
+        found = rounds(topology, world.size, world.local_size)
         check_bf16_groups(found, bf16=bf16)
     _check_same(topology, found, world)
     made = _make_groups(found, world)

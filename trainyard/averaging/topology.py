@@ -33,18 +33,6 @@ def rounds(topology: str, size: int, local_size: int = 1) -> list[Round]:
     return found
 
 
-def expand_nodes(of_nodes: list[Round], local_size: int) -> list[Round]:
-    """Rounds of ranks from rounds of nodes: ranks mix with their counterparts on other nodes."""
-    return [
-        [
-            tuple(node * local_size + local_rank for node in group)
-            for group in groups
-            for local_rank in range(local_size)
-        ]
-        for groups in of_nodes
-    ]
-
-
 def _own(topology: str) -> Callable[..., Any]:
     if not is_own(topology):
         names = ", ".join(BUILT_IN)

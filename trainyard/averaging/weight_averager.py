@@ -1,62 +1,67 @@
-"""The common base of averagers that average weights: their replicas differ."""
+"""The common base of averagers that average weights: each rank is a replica of its own."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from trainyard.averaging.allreduce import mean_weight, wrap_in_ddp
+from trainyard.averaging.allreduce import mean_weight
 from trainyard.averaging.base import Replica
-from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.consensus import Consensus
-from trainyard.averaging.nodes import node_group
-from trainyard.world import World
+from trainyard.averaging.flat import flatten, split_into_buckets, unflatten_into
+from trainyard.averaging.statistics import batch_norm_statistics
+from trainyard.world import World, total
+
+_MESSAGE_BYTES = 2**26
 
 
 class WeightAverager(ABC):
-    """A replica is a rank, or a node whose ranks all-reduce their gradients."""
+    """The consensus is the mean of the replicas.
 
-    def __init__(self, config: AverageConfig, world: World) -> None:
+    A moving average is linear in the weights, so the mean of the moving averages is the moving
+    average of the means.
+    """
+
+    def __init__(self, world: World) -> None:
         self.replica = Replica(world.rank, world.size)
-        self._node = node_group(world) if config.hierarchical else None
-        self._consensus = Consensus(world)
-        self._ddp: DistributedDataParallel | None = None
+        self._world = world
+        self._modules: list[nn.Module] = []  # the model, then its moving averages
+        self._own: list[dict[str, Any]] = []  # inside `consensus`: each module's own state
+        self._distance = 0.0
 
     def wrap(self, model: nn.Module) -> nn.Module:
         _broadcast(model)
-        self._consensus.add(model)
+        self._modules.append(model)
         self._prepare([parameter for parameter in model.parameters() if parameter.requires_grad])
-        if self._node is None:
-            return model
-        self._ddp = wrap_in_ddp(model, self._node)
-        return self._ddp
+        return model
 
     @abstractmethod
     def _prepare(self, parameters: list[nn.Parameter]) -> None:
         """Allocates what the exchange of these parameters needs."""
 
     def register_ema(self, module: nn.Module) -> None:
-        self._consensus.add(module)
+        self._modules.append(module)
 
     def divisor(self, weight: Tensor) -> Callable[[], Tensor]:
-        """The weight of the replica's samples: a rank's, or the mean over a node's ranks."""
-        return mean_weight(weight, self._node.size() if self._node else 1, self._node)
+        """The weight of the replica's own samples."""
+        return mean_weight(weight, 1)
 
     def accumulating(self) -> AbstractContextManager[None]:
-        return self._ddp.no_sync() if self._ddp else nullcontext()
+        return nullcontext()
 
     @contextmanager
     def consensus(self) -> Iterator[None]:
-        self._wait()
-        with self._consensus.applied():
+        """Afterwards each replica's own state returns bit by bit."""
+        self._own = [_copy(module) for module in self._modules]
+        try:
+            self._apply_mean()
             yield
-
-    @abstractmethod
-    def _wait(self) -> None:
-        """Waits for the pending exchange; its result is kept for the step that uses it."""
+        finally:
+            self._load_own(self._own)
+            self._own = []
 
     def all_reduce_max(self, value: Tensor) -> Tensor:
         value = value.clone()
@@ -64,7 +69,40 @@ class WeightAverager(ABC):
         return value
 
     def metrics(self) -> dict[str, float]:
-        return {"consensus_distance": self._consensus.distance}
+        """consensus_distance: the root mean square, over the replicas, of the distance of their
+        parameters from the mean (Kong et al. 2021, equation 3)."""
+        return {"consensus_distance": self._distance}
+
+    def _apply_mean(self) -> None:
+        """Puts the mean into the modules and measures the distance from it."""
+        squared = torch.zeros(())
+        for number, module in enumerate(self._modules):
+            parameters = self._put_mean(list(module.parameters()))
+            self._put_mean(batch_norm_statistics(module))
+            squared = squared if number else parameters
+        self._distance = float(total(self._world, squared) / self._world.size) ** 0.5
+
+    @torch.no_grad()
+    def _put_mean(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Returns the squared distance of the tensors from their mean."""
+        squared = torch.zeros(())
+        for bucket in split_into_buckets(tensors, _MESSAGE_BYTES):
+            # A moving average may lie on the host, where NCCL cannot send it.
+            device = next(self._modules[0].parameters()).device
+            own = flatten([tensor.to(device) for tensor in bucket])
+            mean = total(self._world, own) / self._world.size
+            squared = squared.to(device) + (own - mean).square().sum()
+            unflatten_into(bucket, mean)
+        return squared
+
+    def _load_own(self, states: Sequence[dict[str, Any]]) -> None:
+        # A checkpoint may hold one state more: that of a moving average this run does not keep.
+        for module, state in zip(self._modules, states, strict=False):
+            module.load_state_dict(state)
+
+
+def _copy(module: nn.Module) -> dict[str, Any]:
+    return {name: tensor.detach().clone() for name, tensor in module.state_dict().items()}
 
 
 def _broadcast(module: nn.Module) -> None:

@@ -53,9 +53,7 @@ Bound = Literal[
 _CONTENDERS = (
     AverageConfig(),
     *(AverageConfig(name="gossip", topology=topology) for topology in BUILT_IN),
-    AverageConfig(name="gossip", hierarchical=True),
     AverageConfig(name="periodic"),
-    AverageConfig(name="periodic", overlap=True),
     AverageConfig(name="sharded"),
 )
 

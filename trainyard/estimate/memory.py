@@ -137,7 +137,7 @@ def gpu_memory(
 
 
 def _exchange(sizes: Sizes, average: AverageConfig) -> float:
-    """Bytes of flat copies of the weights: one for gossip; their start and change for periodic."""
+    """Bytes of flat copies: of the weights for gossip; anchor, changes, their mean for periodic."""
     if average.name == "sharded":
         return 0.1 * sizes.weights  # the gathered blocks; assumed
     copies = {"gossip": 1, "periodic": 3}.get(average.name, 0)

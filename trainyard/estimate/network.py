@@ -18,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainyard.averaging.config import DEFAULT_EVERY, DEFAULT_TOPOLOGY, AverageConfig
-from trainyard.averaging.topology import expand_nodes, rounds
+from trainyard.averaging.topology import rounds
 from trainyard.errors import InputError
 
 Floats = NDArray[np.float64]
 Algorithm = Literal["ring", "tree"]
 
-# Size of messages relative to fp32; PowerSGD, at rank 2, sends about a hundredth.
-_SHARES = {None: 1.0, "bf16": 1 / 2, "fp16": 1 / 2, "int8": 1 / 4, "powersgd": 1 / 100}
+_SHARES = {None: 1.0, "bf16": 1 / 2, "fp16": 1 / 2}  # size of messages relative to fp32
 _MODELLED = ("allreduce", "gossip", "periodic", "sharded")  # averagers that step_time knows
 _STEPS = 192  # simulated steps; whole periods of periodic averaging, at least two
 _FIRST_BYTES, _BYTES = 1 << 20, 25 << 20  # size of torch DDP's first bucket, and of the others
@@ -313,9 +312,6 @@ def step_time(
     steps = max(_STEPS // period, 2) * period
     sent = scaled(buckets, _SHARES[average.compress])
     exchanges = _exchanges(average, sent, network, ranks)
-    gather = _gather(buckets, network, ranks) if average.hierarchical else 0.0
-    if average.name == "periodic":  # the gather ends the exchange, overlapped or not
-        exchanges = [each._replace(seconds=each.seconds + gather) for each in exchanges]
 
     def total(jitter: Jitter) -> float:
         times = jitter.draw(compute, steps=steps, ranks=ranks)
@@ -323,12 +319,9 @@ def step_time(
             return float(all_reduced(times, sent, network).mean())
         if average.name == "sharded":
             return float(sharded(times, sent, network).mean())
-        if average.hierarchical:
-            times = _by_node(times, buckets, network)
         periods = times.reshape(-1, period, ranks).sum(1)
-        if average.name == "periodic":
-            return exchanged(periods, exchanges, overlap=bool(average.overlap)) / period
-        return exchanged(periods, exchanges, overlap=average.overlap is not False) + gather
+        overlap = average.name == "gossip" and average.overlap is not False
+        return exchanged(periods, exchanges, overlap=overlap) / period
 
     even = total(Jitter(sigma=0))
     # Rounding errors must not make it negative.
@@ -341,34 +334,10 @@ def _exchanges(
     """The rounds of weight exchange, in order; empty for averagers of gradients."""
     if average.name not in ("gossip", "periodic"):
         return []
-    nodes = network.span(ranks).nodes
-    local = ranks // nodes
-    topology = "complete" if average.name == "periodic" else average.topology or DEFAULT_TOPOLOGY
-    if average.hierarchical:  # each rank of a node sends a slice
-        turns, buckets = expand_nodes(rounds(topology, nodes), local), scaled(buckets, 1 / local)
-    else:
-        turns = rounds(topology, ranks, local)
-    messages = [bucket.num_bytes for bucket in buckets]
-    return [build_exchange(groups, messages, network) for groups in turns]
-
-
-def _gather(buckets: Buckets, network: Network, ranks: int) -> float:
-    """Seconds in which the ranks of a node gather the means of their slices.
-
-    Gossip gathers after its exchange and the gradients, so nothing hides it.
-    """
-    nodes = network.span(ranks).nodes
-    if nodes == 1:
-        return 0.0
-    return sum(gather_seconds(each.num_bytes, Span(ranks // nodes, 1), network) for each in buckets)
-
-
-def _by_node(compute: Floats, buckets: Buckets, network: Network) -> Floats:
-    """Times[steps, ranks] after the ranks of each node have all-reduced their gradients."""
-    steps, ranks = compute.shape
     local = ranks // network.span(ranks).nodes
-    of_nodes = all_reduced(compute.reshape(steps, -1, local), buckets, network)
-    return np.repeat(of_nodes, local, axis=1)
+    topology = "complete" if average.name == "periodic" else average.topology or DEFAULT_TOPOLOGY
+    messages = [bucket.num_bytes for bucket in buckets]
+    return [build_exchange(groups, messages, network) for groups in rounds(topology, ranks, local)]
 
 
 def sent_bytes(average: AverageConfig, num_bytes: float, span: Span) -> float:
@@ -382,29 +351,20 @@ def sent_bytes(average: AverageConfig, num_bytes: float, span: Span) -> float:
         return _ring(ranks) * sent
     if average.name == "sharded":  # weights are gathered for both passes, gradients scattered
         return 1.5 * _ring(ranks) * sent
-    local = ranks // nodes
-    inside, gathered, replicas = 0.0, 0.0, ranks
-    if average.hierarchical:  # gradients all-reduced in the node, slices exchanged and gathered
-        inside, gathered = _ring(local) * num_bytes, _ring(local) / 2 * num_bytes
-        sent, replicas = sent / local, nodes
     if average.name == "periodic":
-        return inside + (_ring(replicas) * sent + gathered) / (average.every or DEFAULT_EVERY)
-    local_size = 1 if average.hierarchical else local
-    turns = rounds(average.topology or DEFAULT_TOPOLOGY, replicas, local_size)
+        return _ring(ranks) * sent / (average.every or DEFAULT_EVERY)
+    turns = rounds(average.topology or DEFAULT_TOPOLOGY, ranks, ranks // nodes)
     # bf16 messages go to each peer.
     share = (lambda size: size - 1) if average.compress == "bf16" else _ring
     mixed = mean(sum(len(group) * share(len(group)) for group in turn) for turn in turns)
-    return inside + mixed * sent / replicas + gathered
+    return mixed * sent / ranks
 
 
 def describe(average: AverageConfig) -> str:
     """A short description of an averager; gossip goes by its topology."""
     words: list[str] = [average.name]
     if average.name == "gossip":
-        words = [average.topology] if average.topology else []
-    if average.hierarchical:
-        words.append("hierarchical")
-    words = words or [DEFAULT_TOPOLOGY]
+        words = [average.topology or DEFAULT_TOPOLOGY]
     if average.every:
         words.append(f"every {average.every}")
     if average.overlap is not None:

@@ -407,7 +407,7 @@ def _saver(run: _Run, watchdog: Watchdog) -> Saver:
         run.folder.checkpoints,
         run.world,
         keep=run.config.run.keep,
-        all_write=run.averager.replica.total > 1,
+        all_write=run.averager.replica.differs,
         every_s=seconds_of(run.config.run.save_every),
     )
     watchdog.before_end, watchdog.uses_gpu = saver.join, run.device.type == "cuda"

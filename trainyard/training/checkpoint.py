@@ -194,17 +194,16 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
     """Load each replica's own part. It is exact if as many replicas resume as were saved."""
     replica = state.averager.replica
     saved = sorted((path / _REPLICAS).glob("*.pt"))
-    mine = _load(saved[replica.number % len(saved)]) if saved else {}
-    own = training | mine
+    own = training | (_load(saved[replica.number % len(saved)]) if saved else {})
     _put_optimizer(state.optimizer, own["optimizer"], path)
     is_as_saved = max(len(saved), 1) == replica.total
     state.averager.load_state_dict(own["averager"] if is_as_saved else {})
     if is_as_saved or not saved:
         return None
-    how = "all from their mean, each with the moments of one of them"
-    if "optimizer" not in mine:
-        how = "without what was left out of the gradients that each has sent (average.compress)"
-    return f"{len(saved)} replicas were saved and {replica.total} go on: {how}"
+    return (
+        f"{len(saved)} replicas were saved and {replica.total} go on: all from their mean, each "
+        "with the moments of one of them"
+    )
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
@@ -359,9 +358,8 @@ def contents(state: TrainState, world: World, copy: Callable[..., Any]) -> dict[
     """
     of_all = _files_of_all(state, partial(copy, keep=world.is_first))
     files, replica = of_all if world.is_first else {}, state.averager.replica
-    if replica.total > 1:
-        own = copy(_own(state, by_each=True), keep=True)
-        files[f"{_REPLICAS}/{replica.number:05d}.pt"] = own
+    if replica.differs:
+        files[f"{_REPLICAS}/{replica.number:05d}.pt"] = copy(_own(state), keep=True)
     return files
 
 
@@ -372,7 +370,7 @@ def _files_of_all(state: TrainState, copy: Callable[[Any], Any]) -> dict[str, An
     training = {
         "scale": state.scale.state_dict(),
         "weights": state.model.state_dict() if has_own_weights(state.optimizer) else None,
-        **_own(state, by_each=False),
+        **({} if state.averager.replica.differs else _own(state)),
     }
     progress = {
         "version": VERSION,
@@ -397,15 +395,12 @@ def _files_of_all(state: TrainState, copy: Callable[[Any], Any]) -> dict[str, An
     }
 
 
-def _own(state: TrainState, *, by_each: bool) -> dict[str, Any]:
-    """State saved per replica (`by_each`), or state saved once for all."""
-    replica = state.averager.replica
-    own: dict[str, Any] = {}
-    if replica.differs == by_each:
-        own["optimizer"] = {"kind": type(state.optimizer).__name__, **state.optimizer.state_dict()}
-    if (replica.total > 1) == by_each:
-        own["averager"] = state.averager.state_dict()
-    return own
+def _own(state: TrainState) -> dict[str, Any]:
+    """The state that each replica saves, where they differ."""
+    return {
+        "optimizer": {"kind": type(state.optimizer).__name__, **state.optimizer.state_dict()},
+        "averager": state.averager.state_dict(),
+    }
 
 
 def num_bytes(state: TrainState) -> int:
