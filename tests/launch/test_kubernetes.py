@@ -21,8 +21,7 @@ from tests.test_cli_signals import Started, has_begun, under_way, wait_for
 from tests.web import free_port
 from trainyard.config import keys_set, load_recipe
 from trainyard.errors import InputError
-from trainyard.launch.pod import pod_share
-from trainyard.launch.ranks import Job
+from trainyard.launch.agent import in_pod
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 KUBERNETES = "1.37"  # the newest version whose schemas are there
@@ -120,7 +119,7 @@ def check_core(version: str, kind: str, content: Document) -> None:
 def test_a_doctor_goes_to_the_pods(capsys: Capture) -> None:
     *_, job = yaml.safe_load_all(shown(capsys, *ON_VOLUME, "--doctor"))
     command = job["spec"]["trainer"]["command"]
-    assert command[:4] == ["trainyard", "launch", "pod", "debug"]
+    assert command[:4] == ["trainyard", "launch", "agent", "debug"]
     assert command[-3:] == ["--restarts=0", "--grace=300", "--doctor"]
 
 
@@ -266,7 +265,7 @@ def test_a_pod_that_was_moved_goes_on(digits: Path, tmp_path: Path, capsys: Capt
         code, err = ended(first)
     assert code == 0
     assert (
-        err == "trainyard: another pod was told to end; starting again, to go on when it is back\n"
+        err == "trainyard: another host was told to end; starting again, to go on when it is back\n"
     )
     launch = [sys.executable, "-m", "trainyard", "launch", "local", "debug", "--ranks", "4"]
     launch += ["--run", str(local), *map(str, words)]
@@ -309,36 +308,16 @@ def test_a_mistake_ends_the_job(tmp_path: Path, capsys: Capture) -> None:
     assert err.count("\n") == 1 and "nowhere" in err
 
 
-def test_the_ranks_of_pods_follow_each_other(tmp_path: Path) -> None:
-    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"}
-    env |= {"PET_MASTER_ADDR": "run-master-0", "PET_MASTER_PORT": "23456"}
-    share = pod_share(Job(("train", "debug"), tmp_path), env)
-    assert share.environment(3) == {
-        "RANK": "11",
-        "WORLD_SIZE": "16",
-        "LOCAL_RANK": "3",
-        "LOCAL_WORLD_SIZE": "8",
-        "GROUP_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-        "MASTER_ADDR": "run-master-0",
-        "MASTER_PORT": "23456",
-        "FORCE_COLOR": "",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def test_the_place_of_a_pod_is_that_of_its_environment(tmp_path: Path) -> None:
-    job = Job(("train", "debug"), tmp_path)
-    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"}
-    # So the first versions of the Training Operator had the address.
-    env |= {"MASTER_ADDR": "run-master-0", "MASTER_PORT": "23456"}
-    share = pod_share(job, env)
-    assert (share.node, share.num_nodes, share.count) == (1, 2, 8)
-    assert (share.address, share.port) == ("run-master-0", 23456)
-    with pytest.raises(
-        InputError, match="PET_NPROC_PER_NODE is 'auto', which is not a whole number"
-    ):
-        pod_share(job, env | {"PET_NPROC_PER_NODE": "auto"})
-    del env["MASTER_ADDR"]
-    with pytest.raises(InputError, match="PET_MASTER_ADDR is not set: `launch pod` is what"):
-        pod_share(job, env)
+def test_the_place_of_a_pod_is_that_of_its_environment() -> None:
+    given = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"}
+    given |= {"PET_MASTER_ADDR": "run-node-0-0.run", "PET_MASTER_PORT": "29500"}
+    env = given | {"HOME": "/"}
+    ranks, meeting = in_pod(env)
+    found = meeting.next_rendezvous()
+    assert (ranks, found.rank, found.world_size, env) == (8, 1, 2, {"HOME": "/"})
+    point = found.bootstrap_store_info
+    assert point and (point.master_addr, point.master_port) == ("run-node-0-0.run", 29500)
+    with pytest.raises(InputError, match="PET_NPROC_PER_NODE is 'auto', which is not a whole"):
+        in_pod(given | {"PET_NPROC_PER_NODE": "auto"})
+    with pytest.raises(InputError, match="PET_NNODES is not set: `launch agent` is what"):
+        in_pod({"PET_NODE_RANK": "1"})

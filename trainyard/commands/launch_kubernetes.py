@@ -7,7 +7,7 @@ from argparse import ArgumentTypeError
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from trainyard.commands.launch_pod import add_grace
+from trainyard.commands.launch_agent import add_grace
 from trainyard.commands.launching import (
     add_job_options,
     add_restarts,

@@ -54,8 +54,8 @@ def launch(options: argparse.Namespace) -> int:
 def _options(options: argparse.Namespace) -> "MpiOptions":
     from trainyard.errors import InputError
     from trainyard.launch.hosts import read_hosts
+    from trainyard.launch.job import passed_on
     from trainyard.launch.mpi import MpiOptions
-    from trainyard.launch.supervisor import passed_on
 
     hosts = read_hosts(options.hosts or "localhost")
     for host in hosts:

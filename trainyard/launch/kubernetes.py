@@ -1,21 +1,23 @@
 """Manifests for Kubeflow's operators, as documents and as YAML text.
 
 Both operators start one pod per node, tell each pod its place, and act on the exit code of
-`trainyard launch pod` (see pod.py): a preempted pod (143) comes back, without limit; a pod that
-has used up its restarts ends the job.
+`trainyard launch agent`: a preempted pod (143) comes back, without limit; a pod that has used up
+its restarts ends the job.
 """
 
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainyard.launch.pod import FAILED, PREEMPTED
-from trainyard.launch.ranks import Job
+from trainyard.errors import DivergedError, InputError, TrainyardError
+from trainyard.launch.job import Job
 
 GROUP_ID = 1000
 """Group of the user in the image; volumes are made writable for it."""
 START_S = 1800
 """Seconds for all pods to arrive: a moved pod waits for a node, then fetches its image."""
+_FAILED = (TrainyardError.exit_code, InputError.exit_code, DivergedError.exit_code)
 _OWN_END_S = 30  # for the launcher in a pod to end, after its ranks
 _RECIPES = "/etc/trainyard"
 _TRAINER = "trainer.kubeflow.org"
@@ -118,8 +120,8 @@ def _trainer(manifest: Manifest) -> list[Document]:
 # A Job judges failed pods by these; a pod that matches none counts towards its limit.
 _RULES = [
     {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
-    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FAILED)}},
+    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [128 + signal.SIGTERM]}},
+    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(_FAILED)}},
 ]
 
 
@@ -164,7 +166,7 @@ def _command(manifest: Manifest) -> list[str]:
     command, *arguments = manifest.job.arguments
     options = [f"--restarts={manifest.restarts}", f"--grace={manifest.grace_s}"]
     options += ["--doctor"] if command == "doctor" else []
-    return ["trainyard", "launch", "pod", *arguments, *options]
+    return ["trainyard", "launch", "agent", *arguments, *options]
 
 
 def _pod(manifest: Manifest, container: Document, **more: Document) -> Document:

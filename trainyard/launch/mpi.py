@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from types import FrameType
 
 from trainyard.errors import InputError, Requeued, Stopped
-from trainyard.launch.events import handling
-from trainyard.launch.exit_codes import REQUEUE_SIGNALS
+from trainyard.launch.job import Job
 from trainyard.launch.preflight import free_port
-from trainyard.launch.ranks import Job
+from trainyard.launch.signals import REQUEUE_SIGNALS, handling
 from trainyard.launch.supervisor import Ending, Say, with_restarts
 from trainyard.parent import signal_without_parent
 
