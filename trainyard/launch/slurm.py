@@ -15,7 +15,7 @@ from trainyard.launch.signals import REQUEUE_SIGNALS
 SIGNAL = REQUEUE_SIGNALS[0].name.removeprefix("SIG")
 _FINAL = (0, InputError.exit_code, DivergedError.exit_code)
 # The signals themselves too: a rank that gets one before it trains dies by it.
-_STOPPED = (Stopped.exit_code, *(128 + number for number in (signal.SIGTERM, signal.SIGHUP)))
+_STOPPED = (Stopped.exit_code, 128 + signal.SIGTERM)
 _REQUEUED = (Requeued.exit_code, *(128 + number for number in REQUEUE_SIGNALS))
 _LOST_S = 900  # for Slurm to find a lost node; its default is 300
 _AGAIN_S = 5
