@@ -6,8 +6,7 @@
 ARG BASE=python:3.11-slim
 FROM ${BASE}
 
-# tini: the first process, which passes signals on and reaps what is left behind (on Kubernetes
-# `trainyard launch pod` does that); gcc: torch.compile's, for a model that is compiled.
+# tini: the first process, which passes signals on and reaps what is left behind; gcc: torch.compile's, for a model that is compiled.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends tini gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*

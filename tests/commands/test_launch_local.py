@@ -9,8 +9,7 @@ import pytest
 
 from tests.command_line import Capture, run
 from tests.gpus import pretend
-from trainyard.launch import local
-from trainyard.launch.ranks import Job
+from trainyard.launch import agent
 
 MAKEFILE = (Path(__file__).parents[2] / "Makefile").read_text()
 
@@ -20,11 +19,11 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str | None]]:
     """Of each start the number of ranks, and the GPUs that they are let see (None: all)."""
     found: list[tuple[int, str | None]] = []
 
-    def launch(job: Job, *, ranks: int, **_: object) -> int:
+    def run_ranks(command: object, ranks: int, *_: object, **__: object) -> int:
         found.append((ranks, os.environ.get("CUDA_VISIBLE_DEVICES")))
         return 0
 
-    monkeypatch.setattr(local, "launch_local", launch)
+    monkeypatch.setattr(agent, "run_ranks", run_ranks)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # to be put back afterwards
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     return found

@@ -15,7 +15,7 @@ def test_every_launcher_has_a_command() -> None:
     given = [command.split() for command in commands(DOCS / "launching.md")]
     launchers = {words[2] for words in given if words[1] == "launch"}
     known = subparsers(subparsers(_parser())["launch"])
-    assert launchers == known.keys() - {"pod"}  # pods run it
+    assert launchers == known.keys() - {"agent"}  # pods run it
     assert {"train", "doctor"} <= {words[1] for words in given}
 
 

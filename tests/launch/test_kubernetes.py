@@ -21,8 +21,7 @@ from tests.test_cli_signals import Started, has_begun, under_way, wait_for
 from tests.web import free_port
 from trainyard.config import keys_set, load_recipe
 from trainyard.errors import InputError
-from trainyard.launch.pod import pod_share
-from trainyard.launch.ranks import Job
+from trainyard.launch.agent import in_pod
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 KUBERNETES = "1.37"  # the newest version whose schemas are there
@@ -35,11 +34,7 @@ MANIFESTS = {
         *("--data", "/data/imagenet", "--namespace", "vision", "--restarts", "5"),
         *("--grace", "120", "--node-selector", "example.com/gpu=h200", "--optim.lr", "0.1"),
     ),
-    "kubernetes-pytorchjob.yaml": (
-        *(*ON_VOLUME, "--kind", "pytorchjob", "--nodes", "3", "--ranks", "2"),
-        *("--name", "other", "--service-account", "trainer", "--memory", "4Gi"),
-    ),
-    "kubernetes-pytorchjob-one.yaml": (*ON_VOLUME, "--kind", "pytorchjob", "--gpus", "1"),
+    "kubernetes-trainjob-one.yaml": (*ON_VOLUME, "--ranks", "2", "--service-account", "trainer"),
 }
 
 Document = dict[str, Any]
@@ -61,19 +56,16 @@ def test_manifests_follow_the_schemas(name: str, capsys: Capture) -> None:
 
 def test_the_check_sees_what_is_wrong(capsys: Capture) -> None:
     trainjob = shown(capsys, *MANIFESTS["kubernetes-trainjob.yaml"])
-    pytorchjob = shown(capsys, *MANIFESTS["kubernetes-pytorchjob.yaml"])
-    for text, right, wrong in (
-        (trainjob, "numNodes", "nodes"),
-        (trainjob, "numProcPerNode: 8", "numProcPerNode: eight"),
-        (trainjob, "mountPath", "path"),
-        (trainjob, "backoffLimit", "restarts"),
-        (pytorchjob, "name: pytorch", "name: torch"),
-        (pytorchjob, "terminationGracePeriodSeconds: 330", "terminationGracePeriodSeconds: long"),
-        (pytorchjob, "  Master:", "  Chief:"),
+    for right, wrong in (
+        ("numNodes", "nodes"),
+        ("numProcPerNode: 8", "numProcPerNode: eight"),
+        ("mountPath", "path"),
+        ("backoffLimit: 5", "restarts: 5"),
+        ("terminationGracePeriodSeconds: 150", "terminationGracePeriodSeconds: long"),
     ):
-        assert right in text
+        assert right in trainjob
         with pytest.raises((AssertionError, ValueError, kubernetes_validate.ValidationError)):
-            for document in yaml.safe_load_all(text.replace(right, wrong)):
+            for document in yaml.safe_load_all(trainjob.replace(right, wrong)):
                 check(document)
 
 
@@ -90,26 +82,8 @@ def check(document: Document) -> None:
         assert replicated["name"] == container["name"] == "node"
         container["image"] = "the TrainJob's"
         check_core("batch/v1", "Job", {"spec": job})
-    elif kind == "PyTorchJob":
-        check_pytorchjob(spec)
     else:
         kubernetes_validate.validate(document, KUBERNETES, strict=True)
-
-
-def check_pytorchjob(spec: Document) -> None:
-    """By the rules of the Training Operator's own check of what it is given."""
-    assert spec.keys() == {"runPolicy", "nprocPerNode", "pytorchReplicaSpecs"}
-    assert spec["nprocPerNode"].isdigit()
-    replicas = spec["pytorchReplicaSpecs"]
-    assert "Master" in replicas and replicas.keys() <= {"Master", "Worker"}
-    assert replicas["Master"]["replicas"] == 1
-    for replica in replicas.values():
-        assert replica.keys() == {"replicas", "restartPolicy", "template"}
-        assert replica["replicas"] >= 1
-        assert replica["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
-        check_core("v1", "PodTemplate", {"template": replica["template"]})
-        (container,) = replica["template"]["spec"]["containers"]
-        assert container["name"] == "pytorch" and container["image"]
 
 
 def check_core(version: str, kind: str, content: Document) -> None:
@@ -120,7 +94,7 @@ def check_core(version: str, kind: str, content: Document) -> None:
 def test_a_doctor_goes_to_the_pods(capsys: Capture) -> None:
     *_, job = yaml.safe_load_all(shown(capsys, *ON_VOLUME, "--doctor"))
     command = job["spec"]["trainer"]["command"]
-    assert command[:4] == ["trainyard", "launch", "pod", "debug"]
+    assert command[:4] == ["trainyard", "launch", "agent", "debug"]
     assert command[-3:] == ["--restarts=0", "--grace=300", "--doctor"]
 
 
@@ -144,20 +118,12 @@ def test_a_recipe_of_ones_own_goes_along(tmp_path: Path, capsys: Capture) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--name", "1st"], "'1st' is not of small letters"),
-        (["--name", "n" * 46], "at most 45"),
-        (["--run", "/runs/2026"], "the run directory's name is none for a job"),
         (["--run", "runs/first"], "the run directory runs/first is not on a volume"),
         (["--run", "/runs-of-others/first"], "is not on a volume"),
         (["--data", "photos"], "--data photos: a path of this folder, which a pod does not have"),
         (["--volume", "runs:/other"], "a claim appears twice"),
         (["--volume", "runs"], "'runs' is not CLAIM:/PATH"),
-        (["--volume", "Runs:/other"], "'Runs' is not of small letters"),
-        (["--memory", "64GB"], "'64GB' is no quantity"),
-        (["--cpu", "many"], "'many' is no quantity"),
-        (["--namespace", "my_own"], "'my_own' is not of small letters"),
         (["--node-selector", "gpu"], "'gpu' is not KEY=VALUE"),
-        (["--kind", "mpijob"], "--kind"),
         (["--optim.rate", "1"], "optim.rate"),
     ],
 )
@@ -182,49 +148,30 @@ def test_kubectl_is_given_the_text(
 
 
 def operator_env(job: Document, node: int, port: int) -> dict[str, str]:
-    """What the operator of a job sets in a pod: Training Operator 1.9, Trainer 2.3."""
-    spec = job["spec"]
-    if job["kind"] == "TrainJob":
-        ranks, num_nodes = spec["trainer"]["numProcPerNode"], spec["trainer"]["numNodes"]
-        extra: dict[str, object] = {}
-    else:
-        ranks = int(spec["nprocPerNode"])
-        num_nodes = sum(part["replicas"] for part in spec["pytorchReplicaSpecs"].values())
-        # RANK is the pod's, though WORLD_SIZE counts the processes.
-        extra = {"PYTHONUNBUFFERED": 1, "WORLD_SIZE": num_nodes * ranks, "RANK": node}
-        extra |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    """What Trainer 2.3 sets in a pod."""
+    trainer = job["spec"]["trainer"]
     place = {
-        "PET_NNODES": num_nodes,
-        "PET_NPROC_PER_NODE": ranks,
+        "PET_NNODES": trainer["numNodes"],
+        "PET_NPROC_PER_NODE": trainer["numProcPerNode"],
         "PET_NODE_RANK": node,
         "PET_MASTER_ADDR": "127.0.0.1",
         "PET_MASTER_PORT": port,
     }
-    return {name: str(value) for name, value in (place | extra).items()}
+    return {name: str(value) for name, value in place.items()}
 
 
-def command_of(job: Document) -> list[str]:
-    spec = job["spec"]
-    if job["kind"] == "TrainJob":
-        command = spec["trainer"]["command"]
-    else:
-        pod = spec["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-        command = pod["containers"][0]["command"]
-    assert command[0] == "trainyard"
-    return [sys.executable, "-m", *command]
-
-
-def rendered(capsys: Capture, kind: str, folder: Path, *words: object) -> Document:
+def rendered(capsys: Capture, folder: Path, *words: object) -> Document:
     """The job that is asked for, last of the documents."""
     volume = ("--volume", f"runs:{folder.parent}", "--run", folder)
-    text = shown(capsys, *LAUNCH, "--kind", kind, *volume, *words)
+    text = shown(capsys, *LAUNCH, *volume, *words)
     job: Document = list(yaml.safe_load_all(text))[-1]
     return job
 
 
 def pod(tmp_path: Path, job: Document, node: int, port: int) -> AbstractContextManager[Started]:
     """A pod's process; nothing of it is left when a test fails either."""
-    return under_way(f"{tmp_path}-{node}", command_of(job), operator_env(job, node, port))
+    command = [sys.executable, "-m", *job["spec"]["trainer"]["command"]]
+    return under_way(f"{tmp_path}-{node}", command, operator_env(job, node, port))
 
 
 def ended(started: Started) -> tuple[int, str]:
@@ -254,19 +201,19 @@ def test_a_pod_that_was_moved_goes_on(digits: Path, tmp_path: Path, capsys: Capt
     words += ["--run.length", "60 steps", "--run.save_every", "0 steps", "--run.eval_every"]
     words += ["0 steps", "--batch.size", "32"]
     local, folder, port = tmp_path / "local", tmp_path / "run", free_port()
-    job = rendered(capsys, "pytorchjob", folder, "--nodes", 2, "--ranks", 2, *words)
+    job = rendered(capsys, folder, "--nodes", 2, "--ranks", 2, *words)
     with ExitStack() as pods:
         first, second = (pods.enter_context(pod(tmp_path, job, node, port)) for node in range(2))
         wait_for(lambda: has_begun(folder), "the first report", timeout_s=150)
         second.process.terminate()
         code, err = ended(second)
-        assert (code, err) == (143, "")  # from 128 on the operator starts the pod again
+        assert (code, err) == (143, "")  # of which the Trainer starts the pod again
         again = pods.enter_context(pod(tmp_path, job, 1, port))
         assert ended(again) == (0, "")
         code, err = ended(first)
     assert code == 0
     assert (
-        err == "trainyard: another pod was told to end; starting again, to go on when it is back\n"
+        err == "trainyard: another host was told to end; starting again, to go on when it is back\n"
     )
     launch = [sys.executable, "-m", "trainyard", "launch", "local", "debug", "--ranks", "4"]
     launch += ["--run", str(local), *map(str, words)]
@@ -280,7 +227,7 @@ def test_failures_are_counted(digits: Path, tmp_path: Path, capsys: Capture) -> 
     words = ["--data", digits, "--data.threads", "1", "--run.log_every", "1 step"]
     words += ["--run.length", "100000 steps", "--run.save_every", "0 steps", "--restarts", "1"]
     folder = tmp_path / "run"
-    job = rendered(capsys, "trainjob", folder, "--ranks", 2, *words)
+    job = rendered(capsys, folder, "--ranks", 2, *words)
     with pod(tmp_path, job, 0, free_port()) as started:
         wait_for(lambda: has_begun(folder), "the first report", timeout_s=150)
         first = rank_of(started, 1)
@@ -302,43 +249,23 @@ def rank_of(started: Started, rank: int) -> int:
 
 def test_a_mistake_ends_the_job(tmp_path: Path, capsys: Capture) -> None:
     words = ("--data", tmp_path / "nowhere")
-    job = rendered(capsys, "trainjob", tmp_path / "run", "--ranks", 2, *words)
+    job = rendered(capsys, tmp_path / "run", "--ranks", 2, *words)
     with pod(tmp_path, job, 0, free_port()) as started:
         code, err = ended(started)
     assert code == 2
     assert err.count("\n") == 1 and "nowhere" in err
 
 
-def test_the_ranks_of_pods_follow_each_other(tmp_path: Path) -> None:
-    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"}
-    env |= {"PET_MASTER_ADDR": "run-master-0", "PET_MASTER_PORT": "23456"}
-    share = pod_share(Job(("train", "debug"), tmp_path), env)
-    assert share.environment(3) == {
-        "RANK": "11",
-        "WORLD_SIZE": "16",
-        "LOCAL_RANK": "3",
-        "LOCAL_WORLD_SIZE": "8",
-        "GROUP_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-        "MASTER_ADDR": "run-master-0",
-        "MASTER_PORT": "23456",
-        "FORCE_COLOR": "",
-        "PYTHONUNBUFFERED": "1",
-    }
-
-
-def test_the_place_of_a_pod_is_that_of_its_environment(tmp_path: Path) -> None:
-    job = Job(("train", "debug"), tmp_path)
-    env = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"}
-    # So the first versions of the Training Operator had the address.
-    env |= {"MASTER_ADDR": "run-master-0", "MASTER_PORT": "23456"}
-    share = pod_share(job, env)
-    assert (share.node, share.num_nodes, share.count) == (1, 2, 8)
-    assert (share.address, share.port) == ("run-master-0", 23456)
-    with pytest.raises(
-        InputError, match="PET_NPROC_PER_NODE is 'auto', which is not a whole number"
-    ):
-        pod_share(job, env | {"PET_NPROC_PER_NODE": "auto"})
-    del env["MASTER_ADDR"]
-    with pytest.raises(InputError, match="PET_MASTER_ADDR is not set: `launch pod` is what"):
-        pod_share(job, env)
+def test_the_place_of_a_pod_is_that_of_its_environment() -> None:
+    given = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "8", "PET_NODE_RANK": "1"}
+    given |= {"PET_MASTER_ADDR": "run-node-0-0.run", "PET_MASTER_PORT": "29500"}
+    env = given | {"HOME": "/"}
+    ranks, meeting = in_pod(env)
+    found = meeting.next_rendezvous()
+    assert (ranks, found.rank, found.world_size, env) == (8, 1, 2, {"HOME": "/"})
+    point = found.bootstrap_store_info
+    assert point and (point.master_addr, point.master_port) == ("run-node-0-0.run", 29500)
+    with pytest.raises(InputError, match="PET_NPROC_PER_NODE is 'auto', which is not a whole"):
+        in_pod(given | {"PET_NPROC_PER_NODE": "auto"})
+    with pytest.raises(InputError, match="PET_NNODES is not set: `launch agent` is what"):
+        in_pod({"PET_NODE_RANK": "1"})

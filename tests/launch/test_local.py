@@ -20,8 +20,8 @@ from tests.test_cli_signals import (
     started,
     wait_for,
 )
-from trainyard.launch.local import launch_local
-from trainyard.launch.ranks import Job
+from trainyard.launch.agent import Policy, here, run_ranks
+from trainyard.launch.job import Job
 from trainyard.training.checkpoint import find_problem
 
 
@@ -89,7 +89,7 @@ def test_signals_are_taken_as_before_afterwards(
     signals = [signal.Signals[name] for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")]
     before = [signal.getsignal(each) for each in signals]
     for words, code in ((("recipes",), 0), (("nothing",), 2)):
-        assert launch_local(Job(words, tmp_path), ranks=1, restarts=0, say=print) == code
+        assert run_ranks(Job(words, tmp_path).command, 1, here(), Policy(), say=print) == code
         assert [signal.getsignal(each) for each in signals] == before
     assert list(tmp_path.iterdir()) == []
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import Capture, complaint, run, shown
+from trainyard.launch.job import Job
 from trainyard.launch.mpi import MpiOptions, _passing_signals, command_line, variables
-from trainyard.launch.ranks import Job
 
 JOB = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"), python="/venv/bin/python")
 HERE = """

@@ -8,7 +8,7 @@ import pytest
 
 from tests.command_line import Capture, complaint, shown
 from trainyard.command_line import main
-from trainyard.launch.ranks import Job
+from trainyard.launch.job import Job
 from trainyard.launch.slurm import Allocation, script
 from trainyard.launch.slurm_cores import least_share
 

@@ -99,7 +99,7 @@ def test_what_ssh_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
         (255, "Host key verification failed.", "its host key is not known here: log in by hand"),
         (255, "ssh: connect to host x port 22: No route to host", "it does not answer"),
         (255, "banner exchange: invalid", r"ssh failed \(banner exchange: invalid\)"),
-        (1, "/p: No module named trainyard.launch.agent", "/p there has no such trainyard"),
+        (1, "/p: No module named trainyard.launch.host_agent", "/p there has no such trainyard"),
     ],
 )
 def test_why_there_is_no_agent(code: int, said: str, told: str) -> None:

@@ -112,7 +112,7 @@ def test_a_rank_killed_by_the_users_hand_is_final() -> None:
     script: dict[str, list[Event]] = {"a": [End(0, -15)], "b": [End(1, -15)]}
     with pytest.raises(TrainyardError, match="host a: rank 0 was killed by signal 15") as caught:
         played(Policy(restarts=1), script)
-    assert caught.value.exit_code == 143
+    assert caught.value.exit_code == 130
 
 
 def test_a_lost_host_is_left_out_or_waited_for() -> None:

@@ -73,7 +73,7 @@ class RayNodes:
 
     def ours(self) -> set[int]:
         """Those that run code of ours: actors, agents, ranks."""
-        ours = (b"ray::Node", b"trainyard.launch.agent", b"trainyard\0train")
+        ours = (b"ray::Node", b"trainyard.launch.host_agent", b"trainyard\0train")
         return {
             process
             for process in self.members()

@@ -3,10 +3,10 @@
 import argparse
 
 from trainyard.commands import (
+    launch_agent,
     launch_kubernetes,
     launch_local,
     launch_mpi,
-    launch_pod,
     launch_ray,
     launch_slurm,
     launch_ssh,
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         ("ssh", launch_ssh, "hosts that you can log in to"),
         ("mpi", launch_mpi, "OpenMPI's mpirun, on this machine or several hosts"),
         ("ray", launch_ray, "a Ray cluster, or one started on this machine"),
-        ("kubernetes", launch_kubernetes, "pods, by one of Kubeflow's operators"),
-        ("pod", launch_pod, "the ranks of one pod; what `kubernetes` has every pod run"),
+        ("kubernetes", launch_kubernetes, "pods, by Kubeflow's Trainer"),
+        ("agent", launch_agent, "the ranks of one pod; what `kubernetes` has every pod run"),
     ):
         module.add(subparsers.add_parser(name, help=about))

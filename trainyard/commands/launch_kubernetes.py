@@ -3,11 +3,10 @@
 import argparse
 import re
 import subprocess
-from argparse import ArgumentTypeError
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from trainyard.commands.launch_pod import add_grace
+from trainyard.commands.launch_agent import add_grace
 from trainyard.commands.launching import (
     add_job_options,
     add_restarts,
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
     from trainyard.launch.kubernetes import Manifest
 
 _RESTARTS = 3  # a lost node uses one up
-# Kubernetes' syntax of names (RFC 1123), labels and quantities.
-_PART = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_NAME = re.compile(rf"{_PART}(\.{_PART})*")
-_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|[KMGTPE]i|[MGTPE])?")
-_JOB = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_JOB_LENGTH = 45  # the operators append to it, and a host name has at most 63 characters
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +31,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     add_grace(parser)
     add = parser.add_argument
     add("--image", required=True, help="of a container that has trainyard (see Dockerfile)")
-    add(
-        *("--kind",),
-        choices=("trainjob", "pytorchjob"),
-        default="trainjob",
-        help="of Kubeflow's Trainer (as if not given), or of the Training Operator before it",
-    )
     add("--nodes", type=positive, default=1, metavar="N", help="pods (1 if not given)")
     add("--gpus", type=whole, default=0, metavar="N", help="GPUs of each pod, with a rank for each")
-    add("--cpu", type=_quantity, metavar="N", help="cores that each pod asks for: 16, 500m")
-    add("--memory", type=_quantity, metavar="N", help="of each pod: 64Gi")
+    add("--cpu", metavar="N", help="cores that each pod asks for: 16, 500m")
+    add("--memory", metavar="N", help="of each pod: 64Gi")
     add(
         *("--volume",),
         type=_volume,
@@ -66,18 +52,18 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="a label of the nodes to use; can be given again",
     )
-    add("--namespace", type=_name, metavar="NAME", help="(kubectl's if not given)")
-    add("--service-account", type=_name, metavar="NAME", help="that the pods act as")
-    add("--name", type=_job_name, metavar="NAME", help="of the job (the run directory's)")
+    add("--namespace", metavar="NAME", help="(kubectl's if not given)")
+    add("--service-account", metavar="NAME", help="that the pods act as")
+    add("--name", metavar="NAME", help="of the job (the run directory's)")
     add("--apply", action="store_true", help="give it to kubectl, instead of printing it")
     parser.set_defaults(run_command=launch)
 
 
 def launch(options: argparse.Namespace) -> int:
     """Run `trainyard launch kubernetes`; returns the exit code."""
-    from trainyard.launch.kubernetes import documents, text_of
+    from trainyard.launch.kubernetes import text_of
 
-    text = text_of(documents(_manifest(options), options.kind))
+    text = text_of(_manifest(options))
     if options.apply and not options.dry_run:
         return _apply(text)
     print(text, end="")
@@ -112,7 +98,7 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
                 f"--data {location}: a path of this folder, which a pod does not have: name the "
                 "path on a volume, --volume CLAIM:/PATH --data /PATH/NAME, or a URL"
             )
-    name = options.name or _named_by(run)
+    name = options.name or re.sub(r"[^a-z0-9]+", "-", run.name.lower()).strip("-")
     is_own = options.recipe not in builtin_recipes()
     job = job_of(options, is_here=False, recipe_there=recipe_path(name) if is_own else None)
     check_writable(job, "the manifest")
@@ -135,51 +121,15 @@ def _manifest(options: argparse.Namespace) -> "Manifest":
     )
 
 
-# --- values that Kubernetes would reject, or misread ---
-
-
-def _named_by(run: Path) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", run.name.lower()).strip("-")
-    try:
-        return _job_name(name)
-    except ArgumentTypeError as error:
-        raise InputError(f"the run directory's name is none for a job ({error}): --name") from None
-
-
-def _job_name(text: str) -> str:
-    if not _JOB.fullmatch(text) or len(text) > _JOB_LENGTH:
-        raise ArgumentTypeError(
-            f"{text!r} is not of small letters, digits and inner -, a letter first, at most "
-            f"{_JOB_LENGTH}"
-        )
-    return text
-
-
-def _name(text: str) -> str:
-    if not _NAME.fullmatch(text) or len(text) > 63:
-        raise ArgumentTypeError(
-            f"{text!r} is not of small letters, digits and inner - and ., at most 63"
-        )
-    return text
-
-
-def _quantity(text: str) -> str:
-    if not _QUANTITY.fullmatch(text):
-        raise ArgumentTypeError(f"{text!r} is no quantity such as 16, 500m or 64Gi")
-    return text
-
-
 def _volume(text: str) -> tuple[str, str]:
     claim, _, path = text.partition(":")
-    if not path.startswith("/") or path == "/" or ":" in path or ".." in path.split("/"):
-        raise ArgumentTypeError(f"{text!r} is not CLAIM:/PATH")
-    return _name(claim), str(PurePosixPath(path))
+    if not claim or not path.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not CLAIM:/PATH")
+    return claim, str(PurePosixPath(path))
 
 
 def _selector(text: str) -> tuple[str, str]:
     key, is_pair, value = text.partition("=")
-    prefix, _, label = key.rpartition("/")
-    is_key = _LABEL.fullmatch(label) and (not prefix or _NAME.fullmatch(prefix))
-    if not is_pair or not is_key or not (value == "" or _LABEL.fullmatch(value)):
-        raise ArgumentTypeError(f"{text!r} is not KEY=VALUE, a label of a node")
+    if not key or not is_pair:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE, a label of a node")
     return key, value

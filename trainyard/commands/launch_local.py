@@ -24,14 +24,15 @@ def launch(options: argparse.Namespace) -> int:
         ranks = options.ranks or "(one per GPU, or 1)"
         print(f"{ranks} x {without_secrets(shlex.join(job.command))}")
         return 0
-    from trainyard.launch.local import launch_local
+    from trainyard.launch import agent
 
     ranks = options.ranks or num_devices()
     if ranks > num_devices():
         _hide_gpus(ranks)
     if sys.stderr.isatty() and not options.quiet:
         print_line(f"starting {ranks} {'rank' if ranks == 1 else 'ranks'}, which load torch")
-    return launch_local(job, ranks=ranks, restarts=options.restarts, say=print_line)
+    policy = agent.Policy(restarts=options.restarts)
+    return agent.run_ranks(job.command, ranks, agent.here(), policy, say=print_line)
 
 
 def _hide_gpus(ranks: int) -> None:

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 from trainyard.commands.launching import (
     add_job_options,
-    add_restarts,
     job_of,
     num_devices,
 )
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.printable import print_line
 
 if TYPE_CHECKING:
     from trainyard.launch.mpi import MpiOptions
@@ -33,7 +31,6 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--extra", metavar="WORDS", default="", help="for mpirun: '--mca btl_tcp_if_include eth0'"
     )
-    add_restarts(parser)
     parser.set_defaults(run_command=launch)
 
 
@@ -48,14 +45,14 @@ def launch(options: argparse.Namespace) -> int:
         words = ["env", *settings, *command_line(job, mpi, free_port())]
         print(without_secrets(shlex.join(words)))
         return 0
-    return launch_mpi(job, mpi, restarts=options.restarts, say=print_line)
+    return launch_mpi(job, mpi)
 
 
 def _options(options: argparse.Namespace) -> "MpiOptions":
     from trainyard.errors import InputError
     from trainyard.launch.hosts import read_hosts
+    from trainyard.launch.job import passed_on
     from trainyard.launch.mpi import MpiOptions
-    from trainyard.launch.supervisor import passed_on
 
     hosts = read_hosts(options.hosts or "localhost")
     for host in hosts:

@@ -17,7 +17,7 @@ from trainyard.errors import InputError
 from trainyard.printable import print_line
 
 if TYPE_CHECKING:
-    from trainyard.launch.ranks import Job
+    from trainyard.launch.job import Job
     from trainyard.launch.ray import RayOptions
 
 

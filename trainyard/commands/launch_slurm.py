@@ -21,7 +21,7 @@ from trainyard.commands.launching import (
 from trainyard.commands.numbers import positive, whole
 from trainyard.errors import InputError, TrainyardError
 from trainyard.files import write_text, writing
-from trainyard.launch.ranks import Job
+from trainyard.launch.job import Job
 from trainyard.launch.slurm import Allocation, runs_of, script
 from trainyard.launch.slurm_cores import cores_per_gpu
 from trainyard.launch.slurm_queue import state_of

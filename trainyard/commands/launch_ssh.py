@@ -68,7 +68,7 @@ def launch(options: argparse.Namespace) -> int:
 
 def _options(options: argparse.Namespace) -> "SshOptions":
     from trainyard.launch.hosts import read_hosts
-    from trainyard.launch.ranks import Job
+    from trainyard.launch.job import Job
     from trainyard.launch.ssh import Login, SshOptions
 
     config = ("-F", options.ssh_config) if options.ssh_config else ()

@@ -14,7 +14,7 @@ from trainyard.commands.train import (
 from trainyard.data.storage.credentials import check_url, without_secrets
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import InputError
-from trainyard.launch.ranks import Job
+from trainyard.launch.job import Job
 
 _WAIT_S = 300
 

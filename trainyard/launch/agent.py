@@ -1,143 +1,276 @@
-"""The process on each host of `launch ssh` and `launch ray` that starts the host's ranks.
+"""The ranks of this machine, by torch's elastic agent with Trainyard's exit codes.
 
-Orders arrive on stdin, one JSON object per line: {"do": "ping"}, {"do": "signal", "number": 15}, …
-Messages leave on stdout: {"is": "line", "rank": 0, …}, {"is": "answer", "value": …}, …
-The launcher is gone if stdin ends or is silent for SILENCE_S; the ranks then save and end.
+`launch local` runs it in its own process; pods and hosts of `launch ssh` by `launch agent`.
 """
 
-import json
+import logging
 import os
-import queue
-import select
 import signal
+import socket
 import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from trainyard.children import SAFE_PATH
-from trainyard.launch.exit_codes import GRACE_S, shell_code
-from trainyard.launch.preflight import Doorbell, installed, reached
-from trainyard.launch.ranks import End, Line, Ranks, Share
+from torch.distributed import HashStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+from torch.distributed.elastic.rendezvous import (
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-SILENCE_S = 10
-PING_S = 2
-"""Seconds between the launcher's pings."""
-_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # the host is going down
-_COUNT_DEVICES = "import torch; print(torch.cuda.device_count())"
+from trainyard.children import is_stopped
+from trainyard.distributed.starters import whole
+from trainyard.errors import DivergedError, InputError, Requeued
+from trainyard.launch.exit_codes import (
+    GRACE_S,
+    NOTICE_S,
+    code_after,
+    describe,
+    first_cause,
+    is_final,
+    is_stop,
+    killed,
+    meaning_of,
+)
+from trainyard.launch.signals import END_SIGNALS, handling
+from trainyard.parent import LAUNCHER
 
-Message = dict[str, Any]
+LEFT = 128 + signal.SIGTERM
+"""The exit code of an agent that was told to end, while others go on."""
+OVER = (0, InputError.exit_code, DivergedError.exit_code)
+"""Exit codes after which a run need not start again: done, a mistake, diverged."""
+
+_RUN = "trainyard"
+_MONITOR_S, _LOOK_S, _PAUSE_S = 0.1, 0.01, 1
+_IMPATIENT_S = 1.0  # a Ctrl-C of the terminal and one of an outer launcher may both arrive
+_KILL_S = 5.0  # after a second Ctrl-C
+_BARRIER_S = 0.1  # for agents that have no store in common: 0 would mean for ever
+_LOGGERS = ("agent.server.api", "multiprocessing.api", "agent.server.local_elastic_agent")
+_VARIABLES = {
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the agent's store would listen everywhere
+    "TORCH_ELASTIC_WORKER_IDENTICAL": "1",  # all agents have as many ranks: none asks the others
+}
+# Set by Kubeflow's operator for torchrun: the variables stand for its options.
+_ADDRESS = "PET_MASTER_ADDR"
+_NUMBERS = ("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_PORT")
+
+Say = Callable[[str], None]
+"""Prints a message to the user."""
 
 
-class Agent:
-    def __init__(self, put: Callable[[Message], None]) -> None:
-        """`put` sends a message. It is called from any thread and must not block."""
-        self._put = put
-        self._ranks: Ranks | None = None
-        self._doorbell: Doorbell | None = None
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What follows the end of ranks."""
 
-    def obey(self, order: Message) -> None:
-        match order:
-            case {"do": "ping"}:
-                self._put({"is": "pong"})
-            case {"do": "start", "share": share}:
-                self._start(Share(**share))
-            case {"do": "signal", "number": number}:
-                if self._ranks is not None:
-                    self._ranks.signal(number)
-            case {"do": "devices"}:
-                self._answer(_num_devices)
-            case {"do": "listen", "names": names, "towards": towards}:
-                self._close_doorbell()
-                doorbell = self._doorbell = Doorbell()
-                self._answer(lambda: doorbell.location(names, towards))
-            case {"do": "reach", **where}:
-                self._answer(lambda: reached(**where))
+    restarts: int = 0
+    """Restarts after failures that may not recur."""
+    grace_s: float = GRACE_S
+    """Seconds for ranks to save."""
+    others_go_on: bool = False
+    """True if other agents go on when this one is told to end by SIGTERM: its ranks then end with
+    75, after which the ranks of the other agents start again. That is no failure."""
 
-    def close(self) -> None:
-        """Stop listening and stop all ranks."""
-        self._close_doorbell()
-        if self._ranks is not None:
-            self._ranks.stop(GRACE_S)
 
-    def _answer(self, work: Callable[[], Any]) -> None:
-        """Answer from a thread, so that pings are answered meanwhile."""
-        threading.Thread(
-            target=lambda: self._put({"is": "answer", "value": work()}), daemon=True
-        ).start()
+class Agent(LocalElasticAgent):
+    """torch's agent, but final exit codes are not restarted, and ranks have time to save."""
 
-    def _start(self, share: Share) -> None:
-        self._close_doorbell()
+    def __init__(self, spec: WorkerSpec, policy: Policy, say: Say) -> None:
+        logs = DefaultLogsSpecs(log_dir=os.devnull)  # else a folder in /tmp is left over
+        super().__init__(spec, logs, exit_barrier_timeout=_BARRIER_S)
+        self._policy, self._say, self._grace_s = policy, say, policy.grace_s
+
+    def codes(self) -> dict[int, int]:
+        """Exit codes of the ranks here that have ended."""
+        ended = {rank: process.poll() for rank, process in self.processes().items()}
+        return {rank: code for rank, code in ended.items() if code is not None}
+
+    def processes(self) -> "dict[int, subprocess.Popen[Any]]":
+        """The ranks here; none before the first start."""
+        if not isinstance(self._pcontext, SubprocessContext):
+            return {}
+        handlers = self._pcontext.subprocess_handlers
+        workers = self._worker_group.workers
+        return {each.global_rank: handlers[each.local_rank].proc for each in workers}
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """No restart after a mistake; one that does not count after a requeue."""
+        codes = self.codes()
+        if any(codes.values()):
+            self._await_end(self._grace_s if all(map(is_stop, codes.values())) else NOTICE_S)
+            self._shutdown()
+            self._judge(*first_cause(self.codes()))
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
+
+    def _judge(self, rank: int, code: int) -> None:
+        """Set the number of restarts that are left, and report one that follows."""
+        total = self._worker_group.spec.max_restarts
+        if self._policy.others_go_on and meaning_of(code) == Requeued.exit_code:
+            self._remaining_restarts += 1
+            self._say("another host was told to end; starting again, to go on when it is back")
+        elif is_final(code):
+            self._remaining_restarts = 0
+        elif self._remaining_restarts:
+            number = total - self._remaining_restarts + 1
+            self._say(f"{describe(rank, code)}: starting again ({number} of {total})")
+
+    def _await_end(self, limit_s: float) -> None:
+        """Let the other ranks end by themselves: they print why, or save."""
+        deadline = time.monotonic() + limit_s
+        while len(self.codes()) < len(self.processes()) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float | None = None
+    ) -> None:
+        """End the ranks: they save first. Further signals go to them, too."""
+        began = time.monotonic()
+        if death_sig == signal.SIGTERM and self._policy.others_go_on:
+            death_sig = signal.SIGUSR1
         try:
-            self._ranks = Ranks(share, self._report)
-        except OSError as error:
-            for rank in share.ranks:
-                text = f"trainyard: {share.command[0]}: {error.strerror}"
-                self._report(Line(rank, text, is_error=True))
-                self._report(End(rank, 2))
-
-    def _report(self, event: Line | End) -> None:
-        self._put({"is": type(event).__name__.lower(), **asdict(event)})
-
-    def _close_doorbell(self) -> None:
-        if self._doorbell is not None:
-            self._doorbell.close()
-            self._doorbell = None
+            super()._shutdown(death_sig, self._grace_s)  # type: ignore[arg-type]  # any number
+        except SignalException as again:
+            if again.sigval == signal.SIGINT and time.monotonic() - began > _IMPATIENT_S:
+                self._grace_s = _KILL_S
+            self._shutdown(again.sigval)
 
 
-def _num_devices() -> int:
-    """Number of CUDA devices. Counted in a subprocess: torch loads slowly and takes much memory."""
-    command = [sys.executable, *SAFE_PATH, "-c", _COUNT_DEVICES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return int(done.stdout) if done.returncode == 0 else 0
+class KnownMeetingPoint(StaticTCPRendezvous):
+    """Ranks that meet at an address that all agents know, so that no agent needs a store."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        return False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """The place of this agent; with port 0 the ranks meet at another free port each time."""
+        point = RendezvousStoreInfo(self.master_addr, self.master_port or free_port())
+        return RendezvousInfo(HashStore(), self.rank, self.world_size, point)
 
 
-def _orders() -> Iterator[Message]:
-    """Yields orders until stdin ends or is silent for SILENCE_S."""
-    rest = b""
-    while select.select([0], [], [], SILENCE_S)[0]:
-        data = os.read(0, 2**16)
-        if not data:
-            return
-        *lines, rest = (rest + data).split(b"\n")
-        yield from map(json.loads, lines)
+def here() -> KnownMeetingPoint:
+    """Where the ranks of one machine meet: on loopback."""
+    return KnownMeetingPoint("127.0.0.1", 0, 0, 1, _RUN, 0)
 
 
-def _write(outbox: "queue.SimpleQueue[Message]") -> None:
-    """Run in its own thread, so that a launcher that does not read blocks no other thread."""
-    with suppress(OSError):  # the launcher is gone; stdin ends too
-        while True:
-            os.write(1, json.dumps(outbox.get()).encode() + b"\n")
+def in_pod(env: MutableMapping[str, str]) -> tuple[int, KnownMeetingPoint]:
+    """The number of ranks of a pod, and where all pods' ranks meet, by an operator's variables.
+
+    The variables are removed, since ranks use others. InputError if one is missing or no number.
+    """
+    texts = {}
+    for name in (*_NUMBERS, _ADDRESS):
+        if name not in env:
+            raise InputError(
+                f"{name} is not set: `launch agent` is what `launch kubernetes` starts in every "
+                "pod; on one machine use `launch local`"
+            )
+        texts[name] = env.pop(name)
+    node, num_nodes, ranks, port = (whole(name, texts[name]) for name in _NUMBERS)
+    return ranks, KnownMeetingPoint(texts[_ADDRESS], port, node, num_nodes, _RUN, 0)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    for each in _END_SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
-    sys.exit(shell_code(-number))
+def run_ranks(
+    command: Sequence[str], ranks: int, meeting: RendezvousHandler, policy: Policy, *, say: Say
+) -> int:
+    """Run so many ranks until the run is over. Returns the exit code of the first that failed.
+
+    Signals that end a run are passed on to the ranks, which save a checkpoint first. TrainyardError
+    if a rank was killed, or could not save after a signal.
+    """
+    for name in _LOGGERS:  # the ranks print what went wrong: the agent's tables would bury it
+        logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)
+    spec = WorkerSpec(
+        role="rank",
+        local_world_size=ranks,
+        rdzv_handler=meeting,
+        entrypoint=command[0],
+        args=tuple(command[1:]),
+        max_restarts=policy.restarts,
+        monitor_interval=_MONITOR_S,
+    )
+    agent = Agent(spec, policy, say)
+    # nohup ignores SIGHUP; it must stay ignored, and torch's agent would handle it.
+    names = [each.name for each in END_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
+    with (
+        _set(TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(names), **_VARIABLES),
+        handling(END_SIGNALS, _raise),
+        handling((signal.SIGTSTP,), lambda number, frame: _pause(agent.processes().values())),
+    ):
+        try:
+            agent.run()
+        except SignalException as error:
+            agent._shutdown(error.sigval)  # in case that torch's own try was cut short
+            if policy.others_go_on and error.sigval == signal.SIGTERM:
+                return _code_of_leaving(agent.codes(), say)
+            return code_after(error.sigval, agent.codes())
+    rank, code = first_cause(agent.codes())
+    if code < 0 and not is_stop(code):
+        raise killed(describe(rank, code), code)
+    return meaning_of(code)
 
 
-def main() -> None:
-    """Serve a launcher: messages by stdin and stdout, until either ends."""
-    outbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    threading.Thread(target=_write, args=(outbox,), daemon=True).start()
-    for number in _END_SIGNALS:
-        signal.signal(number, _leave)
-    agent = Agent(outbox.put)
-    seen_at = os.environ.get("SSH_CONNECTION", "").split()[2:3]
-    outbox.put({"is": "hello", "facts": installed(), "addresses": seen_at})
+@contextmanager
+def _set(**variables: str) -> Iterator[None]:
+    """Inside, these environment variables are set, for torch's agent and the ranks."""
+    before = dict(os.environ)
+    os.environ.update(variables, **{LAUNCHER: str(os.getpid())})
     try:
-        for order in _orders():
-            agent.obey(order)
-    except SystemExit:
-        outbox.put({"is": "leaving"})
-        raise
+        yield
     finally:
-        agent.close()
+        os.environ.clear()
+        os.environ.update(before)
 
 
-if __name__ == "__main__":
-    main()
+def _code_of_leaving(codes: dict[int, int], say: Say) -> int:
+    """LEFT, unless the run is over: a host that comes back goes on from the last checkpoint."""
+    rank, code = first_cause(codes) if codes else (0, -signal.SIGTERM)
+    if code in OVER:
+        return code
+    if not is_stop(code):
+        say(f"told to end, but not saved: {describe(rank, code)}")
+    return LEFT
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    raise SignalException(f"signal {number}", sigval=signal.Signals(number))
+
+
+def _pause(processes: "Collection[subprocess.Popen[Any]]") -> None:
+    """On Ctrl-Z: stop the ranks, which have sessions of their own, and this process; `fg` resumes.
+
+    A rank that trains stops by itself on SIGTSTP, once its timer for hangs is off. Others ignore
+    it, as it comes from another session.
+    """
+    # This process may be killed while it is stopped: its ranks then continue, save and end.
+    pids = [str(process.pid) for process in processes if process.poll() is None]
+    with subprocess.Popen(
+        ["/bin/sh", "-c", 'read at_end_of_file; kill -CONT "$@"', "sh", *pids],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    ):
+        for process in processes:
+            process.send_signal(signal.SIGTSTP)
+        give_up_at = time.monotonic() + _PAUSE_S
+        while not all(map(is_stopped, processes)) and time.monotonic() < give_up_at:
+            time.sleep(_LOOK_S)
+        for process in processes:
+            process.send_signal(signal.SIGSTOP)
+        signal.raise_signal(signal.SIGSTOP)
+
+
+def free_port() -> int:
+    """A port of this host that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

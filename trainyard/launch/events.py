@@ -1,19 +1,15 @@
 """Events of hosts, ranks and signals, in one queue of a launcher."""
 
 import queue
-import signal
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
-from trainyard.errors import Requeued, Stopped
-from trainyard.launch.exit_codes import REQUEUE_SIGNALS
 from trainyard.launch.ranks import End, Line
+from trainyard.launch.signals import END_SIGNALS, handling, stopped_by
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *REQUEUE_SIGNALS)
 _LOOK_S = 0.2
 
 
@@ -60,34 +56,10 @@ def event_of(message: Any, host: str) -> Event | None:
 
 
 @contextmanager
-def handling(
-    numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
-    """Inside, `handler` handles these signals; afterwards the previous handlers are back.
-
-    An ignored SIGHUP stays ignored, as nohup wants it.
-    """
-    before: dict[int, Any] = {number: signal.signal(number, handler) for number in numbers}
-    if before.get(signal.SIGHUP) == signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
-
-
-@contextmanager
 def passing_signals(events: Events) -> Iterator[None]:
     """Inside, signals that end a run become events instead of their usual effect."""
-    with handling(_SIGNALS, lambda number, frame: events.put(Signal(number))):
+    with handling(END_SIGNALS, lambda number, frame: events.put(Signal(number))):
         yield
-
-
-def stopped_by(number: int) -> Stopped:
-    """The error that ends the launcher after a signal while no ranks run."""
-    kind = Requeued if number in REQUEUE_SIGNALS else Stopped
-    return kind(f"stopped by {signal.Signals(number).name}")
 
 
 # --- waiting while no ranks run; each function raises Stopped if a signal arrives ---

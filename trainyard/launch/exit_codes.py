@@ -5,40 +5,44 @@ A code is a rank's exit code, or minus the number of the signal that killed it.
 
 import signal
 
-from trainyard.early_stop import REASONS
-from trainyard.errors import DivergedError, InputError, PeerError, Requeued, Stopped
+from trainyard.errors import DivergedError, InputError, PeerError, Requeued, Stopped, TrainyardError
+from trainyard.launch.signals import REQUEUE_SIGNALS, stopped_by
 
 GRACE_S = 300
 """Seconds for ranks to save a checkpoint, after a signal or a lost rank, before they are killed."""
 NOTICE_S = 2
 """Seconds for ranks to notice a lost rank by themselves: their own message says more."""
-REQUEUE_SIGNALS = tuple(number for number, reason in REASONS.items() if reason is Requeued)
-"""Signals after which ranks save and end with 75."""
-SHARED_CODES = frozenset((0, Stopped.exit_code, Requeued.exit_code))
-"""Either all ranks end with such a code, or none does."""
 
-_FINAL = (
-    *(0, InputError.exit_code, DivergedError.exit_code, Stopped.exit_code, Requeued.exit_code),
-    *(-signal.SIGTERM, -signal.SIGINT),
-)
-# Codes that are not the first cause if another rank has another code, the likeliest cause first.
-# The last two are those of ranks that ended because another one did.
-_LATER_CAUSES = (
-    *(Requeued.exit_code, Stopped.exit_code, 0),
-    *(PeerError.exit_code, -signal.SIGTERM),
-)
+# Before the first step a rank has nothing to save, and the signal kills it.
+_BEFORE_TRAINING = {
+    **{-number: Stopped.exit_code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)},
+    **{-number: Requeued.exit_code for number in REQUEUE_SIGNALS},
+}
+_STOPS = (0, Stopped.exit_code, Requeued.exit_code)
+# Codes that are not the first cause if another rank has another code, the likeliest cause first:
+# those of ranks that lost another one, that saved, and that a launcher has ended.
+_LATER_CAUSES = (PeerError.exit_code, *reversed(_STOPS), *_BEFORE_TRAINING)
+
+
+def meaning_of(code: int) -> int:
+    """A code as a shell reports it, 128 + number for a signal; 130 or 75 if that was a stop."""
+    return _BEFORE_TRAINING.get(code, 128 - code if code < 0 else code)
+
+
+def is_stop(code: int) -> bool:
+    """True if all that this rank has trained is saved."""
+    return meaning_of(code) in _STOPS
 
 
 def is_final(code: int) -> bool:
     """True if a restart cannot help or is not wanted."""
-    return code in _FINAL
+    return is_stop(code) or code in (InputError.exit_code, DivergedError.exit_code)
 
 
 def first_cause(codes: dict[int, int]) -> tuple[int, int]:
     """The rank that ended the run, and its code. `codes`: by rank.
 
-    A failure takes precedence over a stop, since the launcher stops the remaining ranks after a
-    failure. Ranks that failed because another one did come last.
+    A failure takes precedence over a stop, since launchers stop the other ranks after a failure.
     """
 
     def priority(rank: int) -> tuple[int, int]:
@@ -49,14 +53,27 @@ def first_cause(codes: dict[int, int]) -> tuple[int, int]:
     return rank, codes[rank]
 
 
+def code_after(number: int, codes: dict[int, int]) -> int:
+    """The exit code of a launcher that passed a signal on, by the codes of its ranks.
+
+    TrainyardError if a rank could not save: the codes of a stop mean that all is saved.
+    """
+    rank, code = first_cause(codes) if codes else (0, Stopped.exit_code)
+    if not is_stop(code):
+        raise killed(f"stopped, but not saved: {describe(rank, code)}", code)
+    return stopped_by(number).exit_code if code else 0
+
+
+def killed(message: str, code: int) -> TrainyardError:
+    """An error that ends the launcher with a rank's code."""
+    error = TrainyardError(message)
+    error.exit_code = meaning_of(code)
+    return error
+
+
 def describe(rank: int, code: int) -> str:
     """A sentence about the end of a rank; a negative code is the number of a signal."""
     if code > 0:
         return f"rank {rank} has ended with exit code {code}"
     cause = "; signal 9 without your doing usually means that memory ran out" * (code == -9)
     return f"rank {rank} was killed by signal {-code}{cause}"
-
-
-def shell_code(code: int) -> int:
-    """The code as a shell reports it: 128 + number for a signal."""
-    return 128 - code if code < 0 else code

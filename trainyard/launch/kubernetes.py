@@ -1,31 +1,28 @@
-"""Manifests for Kubeflow's operators, as documents and as YAML text.
+"""A manifest for Kubeflow's Trainer, as text: a pod for each node runs `trainyard launch agent`.
 
-Both operators start one pod per node, tell each pod its place, and act on the exit code of
-`trainyard launch pod` (see pod.py): a preempted pod (143) comes back, without limit; a pod that
-has used up its restarts ends the job.
+The Trainer acts on the exit code of a pod: one that was told to end (143) comes back, without
+limit; one that has used up its restarts ends the job.
 """
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from textwrap import indent
 from typing import Any
 
-from trainyard.launch.pod import FAILED, PREEMPTED
-from trainyard.launch.ranks import Job
+from trainyard.launch.job import Job
 
 GROUP_ID = 1000
 """Group of the user in the image; volumes are made writable for it."""
 START_S = 1800
 """Seconds for all pods to arrive: a moved pod waits for a node, then fetches its image."""
-_OWN_END_S = 30  # for the launcher in a pod to end, after its ranks
+_OWN_END_S = 30  # for the agent in a pod to end, after its ranks
 _RECIPES = "/etc/trainyard"
-_TRAINER = "trainer.kubeflow.org"
-
-Document = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A request to an operator."""
+    """A request to the Trainer."""
 
     name: str
     namespace: str | None
@@ -47,116 +44,49 @@ class Manifest:
     grace_s: int
 
 
-def documents(manifest: Manifest, kind: str) -> list[Document]:
-    """The documents to apply to the cluster; `kind` is a key of KINDS."""
-    found = KINDS[kind](manifest)
-    if manifest.recipe is not None:
-        data = {recipe_path(manifest.name).rpartition("/")[2]: manifest.recipe}
-        found.insert(0, {**_document("v1", "ConfigMap", manifest), "data": data})
-    return found
-
-
-def text_of(documents: list[Document]) -> str:
-    """The documents as YAML, with multi-line texts as blocks."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # it has no types
-        pass
-
-    def dump_text(dumper: Any, text: str) -> Any:
-        style = "|" if "\n" in text else None
-        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-    Dumper.add_representer(str, dump_text)
-    # Repeated parts are written out instead of referred to.
-    Dumper.ignore_aliases = lambda self, data: True
-    return "---\n".join(yaml.dump(part, Dumper=Dumper, sort_keys=False) for part in documents)
-
-
 def recipe_path(name: str) -> str:
     """Path in the pods of a recipe that does not come with Trainyard."""
     return f"{_RECIPES}/{name}.toml"
 
 
-def _trainer(manifest: Manifest) -> list[Document]:
-    """A TrainJob with a runtime of its own. The cluster's runtimes cannot tell which exit codes are
-    final, and count a moved pod as a failed one.
-    """
-    replicated = {
-        "name": "node",
-        "template": {
-            "metadata": {"labels": {f"{_TRAINER}/trainjob-ancestor-step": "trainer"}},
-            "spec": {
-                "backoffLimit": manifest.restarts,
-                "podFailurePolicy": {"rules": _RULES},
-                "template": {
-                    "spec": {"restartPolicy": "Never", **_pod(manifest, {"name": "node"})}
-                },
-            },
-        },
-    }
-    runtime = {
-        "mlPolicy": {"numNodes": manifest.nodes, "torch": {}},
-        "template": {"spec": {"replicatedJobs": [replicated]}},
-    }
-    job = {
-        "runtimeRef": {"apiGroup": _TRAINER, "kind": "TrainingRuntime", "name": manifest.name},
-        "trainer": _without_empty(
-            image=manifest.image,
-            command=_command(manifest),
-            numNodes=manifest.nodes,
-            numProcPerNode=manifest.ranks,
-            resourcesPerNode=_resources(manifest),
-        ),
-    }
-    return [
-        {**_document(f"{_TRAINER}/v1alpha1", "TrainingRuntime", manifest), "spec": runtime},
-        {**_document(f"{_TRAINER}/v1alpha1", "TrainJob", manifest), "spec": job},
-    ]
+def text_of(manifest: Manifest) -> str:
+    """The manifest in YAML."""
+    metadata = _quoted(_without_empty(name=manifest.name, namespace=manifest.namespace))
+    volumes = _volumes(manifest)
+    mounts = [{"name": volume["name"], "mountPath": path} for volume, path in volumes]
+    text = _TEXT.format(
+        metadata=metadata,
+        name=_quoted(manifest.name),
+        nodes=manifest.nodes,
+        ranks=manifest.ranks,
+        image=_quoted(manifest.image),
+        command=_items(_command(manifest), column=4),
+        resources=_quoted(_resources(manifest)),
+        restarts=manifest.restarts,
+        grace=manifest.grace_s + _OWN_END_S,
+        account=_quoted(manifest.service_account or "default"),
+        selector=_quoted(dict(manifest.node_selector)),
+        group=GROUP_ID,
+        start=START_S,
+        mounts=_items(mounts, column=18),
+        volumes=_items((volume for volume, _ in volumes), column=16),
+    )
+    if manifest.recipe is None:
+        return text
+    recipe = indent(manifest.recipe.rstrip("\n"), "    ")
+    return _RECIPE.format(metadata=metadata, file=f"{manifest.name}.toml", text=recipe) + text
 
 
-# A Job judges failed pods by these; a pod that matches none counts towards its limit.
-_RULES = [
-    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-    {"action": "Ignore", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},
-    {"action": "FailJob", "onExitCodes": {"operator": "In", "values": list(FAILED)}},
-]
+def _quoted(value: Any) -> str:
+    """A value as JSON, which is YAML too: no text of a user's is taken for anything else."""
+    return json.dumps(value, ensure_ascii=False)
 
 
-def _training_operator(manifest: Manifest) -> list[Document]:
-    """A PyTorchJob. Exit codes from 128 on bring a pod back, other failures end the job."""
-    container = {"name": "pytorch", "image": manifest.image, "command": _command(manifest)}
-    replica = {
-        "restartPolicy": "ExitCode",
-        "template": {"spec": _pod(manifest, container, resources=_resources(manifest))},
-    }
-    replicas = {"Master": {"replicas": 1, **replica}}
-    if manifest.nodes > 1:
-        replicas["Worker"] = {"replicas": manifest.nodes - 1, **replica}
-    spec = {
-        "runPolicy": {"cleanPodPolicy": "Running"},
-        "nprocPerNode": str(manifest.ranks),
-        "pytorchReplicaSpecs": replicas,
-    }
-    return [{**_document("kubeflow.org/v1", "PyTorchJob", manifest), "spec": spec}]
+def _items(values: Iterable[Any], column: int) -> str:
+    return "\n".join(f"{' ' * column}- {_quoted(value)}" for value in values)
 
 
-KINDS: Mapping[str, Callable[[Manifest], list[Document]]] = {
-    "trainjob": _trainer,
-    "pytorchjob": _training_operator,
-}
-"""Documents by the kind of object."""
-
-
-# --- common to both ---
-
-
-def _document(version: str, kind: str, manifest: Manifest) -> Document:
-    metadata = _without_empty(name=manifest.name, namespace=manifest.namespace)
-    return {"apiVersion": version, "kind": kind, "metadata": metadata}
-
-
-def _without_empty(**values: Any) -> Document:
+def _without_empty(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value}
 
 
@@ -164,12 +94,12 @@ def _command(manifest: Manifest) -> list[str]:
     command, *arguments = manifest.job.arguments
     options = [f"--restarts={manifest.restarts}", f"--grace={manifest.grace_s}"]
     options += ["--doctor"] if command == "doctor" else []
-    return ["trainyard", "launch", "pod", *arguments, *options]
+    return ["trainyard", "launch", "agent", *arguments, *options]
 
 
-def _pod(manifest: Manifest, container: Document, **more: Document) -> Document:
-    """The specification of each pod. `more`: parts of the container after the volumes."""
-    volumes: list[tuple[Document, str]] = [
+def _volumes(manifest: Manifest) -> list[tuple[dict[str, Any], str]]:
+    """The volumes of a pod, each with its mount path."""
+    volumes: list[tuple[dict[str, Any], str]] = [
         ({"name": f"volume-{number}", "persistentVolumeClaim": {"claimName": claim}}, path)
         for number, (claim, path) in enumerate(manifest.volumes.items())
     ]
@@ -177,29 +107,83 @@ def _pod(manifest: Manifest, container: Document, **more: Document) -> Document:
         volumes.append(({"name": "recipe", "configMap": {"name": manifest.name}}, _RECIPES))
     if manifest.gpus:  # for NCCL: the 64 MB of a container are not enough
         volumes.append(({"name": "shm", "emptyDir": {"medium": "Memory"}}, "/dev/shm"))
-    container = {
-        **container,
-        "env": [{"name": "TRAINYARD_START_S", "value": str(START_S)}],
-        "volumeMounts": [{"name": volume["name"], "mountPath": path} for volume, path in volumes],
-        **_without_empty(**more),
-    }
-    return {
-        "terminationGracePeriodSeconds": manifest.grace_s + _OWN_END_S,
-        **_without_empty(
-            serviceAccountName=manifest.service_account,
-            nodeSelector=dict(manifest.node_selector),
-        ),
-        # Avoids a visit to every file of a data set's volume at every start.
-        "securityContext": {"fsGroup": GROUP_ID, "fsGroupChangePolicy": "OnRootMismatch"},
-        "containers": [container],
-        "volumes": [volume for volume, _ in volumes],
-    }
+    return volumes
 
 
-def _resources(manifest: Manifest) -> Document:
+def _resources(manifest: Manifest) -> dict[str, Any]:
     """Requests and limits. The CPU has no limit, since it would throttle the loader's threads."""
     limits = _without_empty(memory=manifest.memory)
     requests = limits | _without_empty(cpu=manifest.cpu)
     if manifest.gpus:
         limits = limits | {"nvidia.com/gpu": str(manifest.gpus)}
     return _without_empty(limits=limits, requests=requests)
+
+
+_RECIPE = """\
+apiVersion: v1
+kind: ConfigMap
+metadata: {metadata}
+data:
+  {file}: |
+{text}
+---
+"""
+_TEXT = """\
+# A runtime of its own: those of the cluster cannot tell which exit codes are final, and count a
+# moved pod as a failed one.
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainingRuntime
+metadata: {metadata}
+spec:
+  mlPolicy:
+    numNodes: {nodes}
+    torch: {{}}
+  template:
+    spec:
+      replicatedJobs:
+      - name: node
+        template:
+          metadata:
+            labels:
+              trainer.kubeflow.org/trainjob-ancestor-step: trainer
+          spec:
+            backoffLimit: {restarts}
+            podFailurePolicy:
+              rules:  # a pod that matches none counts towards backoffLimit
+              - action: Ignore
+                onPodConditions:
+                - {{type: DisruptionTarget, status: "True"}}
+              - action: Ignore  # told to end; saved
+                onExitCodes: {{operator: In, values: [143]}}
+              - action: FailJob  # failed too often, or stopped by hand; a mistake; diverged
+                onExitCodes: {{operator: In, values: [1, 2, 3]}}
+            template:
+              spec:
+                restartPolicy: Never
+                terminationGracePeriodSeconds: {grace}
+                serviceAccountName: {account}
+                nodeSelector: {selector}
+                # OnRootMismatch avoids a visit to every file of a volume at every start.
+                securityContext: {{fsGroup: {group}, fsGroupChangePolicy: OnRootMismatch}}
+                containers:
+                - name: node
+                  env:
+                  - {{name: TRAINYARD_START_S, value: "{start}"}}
+                  volumeMounts:
+{mounts}
+                volumes:
+{volumes}
+---
+apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {metadata}
+spec:
+  runtimeRef: {{apiGroup: trainer.kubeflow.org, kind: TrainingRuntime, name: {name}}}
+  trainer:
+    image: {image}
+    command:
+{command}
+    numNodes: {nodes}
+    numProcPerNode: {ranks}
+    resourcesPerNode: {resources}
+"""

@@ -14,18 +14,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-from trainyard.errors import InputError, Requeued, Stopped
-from trainyard.launch.events import handling
-from trainyard.launch.exit_codes import REQUEUE_SIGNALS
+from trainyard.errors import InputError
+from trainyard.launch.exit_codes import is_stop
+from trainyard.launch.job import Job
 from trainyard.launch.preflight import free_port
-from trainyard.launch.ranks import Job
-from trainyard.launch.supervisor import Ending, Say, with_restarts
+from trainyard.launch.signals import END_SIGNALS, REQUEUE_SIGNALS, handling, stopped_by
 from trainyard.parent import signal_without_parent
 
 _WAIT_S = 5
 """Length of each of the two waits. They are not cut short when all ranks have ended."""
 _IMPATIENT_S = 1.0  # a Ctrl-C of the terminal and one of an outer launcher may both arrive
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,26 +58,16 @@ def command_line(job: Job, options: MpiOptions, port: int) -> list[str]:
     return [*words, *options.extra, *job.command]
 
 
-def launch_mpi(job: Job, options: MpiOptions, *, restarts: int, say: Say) -> int:
+def launch_mpi(job: Job, options: MpiOptions) -> int:
     """Run a job. Returns mpirun's exit code, which is that of the first rank that failed.
 
-    After a failure that may not recur, all ranks are restarted, up to `restarts` times, with a
-    message to `say`. Signals that end a run make the ranks save first.
+    Signals that end a run make the ranks save first; the code is 130 or 75 if they have.
     """
-    environment = variables(options) | os.environ
-
-    def attempt() -> Ending:
-        code = _run(command_line(job, options, free_port()), environment)
-        return Ending(code, f"mpirun has ended with code {code}")
-
-    return with_restarts(attempt, restarts, say)
-
-
-def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    command = command_line(job, options, free_port())
     try:
         process = subprocess.Popen(
             command,
-            env=environment,
+            env=variables(options) | os.environ,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # mpirun treats a Ctrl-C as SIGTERM
             # If this launcher is killed, the kernel signals mpirun: its ranks then save and end.
@@ -94,9 +82,8 @@ def _run(command: Sequence[str], environment: Mapping[str, str]) -> int:
         raise InputError(f"{command[0]}: {error.strerror}") from None
     with process, _passing_signals(process) as got:
         code = process.wait()
-    if got and code != 0:
-        return (Requeued if got[0] in REQUEUE_SIGNALS else Stopped).exit_code
-    return code
+    has_stopped = code > 0 and is_stop(code if code < 128 else 128 - code)
+    return stopped_by(got[0]).exit_code if got and has_stopped else code
 
 
 @contextmanager
@@ -111,10 +98,10 @@ def _passing_signals(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
     def pass_on(number: int, frame: FrameType | None) -> None:
         nonlocal began
         began = began or time.monotonic()
-        is_urgent = number in _STOP_SIGNALS and time.monotonic() - began > _IMPATIENT_S
+        is_urgent = number not in REQUEUE_SIGNALS and time.monotonic() - began > _IMPATIENT_S
         got.append(number)
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM if is_urgent else signal.SIGUSR1)
 
-    with handling((*_STOP_SIGNALS, *REQUEUE_SIGNALS), pass_on):
+    with handling(END_SIGNALS, pass_on):
         yield got

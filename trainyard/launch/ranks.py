@@ -1,4 +1,4 @@
-"""A job, and the processes of its ranks on one host.
+"""The processes of its ranks on one host.
 
     shares = shares_of(job.command, {"a": 4, "b": 4}, address="10.0.0.1", port=29500)
     ranks = Ranks(shares["b"], events.put)     # on host b
@@ -13,38 +13,16 @@ memory, in the agent of every host.
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
 
-from trainyard.children import SAFE_PATH, kill_group, wait_for
+from trainyard.children import kill_group, wait_for
 from trainyard.parent import LAUNCHER
 
 _READ_S = 10  # to read a rank's last output; a process that left its session may hold the pipe open
-
-
-@dataclass(frozen=True)
-class Job:
-    """A Trainyard command that every rank runs, with its run directory and interpreter."""
-
-    arguments: tuple[str, ...]
-    """Words after `trainyard`: "train", the recipe, "--run", …"""
-    run: Path
-    """The run directory, relative to the working directory if the user gave it so."""
-    python: str = sys.executable
-    """The interpreter, which must have Trainyard on every host."""
-
-    @property
-    def name(self) -> str:
-        return self.run.name
-
-    @property
-    def command(self) -> tuple[str, ...]:
-        return (self.python, *SAFE_PATH, "-m", "trainyard", *self.arguments)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,13 @@ from typing import Any
 from trainyard.children import SAFE_PATH
 from trainyard.errors import InputError, TrainyardError
 from trainyard.installation import install_hint
-from trainyard.launch.agent import PING_S
 from trainyard.launch.events import Events, Gone, answers, event_of, forget, passing_signals, pause
+from trainyard.launch.host_agent import PING_S
+from trainyard.launch.job import Job, passed_on
 from trainyard.launch.output import Printer
 from trainyard.launch.preflight import as_text, differences, free_port, installed
-from trainyard.launch.ranks import Job, Share, shares_of
-from trainyard.launch.supervisor import Host, HostsGone, Policy, Say, passed_on, supervise
+from trainyard.launch.ranks import Share, shares_of
+from trainyard.launch.supervisor import Host, HostsGone, Policy, Say, supervise
 from trainyard.world import began_with, usable_cores
 
 _CONNECT_S = 10
@@ -396,7 +397,7 @@ class Node:
         self._messages: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # one order at a time
         self._agent = subprocess.Popen(
-            [sys.executable, *SAFE_PATH, "-m", "trainyard.launch.agent"],
+            [sys.executable, *SAFE_PATH, "-m", "trainyard.launch.host_agent"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

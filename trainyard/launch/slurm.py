@@ -8,14 +8,15 @@ from pathlib import Path
 
 from trainyard.children import SAFE_PATH
 from trainyard.errors import DivergedError, InputError, Requeued, Stopped
-from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS, shell_code
-from trainyard.launch.ranks import Job
+from trainyard.launch.exit_codes import GRACE_S
+from trainyard.launch.job import Job
+from trainyard.launch.signals import REQUEUE_SIGNALS
 
 SIGNAL = REQUEUE_SIGNALS[0].name.removeprefix("SIG")
 _FINAL = (0, InputError.exit_code, DivergedError.exit_code)
-_STOPPED = (Stopped.exit_code, shell_code(-signal.SIGTERM))
-# The signals themselves too: a rank that gets one before it has started dies by it.
-_REQUEUED = (Requeued.exit_code, *(shell_code(-number) for number in REQUEUE_SIGNALS))
+# The signals themselves too: a rank that gets one before it trains dies by it.
+_STOPPED = (Stopped.exit_code, 128 + signal.SIGTERM)
+_REQUEUED = (Requeued.exit_code, *(128 + number for number in REQUEUE_SIGNALS))
 _LOST_S = 900  # for Slurm to find a lost node; its default is 300
 _AGAIN_S = 5
 _BREAK = " \\\n        "

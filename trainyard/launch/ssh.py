@@ -19,13 +19,14 @@ from rich.console import Console
 
 from trainyard.children import has_ended, kill_group, wait_for
 from trainyard.errors import InputError
-from trainyard.launch.agent import PING_S
 from trainyard.launch.events import Events, Gone, answers, event_of, forget, passing_signals, pause
+from trainyard.launch.host_agent import PING_S
 from trainyard.launch.hosts import GivenHost
+from trainyard.launch.job import Job, passed_on
 from trainyard.launch.output import Printer
 from trainyard.launch.preflight import as_text, differences, installed
-from trainyard.launch.ranks import Job, Share, shares_of
-from trainyard.launch.supervisor import Host, HostsGone, Policy, Say, passed_on, supervise
+from trainyard.launch.ranks import Share, shares_of
+from trainyard.launch.supervisor import Host, HostsGone, Policy, Say, supervise
 from trainyard.monitor.progress import counter
 
 SILENT_S = 8
@@ -44,7 +45,7 @@ _NO_FOLDER, _NO_PYTHON, _SSH_FAILED = 81, 82, 255  # exit codes of the script, a
 _SCRIPT = (
     f'cd "$1" 2>/dev/null || exit {_NO_FOLDER}; '
     f'command -v "$2" >/dev/null || exit {_NO_PYTHON}; '
-    'exec "$2" -P -m trainyard.launch.agent'
+    'exec "$2" -P -m trainyard.launch.host_agent'
 )
 _LOGIN_FAILURES = {
     "Permission denied": "login refused: your public key is not in its authorized_keys",

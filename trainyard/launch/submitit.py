@@ -13,9 +13,9 @@ from typing import Any
 
 from trainyard.errors import InputError, Requeued, Stopped, TrainyardError
 from trainyard.installation import install_hint
-from trainyard.launch.events import handling
-from trainyard.launch.exit_codes import GRACE_S, REQUEUE_SIGNALS
-from trainyard.launch.ranks import Job
+from trainyard.launch.exit_codes import GRACE_S
+from trainyard.launch.job import Job
+from trainyard.launch.signals import REQUEUE_SIGNALS, handling
 from trainyard.launch.slurm import Allocation, options_of, runs_of
 
 _SIGNAL = signal.SIGUSR2  # the signal that submitit handles

@@ -20,21 +20,21 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from trainyard.errors import Stopped, TrainyardError
-from trainyard.launch.events import Event, Events, Gone, Signal, stopped_by
+from trainyard.errors import Requeued, Stopped, TrainyardError
+from trainyard.launch.events import Event, Events, Gone, Signal
 from trainyard.launch.exit_codes import (
     GRACE_S,
     NOTICE_S,
-    SHARED_CODES,
+    code_after,
     describe,
     first_cause,
     is_final,
-    shell_code,
+    meaning_of,
 )
 from trainyard.launch.ranks import End, Line, Share
 
 _KILL_S = 10  # seconds until a killed process must be gone
-_PASSED_ON = ("GLOO_", "NCCL_", "OMP_", "TORCH_", "TRAINYARD_")
+_SHARED_CODES = (0, Stopped.exit_code, Requeued.exit_code)  # of all ranks, or of none
 
 Say = Callable[[str], None]
 """Prints a message to the user."""
@@ -95,11 +95,6 @@ class Ending:
     """Lost hosts, with the reason."""
 
 
-def passed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's environment variables that ranks on other hosts get too."""
-    return {name: text for name, text in environment.items() if name.startswith(_PASSED_ON)}
-
-
 def with_restarts(attempt: Callable[[], Ending], restarts: int, say: Say) -> int:
     """Make attempts until one is final, with at most so many restarts. Returns the exit code.
 
@@ -114,21 +109,8 @@ def with_restarts(attempt: Callable[[], Ending], restarts: int, say: Say) -> int
     if ending.code >= 0 and not ending.gone:
         return ending.code  # the ranks have logged why
     error = TrainyardError(ending.cause or "giving up: no restarts are left")
-    error.exit_code = shell_code(ending.code)
+    error.exit_code = meaning_of(ending.code)
     raise error
-
-
-def code_after(number: int, codes: dict[int, int]) -> int:
-    """The exit code of a launcher that passed a signal on, by the codes of its ranks.
-
-    TrainyardError if a rank could not save: the codes of a stop say that all is saved.
-    """
-    cause = first_cause(codes) if codes else (0, 0)
-    if cause[1] not in (*SHARED_CODES, -signal.SIGTERM, -signal.SIGINT):  # killed: before training
-        error = TrainyardError(f"stopped, but not saved: {describe(*cause)}")
-        error.exit_code = shell_code(cause[1])
-        raise error
-    return stopped_by(number).exit_code
 
 
 def supervise(
@@ -242,7 +224,7 @@ class Attempt:
             case End(rank=rank, code=code):
                 self.codes[rank] = code
                 if code:
-                    self._expect_end(are_told=code in SHARED_CODES)
+                    self._expect_end(are_told=code in _SHARED_CODES)
             case Gone(host=host, why=why) if host in self._shares:
                 self._gone[host] = why
                 self._say(str(HostsGone({host: why})))
