@@ -98,7 +98,6 @@ def build_update(
     clip: Clip = no_clip,
     **options: Any,
 ) -> Update:
-    options = {"measure": lambda step: False} | options
     return Update(model, optimizer, scale or LossScale(CPU), clip=clip, **options)
 
 

@@ -73,7 +73,6 @@ SLOW = {
         "tests/training/test_evaluate.py::test_equal_to_a_plain_evaluation",
         "tests/training/test_evaluate.py::test_all_metrics_are_equal",
         "tests/training/test_evaluate.py::test_the_first_rank_decides",
-        "tests/training/test_headroom.py",
         "tests/training/test_micro.py::test_a_run_with_little_memory",
         "tests/training/test_micro.py::test_memory_that_ends_in_the_middle",
         "tests/training/test_micro.py::test_ranks_run_out_of_memory",

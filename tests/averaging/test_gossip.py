@@ -1,7 +1,6 @@
 """Gossip on real ranks, beside its rule written out for ranks that one process plays."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -278,49 +277,6 @@ def test_what_is_updated_is_sent_at_once() -> None:
         assert number > 2
         turns = ("wait", "mix", "update", "send")
         assert told == [f"{what} {n}" for n in range(number) for what in turns]
-
-
-class Updating(nullcontext[None]):
-    """A watch of updates."""
-
-    def __init__(self, events: list[str]) -> None:
-        self.events = events
-
-    def __enter__(self) -> None:
-        self.events.append("begins")
-
-    def __exit__(self, *_: object) -> None:
-        self.events.append("ends")
-
-
-def note_waiting(world: World) -> list[str]:
-    """The waits of a step that times its update, between two other steps."""
-    replica, events = Replica(world, Case("complete"), "sgd, fused"), []
-    step = make_step(replica.model, replica.averager, world, update=replica.update)
-    bucket = replica.averager._buckets[-1]
-    wait = bucket.wait
-
-    def noted() -> None:
-        events.append("waits")
-        wait()
-
-    bucket.wait = noted  # type: ignore[method-assign]
-    for number in range(3):
-        events.append(str(number))
-        batch = plain_batch(*samples(number, world.rank))
-        step.timed(batch, number, None, Updating(events) if number == 1 else None)
-    told = list(events)
-    with replica.averager.consensus():
-        return told
-
-
-def test_waiting_is_no_part_of_a_timed_update() -> None:
-    """Else a run that its network bounds would be said to be bound by its device."""
-    timed = ["begins", "ends"]  # the gradient's norm, a bucket's update, what is left, the average
-    ends = spawn(note_waiting, 2)
-    buckets = ends[0].count("begins") - 3  # of which the last one is watched
-    expected = ["0", "waits", "1", *timed * buckets, "waits", *timed * 3, "2", "waits"]
-    assert ends == [expected] * 2
 
 
 def test_the_first_buckets_are_small() -> None:

@@ -97,7 +97,6 @@ def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: W
         build_optimizer(model, config),
         DynamicLossScale(CPU, 2.0**8) if is_fp16 else None,
         clip=no_clip if case.clip is None else clip_by_norm(case.clip),
-        measure=lambda step: True,
     )
     return replace(step, update=update)
 
@@ -121,8 +120,7 @@ def train(world: World, case: Case, *, is_sharded: bool) -> Trained:
         batch = batch_of(number, world, bad=case.bad)
         batch = batch._replace(images_BCHW=batch.images_BCHW.to(case.dtype))
         stats = step(batch, number, None)
-        assert stats.update_ratio is not None
-        found = (stats.loss_sum, stats.grad_norm, stats.skipped, stats.update_ratio)
+        found = (stats.loss_sum, stats.grad_norm, stats.skipped)
         figures.append([float(value) for value in found])
     with averager.consensus():
         weights = {

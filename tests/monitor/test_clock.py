@@ -1,9 +1,8 @@
 """Where the time of a run goes, over all its restarts."""
 
 import pytest
-import torch
 
-from trainyard.monitor.clock import Clock, Stopwatch
+from trainyard.monitor.clock import Clock
 
 
 def test_phases_add_up(now: list[float]) -> None:
@@ -49,16 +48,7 @@ def test_a_restart_goes_on_where_the_checkpoint_was(now: list[float]) -> None:
 def test_what_is_no_training(now: list[float]) -> None:
     clock = Clock()
     now[0] += 1
-    for phase in ("data", "eval", "save", "trial"):
+    for phase in ("data", "eval", "save"):
         with clock.phase(phase):
             now[0] += 10
     assert clock.training == 11
-
-
-def test_a_stopwatch_adds_up(now: list[float]) -> None:
-    watch = Stopwatch(torch.device("cpu"))
-    for seconds in (1.0, 2.0):
-        with watch:
-            now[0] += seconds
-        now[0] += 10
-    assert watch.seconds == 3

@@ -22,7 +22,6 @@ class Stats:
     count: Tensor
     grad_norm: Tensor
     skipped: Tensor
-    update_ratio: Tensor | None
 
 
 def stats(
@@ -32,32 +31,31 @@ def stats(
     grad_norm: float = 0,
     *,
     skipped: bool = False,
-    update_ratio: float | None = None,
 ) -> Stats:
     sums = torch.tensor([loss_sum, correct, count], dtype=torch.float32)
-    ratio = None if update_ratio is None else torch.tensor(update_ratio)
     norm = torch.tensor(float(grad_norm))
-    return Stats(sums[0], sums[1], sums[2], norm, torch.tensor(float(skipped)), ratio)
+    return Stats(sums[0], sums[1], sums[2], norm, torch.tensor(float(skipped)))
 
 
 def test_means_and_rates(now: list[float]) -> None:
     clock = Clock()
     meter = Meter(World(), CPU, clock)
     now[0] += 3
-    meter.add(stats(20, 4, 10, grad_norm=7, update_ratio=0.25))
+    meter.add(stats(20, 4, 10, grad_norm=7), capacity=60)
     with clock.phase("data"):
         now[0] += 1
-    meter.add(stats(10, 2, 5, grad_norm=8))
+    meter.add(stats(10, 2, 5, grad_norm=8), capacity=20)
+    meter.add(stats(0, 0, 0, grad_norm=8))  # of a loader that does not know it
     report = meter.report()
     assert report.pop("memory") > 0
     assert report == {
         "loss": 2.0,
         "top1": 0.4,
         "grad_norm": 8.0,  # of the last step
-        "update_ratio": 0.25,  # of the last in which it was measured
         "skipped": 0,
         "images_per_s": 15 / 4,
         "images_per_s_device": 15 / 4,
+        "images_per_s_loader": 30,  # a batch takes a third of the time of the other
         "mfu": None,
         "data_wait": 1 / 4,
         "gpu_use": None,
@@ -76,12 +74,12 @@ def test_the_share_of_the_peak(now: list[float]) -> None:
 
 @pytest.mark.parametrize("before", ["phases", "checkpoint", "report"])
 def test_what_is_no_training_time(before: str, now: list[float]) -> None:
-    """Evaluations, checkpoints, trials, what earlier processes took, and what was reported."""
+    """Evaluations, checkpoints, what earlier processes took, and what was reported."""
     clock = Clock()
     if before == "checkpoint":
         clock.load_state_dict({"total": 5000.0, "data": 1000.0, "eval": 2000.0})
     meter = Meter(World(), CPU, clock)
-    for phase in ("eval", "save", "trial") if before == "phases" else ():
+    for phase in ("eval", "save") if before == "phases" else ():
         with clock.phase(phase):
             now[0] += 1000
     if before == "report":
@@ -110,12 +108,12 @@ def test_skipped_steps_count_as_such_and_as_time(bad: float, now: list[float]) -
     """Their losses are no numbers; their images were computed with."""
     meter = Meter(World(), CPU, Clock())
     now[0] += 2
-    meter.add(stats(20, 4, 10, grad_norm=7, update_ratio=0.5))
-    meter.add(stats(bad, 3, 10, grad_norm=bad, skipped=True, update_ratio=0))
+    meter.add(stats(20, 4, 10, grad_norm=7))
+    meter.add(stats(bad, 3, 10, grad_norm=bad, skipped=True))
     meter.add(stats(40, 2, 10, grad_norm=bad, skipped=True))  # another rank's was no number
     report = meter.report()
     assert (report["loss"], report["top1"], report["skipped"]) == (2, 0.4, 2)
-    assert (report["grad_norm"], report["update_ratio"]) == (7, 0)
+    assert report["grad_norm"] == 7
     assert report["images_per_s"] == 15
     assert json.loads(json.dumps(report, allow_nan=False)) == report
 
@@ -133,15 +131,6 @@ def test_a_stretch_without_an_update_can_be_written_down(now: list[float]) -> No
     json.dumps(report, allow_nan=False)
 
 
-def test_the_update_ratio_is_that_of_the_last_measured_step() -> None:
-    meter = Meter(World(), CPU, Clock())
-    meter.add(stats(1, 1, 1))
-    assert meter.report()["update_ratio"] is None
-    for ratio in (0.5, 0.25, None):
-        meter.add(stats(1, 1, 1, update_ratio=ratio))
-    assert [meter.report()["update_ratio"], meter.report()["update_ratio"]] == [0.25, 0.25]
-
-
 def test_sums_are_exact_over_millions() -> None:
     meter = Meter(World(), CPU, Clock())
     meter.add(stats(2**25, 2**24, 2**24))
@@ -155,9 +144,9 @@ def test_sums_are_exact_over_millions() -> None:
 def _report(world: World) -> dict[str, float]:
     meter = Meter(world, CPU, Clock(), lambda: 0.1)
     if world.rank == 0:
-        meter.add(stats(30, 1, 3))
+        meter.add(stats(30, 1, 3), capacity=8)
     else:
-        meter.add(stats(10, 1, 1))
+        meter.add(stats(10, 1, 1), capacity=8)
     return meter.report()
 
 
@@ -165,5 +154,6 @@ def test_ranks_add_up() -> None:
     for report in spawn(_report, 2):
         assert (report["loss"], report["top1"]) == (10, 0.5)  # weighted by the counts
         assert report["world_size"] == 2
+        assert report["images_per_s_loader"] == 16
         assert report["images_per_s_device"] == report["images_per_s"] / 2
         assert report["mfu"] == pytest.approx(0.1 * report["images_per_s_device"])

@@ -4,16 +4,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-
-_BESIDES = ("eval", "save", "trial")  # phases that do not count as training
+_BESIDES = ("eval", "save")  # phases that do not count as training
 
 
 class Clock:
-    """Seconds in total and per phase. Training is all time outside "eval", "save" and "trial".
+    """Seconds in total and per phase. Training is all time outside of "eval" and "save".
 
     Training includes "data", the wait for the next batch.
     """
@@ -48,27 +44,3 @@ class Clock:
     def load_state_dict(self, state: dict[str, float]) -> None:
         self._before, self._started = state["total"], time.perf_counter()
         self._phases = defaultdict(float, {k: v for k, v in state.items() if k != "total"})
-
-
-class Stopwatch:
-    """Device seconds of the work started inside; synchronises before and after."""
-
-    def __init__(self, device: "torch.device") -> None:
-        self.seconds = 0.0
-        self._device = device
-
-    def __enter__(self) -> None:
-        finish(self._device)
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        finish(self._device)
-        self.seconds += time.perf_counter() - self._started
-
-
-def finish(device: "torch.device") -> None:
-    """Wait until a device has done all its work."""
-    if device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(device)

@@ -27,8 +27,7 @@ class WatchConfig(Section):
     profile: str | None = None
     """Steps that torch's profiler records on the first rank: "64:72" for the 8 steps after 64."""
     bounds_minutes: float = Field(10.0, ge=0)
-    """Minutes between log lines that name the bottleneck: data, device or the other ranks. Each
-    measurement takes the time of a few steps on the first rank. 0 for none."""
+    """Minutes between log lines that say whether data bounds the run. 0 for none."""
 
     @field_validator("artifacts")
     @classmethod

@@ -24,8 +24,6 @@ class Stats(Protocol):
     def grad_norm(self) -> Tensor: ...
     @property
     def skipped(self) -> Tensor: ...
-    @property
-    def update_ratio(self) -> Tensor | None: ...
 
 
 class Meter:
@@ -48,17 +46,18 @@ class Meter:
         self._world, self._device, self._clock = world, device, clock
         self._ideal_s, self._gauge = ideal_s, Gauge(device)
         self._grad_norm = torch.zeros((), device=device)
-        self._update_ratio: Tensor | None = None
         self._reset()
 
-    def add(self, stats: Stats) -> None:
+    def add(self, stats: Stats, capacity: float = 0.0) -> None:
+        """`capacity`: images/s that the loader could make, by the batch; 0 if unknown."""
         # A step without an update counts as skipped and not in the means: its loss may be NaN.
         good = 1 - stats.skipped
         means = torch.stack([stats.loss_sum, stats.correct, stats.count]).mul(good).nan_to_num()
         self._sums += torch.cat([means, stats.count.view(1), stats.skipped.view(1)])
         self._grad_norm = torch.where(good > 0, stats.grad_norm, self._grad_norm)
-        if stats.update_ratio is not None:
-            self._update_ratio = stats.update_ratio
+        if capacity > 0:
+            self._batches += 1
+            self._loading += 1 / capacity
 
     def report(self) -> dict[str, Any]:
         """Mean loss and accuracy of the updates, and the gradient norm of the last update.
@@ -66,7 +65,8 @@ class Meter:
         Also images per second of training time, and the share of it spent waiting for data. If
         replicas differ, the norm is the first one's, and `skipped` the mean over replicas. `mfu` is
         the share of the devices' peak that the model's own arithmetic takes (Chowdhery et al. 2022,
-        appendix B). Memory, use and power are this rank's.
+        appendix B). The loaders of all ranks are taken to be as fast as this rank's. Memory, use
+        and power are this rank's.
         """
         loss, correct, count, images, skipped = total(self._world, self._sums).tolist()
         training = self._clock.training - self._training_before
@@ -76,10 +76,12 @@ class Meter:
             "loss": loss / max(count, 1),
             **({"top1": correct / max(count, 1)} if self._has_top1 else {}),
             "grad_norm": float(self._grad_norm),
-            "update_ratio": None if self._update_ratio is None else float(self._update_ratio),
             "skipped": skipped / self._world.size,
             "images_per_s": images / training,
             "images_per_s_device": images / training / self._world.size,
+            "images_per_s_loader": self._world.size * self._batches / self._loading
+            if self._batches
+            else None,
             "mfu": None if ideal_s is None else images / training / self._world.size * ideal_s,
             "data_wait": waiting / training,
             **self._gauge.read()._asdict(),
@@ -91,5 +93,7 @@ class Meter:
     def _reset(self) -> None:
         # float64: a float32 sum over a million images would lose the last digits.
         self._sums = torch.zeros(5, dtype=torch.float64, device=self._device)
+        self._batches = 0  # whose capacity is known
+        self._loading = 0.0  # seconds that the loader takes for an image, summed over them
         self._training_before = self._clock.training
         self._waiting_before = self._clock.seconds("data")

@@ -52,7 +52,7 @@ _MICRO_F1 = {"val.micro_f1": "validation", "val.ema_micro_f1": _EMA}
 _SPEED, _WAIT = {"train.images_per_s": "all devices"}, {"train.data_wait": "share of the time"}
 _MFU, _USE = {"train.mfu": "of the peak"}, {"train.gpu_use": "share of the time"}
 _MEMORY, _POWER = {"train.memory": "peak, first rank"}, {"train.gpu_power": "first device"}
-_UPDATE, _DISTANCE = {"train.update_ratio": "ratio"}, {"val.consensus_distance": "distance"}
+_DISTANCE = {"val.consensus_distance": "distance"}
 _CHARTS = (
     Chart("loss", "Loss", ".4f", _LOSS, has_log=True, is_large=True),
     Chart("top1", "Top-1 accuracy", ".2%", _TOP1, is_large=True),
@@ -69,7 +69,6 @@ _CHARTS = (
     Chart("use", "Device in use", ".2%", _USE, from_zero=True),
     Chart("memory", "Memory, GB", ".3g", _MEMORY, from_zero=True, scale=1e-9),
     Chart("power", "Power, watts", ".4g", _POWER, from_zero=True),
-    Chart("update", "Update to weight ratio", ".3g", _UPDATE, has_log=True),
     Chart("distance", "Distance of replicas from their mean", ".3g", _DISTANCE),
 )
 

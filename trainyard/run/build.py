@@ -16,7 +16,7 @@ from trainyard.averaging.periodic import Periodic
 from trainyard.averaging.sharded import Sharded
 from trainyard.averaging.topology import KEY as TOPOLOGY
 from trainyard.config import RunConfig
-from trainyard.course import Course, build_course, seconds_of, stage_size
+from trainyard.course import Course, build_course, stage_size
 from trainyard.data.device import gpu_decode
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.table import Index
@@ -315,13 +315,6 @@ def build_run_schedule(config: RunConfig, course: Course) -> Schedule:
     )
 
 
-def _is_reported(config: RunConfig, course: Course, step: int) -> bool:
-    """True if a report is known to follow a step; saves by time cannot be foreseen."""
-    by_time = seconds_of(config.run.save_every) is not None
-    durations = [config.run.log_every, *([] if by_time else [config.run.save_every])]
-    return step + 1 == course.num_steps or any(course.every(d).due(step + 1) for d in durations)
-
-
 def build_mode(config: RunConfig, model: nn.Module, device: torch.device) -> Mode:
     """The mode of torch.compile of a run."""
     is_steady = config.schedule.drop_path_start is None
@@ -358,7 +351,6 @@ def build_step(
             state.optimizer,
             state.scale,
             clip=_build_clip(config, state.model),
-            measure=partial(_is_reported, config, course),
             # Replicas with fp16 share a loss scale and skip together; others skip independently.
             all_reduce_max=state.averager.all_reduce_max
             if config.batch.precision == "fp16"

@@ -1,9 +1,7 @@
 """Measurements of a run: FLOPs per image, its bottleneck, and bad samples."""
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import nn
 
 from trainyard.config import RunConfig
@@ -11,13 +9,10 @@ from trainyard.course import Course
 from trainyard.data.open_datasets import Datasets
 from trainyard.files import RunDirectory
 from trainyard.model.flops import forward_flops
-from trainyard.monitor.bounds import Measured, as_event, judge
-from trainyard.monitor.clock import Clock
+from trainyard.monitor.bounds import Bounds
 from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.reporter import Reporter
-from trainyard.run.build import waits_in_forward
-from trainyard.training.headroom import Observed
-from trainyard.training.step import StepStats, TrainStep
+from trainyard.monitor.reports import Report
 from trainyard.world import World, together
 
 
@@ -38,44 +33,12 @@ def ideal_seconds(
     return lambda step: seconds[course.phase(step).image_size]
 
 
-def with_bottleneck_reports(
-    step: TrainStep,
-    config: RunConfig,
-    course: Course,
-    clock: Clock,
-    *,
-    world: World,
-    report: Reporter,
-) -> Callable[[Any, int, Any], StepStats]:
-    """A step that reports the run's bottleneck every `watch.bounds_minutes`, on the first rank."""
-    if not world.is_first or not config.watch.bounds_minutes:
-        return step
-    device = next(step.model.parameters()).device
-    advice = _device_advice(config, device)
-
-    def tell(found: Measured) -> None:
-        report(as_event(found, judge(found, advice)))
-
-    return Observed(
-        step,
-        course=course,
-        clock=clock,
-        world=world,
-        device=device,
-        every_s=60 * config.watch.bounds_minutes,
-        can_try=waits_in_forward(config, world) is None,
-        report=tell,
-    )
-
-
-def _device_advice(config: RunConfig, device: torch.device) -> str:
-    if device.type == "cpu":
-        return ""
-    if config.batch.precision in ("fp32", "tf32"):
-        return "batch.precision = 'bf16' takes less of it"
-    if config.model.compile == "off":
-        return "model.compile = 'default' takes less of it"
-    return "more of them would help"
+def with_bounds(report: Reporter, config: RunConfig, world: World) -> Callable[[Report], None]:
+    """`report` with what bounds the run every `watch.bounds_minutes`, on the first rank."""
+    minutes = config.watch.bounds_minutes
+    if not world.is_first or not minutes:
+        return report
+    return Bounds(report, report.state.clock, every_s=60 * minutes)
 
 
 def open_quarantine(

@@ -5,7 +5,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -60,7 +59,7 @@ from trainyard.run.evaluation import predict
 from trainyard.run.head import head
 from trainyard.run.labels import check_labels, has_lists, labels_of
 from trainyard.run.loggers import check_trackers, open_loggers
-from trainyard.run.metrics import ideal_seconds, open_quarantine, with_bottleneck_reports
+from trainyard.run.metrics import ideal_seconds, open_quarantine, with_bounds
 from trainyard.run.pretrained import (
     Beginning,
     put_initial_weights,
@@ -85,7 +84,7 @@ from trainyard.training.precision import use_precision
 from trainyard.training.predictions import summary
 from trainyard.training.recorded import record
 from trainyard.training.saver import Saver
-from trainyard.training.step import Loss, StepStats
+from trainyard.training.step import Loss, TrainStep
 from trainyard.training.stop import StopSignal
 from trainyard.world import (
     World,
@@ -217,7 +216,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     if _resumed(run, state, report):
         return replace(_outcome(run, state, None), was_complete=True)
     feeds = build_feeds(config, world, device)
-    step = _observed_step(run, state, wrapped, ema=ema, report=report)
+    step = _step(run, state, wrapped, ema=ema, report=report)
     profile = config.watch.profile if world.is_first else None
 
     def on_batch(batch: Batch, count: int) -> None:
@@ -245,7 +244,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
                 schedule=run.schedule,
                 meter=_meter(run, state, ideal_s),
                 quarantine=quarantine,
-                report=report,
+                report=with_bounds(report, config, world),
                 evaluate=partial(_evaluate, run, feeds, state, kept=kept, on_batch=on_batch),
                 save=partial(_save, state, saver, stop, heartbeat),
                 roll_back=partial(
@@ -414,15 +413,14 @@ def _saver(run: _Run, watchdog: Watchdog) -> Saver:
     return saver
 
 
-def _observed_step(
+def _step(
     run: _Run, state: TrainState, wrapped: nn.Module, *, ema: Ema | None, report: Reporter
-) -> Callable[[Any, int, Any], StepStats]:
-    """The training step, with reports of the run's bottleneck."""
+) -> TrainStep:
     if run.config.model.compile == "auto":
         mode = build_mode(run.config, run.model, run.device)
         message = f"model.compile = 'auto' takes {mode.name!r}: {mode.reason}"
         report({"kind": "event", "event": "compile", "mode": mode.name, "message": message})
-    step = build_step(
+    return build_step(
         run.config,
         state,
         wrapped,
@@ -431,9 +429,6 @@ def _observed_step(
         update_ema=ema.update if ema else lambda step: None,
         course=run.course,
         report=partial(report.warn, "smaller micro-batch"),
-    )
-    return with_bottleneck_reports(
-        step, run.config, run.course, state.clock, world=run.world, report=report
     )
 
 

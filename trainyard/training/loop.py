@@ -18,7 +18,7 @@ class Rates(Protocol):
 
 
 class Meter(Protocol):
-    def add(self, stats: StepStats) -> None: ...
+    def add(self, stats: StepStats, capacity: float) -> None: ...
     def report(self) -> Report: ...
 
 
@@ -78,7 +78,7 @@ def train(run: Training) -> type[Stopped] | None:
         stats = run.step(batch, state.step, rates)
         state.step += 1
         state.guard.add(stats.skipped)
-        run.meter.add(stats)
+        run.meter.add(stats, batch.capacity)
         run.quarantine.note("train", batch.bad)
         is_last = run.is_over(state.step)
         stopped = run.stop.poll()

@@ -2,9 +2,8 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from trainyard.averaging.base import Averager
 from trainyard.errors import RecipeError
-from trainyard.monitor.clock import Stopwatch
 from trainyard.training.buffers import Buffers
 from trainyard.training.micro import MicroBatchSize, is_out_of_memory, num_parts, reserved
 from trainyard.training.precision import autocast
@@ -55,9 +53,6 @@ Divisor = Callable[[], Tensor]
 Loss = Callable[[Tensor, MicroBatch], Tensor]
 """Gives losses[B] for float32 logits[B, C] and their micro-batch."""
 
-_TRIALS = 3  # steps per timed group
-_TRIED_S = 0.2  # trials repeat until they have taken this long
-
 
 @dataclass(frozen=True)
 class StepStats:
@@ -68,7 +63,6 @@ class StepStats:
     count: Tensor
     grad_norm: Tensor  # of the whole gradient, before clipping
     skipped: Tensor  # 1 if the update was skipped because a gradient was not finite, else 0
-    update_ratio: Tensor | None  # norm of the update over that of the weights, where measured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,53 +92,15 @@ class TrainStep:
 
     def __call__(self, batch: Batch, step: int, rates: Any) -> StepStats:
         """Update the model with one batch; its loss is the exact mean over the global batch."""
-        return self.timed(batch, step, rates)
-
-    def timed(
-        self,
-        batch: Batch,
-        step: int,
-        rates: Any,
-        timer: AbstractContextManager[None] | None = None,
-    ) -> StepStats:
-        """Like `__call__`; enters `timer` around the update, but not while waiting for others."""
-        timer = timer or nullcontext()
         self.set_rates(rates)
         count = batch.weights.sum()
         self.buffers.remember()
         sums = self._gradient(batch, step, self.averager.divisor(count))
-        updated = self.update(step, self.averager.ready_parameters, timer)
+        updated = self.update(step, self.averager.ready_parameters)
         # A rank with no samples left saw only padding.
         self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
-        with timer:
-            self.update_ema(step)
+        self.update_ema(step)
         return StepStats(sums[0], sums[1], count, *updated)
-
-    def trial(self, batch: Batch, step: int) -> float | None:
-        """Seconds of a forward and backward pass of this rank alone; None if memory is short.
-
-        Any rank may call it by itself after the step with this batch, unless a forward pass waits
-        for other ranks. Gradients, batch norm statistics and random numbers stay as they were.
-        """
-        divisor = partial(torch.clamp, batch.weights.sum(), min=1)
-        self.buffers.remember()
-        watch, count = Stopwatch(batch.weights.device), 0
-        try:
-            while watch.seconds < _TRIED_S:
-                with watch:
-                    for _ in range(_TRIALS):
-                        self._draw_anew(step, batch.weights.device)
-                        self._accumulate(batch, divisor, is_local=True)
-                        self.update.forget()
-                count += _TRIALS
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            return None
-        finally:
-            self.update.forget()
-            self.buffers.restore()
-        return watch.seconds / count
 
     def _gradient(self, batch: Batch, step: int, divisor: Divisor) -> Tensor:
         """Leaves the gradient of the whole batch in the parameters; see _forward_backward.

@@ -1,7 +1,7 @@
 """Applies gradients: unscale, check for non-finite values, clip, optimizer step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,6 @@ ReadyParameters = Callable[[int, bool], Iterable[Sequence[nn.Parameter]]]
 class Updated(NamedTuple):
     grad_norm: Tensor
     skipped: Tensor
-    update_ratio: Tensor | None
 
 
 class Update:
@@ -36,16 +35,12 @@ class Update:
         scale: "LossScale",
         *,
         clip: Clip,
-        measure: Callable[[int], bool],
         all_reduce_max: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        """`measure`: True for steps that measure the change of the weights, which copies them.
-
-        `all_reduce_max` makes replicas that differ skip together.
-        """
+        """`all_reduce_max` makes replicas that differ skip together."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer, self._scale = optimizer, scale
-        self._clip, self._measure, self._all_reduce_max = clip, measure, all_reduce_max
+        self._clip, self._all_reduce_max = clip, all_reduce_max
         self._can_skip = getattr(optimizer, "_step_supports_amp_scaling", False)
 
     @property
@@ -57,37 +52,22 @@ class Update:
         self._optimizer.zero_grad()
 
     @torch.no_grad()
-    def __call__(
-        self,
-        step: int,
-        ready: ReadyParameters | None = None,
-        timer: AbstractContextManager[object] | None = None,
-    ) -> Updated:
-        """Updates the parameters as they become `ready`; without it, all of them.
-
-        `timer` is entered around the computation and left while this rank waits for others.
-        """
-        timer = timer or nullcontext()
-        with timer:
-            grads = [p.grad for p in self._parameters if p.grad is not None]
-            self._scale.unscale(grads)
-            norm = whole(get_total_norm(grads))
+    def __call__(self, step: int, ready: ReadyParameters | None = None) -> Updated:
+        """Updates the parameters as they become `ready`; without it, all of them."""
+        grads = [p.grad for p in self._parameters if p.grad is not None]
+        self._scale.unscale(grads)
+        norm = whole(get_total_norm(grads))
         finite = self._all_reduce_max(1.0 - norm.isfinite().float()) == 0
-        before: dict[nn.Parameter, Tensor] = {}
         # Optimizers that can skip are fused; these can update the parameters in several groups.
         for group in ready(step, self._can_skip) if ready else [self._parameters]:
-            with timer:
-                parameters = [p for p in group if p.grad is not None]
-                self._clip(parameters, norm)
-                if self._measure(step):
-                    before |= {p: p.clone() for p in parameters}
-                is_all = len(group) == len(self._parameters)
-                with nullcontext() if is_all else _only(self._optimizer, parameters):
-                    self._step(finite)
-        with timer:
-            self._optimizer.zero_grad()
-            self._scale.adjust(finite)
-        return Updated(norm, (~finite).float(), _ratio(before) if before else None)
+            parameters = [p for p in group if p.grad is not None]
+            self._clip(parameters, norm)
+            is_all = len(group) == len(self._parameters)
+            with nullcontext() if is_all else _only(self._optimizer, parameters):
+                self._step(finite)
+        self._optimizer.zero_grad()
+        self._scale.adjust(finite)
+        return Updated(norm, (~finite).float())
 
     def _step(self, finite: Tensor) -> None:
         optimizer: Any = self._optimizer
@@ -174,13 +154,6 @@ def clip_adaptively(factor: float, *, exempt: Sequence[nn.Parameter]) -> Clip:
         )
 
     return clip
-
-
-def _ratio(before: dict[nn.Parameter, Tensor]) -> Tensor:
-    """The norm of the change over the norm of the weights before it."""
-    moved = [now - then for now, then in before.items()]
-    norm = whole(get_total_norm([*before.values()]))
-    return whole(get_total_norm(moved)) / norm.clamp(min=1e-12)
 
 
 @contextmanager
