@@ -264,9 +264,9 @@ class Work:
         self.seconds += time.perf_counter() - self._begun
 
     def watch_passes(self) -> None:
-        from trainyard.training.step import TrainStep
+        from trainyard.training.step import Passes
 
-        passes = TrainStep._forward_backward
+        passes = Passes._forward_backward
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
             self.begin()
@@ -274,7 +274,7 @@ class Work:
             self.end()
             return result
 
-        TrainStep._forward_backward = timed  # type: ignore[method-assign]
+        Passes._forward_backward = timed  # type: ignore[method-assign]
 
 
 class Done(BaseException):

@@ -30,6 +30,7 @@ from trainyard.monitor.history import score
 from trainyard.monitor.meters import Meter
 from trainyard.monitor.outcome import Outcome
 from trainyard.monitor.profiler import profiling
+from trainyard.monitor.quarantine import Quarantine
 from trainyard.monitor.reporter import Reporter
 from trainyard.monitor.reports import Report
 from trainyard.monitor.sinks import JsonLinesSink, Sinks
@@ -42,6 +43,7 @@ from trainyard.run.build import (
     build_ema,
     build_feeds,
     build_loss_scale,
+    build_micro_search,
     build_mode,
     build_run_course,
     build_run_model,
@@ -86,6 +88,7 @@ from trainyard.training.predictions import summary
 from trainyard.training.recorded import record
 from trainyard.training.saving import Saver
 from trainyard.training.sharding import is_sharded
+from trainyard.training.step import Batch as StepBatch
 from trainyard.training.step import Loss, TrainStep
 from trainyard.training.stop import StopSignal
 from trainyard.world import (
@@ -213,8 +216,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
         averager.register_ema(module)
     state = _state(run, averager, ema)
     quarantine = open_quarantine(config, folder, data, world)
-    eta = Eta(course, course.every(config.run.eval_every))
-    report = Reporter(sinks.write, state, course, partial(quarantine.count, "train"), eta)
+    report = _reporter(run, state, quarantine, sinks)
     if _resumed(run, state, report):
         return replace(_outcome(run, state, None), was_complete=True)
     feeds = build_feeds(config, world, device)
@@ -242,6 +244,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
                 state=state,
                 is_over=feed.is_over,
                 feed=feed,
+                find_micro_batch=_micro_search(run, state, step, report),
                 step=profiled(step),
                 schedule=run.schedule,
                 meter=_meter(run, state, ideal_s),
@@ -262,6 +265,11 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
             heartbeat,
         )
     return _outcome(run, state, stopped)
+
+
+def _reporter(run: _Run, state: TrainState, quarantine: Quarantine, sinks: Sinks) -> Reporter:
+    eta = Eta(run.course, run.course.every(run.config.run.eval_every))
+    return Reporter(sinks.write, state, run.course, partial(quarantine.count, "train"), eta)
 
 
 def _resumed(run: _Run, state: TrainState, report: Reporter) -> bool:
@@ -429,9 +437,13 @@ def _step(
         loss=run.loss,
         world=run.world,
         update_ema=ema.update if ema else lambda step: None,
-        course=run.course,
-        report=partial(report.warn, "smaller micro-batch"),
     )
+
+
+def _micro_search(
+    run: _Run, state: TrainState, step: TrainStep, report: Reporter
+) -> Callable[[StepBatch, int], None]:
+    return build_micro_search(run.config, state, step, course=run.course, report=report)
 
 
 def _state(run: _Run, averager: Averager, ema: Ema | None) -> TrainState:

@@ -38,6 +38,7 @@ class Training:
     state: TrainState
     is_over: Callable[[int], bool]  # after so many steps
     feed: Iterator[Any]  # batches from state.step on
+    find_micro_batch: Callable[[Batch, int], None]  # called before each step
     step: Callable[[Batch, int, Any], StepStats]
     schedule: Callable[[int], Rates]
     meter: Meter
@@ -74,6 +75,7 @@ def train(run: Training) -> type[Stopped] | None:
             run.roll_back()
         with run.phase("data"):
             batch = next(run.feed)
+        run.find_micro_batch(batch, state.step)
         rates = run.schedule(state.step)
         stats = run.step(batch, state.step, rates)
         state.step += 1
