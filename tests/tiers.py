@@ -71,7 +71,7 @@ SLOW = {
         "tests/test_initial.py::test_every_rank_begins_with_them",
         "tests/test_library.py::test_two_ranks_train_as_one",
         "tests/test_phases.py::test_ranks_see_the_plan",
-        "tests/training/test_bn_statistics.py::test_statistics_are_those_of_all_values",
+        "tests/training/test_bn_statistics.py::test_statistics_are_the_mean_over_all_images",
         "tests/training/test_evaluate.py::test_equal_to_a_plain_evaluation",
         "tests/training/test_evaluate.py::test_all_metrics_are_equal",
         "tests/training/test_evaluate.py::test_the_first_rank_decides",
