@@ -126,8 +126,7 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
     from trainyard.averaging.config import AverageConfig
     from trainyard.run.build import AVERAGERS
     from trainyard.training.buffers import Buffers
-    from trainyard.training.micro import MicroBatchSize
-    from trainyard.training.step import TrainStep
+    from trainyard.training.step import Passes, TrainStep
     from trainyard.training.update import LossScale, Update, no_clip
     from trainyard.world import World
 
@@ -141,20 +140,21 @@ def trainyard(model: nn.Module, **average: Any) -> Step:
         LossScale(torch.device("cpu")),
         clip=no_clip,
     )
-    take = TrainStep(
+    passes = Passes(
         model=wrapped,
         averager=averager,
         loss=lambda logits, batch: logits[:, 0],
-        micro=MicroBatchSize(None, world=world, phase=lambda step: 0, report=lambda text: None),
-        to_reserve=lambda: 0,
-        buffers=Buffers(model),
         autocast=None,
         graphs=False,
+        seed=0,
+        world=world,
+    )
+    take = TrainStep(
+        passes=passes,
+        buffers=Buffers(model),
         set_rates=lambda rates: None,
         update=update,
         update_ema=lambda step: None,
-        seed=0,
-        world=world,
     )
     batch, numbers = Batch(), count()
 

@@ -1,7 +1,7 @@
 """Fast runs on Fashion-MNIST: its data, a small network, processes that train run after run.
 
-The package `dataset-fashion-mnist` of Debian has the data. A run is `trainyard.run.train.train`, on
-one rank or several over gloo; torch is imported once, before the processes are forked.
+The package `dataset-fashion-mnist` of Debian has the data. A run is `trainyard.run.trainer.train`,
+on one rank or several over gloo; torch is imported once, before the processes are forked.
 """
 
 import json
@@ -25,7 +25,7 @@ from torch import nn
 
 from trainyard.config import load_recipe
 from trainyard.errors import DivergedError
-from trainyard.run.train import train
+from trainyard.run.trainer import train
 from trainyard.world import World
 
 SOURCE = Path("/usr/share/datasets/fashion-mnist")

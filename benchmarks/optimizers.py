@@ -57,7 +57,7 @@ def run(folder: Path, contender: str, factor: float, seed: int, epochs: int) -> 
     from rich.console import Console
 
     from trainyard.config import load_recipe
-    from trainyard.run.train import train
+    from trainyard.run.trainer import train
     from trainyard.world import World
 
     torch.set_num_threads(1)

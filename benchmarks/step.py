@@ -199,7 +199,7 @@ def trainyard(options: argparse.Namespace) -> None:
     from trainyard.config import load_recipe
     from trainyard.data.batch import Batch
     from trainyard.data.device.feed import TrainingFeed
-    from trainyard.run import train as run
+    from trainyard.run import trainer as run
     from trainyard.world import World
 
     recipe = options.folder / "loop.toml"
@@ -264,9 +264,9 @@ class Work:
         self.seconds += time.perf_counter() - self._begun
 
     def watch_passes(self) -> None:
-        from trainyard.training.step import TrainStep
+        from trainyard.training.step import Passes
 
-        passes = TrainStep._forward_backward
+        passes = Passes._forward_backward
 
         def timed(*arguments: Any, **keywords: Any) -> Any:
             self.begin()
@@ -274,7 +274,7 @@ class Work:
             self.end()
             return result
 
-        TrainStep._forward_backward = timed  # type: ignore[method-assign]
+        Passes._forward_backward = timed  # type: ignore[method-assign]
 
 
 class Done(BaseException):

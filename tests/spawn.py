@@ -19,12 +19,12 @@ from trainyard.config import RunConfig
 from trainyard.distributed import Watchdog, init_distributed
 from trainyard.files import WRITER, RunDirectory
 from trainyard.monitor.outcome import Outcome
-from trainyard.run import train
+from trainyard.run import trainer
 from trainyard.world import World
 
 # The heavy imports are done once, in the fork server, not once per rank.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["pytest", "torch", "timm", "trainyard.run.train"])
+_CONTEXT.set_forkserver_preload(["pytest", "torch", "timm", "trainyard.run.trainer"])
 
 
 def spawn(function: Callable[..., Any], size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
@@ -115,6 +115,8 @@ def train_joined(config: RunConfig, folder: Path, world: World) -> Outcome:
     """Train as one of ranks that have joined already."""
     console, watchdog = Console(quiet=True), Watchdog(world=world)
     try:
-        return train._train(config, RunDirectory(folder), world, console=console, watchdog=watchdog)
+        return trainer.train_joined(
+            config, RunDirectory(folder), world, console=console, watchdog=watchdog
+        )
     finally:
         watchdog.close(in_peace=True)

@@ -1,6 +1,6 @@
 """Training steps without a run: models, batches and states for tests on one rank or several."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,15 @@ from torch import Tensor, nn
 from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.base import Averager
 from trainyard.averaging.config import AverageConfig
-from trainyard.averaging.sharded import Sharded, whole
+from trainyard.averaging.sharded import whole
 from trainyard.monitor.clock import Clock
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
 from trainyard.training.config import LossConfig
 from trainyard.training.guard import Guard
 from trainyard.training.losses import build_loss
-from trainyard.training.micro import MicroBatchSize
 from trainyard.training.saver import Saver, path_of
-from trainyard.training.step import MicroBatch, TrainStep
+from trainyard.training.step import MicroBatch, Passes, TrainStep
 from trainyard.training.update import (
     Clip,
     DynamicLossScale,
@@ -118,28 +117,26 @@ def make_step(
     is_fp16 = case.autocast == torch.float16
     scale = DynamicLossScale(CPU, initial=2.0**8, interval=5) if is_fp16 else LossScale(CPU)
     clip = no_clip if case.clip_norm is None else clip_by_norm(case.clip_norm)
-    step = TrainStep(
-        model=wrapped,
-        averager=averager,
-        loss=build_loss(LossConfig(), 0.1, teacher=None, mixes=case.mixed),
-        micro=MicroBatchSize(
-            case.micro,
-            world=world,
-            phase=lambda step: 0,
-            report=print,
-            is_tried=not isinstance(averager, Sharded),
-        ),
-        to_reserve=lambda: 0,
-        buffers=Buffers(model),
-        autocast=case.autocast,
-        graphs=False,
-        set_rates=lambda rates: None,
-        update=build_update(model, optimizer, scale, clip=clip),
-        update_ema=lambda step: None,
-        seed=0,
-        world=world,
-    )
-    return replace(step, **parts)
+    passes: dict[str, Any] = {
+        "model": wrapped,
+        "averager": averager,
+        "loss": build_loss(LossConfig(), 0.1, teacher=None, mixes=case.mixed),
+        "autocast": case.autocast,
+        "graphs": False,
+        "seed": 0,
+        "world": world,
+    }
+    given: dict[str, Any] = {
+        "buffers": Buffers(model),
+        "set_rates": lambda rates: None,
+        "update": build_update(model, optimizer, scale, clip=clip),
+        "update_ema": lambda step: None,
+        "micro": case.micro,
+    }
+    names = {field.name for field in fields(Passes)}
+    passes |= {key: value for key, value in parts.items() if key in names}
+    given |= {key: value for key, value in parts.items() if key not in names}
+    return TrainStep(passes=Passes(**passes), **given)
 
 
 _ALONE = World()

@@ -22,9 +22,9 @@ from trainyard.monitor.escaping import EscapingConsole
 from trainyard.report.page import page
 from trainyard.report.pictures import Gallery
 from trainyard.report.runs import read_runs
-from trainyard.run import train
 from trainyard.run.head import head
 from trainyard.run.pretrained import Beginning
+from trainyard.run.trainer import Trainer
 from trainyard.world import World
 
 CPU, SCRATCH = torch.device("cpu"), Beginning()
@@ -199,9 +199,8 @@ def test_the_report_has_the_latest_head_and_the_remarks(tmp_path: Path) -> None:
 
 def test_other_ranks_print_none() -> None:
     """With --all-ranks each rank has a console."""
-    config = load_recipe("debug")
-    run = SimpleNamespace(config=config, folder=None, world=World(rank=1, size=2))
-    train._report_head(run, SimpleNamespace(step=0), pytest.fail)  # type: ignore[arg-type]
+    on_other = SimpleNamespace(world=World(rank=1, size=2), report=pytest.fail)
+    Trainer._report_head(on_other)  # type: ignore[arg-type]
 
 
 def test_quiet_is_quiet() -> None:

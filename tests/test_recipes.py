@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.command_line import run as command
 from trainyard.config import RunConfig, builtin_recipes, load_recipe
 from trainyard.run.build import build_run_course, build_run_model, build_run_schedule
-from trainyard.run.train import train
+from trainyard.run.trainer import train
 from trainyard.world import World
 
 NAMES = list(builtin_recipes())

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -14,8 +12,9 @@ from trainyard.course import build_course
 from trainyard.distributed import Watchdog
 from trainyard.files import RunDirectory
 from trainyard.monitor.sinks import Sinks
-from trainyard.run import train
+from trainyard.run.parts import Parts
 from trainyard.run.pretrained import Beginning
+from trainyard.run.trainer import Trainer
 from trainyard.world import World
 
 META = torch.device("meta")
@@ -33,35 +32,16 @@ class Samples(list[int]):
     has_names = False
 
 
-class Feeds(Exception):
-    """The device for which feeds were asked for."""
-
-
-def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(tmp_path: Path) -> None:
     config = load_recipe("debug")
     course = build_course("2 steps", epoch_samples=16, batch=8, image_size=32)
-    seen = []
-
-    def note(run: Any, averager: Any, ema: Any) -> Any:
-        seen.append(state_of(run, averager, ema))
-        return seen[0]
-
-    def feeds(config: Any, world: Any, device: torch.device) -> None:
-        raise Feeds(device)
-
-    state_of = train._state
-    monkeypatch.setattr(train, "_state", note)
-    monkeypatch.setattr(train, "build_feeds", feeds)
-    data = SimpleNamespace(train=Samples(), val=Samples())
-    run = train._Run(
+    parts = Parts(
         config=config,
         folder=RunDirectory(tmp_path),
         world=World(),
         device=META,
         averager=Pieces(config.average, World()),
-        data=data,  # type: ignore[arg-type]
+        data=SimpleNamespace(train=Samples(), val=Samples()),  # type: ignore[arg-type]
         order=None,  # type: ignore[arg-type]
         course=course,
         schedule=None,  # type: ignore[arg-type]
@@ -69,9 +49,8 @@ def test_all_is_on_the_ranks_device_though_the_model_is_not_yet(
         begun=Beginning(),
         loss=None,  # type: ignore[arg-type]
     )
-    watch = Watchdog()
-    with pytest.raises(Feeds) as asked:
-        train._train_in(run, Sinks(()), watch)
-    watch.close(in_peace=True)
-    assert asked.value.args == (META,)
-    assert seen[0].scale.value.device == META
+    watchdog = Watchdog()
+    trainer = Trainer(parts, Sinks(()), watchdog)
+    watchdog.close(in_peace=True)
+    assert trainer.state.scale.value.device == META
+    assert next(trainer.wrapped.parameters()).device == META

@@ -54,7 +54,7 @@ def train(
     from trainyard.config import on_data
     from trainyard.data.index.splits import split_remarks
     from trainyard.data.remarks import warn
-    from trainyard.run import train as composition
+    from trainyard.run import trainer as composition
 
     config = _config(recipe, _plain(overrides))
     config = config if data is None else on_data(config, _texts(data), overrides or ())

@@ -36,8 +36,7 @@ class BatchConfig(Section):
     """Global batch: samples per update, over all replicas together."""
     micro: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
     """Samples per forward and backward pass of a device. "auto": as many as fit into its memory,
-    found by trial in the first step. If memory runs out, the number is halved and the step is
-    repeated."""
+    found by trial before the first step, and before the first of each batch or image size."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Precision of the forward and backward pass; weights and updates stay fp32."""
 

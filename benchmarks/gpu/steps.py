@@ -31,7 +31,7 @@ from trainyard.data.device.feed import TrainingFeed
 from trainyard.datasets.prepare.digits import prepare_digits
 from trainyard.model.flops import forward_flops
 from trainyard.monitor.devices import peak_flops
-from trainyard.run import train as run
+from trainyard.run import trainer as run
 from trainyard.world import World
 
 _MODELS = {  # images a step

@@ -21,7 +21,7 @@ from trainyard.config import load_recipe
 from trainyard.course import build_course
 from trainyard.monitor.console import ConsoleSink
 from trainyard.monitor.notebook import Screen
-from trainyard.run.train import train
+from trainyard.run.trainer import train
 from trainyard.world import World
 
 HERE = Path(__file__).parent

@@ -247,7 +247,7 @@ def resumes_alike(world: World, folder: Path, is_fixed: bool) -> tuple[bool, int
     expected = process.run(NUM_STEPS)
     fresh = Process(world, "all-reduce")
     load_checkpoint(fresh.state, path)
-    sizes = process.step.model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    sizes = process.step.passes.model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
     return torch.equal(fresh.run(NUM_STEPS), expected), len(sizes.split(","))
 
 

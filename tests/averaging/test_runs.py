@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-import trainyard.run.train
+import trainyard.run.trainer
 from tests.command_line import Capture, newest, shown
 from tests.runs import (
     OPTIONS,
@@ -243,6 +243,8 @@ def test_schedule_free_optimizers_are_refused(digits: Path) -> None:
 
 def test_a_world_of_one_runs(digits: Path, tmp_path: Path) -> None:
     config = recipe(digits, "gossip", **{"run.length": "2 steps"})
-    trainyard.run.train.train(config, tmp_path / "run", world=World(), console=Console(quiet=True))
+    trainyard.run.trainer.train(
+        config, tmp_path / "run", world=World(), console=Console(quiet=True)
+    )
     assert "consensus_distance" not in (tmp_path / "run" / "metrics.jsonl").read_text()
     assert not list(newest(tmp_path / "run").glob("replicas"))

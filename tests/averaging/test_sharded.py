@@ -36,7 +36,6 @@ from trainyard.optim.config import OptimConfig
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.training.bn_statistics import estimate_statistics
 from trainyard.training.evaluate import evaluate
-from trainyard.training.micro import MicroBatchSize
 from trainyard.training.step import MicroBatch, TrainStep
 from trainyard.training.update import DynamicLossScale, clip_by_norm, no_clip
 from trainyard.world import World
@@ -82,11 +81,8 @@ def model_of(name: str) -> nn.Module:
 
 
 def step_of(model: nn.Module, averager: Averager, ema: Ema, case: Case, world: World) -> TrainStep:
-    micro = MicroBatchSize(
-        case.micro, world=world, phase=lambda step: 0, report=print, is_tried=False
-    )
     taken = Steps(micro=case.micro, autocast=case.autocast)
-    step = make_step(model, averager, world, case=taken, micro=micro, update_ema=ema.update)
+    step = make_step(model, averager, world, case=taken, update_ema=ema.update)
     averager.register_ema(ema.modules["ema"])
     # In single precision the update of Adam-like optimizers depends on the order of sums where a
     # gradient all but vanishes.

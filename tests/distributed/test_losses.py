@@ -26,7 +26,7 @@ from trainyard.averaging.allreduce import AllReduce
 from trainyard.command_line import end
 from trainyard.distributed import Watchdog, init_distributed
 from trainyard.errors import LoaderError, PeerError
-from trainyard.run.train import _losses_heard
+from trainyard.run.trainer import _losses_heard
 from trainyard.training import saver
 from trainyard.training.checkpoint import find_problem
 from trainyard.training.update import Update, Updated

@@ -53,11 +53,11 @@ def test_every_path_in_the_text_exists(page: str) -> None:
 
 
 def test_the_loop_is_printed_as_it_is() -> None:
-    source = (PACKAGE / "training" / "loop.py").read_text()
+    source = (PACKAGE / "run" / "trainer.py").read_text()
     loop = next(
         node
-        for node in ast.parse(source).body
-        if isinstance(node, ast.FunctionDef) and node.name == "train"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef) and node.name == "loop"
     )
     body = source.splitlines()[loop.body[1].lineno - 1 : loop.end_lineno]
-    assert "\n".join(line[4:] for line in body) in PAGE
+    assert "\n".join(line[8:] for line in body) in PAGE

@@ -87,8 +87,6 @@ class Parts:
             loss=build_loss(config.loss, 0.1, teacher=None),
             world=World(),
             update_ema=ema.update,
-            course=course,
-            report=print,
         )
         self.meter = Meter(World(), device, self.state.clock)
         self.device = device

@@ -15,7 +15,7 @@ from tests.runs import of_digits
 from trainyard.config import load_recipe
 from trainyard.errors import RecipeError
 from trainyard.model.freeze import freeze
-from trainyard.run.train import train
+from trainyard.run.trainer import train
 from trainyard.world import World
 
 STEM = ("conv1.*", "bn1.*", "layer1.*")

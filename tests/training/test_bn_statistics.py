@@ -1,7 +1,8 @@
-"""Batch norm statistics are those of all values that came by, on any number of ranks."""
+"""Batch norm statistics are a mean over all images that came by, on any number of ranks."""
 
 import math
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tests.spawn import spawn
-from trainyard.errors import DataError
+from trainyard.errors import DataError, Stopped
+from trainyard.model.freeze import freeze
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.world import World
 
@@ -63,36 +65,39 @@ def estimate(world: World) -> tuple[int, Statistics, Statistics]:
     assert all(layer.track_running_stats for layer in batch_norms(model))
     for name, value in model.state_dict().items():  # statistics have changed, and nothing else
         assert torch.equal(before[name], value) != ("running" in name), name
-    assert not any(layer._forward_pre_hooks for layer in batch_norms(model))
+    assert {layer.momentum for layer in batch_norms(model)} == {0.1}
     return count, statistics(model), statistics(other)
 
 
 def plain_statistics(size: int) -> Statistics:
-    """All inputs of each layer kept, each share normalised by itself."""
+    """The mean over images of their batch's mean and variance, each share normalised by itself."""
     model = build().eval()
     layers = {
         name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)
     }
-    kept: dict[str, list[Tensor]] = {name: [] for name in layers}
+    sums: dict[str, Any] = {
+        f"{name}.{key}": 0.0 for name in layers for key in ("running_mean", "running_var")
+    }
     for name, layer in layers.items():
+
+        def add(_: nn.Module, inputs: tuple[Tensor], name: str = name) -> None:
+            values = inputs[0].double().transpose(0, 1).flatten(1)
+            sums[f"{name}.running_mean"] += len(inputs[0]) * values.mean(dim=1).numpy()
+            sums[f"{name}.running_var"] += len(inputs[0]) * values.var(dim=1).numpy()
+
         layer.train()
-        layer.register_forward_pre_hook(
-            lambda _, inputs, name=name: kept[name].append(inputs[0].double())
-        )
+        layer.register_forward_pre_hook(add)
+    images = 0.0
     with torch.no_grad():
         for batch in (batch for share in shares(size) for batch in share):
             if batch.weights.sum() > 1:
                 model(batch.images_BCHW[batch.weights > 0])
-    found = {}
-    for name, inputs in kept.items():
-        values = torch.cat([value.transpose(0, 1).flatten(1) for value in inputs], dim=1)
-        found[f"{name}.running_mean"] = values.mean(dim=1).numpy()
-        found[f"{name}.running_var"] = values.var(dim=1).numpy()
-    return found
+                images += float(batch.weights.sum())
+    return {name: np.asarray(value / images) for name, value in sums.items()}
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_statistics_are_those_of_all_values(size: int) -> None:
+def test_statistics_are_the_mean_over_all_images(size: int) -> None:
     reference = plain_statistics(size)
     results = spawn(estimate, size) if size > 1 else [estimate(World())]
     for count, found, other in results:
@@ -113,3 +118,27 @@ def test_images_of_which_none_can_be_read() -> None:
     batch = Batch(torch.zeros(2, 3, 32, 32), torch.zeros(2))
     with pytest.raises(DataError, match="no two training images of a batch can be read"):
         estimate_statistics([build()], [batch], world=World())
+
+
+def test_statistics_stay_if_the_images_end_with_an_error() -> None:
+    """A stop cuts an evaluation off, and the weights are saved then."""
+
+    def batches() -> Iterator[Batch]:
+        yield shares(1)[0][0]
+        raise Stopped
+
+    model = build()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(Stopped):
+        estimate_statistics([model], batches(), world=World())
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+
+
+def test_frozen_statistics_stay() -> None:
+    """torch's update_bn resets them."""
+    model = build()
+    freeze(model, ["bn1.*"])
+    before = model.get_buffer("bn1.running_mean").clone()
+    estimate_statistics([model], shares(1)[0], world=World())
+    assert torch.equal(model.get_buffer("bn1.running_mean"), before)

@@ -154,7 +154,7 @@ def test_a_run_learns_from_its_teacher(
 
     def check(self: TrainStep, batch: Any, step: int) -> None:
         with torch.no_grad():
-            student = F.log_softmax(self.model(batch.images_BCHW), dim=1)
+            student = F.log_softmax(self.passes.model(batch.images_BCHW), dim=1)
             guess = F.log_softmax(taught(batch.images_BCHW), dim=1)
         rows = torch.arange(len(student))
         base = -batch.lam * student[rows, batch.labels]

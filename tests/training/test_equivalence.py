@@ -121,8 +121,8 @@ def count_messages(world: World, micro: int | None) -> tuple[list[int], int]:
 
     model = nn.Sequential(nn.Flatten(), nn.Linear(3072, 10))
     step = make_step(model, None, world, case=Case(micro=micro))
-    assert isinstance(step.model, DistributedDataParallel)
-    step.model.register_comm_hook(None, hook)
+    assert isinstance(step.passes.model, DistributedDataParallel)
+    step.passes.model.register_comm_hook(None, hook)
     for number in range(4):
         messages.append(0)
         step(share_of(global_batch(Case(30), number), world), number, 0.01)
@@ -133,4 +133,4 @@ def count_messages(world: World, micro: int | None) -> tuple[list[int], int]:
 def test_one_all_reduce_per_update(micro: int | None) -> None:
     """Even where ranks have 4 and 3 micro-batches: of 15 samples, or of 8 and 7 pairs."""
     for found in spawn(count_messages, 4, micro):
-        assert found == ([1, 1, 1, 1], 1)  # to try how much fits takes none
+        assert found == ([1, 1, 1, 1], 1)

@@ -327,7 +327,7 @@ def evaluate_run(world: World, config: RunConfig, folder: Path) -> list[dict[str
         return found | {"top1": found["top1"] - 0.001 * world.rank}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainyard.run.train.summary", scored)
+        patch.setattr("trainyard.run.trainer.summary", scored)
         outcome = train_joined(config, folder, world)
     return [outcome.last, outcome.best]
 

@@ -143,7 +143,7 @@ def train_with_faults(world: World, kind: str, optimizer_name: str, leave_out: b
         batch = share(number, world.rank, faults.is_on and kind == "data")
         if step(batch, number, None).skipped:
             skipped.append(number)
-    with step.averager.consensus():
+    with step.passes.averager.consensus():
         tensors = model.state_dict().values()
         weights = [t.numpy() for t in tensors if t.is_floating_point()]
     states = optimizer.state_dict()["state"].values()
@@ -427,7 +427,7 @@ def train_on_poisoned(world: World, config: RunConfig, folder: Path) -> Any:
 
     def note(self: TrainStep, batch: Any, step: int) -> None:
         seen.append((step, batch.ids.tolist()))
-        first = next(iter(self.model.parameters())).detach()
+        first = next(iter(self.passes.model.parameters())).detach()
         weights.append(first.flatten()[:8].tolist())
 
     on_each_step(after=note)

@@ -21,7 +21,8 @@ from trainyard.config import RunConfig, load_recipe
 from trainyard.course import Course, build_course
 from trainyard.errors import RecipeError
 from trainyard.run.build import check_batch_norm
-from trainyard.training.micro import MicroBatchSize, bytes_of_moments, is_out_of_memory
+from trainyard.training.micro import MicroBatchSearch, bytes_of_moments
+from trainyard.training.step import TrainStep, is_out_of_memory
 from trainyard.world import World, total
 
 SAMPLES = 24
@@ -35,7 +36,6 @@ class Shortage:
     step: int = 0  # from which on; before it everything fits
     in_backward: bool = False
     rank: int | None = None  # None for all
-    micro: int | None = None
 
 
 class _Refuse(torch.autograd.Function):
@@ -78,12 +78,11 @@ class Small(nn.Module):
         return refused
 
 
-def tiny(batch_norm: bool = False) -> nn.Module:
-    if batch_norm:
-        torch.manual_seed(0)
-        norm = nn.BatchNorm2d(8)
-        return nn.Sequential(nn.Conv2d(3, 8, 3, stride=4), norm, nn.Flatten(), nn.Linear(512, 10))
-    return vit()
+def tiny(batch_norm: bool = False, dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 8, 3, stride=4), nn.BatchNorm2d(8)] if batch_norm else [vit()]
+    head = [nn.Flatten(), nn.Dropout(dropout), nn.Linear(512 if batch_norm else 10, 10)]
+    return nn.Sequential(*body, *head)
 
 
 @dataclass
@@ -95,17 +94,42 @@ class Found:
     buffers: list[float]
 
 
-def train(world: World, shortage: Shortage, batch_norm: bool = False, steps: int = 3) -> Found:
+def search_of(
+    step: TrainStep, says: list[str] | None = None, *, phase: int = 1000, least: int = 1
+) -> MicroBatchSearch:
+    """The search before the step, in a course that changes the batch after `phase` steps."""
+    course = build_course(
+        "2000 steps",
+        epoch_samples=99,
+        batch=SAMPLES,
+        image_size=8,
+        batch_stages=[f"{phase} steps: {SAMPLES + 1}"],
+    )
+    report = print if says is None else says.append
+    return MicroBatchSearch(step, course=course, to_reserve=lambda: 0, report=report, least=least)
+
+
+def train(
+    world: World,
+    shortage: Shortage,
+    batch_norm: bool = False,
+    micro: int | None = None,
+    dropout: float = 0.0,
+) -> Found:
+    """Three steps, whose micro-batch size is sought unless `micro` names it."""
     torch.set_num_threads(1)
-    model = Small(tiny(batch_norm), shortage, world.rank)
+    model = Small(tiny(batch_norm, dropout), shortage, world.rank)
     said: list[str] = []
-    micro = MicroBatchSize(shortage.micro, world=world, phase=lambda step: 0, report=said.append)
-    step = make_step(model, None, world, micro=micro)
+    step = make_step(model, None, world, case=Case(micro=micro))
+    search = search_of(step, said)
     losses, sizes = [], []
-    for number in range(steps):
+    for number in range(3):
         model.step, model.sizes = number, []
         whole = global_batch(Case(batch=SAMPLES * world.size), number)
-        stats = step(share_of(whole, world), number, None)
+        batch = share_of(whole, world)
+        if micro is None:
+            search(batch, number)
+        stats = step(batch, number, None)
         loss, count = total(world, torch.stack([stats.loss_sum, stats.count])).tolist()
         losses.append(loss / count)
         sizes.append(model.sizes)
@@ -130,96 +154,101 @@ def alone() -> Found:
 
 
 @pytest.mark.parametrize("in_backward", [False, True])
-@pytest.mark.parametrize("first_short", [0, 1, 2])
 def test_a_batch_that_does_not_fit_is_taken_in_smaller_parts(
-    alone: Found, in_backward: bool, first_short: int
+    alone: Found, in_backward: bool
 ) -> None:
-    found = train(World(), Shortage(7, first_short, in_backward))
+    found = train(World(), Shortage(7, in_backward=in_backward))
     assert_same(found, alone)
     small = [6, 6, 6, 6]
-    for number, sizes in enumerate(found.sizes):
-        before = [24] if number < first_short else [24, 12] if number == first_short else []
-        done = small if number >= first_short else []
-        # The first step is tried, then done.
-        assert sizes == before + done + ([] if number else done or before)
-    assert found.said[-1].endswith("going on with 6")
-    assert len(found.said) == (1 if first_short == 0 else 2)
+    assert found.sizes == [[24, 12, *small, *small], small, small]  # tried, then done
+    assert found.said == ["out of memory with more samples at a time: going on with 6"]
 
 
-def test_memory_that_ends_in_a_later_micro_batch_begins_the_batch_anew(alone: Found) -> None:
-    """The gradient of those before is dropped."""
-    model = Small(tiny(), Shortage(), 0)
-    step = make_step(model, case=Case(micro=6))
-    calls = 0
-    forward = model.forward
-
-    def forward_until_full(images_BCHW: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        if calls in (3, 8, 20):  # the third of four; the fifth of eight; the fifth of the next step
-            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 12")
-        return forward(images_BCHW)
-
-    model.forward = forward_until_full  # type: ignore[method-assign]
-    losses = []
-    for number in range(3):
-        stats = step(global_batch(Case(batch=SAMPLES), number), number, None)
-        losses.append(float(stats.loss_sum / stats.count))
-    assert step.micro.size == 1
-    assert losses == pytest.approx(alone.losses, rel=1e-5)
-    torch.testing.assert_close(flat(model), torch.tensor(alone.weights), rtol=1e-4, atol=1e-6)
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_run_is_the_same_bit_by_bit_whether_its_size_was_sought_or_given(
+    batch_norm: bool,
+) -> None:
+    """Statistics, dropout and optimizer see nothing of a search, nor of the parts that failed."""
+    given = train(World(), Shortage(), batch_norm, micro=6, dropout=0.3)
+    found = train(World(), Shortage(7, in_backward=True), batch_norm, dropout=0.3)
+    assert found.sizes[0] == [24, 12, 6, 6, 6, 6, 6, 6, 6, 6]
+    assert (found.losses, found.weights, found.buffers) == (
+        given.losses,
+        given.weights,
+        given.buffers,
+    )
+    whole = train(World(), Shortage(), batch_norm, micro=24, dropout=0.3)
+    assert train(World(), Shortage(), batch_norm, dropout=0.3).weights == whole.weights
 
 
-def test_activations_are_released_before_the_batch_is_repeated() -> None:
+def test_a_search_leaves_no_trace() -> None:
+    model = tiny(batch_norm=True, dropout=0.3)
+    step = make_step(model)
+    batch = global_batch(Case(batch=SAMPLES), 0)
+    step(batch, 0, None)
+    before = [tensor.clone() for tensor in model.state_dict().values()]
+    search_of(step)(batch, 1)
+    assert all(map(torch.equal, model.state_dict().values(), before))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_activations_are_released_before_smaller_parts_are_tried() -> None:
     model = Small(tiny(), Shortage(7, in_backward=True), 0)
     step = make_step(model)
     alive: list[int] = []
-    halve = MicroBatchSize.halve
+    forward = model.forward
 
-    def look(self: MicroBatchSize, share: int, reason: str) -> None:
+    def counted(images_BCHW: Tensor) -> Tensor:
         alive.append(sum(ref() is not None for ref in model.weak))
-        halve(self, share, reason)
+        return forward(images_BCHW)
 
+    model.forward = counted  # type: ignore[method-assign]
     gc.disable()  # nor does it take a collection of cycles
     try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(MicroBatchSize, "halve", look)
-            step(global_batch(Case(batch=SAMPLES), 0), 0, None)
+        search_of(step)(global_batch(Case(batch=SAMPLES), 0), 0)
     finally:
         gc.enable()
-    assert alive == [0, 0]
+    assert len(alive) == 6 and alive[:3] == [0, 0, 0]
 
 
-def test_batch_norm_counts_no_sample_of_an_attempt_that_failed() -> None:
-    small = train(World(), Shortage(micro=6), batch_norm=True)
-    found = train(World(), Shortage(7, in_backward=True), batch_norm=True)
-    assert found.sizes[0] == [24, 12, 6, 6, 6, 6, 6, 6, 6, 6]  # tried, then done
-    assert found.buffers == pytest.approx(small.buffers, rel=1e-6)
-    assert found.buffers[-1] == 12  # batches tracked, of three steps
-    assert_same(found, small)
-
-
-def test_a_phase_begins_with_the_size_that_was_asked_for() -> None:
-    said: list[str] = []
-    size = MicroBatchSize(None, world=World(), phase=lambda step: step // 10, report=said.append)
-    assert size.begins(3)
-    size.halve(100, "full")
-    size.halve(100, "full")
-    size.settle()
-    assert said == ["out of memory with more samples at a time: going on with 25"]
-    assert [size.begins(4), size.size] == [False, 25]
-    assert [size.begins(10), size.size] == [True, None]
-    size.settle()
-    assert said  # sometimes twice, as the rest takes more at one time than at another
-    assert not size.begins(5)  # after the weights went back
+def test_each_phase_is_searched_once() -> None:
+    model, said = Small(tiny(), Shortage(7), 0), list[str]()
+    step = make_step(model)
+    search, batch = search_of(step, said, phase=10), global_batch(Case(batch=SAMPLES), 0)
+    search(batch, 3)
+    assert [step.micro] == [6]
+    model.shortage, model.sizes = Shortage(), []
+    search(batch, 9)
+    assert model.sizes == []
+    search(batch, 10)
+    assert [step.micro] == [None]
+    assert model.sizes == [24]
+    search(batch, 11)
+    assert model.sizes == [24]
+    search(batch, 5)  # after the weights went back
+    assert model.sizes == [24, 24]
+    assert len(said) == 1
 
 
 def test_a_sample_that_does_not_fit_is_an_error_that_says_what_to_do() -> None:
     model = Small(tiny(), Shortage(fits=0), 0)
-    step = make_step(model)
     with pytest.raises(RecipeError, match=r"a single sample .* model.grad_checkpointing"):
-        step(global_batch(Case(batch=SAMPLES), 0), 0, None)
+        search_of(make_step(model))(global_batch(Case(batch=SAMPLES), 0), 0)
     assert model.sizes == [24, 12, 6, 3, 2, 1]
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+@pytest.mark.parametrize("micro", [None, 12])
+def test_memory_that_ends_later_ends_the_run_with_what_to_change(
+    micro: int | None, in_backward: bool
+) -> None:
+    now, smaller = micro or 24, (micro or 24) // 2
+    with pytest.raises(RecipeError) as error:
+        train(World(), Shortage(7, 1, in_backward), micro=micro)
+    assert f"{error.value}" == (
+        f"out of memory with {now} samples at a time: set a smaller batch.micro, such as {smaller} "
+        "(a GPU's memory is full)"
+    )
 
 
 def test_other_errors_are_raised_as_they_are() -> None:
@@ -227,9 +256,10 @@ def test_other_errors_are_raised_as_they_are() -> None:
         def forward(self, input: Tensor) -> Tensor:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    step = make_step(Wrong(1, 1))
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        step(global_batch(Case(batch=4), 0), 0, None)
+    step, batch = make_step(Wrong(1, 1)), global_batch(Case(batch=4), 0)
+    for work in (lambda: step(batch, 0, None), lambda: search_of(step)(batch, 0)):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            work()
 
 
 def test_memory_is_kept_for_what_the_first_update_allocates() -> None:
@@ -255,12 +285,9 @@ def test_what_counts_as_out_of_memory() -> None:
 # --- two processes ---
 
 SHORTAGES = {
-    "first forward pass": Shortage(7),
-    "first backward pass": Shortage(7, in_backward=True),
-    "first step of one rank": Shortage(7, rank=1, in_backward=True),
-    "later forward pass of one rank": Shortage(7, 2, rank=1, micro=12),
-    "later forward pass of one rank, without accumulation": Shortage(7, 1, rank=0),
-    "later backward pass of one rank": Shortage(7, 1, rank=1, in_backward=True, micro=12),
+    "forward pass": Shortage(7),
+    "backward pass": Shortage(7, in_backward=True),
+    "backward pass of one rank": Shortage(7, rank=1, in_backward=True),
 }
 
 
@@ -275,29 +302,31 @@ def two() -> list[dict[str, Found]]:
 
 
 @pytest.mark.parametrize("name", SHORTAGES)
-def test_ranks_run_out_of_memory_together_or_alone(two: list[dict[str, Found]], name: str) -> None:
+def test_ranks_take_the_smallest_size_of_all(two: list[dict[str, Found]], name: str) -> None:
     for found in two:
         assert_same(found[name], found["none"])
         assert found[name].weights == two[0][name].weights
-    if SHORTAGES[name].step == 0:  # both take the smaller size of the two from then on
-        assert [found[name].sizes[1] for found in two] == [[6, 6, 6, 6]] * 2
-        assert all(len(found[name].said) == 1 for found in two)
+    assert [found[name].sizes[1] for found in two] == [[6, 6, 6, 6]] * 2
+    assert all(len(found[name].said) == 1 for found in two)
 
 
-def end(world: World) -> str:
-    """What a rank raises whose backward pass ends in the middle of averaging, and the other one."""
-    try:
-        train(world, Shortage(7, 1, in_backward=True, rank=1))
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+def ends(world: World) -> tuple[str, str]:
+    """What each rank raises if one has no memory at all, or later too little."""
+    texts = []
+    for shortage in (Shortage(0, rank=1), Shortage(7, 1, in_backward=True, rank=1)):
+        try:
+            train(world, shortage)
+        except Exception as error:
+            texts.append(f"{type(error).__name__}: {error}")
+    return texts[0], texts[1]
 
 
-def test_memory_that_ends_in_the_middle_of_averaging_ends_all_ranks() -> None:
-    other, short = spawn(end, 2, timeout_s=60)
-    assert short.startswith("RecipeError: out of memory with 24 samples at a time")
-    assert "smaller batch.micro" in short
-    assert other.startswith("RuntimeError") and "peer" in other  # of which run.train makes its word
+def test_memory_of_one_rank_ends_all_ranks() -> None:
+    other, short = spawn(ends, 2, timeout_s=60)
+    assert short[0].startswith("RecipeError: a single sample does not fit")
+    assert other[0].startswith("PeerError: rank 1: a single sample does not fit")
+    assert short[1].startswith("RecipeError: out of memory with 24 samples at a time")
+    assert other[1].startswith("RuntimeError") and "peer" in other[1]  # run.train has words for it
 
 
 # --- a limit of the operating system, by the command line ---
@@ -305,7 +334,7 @@ def test_memory_that_ends_in_the_middle_of_averaging_ends_all_ranks() -> None:
 LIMITED = """
 import resource, sys
 from pathlib import Path
-import torch, timm, trainyard.run.train  # all that is mapped before the limit is set
+import torch, timm, trainyard.run.trainer  # all that is mapped before the limit is set
 from trainyard.command_line import main
 
 status = Path("/proc/self/status").read_text().splitlines()
@@ -396,8 +425,7 @@ def test_a_single_image_is_refused_before_the_run(
 
 
 def test_batch_norm_is_not_halved_to_a_single_image() -> None:
-    size = MicroBatchSize(None, world=World(), phase=lambda step: 0, report=print, least=2)
-    size.halve(4, "full")
-    assert size.size == 2
-    with pytest.raises(RecipeError, match=r"^2 samples do not fit .* batch norm .*\(full\)"):
-        size.halve(4, "full")
+    model = Small(tiny(batch_norm=True), Shortage(1), 0)
+    with pytest.raises(RecipeError, match=r"^2 samples do not fit .* batch norm .*\(a GPU's"):
+        search_of(make_step(model), least=2)(global_batch(Case(batch=4), 0), 0)
+    assert model.sizes == [4, 2]

@@ -146,8 +146,6 @@ class Parts:
             ),
             world=self.world,
             update_ema=ema.update if ema else lambda step: None,
-            course=self.course,
-            report=print,
         )
         self.rates: Rates = build_run_schedule(config, self.course)(0)
         self.meter = Meter(self.world, META, self.state.clock)

@@ -1,7 +1,6 @@
 """What is computed in which precision, and that the loss scale goes all the way."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -110,8 +109,10 @@ def test_the_loss_scale_keeps_gradients_that_fp16_cannot_hold() -> None:
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         update = build_update(model, optimizer, DynamicLossScale(CPU, initial))
         case = Case(autocast=torch.float16, micro=4)
-        step = make_step(model, case=case, update=update)
-        faint = replace(step, loss=lambda logits, batch: 1e-7 * step.loss(logits, batch))
+        loss = make_step(model).passes.loss
+        faint = make_step(
+            model, case=case, update=update, loss=lambda logits, batch: 1e-7 * loss(logits, batch)
+        )
         return float(faint(global_batch(Case(batch=8), 0), 0, None).grad_norm)
 
     reference = make_step(vit())

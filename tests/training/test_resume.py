@@ -50,7 +50,7 @@ from trainyard.data.sampler.plan import EndlessPlan
 from trainyard.errors import CheckpointError, DataError, InputError, Requeued, Stopped
 from trainyard.files import RunDirectory, check_run, find_checkpoint, write_text
 from trainyard.run.resume import claim_directory, is_new_run, resume
-from trainyard.run.train import train
+from trainyard.run.trainer import train
 from trainyard.training import saver
 from trainyard.training.step import TrainStep
 from trainyard.world import World

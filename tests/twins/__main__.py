@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -60,7 +61,7 @@ def _folder(edition: Edition, number: int) -> Path:
     """A new folder of a row, beside the data."""
     folder = BUILD / "rows" / edition.name / f"{number:02}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if not (folder.parent / "data").exists():
+    with suppress(FileExistsError):  # of the row before, or of one beside it
         (folder.parent / "data").symlink_to(BUILD / "data")
     return folder
 

@@ -72,7 +72,7 @@ def train(options: argparse.Namespace) -> int:
         from trainyard.data.index.splits import split_remarks
         from trainyard.data.remarks import warn
         from trainyard.monitor.console import console_of
-        from trainyard.run import train as run
+        from trainyard.run import trainer as run
 
     console = console_of(
         world,

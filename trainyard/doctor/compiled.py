@@ -114,8 +114,6 @@ class _Training:
             loss=build_loss(config.loss, smoothing, teacher=None, mixes=mixes),
             world=World(),
             update_ema=lambda step: None,
-            course=build_run_course(config, config.batch.size),
-            report=lambda note: None,
         )
         # In proportion to the batch: the recipe's rate is that of its own batch, after a warm-up.
         lr = config.optim.lr * min(1, _SAMPLES / config.batch.size)

@@ -112,8 +112,8 @@ def gpu_memory(
 ) -> Memory:
     """Memory of each of `ranks` GPUs, with `share` images of a batch on each.
 
-    Without `batch.micro` of a recipe, the whole share is tried. It is halved until it fits, as in a
-    run, but not for a sharded model. The largest size is 0 if the weights alone do not fit.
+    Without `batch.micro` of a recipe, the whole share is halved until it fits, as in a run, but not
+    for a sharded model. The largest size is 0 if the weights alone do not fit.
     """
     average, asked = config.average, config.batch.micro
     micro = share if asked == "auto" else min(share, asked)
@@ -131,7 +131,8 @@ def gpu_memory(
     largest = None
     if capacity is not None:
         largest = max(int((capacity - sum(held) - work.cast_bytes) / image), 0)
-    while average.name != "sharded" and largest is not None and micro > max(largest, 1):
+    is_sought = asked == "auto" and average.name != "sharded"
+    while is_sought and largest is not None and micro > max(largest, 1):
         micro = -(-micro // 2)
     return Memory(*held, image * micro + work.cast_bytes, micro, largest)
 

@@ -38,6 +38,7 @@ from trainyard.model.execution import (
 )
 from trainyard.model.freeze import freeze
 from trainyard.monitor.progress import counter
+from trainyard.monitor.reporter import Reporter
 from trainyard.optim.groups import classifier_parameters, set_group_rates
 from trainyard.optim.schedules import Rates, Schedule, build_schedule
 from trainyard.own_code import announce, is_own
@@ -46,9 +47,9 @@ from trainyard.training import checkpoint
 from trainyard.training.bn_statistics import batch_norms, estimate_statistics
 from trainyard.training.buffers import Buffers
 from trainyard.training.checkpoint import TrainState
-from trainyard.training.micro import MicroBatchSize, bytes_of_moments, num_parts
+from trainyard.training.micro import MicroBatchSearch, bytes_of_moments
 from trainyard.training.precision import AUTOCASTS
-from trainyard.training.step import Loss, TrainStep
+from trainyard.training.step import Batch, Loss, Passes, TrainStep, num_parts
 from trainyard.training.update import (
     Clip,
     DynamicLossScale,
@@ -329,22 +330,24 @@ def build_step(
     loss: Loss,
     world: World,
     update_ema: Callable[[int], None],
-    course: Course,
-    report: Callable[[str], None],
 ) -> TrainStep:
-    """`wrapped`: the model from the averager; `report` receives notes on smaller micro-batches."""
+    """`wrapped`: the model from the averager."""
     device = next(state.model.parameters()).device
     compile_mode = build_mode(config, state.model, device).name
     compile_in_place(state.model, compile_mode)
-    return TrainStep(
+    passes = Passes(
         model=wrapped,
         averager=state.averager,
         loss=loss,
-        micro=_build_micro(config, state.model, world=world, course=course, report=report),
-        to_reserve=partial(bytes_of_moments, state.model, state.optimizer),
-        buffers=Buffers(state.model),
         autocast=AUTOCASTS[config.batch.precision],
         graphs=has_cuda_graphs(compile_mode),
+        seed=config.run.seed,
+        world=world,
+        counts_hits=not state.has_lists,
+    )
+    return TrainStep(
+        passes=passes,
+        buffers=Buffers(state.model),
         set_rates=_rate_setter(config, state),
         update=Update(
             state.model,
@@ -357,27 +360,31 @@ def build_step(
             else _as_it_is,
         ),
         update_ema=update_ema,
-        seed=config.run.seed,
-        world=world,
-        counts_hits=not state.has_lists,
+        micro=None if config.batch.micro == "auto" else config.batch.micro,
     )
 
 
-def _build_micro(
+def build_micro_search(
     config: RunConfig,
-    model: nn.Module,
+    state: TrainState,
+    step: TrainStep,
     *,
-    world: World,
     course: Course,
-    report: Callable[[str], None],
-) -> MicroBatchSize:
-    return MicroBatchSize(
-        None if config.batch.micro == "auto" else config.batch.micro,
-        world=world,
-        phase=lambda step: course.phase(step).start,
-        report=report,
-        is_tried=waits_in_forward(config, world) is None,
-        least=_least_part(config, model, world),
+    report: Reporter,
+) -> Callable[[Batch, int], None]:
+    """Sets the step's micro-batch size before a phase, where the recipe leaves it open.
+
+    It is not sought where ranks wait for each other in a forward pass: none can try by itself.
+    """
+    world = step.passes.world
+    if config.batch.micro != "auto" or waits_in_forward(config, world) is not None:
+        return lambda batch, number: None
+    return MicroBatchSearch(
+        step,
+        course=course,
+        to_reserve=partial(bytes_of_moments, state.model, state.optimizer),
+        report=partial(report.warn, "smaller micro-batch"),
+        least=_least_part(config, state.model, world),
     )
 
 

@@ -1,116 +1,107 @@
-"""Micro-batch size: the largest that fits into memory, found by trial."""
+"""The search for the number of samples that fit into memory at a time."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
+from trainyard.course import Course, Phase
 from trainyard.errors import RecipeError
-from trainyard.world import World, gather
+from trainyard.training.step import Batch, TrainStep, is_out_of_memory, num_parts
+from trainyard.world import gather, together
 
-# Messages of allocation failures other than torch's own error for a GPU: from the CPU allocator,
-# the driver, cuBLAS and cuDNN, C++, and oneDNN.
-_SIGNS = (
-    "can't allocate memory",
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "std::bad_alloc",
-    "could not create a primitive",  # may have other causes, so the message is shown
-    "could not execute a primitive",
-)
+_FREE = 1 << 28  # bytes of a GPU that the search leaves to what varies from step to step
 
 
-def num_parts(share: int, size: int | None) -> int:
-    """Micro-batches of at most `size` samples that a rank's share takes; they are equal but for one
-    sample, since batch norm cannot normalise a small rest."""
-    return max(1, -(-share // (size or max(share, 1))))
+class MicroBatchSearch:
+    """Sets the micro-batch size of a step, once for each phase of batch and image size.
 
-
-class MicroBatchSize:
-    """The current micro-batch size. It affects memory, and the result by rounding alone.
-
-    There are two exceptions, as everywhere: batch norm normalises with the statistics of a
-    micro-batch, and the random numbers of dropout and drop path depend on it.
+    The size affects memory, and the result by rounding alone, with two exceptions, as everywhere:
+    batch norm normalises with the statistics of a micro-batch, and the random numbers of dropout
+    and drop path depend on it.
     """
 
     def __init__(
         self,
-        size: int | None,
+        step: TrainStep,
         *,
-        world: World,
-        phase: Callable[[int], int],
+        course: Course,
+        to_reserve: Callable[[], int],
         report: Callable[[str], None],
-        is_tried: bool = True,
         least: int = 1,
     ) -> None:
-        """`size` None takes a rank's whole share. `phase` maps a step to its phase, in which
-        batches and images keep their size. `report` receives a message if a size did not fit.
-        Without `is_tried` the size is fixed: no rank can repeat a step that involves all of them,
-        and gradients that sharded weights have added up cannot be dropped. `least`: samples that
-        every part needs; 2 with batch norm.
+        """`to_reserve`: bytes that the next update will allocate for good. `report` receives a
+        message if not all samples fit. `least`: samples that every part needs; 2 with batch norm.
         """
-        self.size = self._asked = size
-        self._world, self._phase, self._report = world, phase, report
-        self._is_tried, self._least = is_tried, least
-        self._tried: set[int] = set()
+        self._step, self._course, self._to_reserve = step, course, to_reserve
+        self._report, self._least = report, least
+        self._phase: Phase | None = None
 
-    def begins(self, step: int) -> bool:
-        """True if a step is this process's first of its phase; the size is then tried anew.
+    def __call__(self, batch: Batch, number: int) -> None:
+        """Call before step `number`: searches if it is this process's first of its phase.
 
-        The result is equal on all ranks, as they take the same steps.
+        Each rank halves its share until forward and backward passes fit, and the smallest size of
+        all ranks is taken. What they compute is dropped. RecipeError, on all ranks, if not even
+        the smallest part fits.
         """
-        phase = self._phase(step)
-        if phase in self._tried or not self._is_tried:
-            return False
-        self._tried.add(phase)
-        self.size = self._asked
-        return True
-
-    def halve(self, share: int, reason: str) -> None:
-        """Halve the size after an out-of-memory error in a batch of `share` samples.
-
-        RecipeError if the parts would be too small, and if sizes are not tried.
-        """
-        now = min(self.size or share, share)
-        if not self._is_tried and now > 1:
-            raise RecipeError(
-                f"out of memory with {now} samples at a time, and ranks that communicate inside "
-                f"the model cannot try fewer: set a smaller batch.micro ({reason})"
+        phase, world = self._course.phase(number), self._step.passes.world
+        if phase == self._phase:
+            return
+        self._phase, size = phase, None
+        with together(world):
+            while (reason := self._shortage(batch, number, size)) is not None:
+                size = _half(size, len(batch.labels), self._least, reason)
+        self._step.micro = min((n for n in gather(world, size) if n is not None), default=None)
+        if self._step.micro is not None:
+            self._report(
+                f"out of memory with more samples at a time: going on with {self._step.micro}"
             )
-        half = -(-now // 2)
-        if now <= 1 or share // num_parts(share, half) < self._least:
-            few = "a single sample does" if now <= 1 else f"{now} samples do"
-            why = "" if now <= 1 else ", and batch norm cannot normalise a single one"
-            raise RecipeError(
-                f"{few} not fit into the memory of the device{why}: use a smaller model or "
-                f"data.image_size, or set model.grad_checkpointing = true ({reason})"
-            )
-        self.size = half
-        if torch.cuda.is_available():
+
+    def _shortage(self, batch: Batch, number: int, size: int | None) -> str | None:
+        """The message of an allocation that failed; None if `size` samples at a time fit."""
+        step, device = self._step, batch.weights.device
+        if device.type == "cuda":
             torch.cuda.empty_cache()
+        step.buffers.remember()
+        try:
+            # Allocated in place of what comes later, until the passes are done.
+            num_bytes = self._to_reserve() + (_FREE if device.type == "cuda" else 0)
+            ballast = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            step.passes(
+                batch,
+                number,
+                micro=size,
+                divisor=partial(torch.clamp, batch.weights.sum(), min=1),
+                scale=step.update.loss_scale,
+                is_local=True,
+            )
+            del ballast
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return str(error).partition("\n")[0]
+        finally:
+            step.update.forget()
+            step.buffers.restore()
+        return None
 
-    def settle(self) -> None:
-        """Take the smallest size of all ranks, after the trial of a phase.
 
-        Ranks on equal hardware differ only if memory is nearly full.
-        """
-        sizes = [size for size in gather(self._world, self.size) if size is not None]
-        self.size = min(sizes, default=None)
-        if self.size != self._asked:
-            self.tell()
+def _half(size: int | None, share: int, least: int, reason: str) -> int:
+    """Half of the samples at a time, after an out-of-memory error with `size` of `share` samples.
 
-    def tell(self) -> None:
-        self._report(f"out of memory with more samples at a time: going on with {self.size}")
-
-
-@contextmanager
-def reserved(num_bytes: int, device: torch.device) -> Iterator[None]:
-    """Inside, `num_bytes` of memory stay allocated, in place of later allocations."""
-    ballast = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    yield
-    del ballast
+    RecipeError if the parts would be too small.
+    """
+    now = min(size or share, share)
+    smaller = -(-now // 2)
+    if now <= 1 or share // num_parts(share, smaller) < least:
+        few = "a single sample does" if now <= 1 else f"{now} samples do"
+        why = "" if now <= 1 else ", and batch norm cannot normalise a single one"
+        raise RecipeError(
+            f"{few} not fit into the memory of the device{why}: use a smaller model or "
+            f"data.image_size, or set model.grad_checkpointing = true ({reason})"
+        )
+    return smaller
 
 
 def bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -118,10 +109,3 @@ def bytes_of_moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     if optimizer.state:
         return 0
     return 2 * sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """True if an error reports a lack of memory, on a GPU or on the CPU."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from trainyard.averaging.base import Averager
 from trainyard.errors import RecipeError
 from trainyard.training.buffers import Buffers
-from trainyard.training.micro import MicroBatchSize, is_out_of_memory, num_parts, reserved
 from trainyard.training.precision import autocast
 from trainyard.training.update import Update
 from trainyard.world import World, seed_generators
@@ -53,6 +52,18 @@ Divisor = Callable[[], Tensor]
 Loss = Callable[[Tensor, MicroBatch], Tensor]
 """Gives losses[B] for float32 logits[B, C] and their micro-batch."""
 
+# Messages of allocation failures other than torch's own error for a GPU: from the CPU allocator,
+# the driver, cuBLAS and cuDNN, C++, and oneDNN.
+_SHORTAGES = (
+    "can't allocate memory",
+    "out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "std::bad_alloc",
+    "could not create a primitive",  # may have other causes, so the message is shown
+    "could not execute a primitive",
+)
+
 
 @dataclass(frozen=True)
 class StepStats:
@@ -66,124 +77,119 @@ class StepStats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainStep:
-    """One optimizer update: forward, backward, gradient averaging, optimizer step.
-
-    A call does not synchronise with the device, except where (1) the optimizer has no fused kernel
-    that can skip non-finite updates, or (2) the step is the first of a phase and searches for the
-    micro-batch size.
-    """
+class Passes:
+    """Forward and backward passes over a batch, in micro-batches; they leave its gradient."""
 
     model: nn.Module  # as the averager wrapped it
     averager: Averager
     loss: Loss
-    micro: MicroBatchSize
-    to_reserve: Callable[[], int]  # bytes that the first update will allocate for good
-    buffers: Buffers  # of the model
     autocast: torch.dtype | None  # None for fp32
     graphs: bool  # True if the model is replayed as CUDA graphs
-    set_rates: Callable[[Any], None]  # sets the learning rate and the like of the schedule
-    update: Update
-    update_ema: Callable[[int], None]  # called with the step after each update
     seed: int
     world: World
     counts_hits: bool = True
     """False for lists of labels, which a single guess cannot meet: no sample counts as correct."""
 
-    def __call__(self, batch: Batch, step: int, rates: Any) -> StepStats:
-        """Update the model with one batch; its loss is the exact mean over the global batch."""
-        self.set_rates(rates)
-        count = batch.weights.sum()
-        self.buffers.remember()
-        sums = self._gradient(batch, step, self.averager.divisor(count))
-        updated = self.update(step, self.averager.ready_parameters)
-        # A rank with no samples left saw only padding.
-        self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
-        self.update_ema(step)
-        return StepStats(sums[0], sums[1], count, *updated)
+    def __call__(
+        self,
+        batch: Batch,
+        step: int,
+        *,
+        micro: int | None,
+        divisor: Divisor,
+        scale: Tensor,
+        is_local: bool = False,
+    ) -> Tensor:
+        """The sum of losses and the number of correct samples, as one tensor of two.
 
-    def _gradient(self, batch: Batch, step: int, divisor: Divisor) -> Tensor:
-        """Leaves the gradient of the whole batch in the parameters; see _forward_backward.
-
-        The first step of a phase starts with a trial: every rank by itself finds a micro-batch size
-        that fits. The trial's results are dropped, so a run that resumes there changes nothing.
+        `micro`: samples at a time; None for all. The gradient has the factor `scale`. With
+        `is_local` it is not averaged with other ranks, and no rank waits for this one.
         """
-        if self.micro.begins(step):
-            self._fit(batch, step, divisor, is_trial=True)
-            self.update.forget()
-            self.buffers.restore()
-            self.micro.settle()
-        return self._fit(batch, step, divisor, is_trial=False)
-
-    def _fit(self, batch: Batch, step: int, divisor: Divisor, *, is_trial: bool) -> Tensor:
-        """Halves the micro-batch and starts again until memory suffices.
-
-        A rank can do so by itself, except in the backward pass that averages gradients with other
-        ranks: the last micro-batch's. A trial has no such pass.
-        """
-        is_local = is_trial or self.world.size == 1
-        while True:
-            self._draw_anew(step, batch.weights.device)
-            try:
-                with reserved(self.to_reserve() if is_trial else 0, batch.weights.device):
-                    return self._accumulate(batch, divisor, is_local)
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                reason = str(error).partition("\n")[0]
-            # Outside of `except`: the error's frames hold tensors of the forward pass.
-            self.update.forget()
-            self.buffers.restore()
-            self.micro.halve(len(batch.labels), reason)
-            if not is_trial:
-                self.micro.tell()
-
-    def _draw_anew(self, step: int, device: torch.device) -> None:
-        """Seeds dropout by the step, so that a resumed run is alike without a saved state."""
-        seed_generators(_seed_of(self.seed, self.world.rank, step), device)
-
-    def _accumulate(self, batch: Batch, divisor: Divisor, is_local: bool) -> Tensor:
-        """`is_local`: the last micro-batch does not average gradients either."""
-        micro_batches = list(_split(batch, self.micro.size))
+        # Dropout is seeded by the step, so that a resumed run is alike without a saved state.
+        seed_generators(_seed_of(self.seed, self.world.rank, step), batch.weights.device)
+        micro_batches = list(_split(batch, micro))
         if self.graphs and len(micro_batches) > 1:
             _allocate_gradients(self.model)
         sums = torch.zeros(2, device=batch.weights.device)
         for micro_batch in micro_batches[:-1]:
             with self.averager.accumulating():
-                sums += self._forward_backward(micro_batch, divisor, is_local=True)
+                sums += self._forward_backward(micro_batch, divisor, scale)
         with self.averager.accumulating() if is_local else nullcontext():
-            return sums + self._forward_backward(micro_batches[-1], divisor, is_local=is_local)
+            return sums + self._forward_backward(micro_batches[-1], divisor, scale)
 
-    def _forward_backward(self, batch: MicroBatch, divisor: Divisor, *, is_local: bool) -> Tensor:
-        """The sum of losses and the number of correct samples, as one tensor of two."""
+    def _forward_backward(self, batch: MicroBatch, divisor: Divisor, scale: Tensor) -> Tensor:
         with autocast(batch.images_BCHW.device, self.autocast):
             logits = self.model(batch.images_BCHW)
         losses = self.loss(logits.float(), batch)
         loss_sum = (losses * batch.weights).sum()
-        self._backward(loss_sum, divisor, len(losses), is_local=is_local)
+        # A loss that is not finite makes every gradient so, with all-reduce on every rank. All
+        # ranks skip the update or, where replicas differ, this one.
+        seed = torch.where(loss_sum.isfinite(), scale, torch.nan)
+        torch.autograd.backward(loss_sum / divisor(), seed)
         if not self.counts_hits:
             return torch.stack([loss_sum.detach(), torch.zeros_like(loss_sum)])
         guess = logits.argmax(dim=1)
         hits = batch.lam * (guess == batch.labels) + (1 - batch.lam) * (guess == batch.mixed_labels)
         return torch.stack([loss_sum.detach(), (hits * batch.weights).sum()])
 
-    def _backward(
-        self, loss_sum: Tensor, divisor: Divisor, num_samples: int, *, is_local: bool
-    ) -> None:
-        # A loss that is not finite makes every gradient so, with all-reduce on every rank. All
-        # ranks skip the update or, where replicas differ, this one.
-        seed = torch.where(loss_sum.isfinite(), self.update.loss_scale, torch.nan)
-        try:
-            torch.autograd.backward(loss_sum / divisor(), seed)
-        except RuntimeError as error:
-            if is_local or not is_out_of_memory(error):
-                raise
-            # The other ranks wait for the rest of this gradient; the end of this rank ends them.
-            raise RecipeError(
-                f"out of memory with {num_samples} samples at a time, which fitted before, during "
-                "gradient averaging, which one rank cannot repeat: restart with a smaller "
-                "batch.micro"
-            ) from None
+
+@dataclass(kw_only=True)
+class TrainStep:
+    """One optimizer update: forward, backward, gradient averaging, optimizer step.
+
+    A call does not synchronise with the device, except where the optimizer has no fused kernel that
+    can skip non-finite updates.
+    """
+
+    passes: Passes
+    buffers: Buffers  # of the model
+    set_rates: Callable[[Any], None]  # sets the learning rate and the like of the schedule
+    update: Update
+    update_ema: Callable[[int], None]  # called with the step after each update
+    micro: int | None = None
+    """Samples of a forward and backward pass; None for a rank's whole share."""
+
+    def __call__(self, batch: Batch, step: int, rates: Any) -> StepStats:
+        """Update the model with one batch; its loss is the exact mean over the global batch.
+
+        RecipeError if memory is short: a gradient that is averaged cannot be repeated by one rank.
+        """
+        averager, share = self.passes.averager, len(batch.labels)
+        self.set_rates(rates)
+        count = batch.weights.sum()
+        self.buffers.remember()
+        divisor = averager.divisor(count)
+        with _shortage_named(-(-share // num_parts(share, self.micro))):
+            sums = self.passes(
+                batch, step, micro=self.micro, divisor=divisor, scale=self.update.loss_scale
+            )
+            updated = self.update(step, averager.ready_parameters)
+        # A rank with no samples left saw only padding.
+        self.buffers.restore_if(torch.maximum(updated.skipped, (count == 0).float()))
+        self.update_ema(step)
+        return StepStats(sums[0], sums[1], count, *updated)
+
+
+@contextmanager
+def _shortage_named(num_samples: int) -> Iterator[None]:
+    """Inside, a lack of memory is an error that names what to change."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise RecipeError(
+            f"out of memory with {num_samples} samples at a time: set a smaller batch.micro, such "
+            f"as {max(num_samples // 2, 1)} ({reason})"
+        ) from None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """True if an error reports a lack of memory, on a GPU or on the CPU."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _SHORTAGES)
 
 
 def _allocate_gradients(model: nn.Module) -> None:
@@ -201,6 +207,12 @@ def _seed_of(*key: int) -> int:
     """A well-mixed 64-bit seed: torch's CPU generator uses the low half only."""
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def num_parts(share: int, size: int | None) -> int:
+    """Micro-batches of at most `size` samples that a rank's share takes; they are equal but for one
+    sample, since batch norm cannot normalise a small rest."""
+    return max(1, -(-share // (size or max(share, 1))))
 
 
 def _split(batch: Batch, micro: int | None) -> Iterator[MicroBatch]:

@@ -1,0 +1,413 @@
+"""A run on this rank: the loop, and what it does between steps."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from trainyard.config import RunConfig
+from trainyard.course import seconds_of
+from trainyard.data.batch import Batch
+from trainyard.data.device.join import passes_are_over
+from trainyard.distributed import Watchdog, init_distributed
+from trainyard.errors import Stopped
+from trainyard.files import RunDirectory
+from trainyard.monitor.devices import peak_flops
+from trainyard.monitor.eta import Eta
+from trainyard.monitor.history import score
+from trainyard.monitor.meters import Meter
+from trainyard.monitor.outcome import Outcome
+from trainyard.monitor.profiler import profiling
+from trainyard.monitor.reporter import Reporter
+from trainyard.monitor.reports import Report
+from trainyard.monitor.sinks import JsonLinesSink, Sinks
+from trainyard.optim.optimizers import build_optimizer
+from trainyard.run.build import (
+    build_ema,
+    build_feeds,
+    build_loss_scale,
+    build_micro_search,
+    build_mode,
+    build_step,
+    reestimate_bn_statistics,
+)
+from trainyard.run.evaluation import predict
+from trainyard.run.head import head
+from trainyard.run.labels import has_lists, labels_of
+from trainyard.run.loggers import open_loggers
+from trainyard.run.metrics import ideal_seconds, open_quarantine, with_bounds
+from trainyard.run.parts import Parts, build_parts
+from trainyard.run.resume import claim_directory, conditions, resume, roll_back, startup_facts
+from trainyard.training.averages import prefix_of, with_best_average
+from trainyard.training.checkpoint import TrainState, evaluation_weights
+from trainyard.training.guard import Guard
+from trainyard.training.predictions import summary
+from trainyard.training.recorded import record
+from trainyard.training.saver import Saver
+from trainyard.training.step import TrainStep
+from trainyard.training.stop import StopSignal
+from trainyard.world import World, gather, together, with_cores
+
+_LAG = 8  # steps that replicas may drift apart if they do not wait for each other
+
+
+def train(config: RunConfig, folder: str | Path, *, world: World, console: Console) -> Outcome:
+    """Train a recipe in a run directory, resuming an earlier run in it.
+
+    Every rank of the world makes the same call. Returns when the run is complete or was told to
+    stop; raises a TrainyardError, on all ranks, for any problem with recipe, data or folder.
+    """
+    with init_distributed(world, startup_facts(config)) as watchdog:
+        directory, world = RunDirectory(Path(folder)), with_cores(world)
+        return train_joined(config, directory, world, console=console, watchdog=watchdog)
+
+
+def train_joined(
+    config: RunConfig, folder: RunDirectory, world: World, *, console: Console, watchdog: Watchdog
+) -> Outcome:
+    """`train` on ranks that have joined already."""
+    watchdog.begin(config.run.hang_timeout)
+    # Phases that wait for the run directory's disk.
+    watchdog.heartbeat.limits_of |= dict.fromkeys(("save", "roll back"), config.run.max_save)
+    parts = build_parts(config, folder, world, console=console, heartbeat=watchdog.heartbeat)
+    config = parts.config
+    with (  # only now: a recipe that cannot be built leaves no directory behind
+        claim_directory(folder, config, parts.data.fingerprints, world) as check,
+        open_loggers(config, folder, parts.course, check, world=world, console=console) as sinks,
+    ):
+        watchdog.write_to(folder.stacks)
+        return sinks.concluded(Trainer(parts, sinks, watchdog).train())
+
+
+class Trainer:
+    """Trains the parts of a run in its directory, which is claimed.
+
+    A part that the recipe leaves out does nothing; none is missing.
+    """
+
+    def __init__(self, parts: Parts, sinks: Sinks, watchdog: Watchdog) -> None:
+        config, world, course = parts.config, parts.world, parts.course
+        self.parts, self.config, self.world, self.course = parts, config, world, course
+        self.sinks, self.watchdog, self.heartbeat = sinks, watchdog, watchdog.heartbeat
+        peak = peak_flops(parts.device, config.batch.precision)
+        ideal_s = ideal_seconds(course, parts.model, peak, channels=config.data.channels)
+        self.ema = build_ema(config, parts.model)
+        self.averager = parts.averager
+        self.wrapped = self.averager.wrap(parts.model.train())
+        for module in self.ema.modules.values() if self.ema else ():
+            self.averager.register_ema(module)
+        self.state = self._state()
+        self.quarantine = open_quarantine(config, parts.folder, parts.data, world)
+        eta = Eta(course, course.every(config.run.eval_every))
+        count_bad = partial(self.quarantine.count, "train")
+        self.report = Reporter(sinks.write, self.state, course, count_bad, eta)
+        self.report_training = with_bounds(self.report, config, world)
+        self.meter = Meter(
+            world,
+            parts.device,
+            parts.clock,
+            lambda: ideal_s(self.state.step - 1),
+            has_top1=not self.state.has_lists,
+        )
+
+    def _state(self) -> TrainState:
+        parts, config = self.parts, self.config
+        return TrainState(
+            model=parts.model,
+            emas=self.ema.modules if self.ema else {},
+            optimizer=build_optimizer(parts.model, config.optim),
+            averager=self.averager,
+            scale=build_loss_scale(config, parts.device),
+            guard=Guard(parts.device, config.run.max_skipped, self.averager.all_reduce_max),
+            clock=parts.clock,
+            best_by=config.run.best_by,
+            classes=list(parts.data.train.classes),
+            has_lists=has_lists(parts.data.train),
+            conditions=conditions(config, self.world, parts.device),
+        )
+
+    # --- from the start or a checkpoint to the end or a stop ---
+
+    def train(self) -> Outcome:
+        """The last checkpoint is complete when it returns."""
+        if self._resumed():
+            return replace(self._outcome(None), was_complete=True)
+        data, folder, run = self.parts.data, self.parts.folder, self.config.run
+        self.feeds = build_feeds(self.config, self.world, self.parts.device)
+        train_step = self._step()
+        self.saver = self._saver()
+        profile = self.config.watch.profile if self.world.is_first else None
+        lag = _LAG if self.averager.replica.differs else 1
+        with (
+            StopSignal(self.world, lag, self.saver) as self.stop,
+            self.saver,  # inside: a launcher that misses a rank signals one that saves
+            self.feeds.training(
+                data.train,
+                self.parts.order,
+                self.course,
+                place=self.state.stream,
+                report=self.report,
+            ) as self.feed,
+            self.feeds.evaluations(data.val) as self.kept,
+            profiling(profile, folder.path / "profile", self.report) as profiled,
+            self.watchdog.explaining(),
+        ):
+            self.feed.seek(self.state.step, self.state.skipped)
+            self.train_step = profiled(train_step)
+            self.find_micro_batch = build_micro_search(
+                self.config,
+                self.state,
+                train_step,
+                course=self.course,
+                report=self.report,
+            )
+            self.log_every, self.eval_every = map(
+                self.course.every, (run.log_every, run.eval_every)
+            )
+            # Ranks decide saves by time together, like stops.
+            by_step = self.course.every(run.save_every)
+            self.save_every = self.feed.saving(self.stop if self.saver.by_time else by_step)
+            stopped = self._trained()
+        return self._outcome(stopped)
+
+    def _trained(self) -> type[Stopped] | None:
+        """The reason of a stop, or None. An evaluation that it cuts off is repeated later."""
+        try:
+            stopped = self.loop()
+        except Stopped as reason:
+            self.save()
+            stopped = type(reason)
+        with self.phase("save"):
+            self.saver.wait()
+        return stopped
+
+    def loop(self) -> type[Stopped] | None:
+        """Trains to the last step, or until a stop request: then returns its reason.
+
+        The order of the lines is a contract. A step is counted before it is reported or saved, so
+        every report and checkpoint of step N is about N whole updates. An evaluation comes before
+        the save that records it; a resumed run repeats an evaluation that a stop cut off. No batch
+        is fetched between a step and its checkpoint: after a resume, the first batch is that of the
+        saved step. Bad samples are written down before a checkpoint: a run resumed from it would
+        not meet them again in this epoch. If gradients stay non-finite, the weights return to a
+        checkpoint and the data continues. That decision is made before a step and from saved state
+        alone, so an interrupted run rolls back where an uninterrupted one would.
+        """
+        state = self.state
+        if self.evaluation_is_due():
+            self.evaluate()
+            self.save()
+        while not self.feed.is_over(state.step):
+            if state.guard.tripped(state.step):
+                self.roll_back()
+            with self.phase("data"):
+                batch = next(self.feed)
+            self.find_micro_batch(batch, state.step)
+            rates = self.parts.schedule(state.step)
+            stats = self.train_step(batch, state.step, rates)
+            state.step += 1
+            state.guard.add(stats.skipped)
+            self.meter.add(stats, batch.capacity)
+            self.quarantine.note("train", batch.bad)
+            stopped = self.stop.poll()
+            is_last = self.feed.is_over(state.step)
+            save_is_due = self.save_every.due(state.step) or is_last or stopped
+            if self.log_every.due(state.step) or save_is_due:
+                self.quarantine.exchange()
+                self.report_training({"kind": "train", **rates._asdict(), **self.meter.report()})
+            is_best = not stopped and self.evaluation_is_due() and self.evaluate()
+            if save_is_due or is_best:
+                self.save()
+            if stopped:
+                return stopped
+        return None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A timed phase. Data belongs to the next step, evaluations and saves to the last one."""
+        state, is_data = self.state, name == "data"
+        self.heartbeat.mark(name, state.step + is_data)
+        with state.clock.phase(name), self.stop.waiting_for_data() if is_data else nullcontext():
+            yield
+        self.heartbeat.mark("step", state.step + 1)
+
+    # --- evaluation ---
+
+    def evaluation_is_due(self) -> bool:
+        """True if an evaluation follows the current step."""
+        step = self.state.step
+        is_done = step == self.state.last.get("step", 0)
+        return not is_done and (self.eval_every.due(step) or self.feed.is_over(step))
+
+    def evaluate(self) -> bool:
+        """Evaluates the consensus and reports it; True if it is the best so far."""
+        state = self.state
+        with self.phase("eval"), self.averager.consensus():
+            state.last = {"step": state.step, **self._evaluation(), **self.averager.metrics()}
+        self.quarantine.exchange()
+        is_best = score(state.last, state.best_by) > score(state.best, state.best_by)
+        if is_best:
+            state.best = state.last
+        self.report({"kind": "val", **state.last, "evaluated": state.last["samples"]})
+        return is_best
+
+    def _evaluation(self) -> Report:
+        """The val report of the weights and, under ema_…, of their moving averages."""
+        state, data, world, by = self.state, self.parts.data, self.world, self.config.run.best_by
+        models = {"": state.model} | {prefix_of(name): ema for name, ema in state.emas.items()}
+        with evaluation_weights(state.optimizer):
+            reestimate_bn_statistics(
+                self.config, self.feeds, data, self.course, models=[*models.values()]
+            )
+            predictions = predict(
+                self.config,
+                self.feeds,
+                self.kept.one(),
+                models,
+                index=data.val,
+                on_batch=self._on_evaluated,
+            )
+        labels = labels_of(data.val, len(state.classes))
+        report = with_best_average(summary(predictions, labels), [*state.emas], by)
+        # The first rank's: another processor may round another way, and all must agree on the best.
+        report = gather(world, report)[0]
+        with together(world):
+            if world.is_first and score(report, by) > score(state.best, by):
+                best = max(predictions, key=lambda prefix: (report[f"{prefix}{by}"], prefix))
+                path = self.parts.folder.predictions
+                record(path, state.step, labels, predictions[best], weights=best)
+        return report
+
+    def _on_evaluated(self, batch: Batch, count: int) -> None:
+        self.heartbeat.mark("eval", self.state.step)
+        self.quarantine.note("val", batch.bad)
+        self.sinks.show_evaluation(count, len(self.parts.data.val))
+        self.stop.check()
+
+    # --- checkpoints ---
+
+    def save(self) -> None:
+        """Save a checkpoint of the consensus, in a timed phase."""
+        with self.phase("save"), self.averager.consensus():
+            self.state.guard.settle()
+            with self.heartbeat.following(self.saver.thread):
+                self.saver.save(self.state)
+            self.stop.saved()
+
+    def roll_back(self) -> None:
+        """Return the weights to a checkpoint, and go on with the data."""
+        self.heartbeat.mark("roll back", self.state.step)
+        with self.heartbeat.following(self.saver.thread):
+            self.saver.wait()
+        roll_back(
+            self.parts.folder,
+            self.state,
+            feed=self.feed,
+            course=self.course,
+            most=self.config.run.max_roll_backs,
+            world=self.world,
+            report=self.report,
+        )
+        self.heartbeat.mark("step", self.state.step + 1)
+
+    def _resumed(self) -> bool:
+        """Load the run's checkpoint, if there is one. True if no step and no evaluation is left.
+
+        Nothing is reported then: the run does not go on. Otherwise its head is.
+        """
+        resume(
+            self.config.run.resume,
+            self.parts.folder,
+            self.state,
+            world=self.world,
+            report=lambda event: None if self._is_complete() else self.report(event),
+        )
+        if not self._is_complete():
+            self._report_head()
+        return self._is_complete()
+
+    def _is_complete(self) -> bool:
+        state = self.state
+        is_over = state.step >= self.course.num_steps
+        if self.config.data.order == "join":
+            is_over = passes_are_over(self.course, state.step, state.stream.get("ends", []))
+        return is_over and state.last.get("step") == state.step
+
+    def _report_head(self) -> None:
+        """The first rank's alone: with --all-ranks each has a console."""
+        if not self.world.is_first:
+            return
+        parts = self.parts
+        for event in head(
+            self.config,
+            parts.data,
+            self.course,
+            model=parts.model,
+            begun=parts.begun,
+            world=self.world,
+            device=parts.device,
+            step=self.state.step,
+        ):
+            self.report(event)
+        for message in parts.begun.log:
+            self.report({"kind": "event", "event": "initial weights", "message": message})
+
+    # --- parts ---
+
+    def _step(self) -> TrainStep:
+        config, model = self.config, self.parts.model
+        if config.model.compile == "auto":
+            mode = build_mode(config, model, self.parts.device)
+            message = f"model.compile = 'auto' takes {mode.name!r}: {mode.reason}"
+            self.report(
+                {"kind": "event", "event": "compile", "mode": mode.name, "message": message}
+            )
+        return build_step(
+            config,
+            self.state,
+            self.wrapped,
+            loss=self.parts.loss,
+            world=self.world,
+            update_ema=self.ema.update if self.ema else lambda step: None,
+        )
+
+    def _saver(self) -> Saver:
+        saver = Saver(
+            self.parts.folder.checkpoints,
+            self.world,
+            keep=self.config.run.keep,
+            all_write=self.averager.replica.differs,
+            every_s=seconds_of(self.config.run.save_every),
+        )
+        self.watchdog.before_end, self.watchdog.record = saver.join, self._record_loss
+        return saver
+
+    def _record_loss(self, event: str, reason: str) -> str:
+        """The reason why all ranks end, with the step from which the run resumes, as a warning.
+
+        It is appended to metrics.jsonl, by any rank: the first one, which writes for all, may be
+        lost.
+        """
+        folder = self.parts.folder
+        latest = folder.checkpoints / "latest"
+        how = f"resumes from {latest.resolve().name}" if latest.exists() else "starts again"
+        message = f"{reason}; the same command {how}"
+        # The directory may have been renamed: that is what ended the first rank then.
+        with suppress(OSError):
+            replace(self.report, write=JsonLinesSink(folder.metrics).write).warn(event, message)
+        return message
+
+    def _outcome(self, stopped: type[Stopped] | None) -> Outcome:
+        state = self.state
+        return Outcome(
+            run=str(self.parts.folder.path),
+            step=state.step,
+            seconds=state.clock.total,
+            last=state.last,
+            best=state.best,
+            stopped=stopped,
+            best_by=state.best_by,
+        )
