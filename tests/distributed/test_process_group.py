@@ -1,6 +1,7 @@
 """To which GPU NCCL is bound, under every launcher; GPUs and the other ranks are not there."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +41,9 @@ def group_of(
     monkeypatch.setattr(process_group, "open_stores", lambda *_: (store, store))
     monkeypatch.setattr(process_group, "check_start", lambda *_, **__: Start("1", "127.0.0.1", []))
     monkeypatch.setattr(process_group, "use_interface_to", lambda address: None)
-    monkeypatch.setattr(process_group, "Watchdog", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(
+        process_group, "Watchdog", lambda *_, **__: SimpleNamespace(explaining=nullcontext)
+    )
     with pytest.raises(Asked) as asked:
         process_group._join(world, {})
     found: dict[str, Any] = asked.value.args[0]

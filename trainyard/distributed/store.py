@@ -14,7 +14,7 @@ from trainyard.distributed.interfaces import server
 from trainyard.distributed.launcher_variables import MeetingPoint
 from trainyard.distributed.process_info import ProcessInfo, rank_name
 from trainyard.errors import InputError, PeerError
-from trainyard.world import World, connections, keep_alive
+from trainyard.world import World
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -24,7 +24,6 @@ START_S = 300
 _RETRY_S = 0.2
 _CONNECT_S = 5
 _STORE_S = 300  # for an answer of the store's server once connected
-_UNSENT_MS = 10_000  # for the receipt of a request, before the server's host counts as gone
 _SHARED = ("nfs", "lustre", "gpfs", "ceph", "beegfs", "fuse", "cifs", "smb", "afs", "9p", "panfs")
 
 
@@ -45,16 +44,12 @@ def open_stores(point: MeetingPoint, world: World, limit_s: float) -> tuple["Sto
     """
     from torch.distributed import PrefixStore
 
-    before = connections()
     if point.file is not None:
         first = second = _file_store(point.file, world)
     else:
         serves = world.is_first and not point.is_hosted
         first = _own_store(point, world) if serves else _store_of_first(point, world, limit_s)
         second = _store_of_first(point, world, limit_s)
-    for number, fd in connections().items():
-        if number not in before:
-            keep_alive(fd, _UNSENT_MS)
     for store in (first, second):
         store.set_timeout(timedelta(seconds=_STORE_S))
     prefix = f"trainyard/{point.job}"

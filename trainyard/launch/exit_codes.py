@@ -5,26 +5,28 @@ A code is a rank's exit code, or minus the number of the signal that killed it.
 
 import signal
 
-from trainyard.early_stop import REASONS
-from trainyard.errors import DivergedError, InputError, PeerError, Requeued, Stopped
+from trainyard.errors import STOPS, DivergedError, InputError, PeerError, Requeued, Stopped
 
 GRACE_S = 300
 """Seconds for ranks to save a checkpoint, after a signal or a lost rank, before they are killed."""
 NOTICE_S = 2
 """Seconds for ranks to notice a lost rank by themselves: their own message says more."""
-REQUEUE_SIGNALS = tuple(number for number, reason in REASONS.items() if reason is Requeued)
+REQUEUE_SIGNALS = tuple(number for number, stop in STOPS.items() if stop is Requeued)
 """Signals after which ranks save and end with 75."""
+REQUEUED = (Requeued.exit_code, *(-number for number in REQUEUE_SIGNALS))
+"""Codes of a rank that is to be started again. The signals kill one that has nothing to save."""
+STOPPED = (Stopped.exit_code, *(-number for number, stop in STOPS.items() if stop is Stopped))
+"""Codes of a rank that was stopped, in the same way."""
 SHARED_CODES = frozenset((0, Stopped.exit_code, Requeued.exit_code))
 """Either all ranks end with such a code, or none does."""
 
-_FINAL = (
-    *(0, InputError.exit_code, DivergedError.exit_code, Stopped.exit_code, Requeued.exit_code),
-    *(-signal.SIGTERM, -signal.SIGINT),
-)
+_FINAL = (0, InputError.exit_code, DivergedError.exit_code, *STOPPED, *REQUEUED)
 # Codes that are not the first cause if another rank has another code, the likeliest cause first.
 # The last two are those of ranks that ended because another one did.
 _LATER_CAUSES = (
-    *(Requeued.exit_code, Stopped.exit_code, 0),
+    *REQUEUED,
+    *(code for code in STOPPED if code != -signal.SIGTERM),
+    0,
     *(PeerError.exit_code, -signal.SIGTERM),
 )
 

@@ -4,19 +4,16 @@ import logging
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
-from trainyard.children import is_stopped
-from trainyard.early_stop import asked, at_once
+from trainyard.launch.events import handling
 from trainyard.launch.exit_codes import GRACE_S, describe, first_cause
 from trainyard.launch.ranks import Job
 from trainyard.launch.supervisor import Ending, Say, code_after, with_restarts
 from trainyard.parent import LAUNCHER
 
-_PAUSE_S, _LOOK_S = 1, 0.01
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
 
@@ -42,7 +39,7 @@ def launch_local(job: Job, *, ranks: int, restarts: int, say: Say) -> int:
     os.environ[LAUNCHER] = str(os.getpid())
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        with _noting(processes), at_once(signal.SIGTSTP, lambda: _pause(processes)):
+        with _noting(processes), handling((signal.SIGTSTP,), lambda *_: _pause(processes)):
             return with_restarts(lambda: _attempt(job, ranks, signals), restarts, say)
     except SignalException as error:
         codes = [process.poll() for process in processes]
@@ -72,11 +69,7 @@ def _noting(processes: "list[subprocess.Popen[bytes]]") -> Iterator[None]:
 
 
 def _pause(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """On Ctrl-Z: stop the ranks, which have sessions of their own, and this process; `fg` resumes.
-
-    A rank that trains stops by itself on SIGTSTP, once its timer for hangs is off. Others ignore
-    it, as it comes from another session.
-    """
+    """On Ctrl-Z: stop the ranks, which have sessions of their own, and this process, until `fg`."""
     # This process may be killed while it is stopped: its ranks then continue, save and end.
     pids = [str(process.pid) for process in processes if process.poll() is None]
     with subprocess.Popen(
@@ -85,11 +78,6 @@ def _pause(processes: "Sequence[subprocess.Popen[bytes]]") -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     ):
-        for process in processes:
-            process.send_signal(signal.SIGTSTP)
-        give_up_at = time.monotonic() + _PAUSE_S
-        while not all(map(is_stopped, processes)) and time.monotonic() < give_up_at:
-            time.sleep(_LOOK_S)
         for process in processes:
             process.send_signal(signal.SIGSTOP)
         signal.raise_signal(signal.SIGSTOP)
@@ -100,8 +88,6 @@ def _attempt(job: Job, ranks: int, signals: Sequence[str]) -> Ending:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    if early := asked():  # an import of torch has swallowed it
-        raise early
     # The ranks print what went wrong: the agent's tables would bury it.
     for name in ("agent.server.api", "multiprocessing.api", "agent.server.local_elastic_agent"):
         logging.getLogger(f"torch.distributed.elastic.{name}").setLevel(logging.CRITICAL)

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from trainyard.distributed.starters import whole
-from trainyard.errors import DivergedError, InputError, Requeued, TrainyardError
+from trainyard.errors import DivergedError, InputError, TrainyardError
 from trainyard.launch.events import Events, Signal, handling
 from trainyard.launch.exit_codes import (
     REQUEUE_SIGNALS,
+    REQUEUED,
     describe,
     first_cause,
     is_final,
@@ -85,7 +86,7 @@ def launch_pod(
                 return code
             if pod.must_end:
                 return PREEMPTED
-            if code == Requeued.exit_code:
+            if code in REQUEUED:
                 say("another pod was told to end; starting again, to go on when it is back")
                 continue
             if is_final(code) or failures == restarts:

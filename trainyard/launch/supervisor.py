@@ -25,7 +25,9 @@ from trainyard.launch.events import Event, Events, Gone, Signal, stopped_by
 from trainyard.launch.exit_codes import (
     GRACE_S,
     NOTICE_S,
+    REQUEUED,
     SHARED_CODES,
+    STOPPED,
     describe,
     first_cause,
     is_final,
@@ -124,7 +126,7 @@ def code_after(number: int, codes: dict[int, int]) -> int:
     TrainyardError if a rank could not save: the codes of a stop say that all is saved.
     """
     cause = first_cause(codes) if codes else (0, 0)
-    if cause[1] not in (*SHARED_CODES, -signal.SIGTERM, -signal.SIGINT):  # killed: before training
+    if cause[1] not in (0, *STOPPED, *REQUEUED):
         error = TrainyardError(f"stopped, but not saved: {describe(*cause)}")
         error.exit_code = shell_code(cause[1])
         raise error

@@ -21,7 +21,7 @@ from trainyard.data.feeds import Feeds
 from trainyard.data.open_datasets import Datasets
 from trainyard.data.order import Order, training_order
 from trainyard.distributed import Heartbeat, Watchdog, init_distributed
-from trainyard.errors import PeerError, Stopped
+from trainyard.errors import Stopped
 from trainyard.files import RunDirectory
 from trainyard.model.ema import Ema
 from trainyard.monitor.clock import Clock
@@ -93,7 +93,6 @@ from trainyard.world import (
     World,
     check_devices,
     gather,
-    is_lost_peer,
     pick_device,
     together,
     with_cores,
@@ -221,6 +220,7 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
     feeds = build_feeds(config, world, device)
     step = _observed_step(run, state, wrapped, ema=ema, report=report)
     profile = config.watch.profile if world.is_first else None
+    saver = _saver(run, watchdog, report)
 
     def on_batch(batch: Batch, count: int) -> None:
         heartbeat.mark("eval", state.step)
@@ -229,13 +229,12 @@ def _train_in(run: _Run, sinks: Sinks, watchdog: Watchdog) -> Outcome:
         stop.check()
 
     with (
-        _losses_told(folder, world, watchdog, report),
-        _saver(run, watchdog) as saver,
         StopSignal(world, _LAG if averager.replica.differs else 1, saver) as stop,
+        saver,  # inside: a launcher that misses a rank signals one that completes a checkpoint
         feeds.training(data.train, run.order, course, place=state.stream, report=report) as feed,
         feeds.evaluations(data.val) as kept,
         profiling(profile, folder.path / "profile", report) as profiled,
-        _losses_heard(world, watchdog),
+        watchdog.explaining(),
     ):
         feed.seek(state.step, state.skipped)
         stopped = _trained(
@@ -359,44 +358,18 @@ def _phase(state: TrainState, heartbeat: Heartbeat, stop: StopSignal, name: str)
     heartbeat.mark("step", state.step + 1)
 
 
-@contextmanager
-def _losses_heard(world: World, watchdog: Watchdog) -> Iterator[None]:
-    """Inside, the loss of a rank becomes a PeerError, and the other ranks are told at once."""
-    try:
-        yield
-    except Exception as error:
-        is_loss = world.size > 1 and (watchdog.has_alarm or is_lost_peer(error))
-        if not is_loss or getattr(error, "is_shared", False):
-            raise
-        watchdog.hear()
-        raise PeerError(watchdog.reason) from error
+def _record_loss(folder: RunDirectory, report: Reporter, event: str, reason: str) -> str:
+    """The reason why all ranks end, with the step from which the run resumes, as a warning.
 
-
-@contextmanager
-def _losses_told(
-    folder: RunDirectory, world: World, watchdog: Watchdog, report: Reporter
-) -> Iterator[None]:
-    """Around `_losses_heard` and the writer's end: adds the resumption point to a PeerError.
-
-    One of the remaining ranks prints it and appends it to metrics.jsonl.
+    It is appended to metrics.jsonl, by any rank: the first one, which writes for all, may be lost.
     """
-    try:
-        yield
-    except PeerError as error:
-        if error.is_shared:
-            raise
-        latest = folder.checkpoints / "latest"
-        place = f"resumes from {latest.resolve().name}" if latest.exists() else "starts again"
-        lost = PeerError(f"{error}; the same command {place}")
-        lost.is_shared = world.rank != watchdog.speaker
-        if not lost.is_shared:
-            # The first rank, which normally writes for all, may be the lost one.
-            write = JsonLinesSink(folder.metrics).write
-            event = "rank hangs" if watchdog.alarm.verdict else "rank gone"
-            # The directory may have been renamed: that is what ended the first rank then.
-            with suppress(FileNotFoundError):
-                replace(report, write=write).warn(event, f"{lost}")
-        raise lost from error
+    latest = folder.checkpoints / "latest"
+    place = f"resumes from {latest.resolve().name}" if latest.exists() else "starts again"
+    message = f"{reason}; the same command {place}"
+    # The directory may have been renamed: that is what ended the first rank then.
+    with suppress(OSError):
+        replace(report, write=JsonLinesSink(folder.metrics).write).warn(event, message)
+    return message
 
 
 def _save_every(run: _Run, saver: Saver, stop: StopSignal) -> Due:
@@ -404,7 +377,7 @@ def _save_every(run: _Run, saver: Saver, stop: StopSignal) -> Due:
     return stop if saver.by_time else run.course.every(run.config.run.save_every)
 
 
-def _saver(run: _Run, watchdog: Watchdog) -> Saver:
+def _saver(run: _Run, watchdog: Watchdog, report: Reporter) -> Saver:
     saver = Saver(
         run.folder.checkpoints,
         run.world,
@@ -412,7 +385,8 @@ def _saver(run: _Run, watchdog: Watchdog) -> Saver:
         all_write=run.averager.replica.total > 1 or is_sharded(run.model),
         every_s=seconds_of(run.config.run.save_every),
     )
-    watchdog.before_end, watchdog.uses_gpu = saver.join, run.device.type == "cuda"
+    watchdog.before_end = saver.join
+    watchdog.record = partial(_record_loss, run.folder, report)
     return saver
 
 
@@ -518,5 +492,4 @@ def _save(state: TrainState, saver: Saver, stop: StopSignal, heartbeat: Heartbea
 
 def _wait(saver: Saver, heartbeat: Heartbeat) -> None:
     """Wait for the pending checkpoint; each written part of it counts as progress."""
-    with heartbeat.following(saver.thread):
-        saver.wait(heartbeat.again)
+    saver.wait(heartbeat.again)
