@@ -90,14 +90,14 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
     start = check_start(store, world, facts, point=point, limit_s=limit_s)
     use_interface_to(start.address)
     watchdog = Watchdog(
-        PrefixStore(f"{start.number}/watchdog", watched),
+        PrefixStore("watchdog", watched),
         world,
         start.processes,
         is_hosted=point.is_hosted,
     )
     try:
         with watchdog.explaining():
-            own_store = PrefixStore(f"{start.number}/group", store)
+            own_store = PrefixStore("group", store)
             has_nccl = _has_each_a_gpu(own_store, world, gpu)
             _make_group(own_store, world, limit_s, device if has_nccl else None)
     except RuntimeError as error:

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from trainyard.distributed.starters import whole
+from trainyard.distributed.launcher_variables import whole
 from trainyard.errors import DivergedError, InputError, TrainyardError
 from trainyard.launch.events import Events, Signal, handling
 from trainyard.launch.exit_codes import (
