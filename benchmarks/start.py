@@ -31,7 +31,6 @@ from trainyard.datasets.prepare.digits import prepare_digits
 from trainyard.distributed.launcher_variables import (
     MeetingPoint,
     discover,
-    hosts_of_ranks,
     meeting_point,
 )
 from trainyard.distributed.startup_check import check_start
@@ -47,34 +46,32 @@ KILL_AFTER = 12  # steps, of which every fifth is saved
 
 
 def environment(rank: int, size: int) -> dict[str, str]:
-    nodes = size // PER_NODE
+    nodes, node = size // PER_NODE, rank // PER_NODE
     return {
         "SLURM_JOB_ID": "123456",
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NODELIST": f"n[0001-{nodes:04}]",
         "SLURM_STEP_NUM_NODES": str(nodes),
         "SLURM_STEP_NUM_TASKS": str(size),
-        "SLURM_STEP_TASKS_PER_NODE": f"{PER_NODE}(x{nodes})",
-        "SLURM_NODEID": str(rank // PER_NODE),
+        "SLURM_GTIDS": ",".join(map(str, range(node * PER_NODE, (node + 1) * PER_NODE))),
+        "SLURM_NODEID": str(node),
         "SLURM_PROCID": str(rank),
         "SLURM_LOCALID": str(rank % PER_NODE),
     }
 
 
-def discovery_seconds(size: int) -> tuple[float, float]:
-    """Of all ranks together; and of what the first one alone does, for its messages."""
+def discovery_seconds(size: int) -> float:
+    """Of all ranks together."""
     environments = [environment(rank, size) for rank in range(size)]
     started = time.perf_counter()
     worlds = [discover(env) for env in environments]
     points = {meeting_point(*pair) for pair in zip(worlds, environments, strict=True)}
-    between = time.perf_counter()
-    hosts = hosts_of_ranks(worlds[0], environments[0])
     ended = time.perf_counter()
     assert worlds[-1] == World(
         size - 1, size, PER_NODE - 1, PER_NODE, size // PER_NODE - 1, size // PER_NODE
     )
-    assert len(points) == 1 and len(hosts) == size and len(set(hosts.values())) == size // PER_NODE
-    return between - started, ended - between
+    assert len(points) == 1
+    return ended - started
 
 
 def point_of(port: int) -> MeetingPoint:
@@ -170,14 +167,11 @@ def _kind(report: dict[str, Any]) -> str:
 
 
 def discovery(found: list[dict[str, Any]]) -> str:
-    text = "| ranks | discovery, all | a rank's share | hosts, rank 0 |\n|---|---|---|---|\n"
+    text = "| ranks | discovery, all | a rank's share |\n|---|---|---|\n"
     for size in SIZES:
-        everyone, hosts = discovery_seconds(size)
-        found.append({"ranks": size, "all_s": everyone, "hosts_s": hosts})
-        text += (
-            f"| {size:,} | {everyone * 1e3:.0f} ms | {everyone / size * 1e6:.0f} us "
-            f"| {hosts * 1e3:.1f} ms |\n"
-        )
+        all_s = discovery_seconds(size)
+        found.append({"ranks": size, "all_s": all_s})
+        text += f"| {size:,} | {all_s * 1e3:.0f} ms | {all_s / size * 1e6:.0f} us |\n"
     return text
 
 

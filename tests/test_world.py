@@ -13,7 +13,6 @@ from torch import distributed as dist
 
 from tests.gpus import pretend
 from tests.spawn import spawn
-from tests.web import Talk
 from trainyard import world as world_module
 from trainyard.errors import DataError, InputError, PeerError
 from trainyard.training.stop import StopSignal
@@ -21,11 +20,9 @@ from trainyard.world import (
     World,
     check_devices,
     cores_per_rank,
-    cut_connections,
     gather,
     in_turns,
     new_group,
-    opening,
     own_device,
     pick_device,
     together,
@@ -233,17 +230,3 @@ def test_a_group_of_some_is_bound_to_the_ranks_gpu_and_no_other_rank_takes_part(
     new_group([0])
     assert made == [([0], device, None)]
     assert everyone.bound_device_id == device
-
-
-# --- connections ---
-
-
-def test_only_connections_to_other_ranks_are_cut() -> None:
-    before = Talk()
-    with opening():
-        own = Talk()
-    after = Talk()
-    cut_connections()
-    assert [talk.works() for talk in (before, own, after)] == [True, False, True]
-    for talk in (before, own, after):
-        talk.close()

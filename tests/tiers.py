@@ -15,7 +15,6 @@ SLOW = {
         "tests/launch/test_kubernetes.py::test_failures_are_counted",
         "tests/launch/test_torchrun.py",
         "tests/commands/test_voices.py::test_every_rank_says_its_lines",
-        "tests/test_early_stop.py::test_while_torch_waits",
         "tests/doctor/test_alone.py",
         "tests/doctor/test_ranks.py",
     ),

@@ -67,23 +67,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-class Talk:
-    """A TCP connection of this process with itself."""
-
-    def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self._here = socket.create_connection(server.getsockname())
-            self._there, _ = server.accept()
-
-    def works(self) -> bool:
-        try:
-            self._here.sendall(b".")
-            return self._there.recv(1) == b"."
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        self._here.close()
-        self._there.close()

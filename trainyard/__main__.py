@@ -23,17 +23,24 @@ def command() -> "NoReturn":
 
     protect_streams()
     from trainyard.command_line import end, main
-    from trainyard.early_stop import raise_interrupt
 
     try:
         if heeds_interrupt:
-            signal.signal(signal.SIGINT, raise_interrupt)
+            signal.signal(signal.SIGINT, _raise_interrupt)
         code = main()
         for number in (signal.SIGINT, signal.SIGXCPU):  # all is done: only the interpreter ends
             signal.signal(number, signal.SIG_IGN)
     except KeyboardInterrupt:
         _interrupted()
     end(code)
+
+
+def _raise_interrupt(number: int, frame: object) -> None:
+    """As Python does by default, but not inside the import of torch: its C++ would abort."""
+    torch = sys.modules.get("torch")
+    if getattr(getattr(torch, "__spec__", None), "_initializing", False):
+        _interrupted()
+    raise KeyboardInterrupt
 
 
 def _interrupted(number: int = signal.SIGINT, frame: object = None) -> "NoReturn":

@@ -41,15 +41,6 @@ def _is_zombie(process: "subprocess.Popen[Any]") -> bool:
         return True
 
 
-def is_stopped(process: "subprocess.Popen[Any]") -> bool:
-    """True if a process is suspended, or has been reaped."""
-    options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
-    try:
-        return os.waitid(os.P_PID, process.pid, options) is not None
-    except ChildProcessError:
-        return True
-
-
 def wait_for(process: "subprocess.Popen[Any]") -> None:
     """Wait for the end of a process without reaping it, where the system can (see _is_zombie)."""
     if hasattr(os, "waitid"):

@@ -10,7 +10,6 @@ import re
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,7 +30,6 @@ from trainyard.commands import (
 from trainyard.commands.mistakes import explain_argument, explain_choice, explain_missing
 from trainyard.data.storage.credentials import without_secrets
 from trainyard.distributed import discover
-from trainyard.early_stop import early_stops
 from trainyard.errors import InputError, NotSaved, Stopped, TrainyardError
 from trainyard.files import WRITER, disk_error
 from trainyard.installation import VERSION, remark_on_other_distribution
@@ -74,8 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         options.overrides = overrides
         _say_first(options)
-        with early_stops() if options.command in _RUNS else nullcontext():
-            code: int = options.run_command(options)
+        code: int = options.run_command(options)
         return _code_with_output(code, is_run=options.command in _RUNS)
     except TrainyardError as error:
         return say(error)

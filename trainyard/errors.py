@@ -14,6 +14,7 @@ TrainyardError          1
 """
 
 import errno
+import signal
 
 
 class TrainyardError(Exception):
@@ -76,6 +77,19 @@ class Stopped(TrainyardError):
 
 class Requeued(Stopped):
     exit_code = 75
+
+
+STOPS: dict[signal.Signals, type[Stopped]] = {
+    signal.SIGUSR1: Requeued,
+    signal.SIGUSR2: Requeued,
+    signal.SIGXCPU: Requeued,  # of a limit of processor time, once a second
+    signal.SIGTERM: Stopped,
+    signal.SIGINT: Stopped,
+    signal.SIGHUP: Stopped,  # of a terminal that was closed
+}
+"""The end of training by a signal. Before the first step and after the last one there is nothing to
+save: a signal then kills the process, as it does by default.
+"""
 
 
 class NotSaved(KeyboardInterrupt):

@@ -6,10 +6,9 @@ ranks; in a world of one they return at once, without torch.distributed.
 
 import os
 import socket
-import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from fractions import Fraction
@@ -28,15 +27,6 @@ NO_LIMIT = timedelta(days=1)
 """Time limit of messages in every group: hangs are found by the watchdog."""
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-# torch raises plain RuntimeErrors; these are its messages for a peer that has ended.
-_LOST_PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Timed out waiting",
-    "remote process exited",
-)
 
 
 @dataclass(frozen=True)
@@ -181,11 +171,6 @@ def check_devices(world: World, device: "torch.device") -> None:
         raise error
 
 
-def is_lost_peer(error: BaseException) -> bool:
-    """True if an error is torch's for a lost rank."""
-    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _LOST_PEER)
-
-
 def gather(world: World, value: T) -> list[T]:
     """Every rank's value, on every rank. Values are small plain objects."""
     if world.size == 1:
@@ -242,67 +227,6 @@ def in_turns(world: World, work: Callable[[], T]) -> T:
     return results[0]
 
 
-# --- groups, and their connections ---
-
-
-_own: set[int] = set()  # inode numbers of connections to other ranks
-
-
-@contextmanager
-def opening() -> Iterator[None]:
-    """Connections opened inside are recorded as those to other ranks: see `cut_connections`.
-
-    A connection that another thread opens meanwhile is recorded too. The kernel probes these
-    connections, so that a thread that waits for a message from a host without power gets an error
-    after 10 s.
-    """
-    before = connections()
-    try:
-        yield
-    finally:
-        for number, fd in connections().items():
-            if number not in before:
-                _own.add(number)
-                keep_alive(fd)
-
-
-def keep_alive(fd: int, unsent_ms: int = 0) -> None:
-    """Have the kernel break a TCP connection to a lost host after 10 s.
-
-    `unsent_ms`: the longest that sent data may stay unacknowledged; 0 for the kernel's default.
-    """
-    options = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}  # s, s, probes
-    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-        if connection.family in (socket.AF_INET, socket.AF_INET6):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in (options | {"TCP_USER_TIMEOUT": unsent_ms}).items():
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
-def cut_connections() -> None:
-    """Break the connections to other ranks: a thread that waits for a message gets an error.
-
-    Other connections of this process, such as those of a tracker, stay.
-    """
-    for number, fd in connections().items():
-        if number in _own:
-            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-                if connection.family in (socket.AF_INET, socket.AF_INET6):
-                    connection.getpeername()  # fails for a listener, which gloo cannot do without
-                    connection.shutdown(socket.SHUT_RDWR)
-
-
-def connections() -> dict[int, int]:
-    """File descriptors of sockets by inode, which is unique to a socket."""
-    found = {}
-    for name in os.listdir("/dev/fd"):
-        with suppress(OSError):
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found[status.st_ino] = int(name)
-    return found
-
-
 def new_group(ranks: Iterable[int] | None = None, backend: str | None = None) -> "ProcessGroup":
     """A group of some ranks, or of all. Its members alone make it, all in the same order.
 
@@ -316,14 +240,13 @@ def new_group(ranks: Iterable[int] | None = None, backend: str | None = None) ->
     # a call on every rank: a group of some ranks connects anew instead.
     device, everyone.bound_device_id = everyone.bound_device_id, None
     try:
-        with opening():
-            group = dist.new_group(
-                None if ranks is None else [*ranks],
-                timeout=NO_LIMIT,
-                backend=backend,
-                use_local_synchronization=ranks is not None,
-                device_id=device if backend is None else None,
-            )
+        group = dist.new_group(
+            None if ranks is None else [*ranks],
+            timeout=NO_LIMIT,
+            backend=backend,
+            use_local_synchronization=ranks is not None,
+            device_id=device if backend is None else None,
+        )
     finally:
         everyone.bound_device_id = device
     assert isinstance(group, dist.ProcessGroup)

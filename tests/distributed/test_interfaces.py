@@ -1,14 +1,12 @@
 """At which addresses a rank listens, and by which interface it talks."""
 
-import fcntl
 import os
 import socket
-import sys
 from typing import Any
 
 import pytest
 
-from trainyard.distributed.interfaces import is_own, name_of, outward, server, use_interface_to
+from trainyard.distributed.interfaces import name_of, outward, server, use_interface_to
 
 ELSEWHERE = "192.0.2.1"  # an address for documentation: nobody's
 
@@ -51,11 +49,6 @@ def test_a_port_that_is_taken() -> None:
         server("127.0.0.1", first.getsockname()[1], for_others=False)
 
 
-def test_whose_an_address_is() -> None:
-    assert is_own("127.0.0.1") and is_own("localhost")
-    assert not is_own(ELSEWHERE)
-
-
 def test_the_address_by_which_others_have_come() -> None:
     assert outward(["127.0.0.1", "::ffff:10.0.0.5", "10.0.1.5"]) == "10.0.0.5"
     assert outward(["127.0.0.1", "::1"]) == "127.0.0.1"
@@ -73,11 +66,3 @@ def test_the_interface_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     use_interface_to("127.0.0.1")
     assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
-
-
-def test_macos_is_not_asked_for_interfaces_as_linux_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """gloo would look for an interface lo, which macOS calls lo0. Never run on macOS."""
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.delattr(fcntl, "ioctl")
-    assert name_of("127.0.0.1") == "lo0"
-    assert name_of("192.0.2.1") is None

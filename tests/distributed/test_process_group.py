@@ -1,6 +1,7 @@
 """To which GPU NCCL is bound, under every launcher; GPUs and the other ranks are not there."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,18 +30,20 @@ def group_of(
     monkeypatch.setenv("MASTER_ADDR", "a")
     world, store = discover(env), dist.HashStore()
     for rank, gpu in others.items():
-        store.set(f"1/group/gpu/{rank}", gpu)
+        store.set(f"group/gpu/{rank}", gpu)
     if not world.is_first:  # which says it
-        store.set("1/group/each has a GPU", f"{len({*others.values()} - {''}) == len(others)}")
+        store.set("group/each has a GPU", f"{len({*others.values()} - {''}) == len(others)}")
 
     def init(backend: str, **options: Any) -> None:
         raise Asked({"backend": backend} | options)
 
     monkeypatch.setattr(dist, "init_process_group", init)
     monkeypatch.setattr(process_group, "open_stores", lambda *_: (store, store))
-    monkeypatch.setattr(process_group, "check_start", lambda *_, **__: Start("1", "127.0.0.1", []))
+    monkeypatch.setattr(process_group, "check_start", lambda *_, **__: Start("127.0.0.1", []))
     monkeypatch.setattr(process_group, "use_interface_to", lambda address: None)
-    monkeypatch.setattr(process_group, "Watchdog", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(
+        process_group, "Watchdog", lambda *_, **__: SimpleNamespace(explaining=nullcontext)
+    )
     with pytest.raises(Asked) as asked:
         process_group._join(world, {})
     found: dict[str, Any] = asked.value.args[0]
@@ -64,7 +67,7 @@ def slurm(rank: int, local_rank: int, node: int) -> Env:
         "SLURM_STEP_NODELIST": "n[1-2]",
         "SLURM_STEP_NUM_NODES": "2",
         "SLURM_STEP_NUM_TASKS": "8",
-        "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+        "SLURM_GTIDS": "0,1,2,3" if node == 0 else "4,5,6,7",
         "SLURM_PROCID": f"{rank}",
         "SLURM_LOCALID": f"{local_rank}",
         "SLURM_NODEID": f"{node}",

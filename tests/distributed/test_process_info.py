@@ -1,37 +1,44 @@
 """What a rank knows of another process."""
 
 import os
-import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from trainyard import world
-from trainyard.children import kill_group, wait_for
-from trainyard.distributed import process_info
 from trainyard.distributed.process_info import ProcessInfo
+from trainyard.distributed.stacks import DUMP
+
+STUCK = """
+import os, signal, sys
+from pathlib import Path
+from trainyard.distributed.stacks import Stacks
+stacks = Stacks(Path(sys.argv[1]), 0)
+print("ready", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
 
 
-def test_ends_of_processes_are_seen_without_proc_and_waitid(
+def test_a_process_that_is_stopped_writes_its_stacks_and_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without /proc a rank failed at its start, and its launcher without waitid."""
-    monkeypatch.setattr(process_info, "_PROC", tmp_path / "none")
-    monkeypatch.delattr(os, "waitid")
-    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    monkeypatch.setattr(os, "getpid", lambda: child.pid)
-    info = ProcessInfo.current()
-    assert not info.has_ended()
-    assert info._replace(started="another time").has_ended()
-    os.kill(child.pid, signal.SIGSTOP)
-    while process_info._state_of(child.pid) == ("S", info.started):
-        pass
-    info.kill_if_stopped()
-    wait_for(child)
-    kill_group(child)
-    assert child.returncode == -signal.SIGKILL
-    assert info.has_ended()
+    command = [sys.executable, "-c", STUCK, str(tmp_path / "stacks")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout and child.stdout.readline() == b"ready\n"
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        monkeypatch.setattr(os, "getpid", lambda: child.pid)
+        info = ProcessInfo.current()
+        assert not info.has_ended()
+        assert info._replace(started="another time").has_ended()
+        info._replace(started="another time").end()  # of another process with this PID
+        assert not info.has_ended()
+        info.end()
+        assert child.wait(60) == -DUMP
+        assert info.has_ended()
+        info.end()
+    assert "most recent call first" in (tmp_path / "stacks" / "rank-00000.txt").read_text()
 
 
 def test_hosts_of_one_name_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

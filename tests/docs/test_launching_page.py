@@ -5,7 +5,7 @@ import tomllib
 
 from tests.docs.pages import DOCS, ROOT, commands, subparsers
 from trainyard.command_line import _parser
-from trainyard.distributed.starters import STARTERS
+from trainyard.distributed.launcher_variables import STARTERS
 
 PAGE = (DOCS / "launching.md").read_text()
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -21,8 +21,8 @@ def test_every_launcher_has_a_command() -> None:
 
 def test_every_starter_is_in_the_table() -> None:
     table = PAGE.split("## How a world is found")[1].split("##")[0]
-    for starter in STARTERS.values():
-        assert f"`{starter.places['rank']}`" in table
+    for starter in STARTERS:
+        assert f"`{starter.variables['rank']}`" in table
 
 
 def test_what_the_dockerfile_copies_is_there() -> None:

@@ -1,60 +1,52 @@
 """The ranks that hang, by the activity of all."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from trainyard.distributed.heartbeat import Activity
 from trainyard.distributed.process_info import NAMED
 
 
-def hanging(activities: Mapping[int, Activity], stale: set[int]) -> list[int] | None:
-    """The ranks for which the others wait. [] if all wait for each other, None if none hangs.
+def hanging(activities: Mapping[int, Activity], silent: Set[int]) -> list[int] | None:
+    """The ranks for which the others wait. [] if that is not known, None if none hangs.
 
-    `stale`: the ranks that do not answer. Of several that hang, those furthest behind are returned.
+    `silent`: the ranks that do not answer. Of the others, those furthest behind are the cause: the
+    rank that is still in the data of a step while the others are in the step itself.
     """
-    overdue = {rank: seen for rank, seen in activities.items() if seen.is_overdue}
-    deaf = sorted(overdue.keys() & stale)
-    if deaf:
+    overdue = {rank for rank, seen in activities.items() if seen.is_overdue}
+    if deaf := sorted(overdue & silent):
         return deaf
-    busy = {rank: seen.step for rank, seen in overdue.items() if not seen.waits}
-    if busy:
-        return sorted(rank for rank, step in busy.items() if step == min(busy.values()))
-    if not overdue or len(overdue) < len(activities):
-        return None
-    return [] if len(overdue) > 1 else list(overdue)
+    last = min(seen.position for seen in activities.values())
+    behind = {rank for rank, seen in activities.items() if seen.position == last}
+    if 1 < len(activities) == len(behind):
+        return [] if overdue == behind else None
+    return sorted(overdue & behind) or None
 
 
 def described(
     ranks: list[int],
     names: Mapping[int, str],
     activities: Mapping[int, Activity],
-    stale: set[int],
+    silent: Set[int],
 ) -> str:
     """The verdict in one line. `ranks`: as `hanging` returns them."""
     if not ranks:
-        last = min(activities, key=lambda rank: (activities[rank].step, rank))
-        silent_s = min(seen.silent_s for seen in activities.values())
+        seen = min(activities.values(), key=lambda seen: seen.silent_s)
         return (
-            f"no rank has made progress for {silent_s:.0f} s: all wait for each other or for their "
-            f"GPUs (is the network down?); furthest behind, {names[last]} is in "
-            f"{_task(activities[last])} at {activities[last].where}"
+            f"no rank has made progress for {seen.silent_s:.0f} s: all are in {seen}, where they "
+            "wait for one of them or for the network"
         )
-    said = "; ".join(
-        f"{names[rank]} has made no progress for {seen.silent_s:.0f} s"
-        + (
-            f" (last seen in {_task(seen)}) and does not answer: it is stopped, or a call holds "
-            "Python's lock"
-            if rank in stale
-            else f" in {_task(seen)}: it is at {seen.where}"
-        )
-        for rank, seen in ((rank, activities[rank]) for rank in ranks[:NAMED])
-    )
+    verdicts = [_verdict(names[rank], activities[rank], rank in silent) for rank in ranks[:NAMED]]
     if len(ranks) > NAMED:
-        said += f"; and {len(ranks) - NAMED} more"
-    alone = len(ranks) == len(activities)
-    return said if alone else f"{said}; the others wait for {'it' if len(ranks) == 1 else 'them'}"
+        verdicts.append(f"and {len(ranks) - NAMED} more")
+    if len(ranks) < len(activities):
+        verdicts.append(f"the others wait for {'it' if len(ranks) == 1 else 'them'}")
+    return "; ".join(verdicts)
 
 
-def _task(seen: Activity) -> str:
-    if not seen.step:
-        return seen.doing
-    return f"step {seen.step:,}" + (f" ({seen.doing})" if seen.doing != "step" else "")
+def _verdict(name: str, seen: Activity, is_silent: bool) -> str:
+    if is_silent:
+        return (
+            f"{name} has not answered for {seen.silent_s:.0f} s (last seen in {seen}): it is "
+            "stopped, or a call holds Python's lock"
+        )
+    return f"{name} has made no progress for {seen.silent_s:.0f} s in {seen}"

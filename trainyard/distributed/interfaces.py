@@ -5,7 +5,6 @@ import fcntl
 import os
 import socket
 import struct
-import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from trainyard.distributed.launcher_variables import is_loopback
 
+LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # see netdevice(7)
 _ANY_PORT = 9
 _WAITING = 4096  # connections not yet accepted
@@ -25,15 +25,15 @@ def server(host: str, port: int, *, for_others: bool) -> socket.socket:
     the address belongs to another machine, say a load balancer; the name is not known yet; or the
     name means loopback here, though there are ranks `for_others`.
     """
-    found = _resolved(host, port)
-    leads_astray = for_others and not is_loopback(host) and found and is_loopback(found[1][0])
-    if found and not leads_astray:
-        family, address = found
-        try:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        if not for_others or is_loopback(host) or not is_loopback(str(address[0])):
             return socket.create_server(address, family=family, backlog=_WAITING)
-        except OSError as error:
-            if error.errno != errno.EADDRNOTAVAIL:
-                raise
+    except socket.gaierror:
+        pass
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
     return server_for_all(port)
 
 
@@ -42,27 +42,6 @@ def server_for_all(port: int) -> socket.socket:
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     return socket.create_server(("", port), family=family, backlog=_WAITING, dualstack_ipv6=dual)
-
-
-def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]] | None:
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror:
-        return None
-    return family, (str(address[0]), int(address[1]))
-
-
-def is_own(host: str) -> bool:
-    """True if a host is this machine, or its name is unknown."""
-    found = _resolved(host, 0)
-    if found is None:
-        return True
-    with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind(found[1])
-        except OSError:
-            return False
-    return True
 
 
 def local_address(host: str) -> str:
@@ -82,30 +61,26 @@ def outward(addresses: Iterable[str]) -> str:
 
 
 def _plain(address: str) -> IPv4Address | IPv6Address:
-    found = ip_address(address.partition("%")[0])
-    mapped = found.ipv4_mapped if isinstance(found, IPv6Address) else None
-    return mapped or found
+    one = ip_address(address.partition("%")[0])
+    mapped = one.ipv4_mapped if isinstance(one, IPv6Address) else None
+    return mapped or one
 
 
 def name_of(address: str) -> str | None:
-    """The interface with an address; None if there is none, or on macOS, but for loopback."""
+    """The interface with an address; None if there is none."""
     wanted = _plain(address)
     if wanted.is_loopback:
-        return "lo0" if sys.platform == "darwin" else "lo"
-    if sys.platform == "darwin":  # what follows is of Linux
-        return None
+        return "lo"
     if wanted.version == 6:
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, *_, name = line.split()
-            if int(digits, 16) == int(wanted):
-                return name
-        return None
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+        names = {int(line.split()[0], 16): line.split()[-1] for line in lines}
+        return names.get(int(wanted))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an address
                 request = struct.pack("256s", name.encode()[:15])
-                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]
-                if socket.inet_ntoa(found) == str(wanted):
+                own = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24]
+                if socket.inet_ntoa(own) == str(wanted):
                     return name
     return None
 

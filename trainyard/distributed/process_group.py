@@ -17,14 +17,13 @@ from trainyard.distributed.startup_check import check_start
 from trainyard.distributed.store import open_stores, start_limit
 from trainyard.distributed.watchdog import Watchdog
 from trainyard.errors import PeerError, TrainyardError
-from trainyard.world import NO_LIMIT, World, gpu_of, is_lost_peer, opening, own_device
+from trainyard.world import NO_LIMIT, World, gpu_of, own_device
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import Store
 
 _NO_FACTS: Mapping[str, str] = MappingProxyType({})
-_LEAVE_S = 5
 OWN_FILES = 512
 """Files open at a time: shards, logs, libraries, a checkpoint."""
 FILES_PER_RANK = 4
@@ -47,32 +46,21 @@ def init_distributed(world: World, facts: Mapping[str, str] = _NO_FACTS) -> Iter
             watchdog.close(in_peace=True)
         return
 
+    import torch.distributed as dist
+
     with _killed_by_interrupt():
         watchdog, in_peace = _join(world, facts), False
         try:
-            yield watchdog
+            with watchdog.explaining():
+                yield watchdog
             in_peace = True
         except Exception as error:
             in_peace = getattr(error, "is_shared", False)
-            if is_lost_peer(error):
-                watchdog.hear()
-                raise _lost(watchdog) from error
             raise
         finally:
             watchdog.close(in_peace=in_peace)
-            _leave_group(in_peace=in_peace and not watchdog.has_alarm)
-
-
-def _leave_group(*, in_peace: bool) -> None:
-    """After a loss by another thread: gloo waits for ever for the rest of a message cut short."""
-    import torch.distributed as dist
-
-    if in_peace:
-        dist.destroy_process_group()
-        return
-    leave = threading.Thread(target=dist.destroy_process_group, name="leave", daemon=True)
-    leave.start()
-    leave.join(_LEAVE_S)
+            if in_peace:  # else gloo may wait for ever for the rest of a message cut short
+                dist.destroy_process_group()
 
 
 @contextmanager
@@ -92,13 +80,6 @@ def _killed_by_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _lost(watchdog: Watchdog) -> PeerError:
-    """Every rank hears of the loss; rank 0 prints it if it is left."""
-    error = PeerError(watchdog.reason)
-    error.is_shared = 0 not in watchdog.alarm.ranks
-    return error
-
-
 def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
     from torch.distributed import PrefixStore
 
@@ -109,18 +90,25 @@ def _join(world: World, facts: Mapping[str, str]) -> Watchdog:
     start = check_start(store, world, facts, point=point, limit_s=limit_s)
     use_interface_to(start.address)
     watchdog = Watchdog(
-        PrefixStore(f"{start.number}/watchdog", watched),
+        PrefixStore("watchdog", watched),
         world,
         start.processes,
         is_hosted=point.is_hosted,
     )
     try:
-        with opening():
-            own_store = PrefixStore(f"{start.number}/group", store)
+        with watchdog.explaining():
+            own_store = PrefixStore("group", store)
             has_nccl = _has_each_a_gpu(own_store, world, gpu)
             _make_group(own_store, world, limit_s, device if has_nccl else None)
     except RuntimeError as error:
-        raise _disconnected(error, watchdog, world) from error
+        watchdog.close(in_peace=False)
+        first_line = f"{error}".partition("\n")[0]
+        raise PeerError(
+            f"{rank_name(world.rank, ProcessInfo.current())} cannot connect to all others by the "
+            f"interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its name')}: set "
+            "GLOO_SOCKET_IFNAME to the one that leads to them, and open all ports between the "
+            f"hosts ({first_line})"
+        ) from error
     return watchdog
 
 
@@ -162,21 +150,6 @@ def _has_each_a_gpu(store: "Store", world: World, gpu: str | None) -> bool:
         gpus = {store.get(f"gpu/{rank}") for rank in range(world.size)}
         store.set("each has a GPU", f"{len(gpus - {b''}) == world.size}")
     return store.get("each has a GPU") == b"True"
-
-
-def _disconnected(error: RuntimeError, watchdog: Watchdog, world: World) -> PeerError:
-    """The reason why there is no group although all ranks were there."""
-    if is_lost_peer(error):
-        watchdog.hear()
-    first_line = f"{error}".partition("\n")[0]
-    watchdog.close(in_peace=False)
-    if watchdog.alarm.ranks not in ([], [world.rank]):
-        return _lost(watchdog)
-    return PeerError(
-        f"{rank_name(world.rank, ProcessInfo.current())} cannot connect to all others by the "
-        f"interface {os.environ.get('GLOO_SOCKET_IFNAME', 'of its name')}: set GLOO_SOCKET_IFNAME "
-        f"to the one that leads to them, and open all ports between the hosts ({first_line})"
-    )
 
 
 def _allow_files(number: int) -> None:

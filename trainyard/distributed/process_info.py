@@ -3,14 +3,13 @@
 import os
 import signal
 import socket
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from trainyard.distributed.stacks import DUMP
 from trainyard.world import kernel
 
-_PROC = Path("/proc")
 NAMED = 8
 """Ranks that a message names; more are counted."""
 
@@ -25,13 +24,9 @@ class ProcessInfo(NamedTuple):
 
     @classmethod
     def current(cls) -> "ProcessInfo":
-        state = _state_of(os.getpid())
-        assert state is not None
-        namespaces = ""
-        if _PROC.is_dir():
-            kinds = [os.readlink(_PROC / f"self/ns/{kind}") for kind in ("pid", "net")]
-            namespaces = " ".join((*kinds, kernel()))
-        return cls(socket.gethostname(), namespaces, os.getpid(), state[1])
+        kinds = [os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "net")]
+        pid = os.getpid()
+        return cls(socket.gethostname(), " ".join((*kinds, kernel())), pid, _state_of(pid)[1])
 
     def is_visible_from(self, other: "ProcessInfo") -> bool:
         """True if both processes are on one host and in the same namespaces."""
@@ -39,15 +34,15 @@ class ProcessInfo(NamedTuple):
 
     def has_ended(self) -> bool:
         """True if a visible process has ended."""
-        state = _state_of(self.pid)
-        return state is None or state[0] in "ZX" or state[1] != self.started
+        state, started = _state_of(self.pid)
+        return state in "ZX" or started != self.started
 
-    def kill_if_stopped(self) -> None:
-        """Kill a visible process that is stopped (SIGSTOP), since it cannot end by itself."""
-        state = _state_of(self.pid)
-        if state is not None and state[0] in "Tt" and state[1] == self.started:
-            with suppress(OSError):
-                os.kill(self.pid, signal.SIGKILL)
+    def end(self) -> None:
+        """End a visible process that does not answer; it writes its stacks, even if stopped."""
+        for number in (DUMP, signal.SIGCONT):
+            if not self.has_ended():
+                with suppress(OSError):
+                    os.kill(self.pid, number)
 
     def __str__(self) -> str:
         return f"{self.host}, process {self.pid}"
@@ -58,15 +53,10 @@ def rank_name(rank: int, process: ProcessInfo) -> str:
     return f"rank {rank} ({process})"
 
 
-def _state_of(pid: int) -> tuple[str, str] | None:
-    """State and start time of a process; see proc(5), stat. None if there is no such process."""
-    if not _PROC.is_dir():  # macOS
-        command = ["ps", "-o", "state=", "-o", "lstart=", "-p", str(pid)]
-        said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout
-        state, _, started = said.strip().partition(" ")
-        return (state[0], started.strip()) if state else None
+def _state_of(pid: int) -> tuple[str, str]:
+    """State and start time of a process; see proc(5), stat. State X if there is no such process."""
     try:
-        fields = (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
+        return "X", ""
     return fields[0], fields[19]

@@ -4,13 +4,14 @@ import faulthandler
 import os
 import signal
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from trainyard.early_stop import at_once
 from trainyard.files import open_own, writing
 
+DUMP = signal.SIGQUIT
+"""The signal on which a process writes its stacks and ends; it does not need Python's lock."""
 _SOON_S, _WRITE_S = 0.01, 0.5
 
 
@@ -22,8 +23,7 @@ class Stacks:
         with writing(self.path):
             folder.mkdir(parents=True, exist_ok=True)
             self._file: TextIO = open(self.path, "w", opener=open_own)  # noqa: SIM115
-        self._exits = ExitStack()
-        self._exits.enter_context(at_once(signal.SIGTSTP, self._pause))
+        faulthandler.register(DUMP, file=self._file, chain=True)
 
     def write(self) -> None:
         """Writes the current stacks of all threads.
@@ -33,24 +33,9 @@ class Stacks:
         faulthandler.dump_traceback_later(_SOON_S, file=self._file)
         time.sleep(_WRITE_S)
 
-    def arm(self, seconds: float) -> None:
-        """Sets, or resets, a timer that writes the stacks and ends the process with exit code 1.
-
-        The timer's thread does not need Python's lock, which the caller may never get again.
-        """
-        faulthandler.dump_traceback_later(seconds, exit=True, file=self._file)
-
-    def disarm(self) -> None:
-        faulthandler.cancel_dump_traceback_later()
-
-    def _pause(self) -> None:
-        """Suspends the process on Ctrl-Z or by a scheduler; a pause of any length is no hang."""
-        self.disarm()
-        os.kill(os.getpid(), signal.SIGSTOP)
-
     def close(self) -> None:
-        self.disarm()
-        self._exits.close()
+        faulthandler.unregister(DUMP)
+        faulthandler.cancel_dump_traceback_later()
         is_empty = os.fstat(self._file.fileno()).st_size == 0
         self._file.close()
         if is_empty:

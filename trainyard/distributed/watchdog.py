@@ -1,31 +1,33 @@
-"""A thread beside training: every rank hears within seconds that one is gone or hangs.
+"""Threads beside training, which end this process if a rank is gone or hangs.
 
-Each rank posts its activity to torch's key-value store once a second. A rank is lost when its
-process has ended, which the ranks on its host see, or when its posts stop. It hangs when it makes
-no progress for too long and does not wait for another rank. The rank that finds this posts an
-alarm; every rank reads it, and cuts its connections to other ranks, so that a training thread that
-waits for a message gets an error in its place. A rank that is only slow raises no alarm.
+One posts this rank's activity to torch's key-value store once a second, reads those of others, and
+looks whether processes on this host have ended. The other one judges what the first has seen, also
+while the store does not answer. A rank is lost when its process has ended, or when its posts stop.
+It hangs when it makes no progress for too long and no other rank is further behind. The rank that
+finds this posts an alarm; every rank reads it, completes a pending checkpoint and ends, since its
+training thread may wait for ever. A rank that is only slow raises no alarm.
 """
 
 import json
 import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypeVar
 
 from trainyard.distributed.hang import described, hanging
 from trainyard.distributed.heartbeat import Activity, Heartbeat
 from trainyard.distributed.process_info import NAMED, ProcessInfo, rank_name
 from trainyard.distributed.stacks import Stacks
-from trainyard.world import World, cut_connections
+from trainyard.world import World
 
 if TYPE_CHECKING:
     from torch.distributed import Store
+
+T = TypeVar("T")
 
 BEAT_S = 1
 """Between two posts of a rank."""
@@ -35,20 +37,31 @@ GONE_S = 30
 """Age of a post from which on its rank is lost, where nothing else can be seen of its process."""
 
 _ALONE = World()
-_ARM_S = 30  # the most between two renewals of the timer that ends a process without Python
-_CULPRIT_S = 3  # for the culprit to be found after a connection broke
-_LEAVE_S = 5  # for the other ranks to hear of an alarm and leave, before the store of rank 0 goes
-_WAKE_S = 30  # for a training thread that waits for its GPU to come back
-_STUCK_S = 3  # in which a training thread does nothing at all, though all connections are cut
-_IDLE_S = 0.01  # processor time of a thread that does nothing
+_OWN_ERROR_S = 2  # after the loss of a rank, for an error of this rank's own
+_EXPLAINED_S = 5  # after an error of this rank, for the loss of another one to be seen
+_LEAVE_S = 5  # for an answer of the store, and for the other ranks before the store of rank 0 goes
+_END_S = 330  # for a pending checkpoint, which has limits of its own, and the last message
 _LOOK_S = 0.02
 
 
 class Alarm(NamedTuple):
     ranks: list[int]
-    """The ranks that are gone, or hang. Empty if it is not known which are."""
+    """The ranks that are gone, or hang. Empty if it is not known which ones hang."""
     verdict: str = ""
     """The reason why these ranks hang."""
+    are_silent: bool = False
+    """They hang and do not answer, so that they cannot end themselves."""
+
+
+class _Post(NamedTuple):
+    data: bytes
+    at: float
+    """This rank's `clock_s` when it saw the data first."""
+
+    @property
+    def activity(self) -> Activity:
+        _, *fields = json.loads(self.data or b"[0]")
+        return Activity(*fields)
 
 
 class Watchdog:
@@ -64,40 +77,28 @@ class Watchdog:
     ) -> None:
         """`store`: for this start alone. `is_hosted`: it is not in the process of rank 0."""
         self.heartbeat = Heartbeat()
-        self.has_alarm = False
-        self.alarm = Alarm([])
         self.before_end: Callable[[], None] = lambda: None
         """Finishes work that must not be lost when this process is ended; has its own limit."""
-        self.uses_gpu = False
-        """A training thread that waits for its GPU is given longer to come back."""
+        self.record: Callable[[str, str], str] = lambda event, reason: reason
+        """Records the event for all ranks. Returns the message to print."""
         self._store, self._world, self._is_hosted = store, world, is_hosted
         me = ProcessInfo.current()
-        self._processes = [*processes] or [me]
+        self._processes = [*processes] or [me] * world.size
         self._visible = {
             rank: process
             for rank, process in enumerate(self._processes)
             if rank != world.rank and process.is_visible_from(me)
         }
-        watched = range(1, world.size) if world.is_first else (0,)
-        self._posts = {rank: _Post(b"", time.monotonic()) for rank in watched}
-        self._beats, self._is_on, self._first_has_left = 0, True, False
+        watched = () if store is None else range(1, world.size) if world.is_first else (0,)
+        self._posts = {rank: _Post(b"", 0) for rank in watched}
+        self._is_on = True
         self._stacks: Stacks | None = None
-        self._armed = 0.0
-        self._is_closed = False
-        self._wake, self._has_heard = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
+        self._alarm: Alarm | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
-
-    @property
-    def reason(self) -> str:
-        """The reason of the alarm, in one line."""
-        names = ", ".join(map(self._name, self.alarm.ranks[:NAMED])) or "another rank"
-        return self.alarm.verdict or f"{names} is gone; see its output"
-
-    @property
-    def speaker(self) -> int:
-        """The rank that prints an alarm for all: the first one that is left."""
-        return min(set(range(self._world.size)) - {*self.alarm.ranks}, default=0)
+        if store is not None:
+            threading.Thread(target=self._talk, args=[store], name="beat", daemon=True).start()
 
     def begin(self, limit_s: float) -> None:
         """From now on, a rank hangs after so many seconds without progress. 0 turns that off."""
@@ -109,273 +110,201 @@ class Watchdog:
         if self.heartbeat.limit_s:
             self._stacks = Stacks(folder, self._world.rank)
 
-    def hear(self) -> None:
-        """The training thread has met a broken connection. Returns once there is an alarm."""
-        self._has_heard.set()
-        self._wake.set()
-        deadline = time.monotonic() + _CULPRIT_S
-        while not self.has_alarm and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
-        if not self.has_alarm:
-            with suppress(RuntimeError):
-                self._take(self._post(Alarm([])))
-        self.has_alarm = True
-        cut_connections()
+    @contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Inside, an error that follows from the loss of a rank ends the process by an alarm."""
+        try:
+            yield
+        except Exception as error:
+            if self._store is not None and not getattr(error, "is_shared", False):
+                self._explain(self._store, error)
+            raise
+
+    def _explain(self, store: "Store", error: Exception) -> None:
+        """Returns if the error is this rank's own."""
+        if not isinstance(error, RuntimeError) or self._closing.is_set():
+            return  # torch raises a plain RuntimeError for a lost rank, as for much else
+        before = _within(_LEAVE_S, partial(self._all_posts, store))
+        time.sleep(_EXPLAINED_S)
+        after = _within(_LEAVE_S, partial(self._all_posts, store))
+        if before is None or after is None:
+            silent = [0]
+        else:
+            silent = [rank for rank, data in before.items() if after.get(rank) == data]
+        if silent and self._world.rank not in silent:
+            self._alarm = Alarm(silent)
+            threading.Event().wait()  # for the other thread to end this process
+
+    def _all_posts(self, store: "Store") -> dict[int, bytes]:
+        """The posts of the ranks that have not left."""
+        ranks = [
+            rank
+            for rank in range(self._world.size)
+            if store.check([_beat(rank)]) and not store.check([_left(rank)])
+        ]
+        return dict(zip(ranks, store.multi_get([*map(_beat, ranks)]), strict=True))
 
     def close(self, *, in_peace: bool) -> None:
         """Stop watching. The other ranks take this for a loss, unless it is `in_peace`."""
-        if self._is_closed:
+        if self._closing.is_set():
             return
-        self._is_closed = True
-        self._has_heard.set()
-        self._wake.set()
-        self._thread.join()
+        self._closing.set()
+        if self._store is not None:
+            _within(2 * _LEAVE_S, partial(self._leave, self._store, in_peace=in_peace))
+        self._thread.join(_LEAVE_S)
         if self._stacks is not None:
             self._stacks.close()
-        if self._store is not None:
-            with suppress(RuntimeError):  # the store is gone with rank 0
-                self._leave(self._store, in_peace=in_peace)
 
     def _leave(self, store: "Store", *, in_peace: bool) -> None:
-        if not in_peace and not self.has_alarm:
-            self._post(Alarm([self._world.rank]))
-        store.set(f"left/{self._world.rank}", "")
-        if not self._world.is_first or self._is_hosted:
-            return
-        # A rank that hangs still hears of it; one that is gone does not.
-        gone = () if self.alarm.verdict else self.alarm.ranks
+        if not in_peace:
+            self._post(store, Alarm([self._world.rank]))
+        store.set(_left(self._world.rank), "")
+        self._await_others(store, ())
+
+    def _await_others(self, store: "Store", gone: Sequence[int]) -> None:
+        """On rank 0, whose process has the store: until the others have left."""
         waiting = set(range(1, self._world.size)) - {*gone}
         deadline = time.monotonic() + _LEAVE_S
-        while waiting and time.monotonic() < deadline:
-            waiting = {rank for rank in waiting if not self._has_left(rank)}
-            time.sleep(_LOOK_S if waiting else 0)
+        while self._world.is_first and not self._is_hosted and waiting:
+            waiting = {rank for rank in waiting if not store.check([_left(rank)])}
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_LOOK_S)
 
-    # --- its thread ---
+    # --- the thread that talks to the store ---
 
-    def _run(self) -> None:
+    def _talk(self, store: "Store") -> None:
+        """Until the watch is over. A call may take for ever: rank 0 may be stopped."""
+        beats, first_has_left = 0, False
         try:
-            alarm = self._watch()
-        except Exception as error:  # without a watchdog nobody would notice a loss
-            me = self._world.rank
-            alarm = Alarm([me], f"the watchdog of {self._name(me)} failed: {error!r}")
-        if alarm is not None:
-            with suppress(RuntimeError):
-                alarm = self._post(alarm)
-            self._act_on(alarm)
+            while not self._closing.is_set() and self._alarm is None:
+                beats += 1
+                store.set(_beat(self._world.rank), json.dumps([beats, *self.heartbeat.activity()]))
+                if store.check(["alarm"]):
+                    self._alarm = _loaded(store.get("alarm"))
+                    return
+                first_has_left = first_has_left or store.check([_left(0)])
+                ended = [rank for rank, process in self._visible.items() if process.has_ended()]
+                if lost := [rank for rank in ended if not store.check([_left(rank)])]:
+                    self._alarm = Alarm(lost)
+                    return
+                self._read_posts(store)
+                self._closing.wait(BEAT_S)
+        except RuntimeError:  # the store is gone: with rank 0, or with the agent of a launcher,
+            self._posts.clear()  # which ends the ranks itself
+            if not (self._is_hosted or first_has_left or self._closing.is_set()):
+                self._alarm = Alarm([0])
 
-    def _watch(self) -> Alarm | None:
-        """Returns at an alarm, or with None when it is closed."""
-        may_fall_silent = not (self._world.is_first or self._is_hosted)
-        while not self._is_closed:
-            self._arm()
-            try:
-                alarm = self._beat_in_time() if may_fall_silent else self._beat()
-            except RuntimeError:
-                return self._without_store()
-            if alarm is not None:
-                return alarm
-            begun = time.monotonic()
-            self._wake.wait(BEAT_S)
-            self._wake.clear()
-            self._forgive(time.monotonic() - begun - BEAT_S)
-        return None
-
-    def _beat_in_time(self) -> Alarm | None:
-        """A beat in a thread of its own, since a store does not answer while rank 0 is stopped."""
-        beat: Future[Alarm | None] = Future()
-
-        def run() -> None:
-            try:
-                beat.set_result(self._beat())
-            except BaseException as error:
-                beat.set_exception(error)
-
-        threading.Thread(target=run, name="beat", daemon=True).start()
-        while True:
-            begun = time.monotonic()
-            with suppress(TimeoutError):
-                return beat.result(timeout=BEAT_S)
-            self._forgive(time.monotonic() - begun - BEAT_S)
-            self._arm()
-            ages, activity = self._stale(), self.heartbeat.activity()
-            alarm = self._verdict(activity, ages, set()) if self._is_on else None
-            if alarm is not None:
-                self._store = None  # the next call would not return either
-                return alarm
-
-    def _beat(self) -> Alarm | None:
-        activity = self.heartbeat.activity()
-        if self._store is None:
-            return self._hanging({0: activity}, set())
-        self._beats += 1
-        self._store.set(_key(self._world.rank), json.dumps([self._beats, *activity]))
-        if self._store.check(["alarm"]):
-            return _loaded(self._store.get("alarm"))
-        self._first_has_left = self._first_has_left or self._has_left(0)
-        ended = [rank for rank, process in self._visible.items() if process.has_ended()]
-        if lost := [rank for rank in ended if not self._has_left(rank)]:
-            return Alarm(lost)
-        return self._judge(self._store, activity) if self._is_on else None
-
-    def _judge(self, store: "Store", activity: Activity) -> Alarm | None:
-        """Rank 0 looks at all others; each of them looks at rank 0."""
-        self._look_at_posts(store)
-        ages = self._stale()
-        left = {rank for rank in ages if self._has_left(rank)}
-        silent = {rank: age for rank, age in ages.items() if rank not in left}
-        return self._verdict(activity, silent, left)
-
-    def _stale(self) -> dict[int, float]:
-        """The ages of the posts of ranks that do not answer."""
-        now = time.monotonic()
-        ages = {rank: now - post.at for rank, post in self._posts.items()}
-        return {rank: age for rank, age in ages.items() if age > FRESH_S}
-
-    def _verdict(self, activity: Activity, ages: dict[int, float], left: set[int]) -> Alarm | None:
-        """`ages`: as of `_stale`. `left`: further ranks, whose posts have ended in peace."""
-        remote = sorted(ages.keys() - self._visible.keys())
-        if lost := [rank for rank in remote if ages[rank] > GONE_S]:
-            return Alarm(lost)
-        if not self._world.is_first and not ages:
-            return None  # rank 0 judges itself
-        activities = {
-            rank: self._without_answer(seen, ages[rank]) if rank in ages else seen
-            for rank in self._posts.keys() - left
-            for seen in [self._posts[rank].activity]
-        }
-        return self._hanging(activities | {self._world.rank: activity}, {*ages})
-
-    def _without_answer(self, seen: Activity, age: float) -> Activity:
-        """The activity of a rank whose last post has this age.
-
-        Its limit is the usual one of this rank: its own may have been that of its beginning, and a
-        rank that waits for a disk answers.
-        """
-        silent_s = age if seen.doing in self.heartbeat.limits_of else seen.silent_s + age
-        return seen._replace(silent_s=silent_s, limit_s=self.heartbeat.usual_limit_s)
-
-    def _look_at_posts(self, store: "Store") -> None:
+    def _read_posts(self, store: "Store") -> None:
         ranks = [*self._posts]
-        if not store.check([_key(rank) for rank in ranks]):
-            ranks = [rank for rank in ranks if store.check([_key(rank)])]  # others are yet to post
-        now = time.monotonic()
-        for rank, data in zip(ranks, store.multi_get([*map(_key, ranks)]), strict=True):
+        if not store.check([_beat(rank) for rank in ranks]):
+            ranks = [rank for rank in ranks if store.check([_beat(rank)])]  # others are yet to post
+        now = self.heartbeat.clock_s
+        for rank, data in zip(ranks, store.multi_get([*map(_beat, ranks)]), strict=True):
             if self._posts[rank].data != data:
                 self._posts[rank] = _Post(data, now)
+            elif now - self._posts[rank].at > FRESH_S and store.check([_left(rank)]):
+                del self._posts[rank]
 
-    def _hanging(self, activities: dict[int, Activity], stale: set[int]) -> Alarm | None:
-        ranks = hanging(activities, stale)
+    # --- the thread that judges ---
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._closing.wait(BEAT_S):
+            passed_s, before = time.monotonic() - before, time.monotonic()
+            self.heartbeat.clock_s += min(passed_s, 2 * BEAT_S)
+            alarm = self._alarm or (self._judge(self.heartbeat.clock_s) if self._is_on else None)
+            if alarm is not None:
+                self._end(alarm)
+
+    def _judge(self, now: float) -> Alarm | None:
+        """Rank 0 looks at all others; each of them looks at rank 0."""
+        posts = dict(self._posts)
+        silent = {rank for rank, post in posts.items() if now - post.at > FRESH_S}
+        remote = sorted(silent - self._visible.keys())
+        if lost := [rank for rank in remote if now - posts[rank].at > GONE_S]:
+            return Alarm(lost)
+        if not (self._world.is_first or silent or self._store is None):
+            return None  # rank 0 judges itself
+        seen = {rank: post.activity for rank, post in posts.items()}
+        for rank in silent:
+            age, usual_s = now - posts[rank].at, self.heartbeat.usual_limit_s
+            seen[rank] = seen[rank]._replace(silent_s=age, limit_s=usual_s)
+        seen[self._world.rank] = self.heartbeat.activity()
+        ranks = hanging(seen, silent)
         if ranks is None:
             return None
-        names = {rank: self._name(rank) for rank in activities}
-        verdict = described(ranks, names, activities, stale)
+        verdict = described(ranks, {rank: self._name(rank) for rank in seen}, seen, silent)
         if self._stacks is not None:
             verdict += f"; stacks in {self._stacks.path.parent}"
-        return Alarm(ranks, verdict)
+        return Alarm(ranks, verdict, not silent.isdisjoint(ranks))
 
-    def _post(self, alarm: Alarm) -> Alarm:
+    def _post(self, store: "Store", alarm: Alarm) -> Alarm:
         """Post an alarm, unless there is one. Returns the one that is there."""
-        if self._store is None:
-            return alarm
         # Prefixed stores compare with a value; an absent key is taken for "".
-        return _loaded(self._store.compare_set("alarm", "", json.dumps(alarm)))
+        return _loaded(store.compare_set("alarm", "", json.dumps(alarm)))
 
-    def _without_store(self) -> Alarm | None:
-        """The store is gone: with rank 0, or with the agent of a launcher, which ends the ranks."""
-        return None if self._is_hosted or self._first_has_left else Alarm([0])
+    # --- the end ---
 
-    def _take(self, alarm: Alarm) -> None:
-        self.alarm, self.has_alarm = alarm, True
-
-    def _act_on(self, alarm: Alarm) -> None:
-        if alarm.verdict and self._stacks is not None:
-            self._stacks.write()  # before training threads hear of it, and go elsewhere
-        self._take(alarm)
-        cut_connections()
-        if alarm.verdict:
-            self._end_hanging()
-        if self._stacks is not None:
-            self._stacks.disarm()  # the training thread may wait long for a checkpoint
-        self._wait_for_training()
-
-    def _end_hanging(self) -> None:
-        """End this process if it hangs, and kill those beside it that are stopped."""
-        if self._world.rank in self.alarm.ranks:
-            is_alone = len(self.alarm.ranks) == self._world.size and self._world.is_first
-            self._end_process(self.reason if is_alone else "")
-        for rank in self.alarm.ranks:
-            if rank in self._visible:
-                self._visible[rank].kill_if_stopped()
-
-    def _wait_for_training(self) -> None:
-        """Until the training thread has heard of the alarm; end the process if it cannot.
-
-        A thread may not come back from its GPU. Nor does one from a message that was cut short:
-        gloo tells neither its sender nor its receiver (`Pair::signalException`, transport/tcp).
-        """
-        begun = since = time.monotonic()
-        busy_s = self.heartbeat.busy_s()
-        while not self._has_heard.wait(timeout=1):
-            now, seen = time.monotonic(), self.heartbeat.activity()
-            if self.heartbeat.busy_s() > busy_s + _IDLE_S or not seen.waits:
-                busy_s, since = self.heartbeat.busy_s(), now
-            is_stuck = now > since + _STUCK_S and not self.uses_gpu
-            if is_stuck or (now > begun + _WAKE_S and (seen.waits or seen.is_overdue)):
-                self.before_end()
-                self._end_process(self.reason if self._world.rank == self.speaker else "")
-
-    def _end_process(self, message: str) -> NoReturn:
-        """End with exit code 1 at once, since the training thread cannot."""
-        if message:
-            sys.stderr.write(f"trainyard: {message}\n")
-            sys.stderr.flush()
+    def _end(self, alarm: Alarm) -> None:
+        """End the process, unless its training thread ends it with an error of its own."""
         if self._store is not None:
-            with suppress(RuntimeError):
-                self._leave(self._store, in_peace=False)
+            alarm = _within(_LEAVE_S, partial(self._post, self._store, alarm)) or alarm
+        if alarm.verdict and self._stacks is not None:
+            self._stacks.write()
+        if alarm.are_silent:
+            for rank in self._visible.keys() & {*alarm.ranks}:
+                self._visible[rank].end()
+        if alarm.verdict or not self._closing.wait(_OWN_ERROR_S):
+            self._exit(alarm)
+
+    def _exit(self, alarm: Alarm) -> NoReturn:
+        if self._store is not None:
+            _within(_LEAVE_S, partial(self._store.set, _left(self._world.rank), ""))
+        _within(_END_S, partial(self._finish, alarm))
+        if self._store is not None:
+            gone = () if alarm.verdict and not alarm.are_silent else alarm.ranks
+            _within(2 * _LEAVE_S, partial(self._await_others, self._store, gone))
         os._exit(1)
 
-    # --- what it knows of ranks ---
+    def _finish(self, alarm: Alarm) -> None:
+        """Complete the pending checkpoint. The first rank that is left prints why all end."""
+        seen = self.heartbeat.activity()
+        if not (seen.is_overdue and seen.doing in self.heartbeat.limits_of):  # not one that hangs
+            self.before_end()
+        if self._world.rank == min({*range(self._world.size)} - {*alarm.ranks}, default=0):
+            names = ", ".join(map(self._name, alarm.ranks[:NAMED]))
+            reason = alarm.verdict or f"{names} is gone; see its output"
+            message = self.record("rank hangs" if alarm.verdict else "rank gone", reason)
+            os.write(2, f"trainyard: {message}\n".encode())
 
     def _name(self, rank: int) -> str:
         return rank_name(rank, self._processes[rank])
 
-    def _has_left(self, rank: int) -> bool:
-        return self._store is not None and self._store.check([f"left/{rank}"])
 
-    # --- hangs of this process ---
+def _within(seconds: float, call: Callable[[], T]) -> T | None:
+    """The result of a call, or None if it takes longer or fails since the store is gone."""
+    results: list[T] = []
 
-    def _arm(self) -> None:
-        """Renew the timer that ends this process where Python cannot run any more."""
-        limit_s, now = self.heartbeat.limit_s, time.monotonic()
-        every_s = min(limit_s / 4, _ARM_S)
-        if self._stacks is not None and now > self._armed + every_s / 2:
-            self._armed = now
-            # Later than the others take to find out that this thread does not answer.
-            allowed_s = self.heartbeat.activity().limit_s + 3 * every_s + 1.5 * FRESH_S
-            self._stacks.arm(allowed_s)
+    def run() -> None:
+        try:
+            results.append(call())
+        except RuntimeError:
+            return
 
-    def _forgive(self, late_s: float) -> None:
-        """After a stop of this process no rank can have been heard, nor made progress here."""
-        if late_s > FRESH_S / 2:
-            self.heartbeat.forgive()
-            now = time.monotonic()
-            self._posts = {rank: post._replace(at=now) for rank, post in self._posts.items()}
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results[0] if results else None
 
 
 def _loaded(data: bytes) -> Alarm:
     return Alarm(*json.loads(data))
 
 
-def _key(rank: int) -> str:
+def _beat(rank: int) -> str:
     return f"beat/{rank}"
 
 
-class _Post(NamedTuple):
-    data: bytes
-    at: float
-    """Time at which this rank saw the data first."""
-
-    @property
-    def activity(self) -> Activity:
-        _, *fields = json.loads(self.data or b"[0]")
-        return Activity(*fields)
+def _left(rank: int) -> str:
+    return f"left/{rank}"

@@ -27,9 +27,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-from trainyard.children import is_stopped
-from trainyard.distributed.starters import whole
-from trainyard.errors import DivergedError, InputError, Requeued
+from trainyard.distributed.launcher_variables import whole
+from trainyard.errors import STOPS, DivergedError, InputError, Requeued
 from trainyard.launch.exit_codes import (
     GRACE_S,
     NOTICE_S,
@@ -41,7 +40,7 @@ from trainyard.launch.exit_codes import (
     killed,
     meaning_of,
 )
-from trainyard.launch.signals import END_SIGNALS, handling
+from trainyard.launch.signals import handling
 from trainyard.parent import LAUNCHER
 
 LEFT = 128 + signal.SIGTERM
@@ -50,7 +49,7 @@ OVER = (0, InputError.exit_code, DivergedError.exit_code)
 """Exit codes after which a run need not start again: done, a mistake, diverged."""
 
 _RUN = "trainyard"
-_MONITOR_S, _LOOK_S, _PAUSE_S = 0.1, 0.01, 1
+_MONITOR_S, _LOOK_S = 0.1, 0.01
 _IMPATIENT_S = 1.0  # a Ctrl-C of the terminal and one of an outer launcher may both arrive
 _KILL_S = 5.0  # after a second Ctrl-C
 _BARRIER_S = 0.1  # for agents that have no store in common: 0 would mean for ever
@@ -200,10 +199,10 @@ def run_ranks(
     )
     agent = Agent(spec, policy, say)
     # nohup ignores SIGHUP; it must stay ignored, and torch's agent would handle it.
-    names = [each.name for each in END_SIGNALS if signal.getsignal(each) != signal.SIG_IGN]
+    names = [each.name for each in STOPS if signal.getsignal(each) != signal.SIG_IGN]
     with (
         _set(TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(names), **_VARIABLES),
-        handling(END_SIGNALS, _raise),
+        handling(STOPS, _raise),
         handling((signal.SIGTSTP,), lambda number, frame: _pause(agent.processes().values())),
     ):
         try:
@@ -246,11 +245,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _pause(processes: "Collection[subprocess.Popen[Any]]") -> None:
-    """On Ctrl-Z: stop the ranks, which have sessions of their own, and this process; `fg` resumes.
-
-    A rank that trains stops by itself on SIGTSTP, once its timer for hangs is off. Others ignore
-    it, as it comes from another session.
-    """
+    """On Ctrl-Z: stop the ranks, which have sessions of their own, and this process, until `fg`."""
     # This process may be killed while it is stopped: its ranks then continue, save and end.
     pids = [str(process.pid) for process in processes if process.poll() is None]
     with subprocess.Popen(
@@ -259,11 +254,6 @@ def _pause(processes: "Collection[subprocess.Popen[Any]]") -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     ):
-        for process in processes:
-            process.send_signal(signal.SIGTSTP)
-        give_up_at = time.monotonic() + _PAUSE_S
-        while not all(map(is_stopped, processes)) and time.monotonic() < give_up_at:
-            time.sleep(_LOOK_S)
         for process in processes:
             process.send_signal(signal.SIGSTOP)
         signal.raise_signal(signal.SIGSTOP)

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from trainyard.errors import STOPS
 from trainyard.launch.ranks import End, Line
-from trainyard.launch.signals import END_SIGNALS, handling, stopped_by
+from trainyard.launch.signals import handling, stopped_by
 
 _LOOK_S = 0.2
 
@@ -58,7 +59,7 @@ def event_of(message: Any, host: str) -> Event | None:
 @contextmanager
 def passing_signals(events: Events) -> Iterator[None]:
     """Inside, signals that end a run become events instead of their usual effect."""
-    with handling(END_SIGNALS, lambda number, frame: events.put(Signal(number))):
+    with handling(STOPS, lambda number, frame: events.put(Signal(number))):
         yield
 
 

@@ -14,11 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
-from trainyard.errors import InputError
+from trainyard.errors import STOPS, InputError
 from trainyard.launch.exit_codes import is_stop
 from trainyard.launch.job import Job
 from trainyard.launch.preflight import free_port
-from trainyard.launch.signals import END_SIGNALS, REQUEUE_SIGNALS, handling, stopped_by
+from trainyard.launch.signals import REQUEUE_SIGNALS, handling, stopped_by
 from trainyard.parent import signal_without_parent
 
 _WAIT_S = 5
@@ -103,5 +103,5 @@ def _passing_signals(process: "subprocess.Popen[bytes]") -> Iterator[list[int]]:
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGTERM if is_urgent else signal.SIGUSR1)
 
-    with handling(END_SIGNALS, pass_on):
+    with handling(STOPS, pass_on):
         yield got

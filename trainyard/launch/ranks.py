@@ -73,10 +73,9 @@ def shares_of(
 ) -> dict[str, Share]:
     """The share of each host. `counts`: ranks by host; ranks are numbered host by host."""
     size, first, shares = sum(counts.values()), 0, {}
-    variables = {**(variables or {}), "TRAINYARD_HOSTS": ",".join(counts)}
     for node, (host, count) in enumerate(counts.items()):
         place = (first, count, size, node, len(counts), address, port)
-        shares[host] = Share(command, *place, variables)
+        shares[host] = Share(command, *place, variables or {})
         first += count
     return shares
 

@@ -6,11 +6,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from trainyard.errors import Requeued, Stopped
+from trainyard.errors import STOPS, Requeued, Stopped
 
-REQUEUE_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+REQUEUE_SIGNALS = tuple(number for number, stop in STOPS.items() if stop is Requeued)
 """Signals after which ranks save and end with 75."""
-END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *REQUEUE_SIGNALS)
 
 
 @contextmanager
@@ -33,5 +32,5 @@ def handling(
 
 def stopped_by(number: int) -> Stopped:
     """The error that ends a launcher whose ranks have saved after a signal."""
-    kind = Requeued if number in REQUEUE_SIGNALS else Stopped
-    return kind(f"stopped by {signal.Signals(number).name}")
+    name = signal.Signals(number)
+    return STOPS[name](f"stopped by {name.name}")

@@ -293,15 +293,13 @@ class Trainer:
         """Save a checkpoint of the consensus, in a timed phase."""
         with self.phase("save"), self.averager.consensus():
             self.state.guard.settle()
-            with self.heartbeat.following(self.saver.thread):
-                self.saver.save(self.state)
+            self.saver.save(self.state)
             self.stop.saved()
 
     def roll_back(self) -> None:
         """Return the weights to a checkpoint, and go on with the data."""
         self.heartbeat.mark("roll back", self.state.step)
-        with self.heartbeat.following(self.saver.thread):
-            self.saver.wait()
+        self.saver.wait()
         roll_back(
             self.parts.folder,
             self.state,

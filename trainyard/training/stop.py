@@ -9,16 +9,12 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from trainyard.early_stop import REASONS, asked
-from trainyard.errors import NotSaved, PeerError, Requeued, Stopped
+from trainyard.errors import STOPS, NotSaved, Requeued, Stopped
 from trainyard.world import World, new_group
 
 # The request of each signal; if ranks differ, the higher number wins.
 _REQUEUE, _STOP = 1, 2
-_SIGNALS = {
-    signal.SIGINT: _STOP,
-    **{number: _REQUEUE if reason is Requeued else _STOP for number, reason in REASONS.items()},
-}
+_SIGNALS = {number: _REQUEUE if stop is Requeued else _STOP for number, stop in STOPS.items()}
 # A Ctrl-C may arrive twice, from the terminal and from a launcher: within this time it counts once.
 _IMPATIENT_S = 1.0
 _DATA_S = 10.0  # seconds that a stop waits for data
@@ -61,9 +57,6 @@ class StopSignal:
         self._pending: deque[tuple[Any, Any]] = deque()  # pending all-reduces and their tensors
 
     def __enter__(self) -> "StopSignal":
-        early = asked()
-        if early is not None:
-            self._wanted = _REQUEUE if isinstance(early, Requeued) else _STOP
         if threading.current_thread() is threading.main_thread():
             under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             for number in _SIGNALS.keys() - ({signal.SIGHUP} if under_nohup else set()):
@@ -79,8 +72,7 @@ class StopSignal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # A launcher that misses a rank signals the others, which end already: handlers stay.
-        for number, handler in () if isinstance(error, PeerError) else self._previous.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         if self._overdue is not None:
             self._overdue.cancel()
