@@ -52,10 +52,10 @@ FOREIGN = {name: ours for ours, names in _FOREIGN.items() for name in names.spli
 
 def did_you_mean(word: str, known: Iterable[str], most: int = 3) -> str:
     """A suggestion to append to a message about an unknown word, or ""."""
-    return asked(list(map(repr, closest(word, known, most))))
+    return suggestion_text(list(map(repr, closest(word, known, most))))
 
 
-def asked(suggestions: Sequence[str]) -> str:
+def suggestion_text(suggestions: Sequence[str]) -> str:
     """The text "; did you mean A, B or C?", or "" without a suggestion."""
     if not suggestions:
         return ""
@@ -105,7 +105,7 @@ def near_pattern(pattern: str, names: Sequence[str]) -> str:
     modules = {name[:dot] for name in names for dot, sign in enumerate(name) if sign == "."}
     stem = pattern.strip().rstrip("*.")
     near = difflib.get_close_matches(stem, [*sorted(modules), *names], n=1)
-    return asked([repr(f"{name}.*" if name in modules else name) for name in near])
+    return suggestion_text([repr(f"{name}.*" if name in modules else name) for name in near])
 
 
 def foreign(word: str) -> tuple[str, str] | None:

@@ -53,8 +53,10 @@ def build_model(
             config, num_classes=num_classes, image_size=image_size, channels=channels
         )
     else:
-        of_data = {"num_classes": num_classes} | ({} if channels == 3 else {"in_chans": channels})
-        model = _of_timm(config, of_data, image_size, other_sizes)
+        data_options = {"num_classes": num_classes} | (
+            {} if channels == 3 else {"in_chans": channels}
+        )
+        model = _of_timm(config, data_options, image_size, other_sizes)
     for size in (image_size, *sorted(other_sizes, key=height_width)):
         _check_patches(model, config, size)
         _check_images(model, config, (channels, *height_width(size)), num_classes)
@@ -64,42 +66,42 @@ def build_model(
 
 def _of_timm(
     config: ModelConfig,
-    of_data: dict[str, int],
+    data_options: dict[str, int],
     image_size: ImageSize,
     other_sizes: Collection[ImageSize],
 ) -> nn.Module:
-    """`of_data`: options that follow from the data."""
+    """`data_options`: options that follow from the data."""
     import timm
 
     from trainyard.model import plain_vit, whitened_convnet  # noqa: F401  # timm learns their names
 
     _check_name(config.name)
-    options: dict[str, Any] = {**of_data, **config.options}
+    options: dict[str, Any] = {**data_options, **config.options}
     if config.drop_path is not None:
         options["drop_path_rate"] = config.drop_path
-    ways: tuple[dict[str, bool], ...] = ({},)
+    option_sets: tuple[dict[str, bool], ...] = ({},)
     pretrained_cfg = timm.get_pretrained_cfg(config.name)
     if pretrained_cfg is not None and pretrained_cfg.fixed_input_size:
         options["img_size"] = image_size
         if any(size != image_size for size in other_sizes):
-            ways = _FLEXIBLE
-    return _first_that_takes(ways, config, options)
+            option_sets = _FLEXIBLE
+    return _create_with_first_accepted(option_sets, config, options)
 
 
-def _first_that_takes(
-    ways: tuple[dict[str, bool], ...], config: ModelConfig, options: dict[str, Any]
+def _create_with_first_accepted(
+    option_sets: tuple[dict[str, bool], ...], config: ModelConfig, options: dict[str, Any]
 ) -> nn.Module:
-    """The model with the first of `ways`, further options, that its constructor accepts."""
+    """The model with the first set of further options that its constructor accepts."""
     import timm
 
-    for way in ways:
+    for more in option_sets:
         try:
-            return timm.create_model(config.name, **{**way, **options})
+            return timm.create_model(config.name, **{**more, **options})
         except Exception as error:
             refused = _unknown_option(error)
-            if refused not in way:
+            if refused not in more:
                 raise RecipeError(_explain(error, refused, config)) from error
-    raise AssertionError("the last way has no further options")
+    raise AssertionError("the last set has no further options")
 
 
 def _check_images(
