@@ -114,7 +114,6 @@ def test_wrong_words(arguments: str, words: list[str], capsys: Capture) -> None:
         ("train debug --gpus 4", "trainyard launch local RECIPE --ranks 4"),
         ("launch local debug --gpus 4", "--ranks 4"),
         ("launch local debug --nproc 4", "--ranks 4"),
-        ("report x --output y.html", "--out y.html"),
         ("train debug optim.lr=1", "--optim.lr=1"),
         ("train debug tests", "--data tests"),
         ("evaluate x --batch-size 64", "--batch.size 64 (of all ranks together)"),

@@ -59,7 +59,7 @@ def test_patterns_that_are_suggested_fit() -> None:
     assert near_pattern("qqq", names) == ""
 
 
-@pytest.mark.parametrize("name", hints._FOREIGN)
+@pytest.mark.parametrize("name", hints.FOREIGN)
 def test_other_trainers_names_lead_to_values_that_are_valid(name: str) -> None:
     target, form = foreign(name.replace("_", "-")) or ("", "")
     if "." not in target:

@@ -225,4 +225,4 @@ def test_fine_tuning_at_another_resolution(digits: Path, tmp_path: Path) -> None
     train(digits, tmp_path / "run", **keys, **STILL)
     old = weights_of(tmp_path / "old")
     assert began_with(tmp_path / "run", old, but=("pos_embed",))
-    assert events(tmp_path / "run")[1] == "resampled pos_embed from 1x5x32 to 1x17x32"
+    assert events(tmp_path / "run")[1] == "timm fitted pos_embed from 1x5x32 to 1x17x32"

@@ -7,71 +7,55 @@ from collections.abc import Iterable, Sequence
 _CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
 _NUMBER = re.compile(r"\d+")
 
-# Options of timm, torchvision and the like under another name: a recipe key, or without a dot an
-# option of `train`. After a colon: the form of the value, if it differs.
+# What timm, torchvision and the like call a recipe key, or without a dot an option of `train`.
+# After a colon: the form of the value, if it differs.
 _FOREIGN = {
-    "aa": "augment.randaugment",
-    "amp": "batch.precision: bf16",
-    "arch": "model.name",
-    "a": "model.name",
-    "aug_repeats": "data.repeats",
-    "auto_augment": "augment.randaugment",
-    "b": "batch.size",
-    "checkpoint_hist": "run.keep",
-    "clip_grad": "optim.clip_norm",
-    "clip_grad_norm": "optim.clip_norm",
-    "cutmix_alpha": "augment.cutmix",
-    "data_dir": "data",
-    "data_path": "data",
-    "dataset": "data",
-    "epochs": "run.length: {} epochs",
-    "hflip": "augment.flip",
-    "img_size": "data.image_size",
-    "in_chans": "data.channels",
-    "initial_checkpoint": "model.checkpoint",
-    "j": "data.threads",
-    "learning_rate": "optim.lr",
-    "log_interval": "run.log_every: {} steps",
-    "log_wandb": "watch.wandb: true",
-    "lr_min": "schedule.min_lr",
-    "lr_scheduler": "schedule.name",
-    "lr_warmup_epochs": "schedule.warmup: {} epochs",
-    "max_epochs": "run.length: {} epochs",
-    "mixup_alpha": "augment.mixup",
-    "model": "model.name",
-    "num_epochs": "run.length: {} epochs",
-    "num_workers": "data.threads",
-    "opt": "optim.name",
-    "opt_betas": "optim.betas",
-    "opt_eps": "optim.eps",
-    "optimizer": "optim.name",
-    "output": "run",
-    "output_dir": "run",
-    "pretrained": "model.checkpoint: timm",
-    "print_freq": "run.log_every: {} steps",
-    "ra_reps": "data.repeats",
-    "random_erase": "augment.erasing",
-    "remode": "augment.erasing_mode",
-    "reprob": "augment.erasing",
-    "sched": "schedule.name",
-    "smoothing": "augment.label_smoothing",
-    "sync_bn": "average.batch_norm: sync",
-    "train_crop_size": "data.image_size",
-    "val_crop_size": "data.eval_size",
-    "val_interval": "run.eval_every: {} epochs",
-    "wandb_project": "watch.project",
-    "warmup_epochs": "schedule.warmup: {} epochs",
-    "wd": "optim.weight_decay",
-    "workers": "data.threads",
+    "augment.cutmix": "cutmix_alpha",
+    "augment.erasing": "random_erase reprob",
+    "augment.erasing_mode": "remode",
+    "augment.flip": "hflip",
+    "augment.label_smoothing": "smoothing",
+    "augment.mixup": "mixup_alpha",
+    "augment.randaugment": "aa auto_augment",
+    "average.batch_norm: sync": "sync_bn",
+    "batch.precision: bf16": "amp",
+    "batch.size": "b",
+    "data": "data_dir data_path dataset",
+    "data.channels": "in_chans",
+    "data.eval_size": "val_crop_size",
+    "data.image_size": "img_size train_crop_size",
+    "data.repeats": "aug_repeats ra_reps",
+    "data.threads": "j num_workers workers",
+    "model.checkpoint": "initial_checkpoint",
+    "model.checkpoint: timm": "pretrained",
+    "model.name": "a arch model",
+    "optim.betas": "opt_betas",
+    "optim.clip_norm": "clip_grad clip_grad_norm",
+    "optim.eps": "opt_eps",
+    "optim.lr": "learning_rate",
+    "optim.name": "opt optimizer",
+    "optim.weight_decay": "wd",
+    "run": "output output_dir",
+    "run.eval_every: {} epochs": "val_interval",
+    "run.keep": "checkpoint_hist",
+    "run.length: {} epochs": "epochs max_epochs num_epochs",
+    "run.log_every: {} steps": "log_interval print_freq",
+    "schedule.min_lr": "lr_min",
+    "schedule.name": "lr_scheduler sched",
+    "schedule.warmup: {} epochs": "lr_warmup_epochs warmup_epochs",
+    "watch.project": "wandb_project",
+    "watch.wandb: true": "log_wandb",
 }
+FOREIGN = {name: ours for ours, names in _FOREIGN.items() for name in names.split()}
+"""Ours by the names of other trainers."""
 
 
 def did_you_mean(word: str, known: Iterable[str], most: int = 3) -> str:
     """A suggestion to append to a message about an unknown word, or ""."""
-    return asked(list(map(repr, closest(word, known, most))))
+    return suggestion_text(list(map(repr, closest(word, known, most))))
 
 
-def asked(suggestions: Sequence[str]) -> str:
+def suggestion_text(suggestions: Sequence[str]) -> str:
     """The text "; did you mean A, B or C?", or "" without a suggestion."""
     if not suggestions:
         return ""
@@ -100,38 +84,33 @@ def same(word: str, known: Iterable[str]) -> list[str]:
 def similar(word: str, known: Iterable[str]) -> list[str]:
     """The known names that begin with a word, shortest first, or else the most similar one.
 
-    Without one, the longest of at least 3 letters that the word begins with: --output is --out.
-
     For dotted names the last parts are compared; names in the word's section come first.
     """
     section, plain = word.rpartition(".")[0], _plain(_last(word))
-    names = sorted(known, key=lambda name: name.rpartition(".")[0] != section)
-    longer = [name for name in names if _plain(_last(name)).startswith(plain)]
     if not plain:
         return []
-    if longer and len(plain) > 2:
+    names = sorted(known, key=lambda name: name.rpartition(".")[0] != section)
+    longer = [name for name in names if _plain(_last(name)).startswith(plain)]
+    if len(plain) > 2 and longer:
         return sorted(longer, key=len)
-    lasts: dict[str, str] = {}
-    for name in names:
-        lasts.setdefault(_plain(_last(name)), name)
     numbers = set(_NUMBER.findall(word))  # resnet101 is not a misspelt resnet50
-    lasts = {last: name for last, name in lasts.items() if numbers <= set(_NUMBER.findall(name))}
+    names = [name for name in names if numbers <= set(_NUMBER.findall(name))]
+    lasts = [_plain(_last(name)) for name in names]
     near = difflib.get_close_matches(plain, lasts, n=1, cutoff=_CUTOFF)
-    begun = [last for last in lasts if len(last) > 2 and plain.startswith(last)]
-    return [lasts[last] for last in near or sorted(begun, key=len)[-1:]]
+    return [names[lasts.index(last)] for last in near]
 
 
 def near_pattern(pattern: str, names: Sequence[str]) -> str:
     """Like `did_you_mean`, for a pattern that matches none of some dotted parameter names."""
-    stem = pattern.strip().rstrip("*.")
     modules = {name[:dot] for name in names for dot, sign in enumerate(name) if sign == "."}
+    stem = pattern.strip().rstrip("*.")
     near = difflib.get_close_matches(stem, [*sorted(modules), *names], n=1)
-    return asked([repr(f"{name}.*" if name in modules else name) for name in near])
+    return suggestion_text([repr(f"{name}.*" if name in modules else name) for name in near])
 
 
 def foreign(word: str) -> tuple[str, str] | None:
     """The key or option behind another trainer's name, and the form of its value."""
-    target, _, form = _FOREIGN.get(word.replace("-", "_").lower(), "").partition(": ")
+    target, _, form = FOREIGN.get(word.replace("-", "_").lower(), "").partition(": ")
     return (target, form or "{}") if target else None
 
 

@@ -154,8 +154,6 @@ def test_a_size_that_does_not_fit_is_one_line(name: str, sizes: tuple[int, ...],
         ("vit_tiny_patch16_224", (32, 40), 16, 8, 40, "32 or 48"),
         ("vit_tiny_patch16_224", (12,), 16, 12, 12, "16"),
         ("swin_tiny_patch4_window7_224", (70,), 4, 2, 70, "68 or 72"),
-        ("visformer_tiny", (70,), 8, 6, 70, "64 or 72"),  # patches of what a convolution makes
-        ("pit_ti_224", (70,), 8, 6, 70, "64 or 72"),  # patches that overlap
     ],
 )
 def test_pixels_that_no_patch_would_have_are_refused(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from trainyard.data.storage.source import is_remote
 from trainyard.errors import RecipeError
-from trainyard.hints import asked, closest, foreign, same, similar
+from trainyard.hints import closest, foreign, same, similar, suggestion_text
 
 # Options of other trainers that Trainyard covers elsewhere.
 _DEVICE = ("cuda", "device", "device_id", "gpu", "gpu_id")
@@ -36,7 +36,7 @@ def explain_choice(action: argparse.Action, value: object) -> str:
     """The message about a value, such as a command, that is none of an action's choices."""
     choices = [str(choice) for choice in action.choices or ()]
     paths = dict(_command_paths(action)) or {choice: choice for choice in choices}
-    hint = asked([repr(paths[path]) for path in closest(str(value), paths)])
+    hint = suggestion_text([repr(paths[path]) for path in closest(str(value), paths)])
     what = action.option_strings[0] if action.option_strings else action.metavar
     return f"{what} cannot be {value!r}" + (hint or f"; choose from {', '.join(choices)}")
 
@@ -71,7 +71,7 @@ def _hint_at_option(word: str, words: Sequence[str], options: argparse.Namespace
             found, text = [target], form.format(text) if text or "{}" not in form else None
     found = (found or similar(name, known))[:3]
     shown = [f"--{each}{_value(each, text, own)}{_REMARKS.get(each, '')}" for each in found]
-    return asked(shown)
+    return suggestion_text(shown)
 
 
 def _hint_at_launch(name: str, text: str | None, command: str, own: Collection[str]) -> str:
@@ -80,7 +80,9 @@ def _hint_at_launch(name: str, text: str | None, command: str, own: Collection[s
         return "; each rank takes a GPU of its machine by itself: CUDA_VISIBLE_DEVICES limits which"
     if name in _RANKS and (command == "train" or "ranks" in own):
         ranks = f"--ranks {text if text and text.isdecimal() else 'N'}"
-        return asked([f"trainyard launch local RECIPE {ranks}" if command == "train" else ranks])
+        return suggestion_text(
+            [f"trainyard launch local RECIPE {ranks}" if command == "train" else ranks]
+        )
     return ""
 
 
@@ -88,9 +90,9 @@ def _hint_at_word(word: str, words: Sequence[str], options: argparse.Namespace) 
     """A hint about a key without its dashes, or a location without --data."""
     key, mark, _ = word.partition("=")
     if mark and key in _keys_of(options):
-        return asked([f"--{shlex.quote(word)}"])
+        return suggestion_text([f"--{shlex.quote(word)}"])
     if "data" in _options_of(options.parser) and (os.path.isdir(word) or is_remote(word)):
-        return asked([f"--data {shlex.quote(word)}"])
+        return suggestion_text([f"--data {shlex.quote(word)}"])
     return ""
 
 

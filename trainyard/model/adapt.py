@@ -1,8 +1,9 @@
-"""Loading of weights into another model: converts names and resamples sizes."""
+"""Loading of weights into another model; timm converts their names and sizes."""
 
+import logging
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -24,153 +25,87 @@ WITHOUT_CLASSIFIER = "the classifier is reinitialised: "
 """Beginning of the sentence in a log that gives the reason."""
 
 
-@dataclass(frozen=True)
-class Misfits:
-    """Names of weights that differ from a model's."""
-
-    missing: list[str]
-    unexpected: list[str]
-    reshaped: list[str]
-
-    def __bool__(self) -> bool:
-        return bool(self.missing or self.unexpected or self.reshaped)
-
-
 def adapt_weights(
     model: nn.Module, source: LoadedWeights, *, classes: Sequence[str], name: str, prefix: str = ""
 ) -> list[str]:
     """Load the weights of `source` into a timm model, `name`. Returns a log, as sentences.
 
-    Names of the original programs become timm's. Position embeddings and tables are resampled to
-    the model's grid, the stem to its kernel; a stem for RGB is adapted to other channels. The
-    classifier is left out if the source has other classes than `classes`, or another number of
-    them. All else must fit exactly, or a CheckpointError lists the misfits, and the model stays
-    unchanged.
+    Weights that do not fit are converted by timm: names of the original programs, position
+    embeddings and tables of another grid, a stem for other channels. The classifier is left out if
+    the source has other classes than `classes`, or another number of them. All else must fit
+    exactly, or a CheckpointError lists the misfits, and the model stays unchanged.
     """
     own = model.state_dict()
-    weights, done = without_prefix(source, prefix, set(own))
+    weights, log = without_prefix(source, prefix, set(own))
     classifier = _classifier(model)
     rest = {key: tensor for key, tensor in own.items() if key not in classifier}
-    if _misfits(rest, {k: w for k, w in weights.items() if k not in classifier}):
-        weights = _converted(weights, model, name, done)
-        _fit_channels(weights, model, own, done, about=source.about)
-        _resample_stem(weights, model, own, done)
-    _fit_classifier(weights, own, classifier, done, there=source.classes, here=classes)
-    expected = rest if not any(key in weights for key in classifier) else own
-    misfits = _misfits(expected, weights)
-    if misfits:
-        what = _complaint(misfits, expected, weights)
+    if _misfits(rest, {key: w for key, w in weights.items() if key not in classifier}):
+        weights = _converted(weights, model, name, classifier, log=log)
+    _fit_classifier(weights, own, classifier, log, there=source.classes, here=classes)
+    expected = own if any(key in weights for key in classifier) else rest
+    if misfits := _misfits(expected, weights):
         raise CheckpointError(
-            f"{source.about}: does not fit the model; {what}; wrong model.name ({name})?"
+            f"{source.about}: does not fit the model; {misfits}; wrong model.name ({name}) or "
+            "data.channels?"
         )
     loaded = {k: w for k, w in weights.items() if k in own and w.shape == own[k].shape}
     model.load_state_dict(loaded, strict=False)
-    odd = sorted({key.rpartition(".")[2] for key in set(expected) ^ set(weights)})
-    if odd:
-        done.append(f"{', '.join(odd)}: in one of the two only, which does no harm")
-    return [f"began with {len(loaded)} of {len(own)} tensors from {source.about}", *done]
-
-
-def _misfits(own: dict[str, Tensor], weights: Weights) -> Misfits:
-    def matters(name: str) -> bool:
-        return name.rpartition(".")[2] not in _HARMLESS
-
-    both = [name for name in own if name in weights and matters(name)]
-    return Misfits(
-        missing=[name for name in own if name not in weights and matters(name)],
-        unexpected=[name for name in weights if name not in own and matters(name)],
-        reshaped=[name for name in both if own[name].shape != weights[name].shape],
-    )
+    return [f"began with {len(loaded)} of {len(own)} tensors from {source.about}", *log]
 
 
 # --- names and sizes ---
 
 
-def _converted(weights: Weights, model: nn.Module, name: str, done: list[str]) -> Weights:
-    """Apply timm's own conversion of published checkpoints of the model, if it has one."""
-    convert = _conversion(name)
-    if convert is None:
-        return dict(weights)
+def _converted(
+    weights: Weights, model: nn.Module, name: str, classifier: list[str], *, log: list[str]
+) -> Weights:
+    """The weights as timm loads them into such a model; unchanged if it cannot."""
+    if is_own(name):
+        return weights
+    import timm
+
+    heads = [*classifier, "head.weight", "fc.weight", "classifier.weight"]  # timm's, and others'
+    rows = next((len(weights[key]) for key in heads if key in weights), 0)
+    options = {**getattr(model, "_model_args", {}), "num_classes": rows}
+    overlay = {"state_dict": dict(weights), "num_classes": rows}
     try:
-        with warnings.catch_warnings(action="ignore"):  # from timm itself
-            converted = convert(dict(weights), model)
-    except Exception:  # the checkpoint of another model, with names unknown to timm
-        return dict(weights)
-    renamed = sum(key not in weights for key in converted)
-    if renamed:
-        done.append(f"gave {renamed} tensors timm's names")
-    both = [key for key in converted if key in weights]
-    _tell_sizes(done, {key: weights[key] for key in both}, converted)
+        with torch.random.fork_rng(devices=[]), _strictly():
+            model = timm.create_model(
+                name, pretrained=True, pretrained_cfg_overlay=overlay, **options
+            )
+    except Exception:  # the weights of another model: their own names make the better message
+        return weights
+    converted = model.state_dict()
+    if renamed := sum(key not in weights for key in converted):
+        log.append(f"gave {renamed} tensors timm's names")
+    both = [key for key in converted if key in weights and not key.endswith(_HARMLESS)]
+    sizes = [(key, _size(weights[key]), _size(converted[key])) for key in both]
+    changed = [f"{key} from {old} to {new}" for key, old, new in sizes if old != new]
+    log += [f"timm fitted {text}" for text in changed[:_SHOWN]]
+    if len(changed) > _SHOWN:
+        log.append(f"timm fitted {len(changed) - _SHOWN} more")
     return converted
 
 
-def _conversion(name: str) -> Callable[[Weights, nn.Module], Weights] | None:
-    """timm's conversion of a downloaded checkpoint; timm has no public way to get it."""
-    if is_own(name):
-        return None
-    import timm
-    from timm.models import _builder
+@contextmanager
+def _strictly() -> Iterator[None]:
+    """Inside, weights that timm leaves out or does not find are an error, not a line of its log."""
 
-    asked: dict[str, Any] = {}
-    load_pretrained = _builder.load_pretrained
-    _builder.load_pretrained = lambda model, **options: asked.update(options)
+    def refuse(record: logging.LogRecord) -> bool:
+        if record.levelno > logging.INFO or record.getMessage().startswith("Missing keys"):
+            raise ValueError(record.getMessage())
+        return False
+
+    logger = logging.getLogger("timm.models._builder")
+    level = logger.level
+    logger.addFilter(refuse)
+    logger.setLevel(logging.INFO)
     try:
-        with torch.device("meta"):
-            timm.create_model(name, pretrained=True)
+        with warnings.catch_warnings(action="ignore"):  # of timm's conversions
+            yield
     finally:
-        _builder.load_pretrained = load_pretrained
-    return asked.get("filter_fn")
-
-
-def _fit_channels(
-    weights: Weights, model: nn.Module, own: dict[str, Tensor], done: list[str], *, about: str
-) -> None:
-    """Adapt first convolutions for RGB to other channels as timm does: by their sum for one
-    channel, else by repeating them, scaled to the same sum. CheckpointError for others.
-    """
-    from timm.models import adapt_input_conv
-
-    for key in _stem(weights, model, own):
-        there, here = weights[key], own[key]  # out, in, height, width
-        if there.shape[1] == here.shape[1]:
-            continue
-        if there.shape[1] != 3:
-            raise CheckpointError(
-                f"{about}: takes images of {there.shape[1]} channels, not {here.shape[1]}: set "
-                "data.channels to that; only weights for 3 channels are adapted to others"
-            )
-        weights[key] = adapt_input_conv(here.shape[1], there)
-        done.append(f"adapted {key} from 3 channels to {here.shape[1]}")
-
-
-def _stem(weights: Weights, model: nn.Module, own: dict[str, Tensor]) -> list[str]:
-    """Names of the weights of the model's first convolutions, where both sides have them."""
-    first: Any = getattr(model, "pretrained_cfg", {}).get("first_conv")
-    layers = (first,) if isinstance(first, str) else first or ()
-    names = [f"{layer}.weight" for layer in layers]
-    both = [name for name in names if name in weights and name in own]
-    return [name for name in both if weights[name].ndim == own[name].ndim == 4]
-
-
-def _resample_stem(
-    weights: Weights, model: nn.Module, own: dict[str, Tensor], done: list[str]
-) -> None:
-    """Resample the first convolution to the model's kernel size (FlexiViT, Beyer et al. 2023)."""
-    from timm.layers import resample_patch_embed
-
-    for key in _stem(weights, model, own):
-        there, here = weights[key], own[key]  # out, in, height, width
-        if there.shape[:2] == here.shape[:2] and there.shape != here.shape:
-            weights[key] = resample_patch_embed(there, list(here.shape[2:]))
-            _tell_sizes(done, {key: there}, weights)
-
-
-def _tell_sizes(done: list[str], before: Weights, after: Weights) -> None:
-    changed = [key for key in before if before[key].shape != after[key].shape]
-    for key in changed[:_SHOWN]:
-        done.append(f"resampled {key} from {_size(before[key])} to {_size(after[key])}")
-    if len(changed) > _SHOWN:
-        done.append(f"resampled {len(changed) - _SHOWN} more")
+        logger.removeFilter(refuse)
+        logger.setLevel(level)
 
 
 # --- the classifier ---
@@ -195,7 +130,7 @@ def _fit_classifier(
     weights: Weights,
     own: dict[str, Tensor],
     classifier: list[str],
-    done: list[str],
+    log: list[str],
     *,
     there: list[str] | None,
     here: Sequence[str],
@@ -214,32 +149,35 @@ def _fit_classifier(
         place = {name: row for row, name in enumerate(there)}
         order = torch.tensor([place[name] for name in here])
         weights |= {key: weights[key][order] for key in held}
-        done.append("put the classifier's rows into the order of the classes here")
+        log.append("put the classifier's rows into the order of the classes here")
         return
     else:
         reason = "it is for other classes"
     for key in held:
         del weights[key]
-    done.append(f"{WITHOUT_CLASSIFIER}{reason}")
+    log.append(f"{WITHOUT_CLASSIFIER}{reason}")
 
 
-# --- messages about misfits ---
+# --- messages ---
 
 
-def _complaint(misfits: Misfits, own: dict[str, Tensor], weights: Weights) -> str:
-    sizes = [f"{n} ({_size(weights[n])}, not {_size(own[n])})" for n in misfits.reshaped]
+def _misfits(own: dict[str, Tensor], weights: Weights) -> str:
+    """A list of the weights that differ from a model's, by name or shape; empty if all fit."""
+    own, weights = (
+        {name: tensor for name, tensor in tensors.items() if not name.endswith(_HARMLESS)}
+        for tensors in (own, weights)
+    )
+    sizes = {name: (_size(weights[name]), _size(own[name])) for name in own if name in weights}
     groups = {
-        "missing": misfits.missing,
-        "unexpected": misfits.unexpected,
-        "of another shape": sizes,
+        "missing": [name for name in own if name not in weights],
+        "unexpected": [name for name in weights if name not in own],
+        "of another shape": [f"{n} ({a}, not {b})" for n, (a, b) in sizes.items() if a != b],
     }
     return "; ".join(
-        f"{len(names):,} {what}: {_list(names)}" for what, names in groups.items() if names
+        f"{len(names):,} {what}: {', '.join(names[:_SHOWN])}{', …' * (len(names) > _SHOWN)}"
+        for what, names in groups.items()
+        if names
     )
-
-
-def _list(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
 
 
 def _size(tensor: Tensor) -> str:

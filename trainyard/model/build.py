@@ -1,8 +1,7 @@
 """A timm model by name, or one of the user, checked for the image sizes that it will get."""
 
 import re
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
@@ -33,8 +32,6 @@ _FLEXIBLE: tuple[dict[str, bool], ...] = (
     {},  # some accept them without an option
 )
 
-_SMALLEST_PATCH = 4  # pixels; strides below are those of convolutions
-
 
 def build_model(
     config: ModelConfig,
@@ -56,53 +53,55 @@ def build_model(
             config, num_classes=num_classes, image_size=image_size, channels=channels
         )
     else:
-        of_data = {"num_classes": num_classes} | ({} if channels == 3 else {"in_chans": channels})
-        model = _of_timm(config, of_data, image_size, other_sizes)
+        data_options = {"num_classes": num_classes} | (
+            {} if channels == 3 else {"in_chans": channels}
+        )
+        model = _of_timm(config, data_options, image_size, other_sizes)
     for size in (image_size, *sorted(other_sizes, key=height_width)):
-        with _whole_patches(model, config, size):
-            _check_images(model, config, (channels, *height_width(size)), num_classes)
+        _check_patches(model, config, size)
+        _check_images(model, config, (channels, *height_width(size)), num_classes)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
     return model.to(memory_format=layout)
 
 
 def _of_timm(
     config: ModelConfig,
-    of_data: dict[str, int],
+    data_options: dict[str, int],
     image_size: ImageSize,
     other_sizes: Collection[ImageSize],
 ) -> nn.Module:
-    """`of_data`: options that follow from the data."""
+    """`data_options`: options that follow from the data."""
     import timm
 
     from trainyard.model import plain_vit, whitened_convnet  # noqa: F401  # timm learns their names
 
     _check_name(config.name)
-    options: dict[str, Any] = {**of_data, **config.options}
+    options: dict[str, Any] = {**data_options, **config.options}
     if config.drop_path is not None:
         options["drop_path_rate"] = config.drop_path
-    ways: tuple[dict[str, bool], ...] = ({},)
+    option_sets: tuple[dict[str, bool], ...] = ({},)
     pretrained_cfg = timm.get_pretrained_cfg(config.name)
     if pretrained_cfg is not None and pretrained_cfg.fixed_input_size:
         options["img_size"] = image_size
         if any(size != image_size for size in other_sizes):
-            ways = _FLEXIBLE
-    return _first_that_takes(ways, config, options)
+            option_sets = _FLEXIBLE
+    return _create_with_first_accepted(option_sets, config, options)
 
 
-def _first_that_takes(
-    ways: tuple[dict[str, bool], ...], config: ModelConfig, options: dict[str, Any]
+def _create_with_first_accepted(
+    option_sets: tuple[dict[str, bool], ...], config: ModelConfig, options: dict[str, Any]
 ) -> nn.Module:
-    """The model with the first of `ways`, further options, that its constructor accepts."""
+    """The model with the first set of further options that its constructor accepts."""
     import timm
 
-    for way in ways:
+    for more in option_sets:
         try:
-            return timm.create_model(config.name, **{**way, **options})
+            return timm.create_model(config.name, **{**more, **options})
         except Exception as error:
             refused = _unknown_option(error)
-            if refused not in way:
+            if refused not in more:
                 raise RecipeError(_explain(error, refused, config)) from error
-    raise AssertionError("the last way has no further options")
+    raise AssertionError("the last set has no further options")
 
 
 def _check_images(
@@ -148,67 +147,25 @@ def _check_images(
         )
 
 
-@contextmanager
-def _whole_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> "Iterator[None]":
-    """RecipeError if patches do not cover the images of `size` that run inside.
+def _check_patches(model: nn.Module, config: ModelConfig, size: ImageSize) -> None:
+    """RecipeError if the patches of a transformer do not cover images of `size`.
 
-    timm's transformers crop a remainder smaller than a patch, without an error. So do strided
-    convolutions of other models, which are made for such sizes and lose less by it.
+    timm crops a remainder that is smaller than a patch, without an error.
     """
     from timm.layers import PatchEmbed
 
-    # Pixels of a patch, pixels outside of all patches, and pixels of the image's side.
-    cuts: list[tuple[int, int, int]] = []
-
-    def look(module: nn.Module, inputs: "tuple[torch.Tensor, ...]") -> None:
-        for axis, whole in enumerate(height_width(size)):
-            side = inputs[0].shape[axis - 2]
-            patch, left = _uncovered(module, side, axis)
-            if patch >= _SMALLEST_PATCH and left > 0:
-                pixels = round(whole / side)  # earlier convolutions have made the input smaller
-                cuts.append((patch * pixels, left * pixels, whole))
-
-    about, modules = getattr(model, "pretrained_cfg", {}), [*model.modules()]
-    is_of_patches = about.get("fixed_input_size") or any(isinstance(m, PatchEmbed) for m in modules)
-    hooks = [
-        module.register_forward_pre_hook(look)
-        for module in modules
-        if is_of_patches and isinstance(module, (nn.Conv2d, PatchEmbed))
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        if cuts:
-            raise RecipeError(_explain_cut(*cuts[0], config)) from None
-
-
-def _uncovered(module: nn.Module, side: int, axis: int) -> tuple[int, int]:
-    """The side of a module's patches, and the pixels of an input's `side` that they leave out.
-
-    `axis`: 0 is down, 1 is across.
-    """
-    from timm.layers import PatchEmbed
-
-    if isinstance(module, PatchEmbed):
-        patch = module.patch_size[axis]
-        return patch, 0 if module.dynamic_img_pad else side % patch
-    assert isinstance(module, nn.Conv2d)
-    stride, kernel, padding = module.stride[axis], module.kernel_size[axis], module.padding[axis]
-    if kernel < stride or isinstance(padding, str):  # subsampling, as in the attention of mvitv2
-        return stride, 0
-    return stride, (side + 2 * padding - kernel) % stride - padding
-
-
-def _explain_cut(patch: int, left: int, size: int, config: ModelConfig) -> str:
-    below = size // patch * patch
-    sizes = f"{below} or {below + patch}" if below else f"{patch}"
-    return (
-        f"model.name: {config.name} cuts images into patches of {patch} pixels and would leave out "
-        f"the last {left} of {size} pixels: choose {sizes} for data.image_size, data.eval_size, "
-        "schedule.image_size"
-    )
+    patches = getattr(model, "patch_embed", None)
+    if not isinstance(patches, PatchEmbed) or patches.dynamic_img_pad:
+        return
+    for patch, side in zip(patches.patch_size, height_width(size), strict=True):
+        below, left = side // patch * patch, side % patch
+        if left:
+            raise RecipeError(
+                f"model.name: {config.name} cuts images into patches of {patch} pixels and would "
+                f"leave out the last {left} of {side} pixels: choose "
+                f"{f'{below} or ' if below else ''}{below + patch} for data.image_size, "
+                "data.eval_size, schedule.image_size"
+            )
 
 
 def _check_name(name: str) -> None:

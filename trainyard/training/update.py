@@ -100,8 +100,8 @@ class LossScale:
 class DynamicLossScale(LossScale):
     """The loss scale for fp16: halves when a gradient overflows, doubles after many that do not.
 
-    Like torch.amp.GradScaler, without its wait for the device: the scale stays finite. All ranks
-    skip the same updates, so the scale is equal on all.
+    Like torch.amp.GradScaler, but the scale stays finite, and `Update` skips at any precision. All
+    ranks skip the same updates, so the scale is equal on all.
     """
 
     def __init__(self, device: torch.device, initial: float = 2.0**16, interval: int = 2000):
