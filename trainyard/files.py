@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedReader
@@ -23,8 +23,6 @@ WRITER = "checkpoint"
 """Name of the thread that writes checkpoints."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _UNWRITABLE = (*_FULL, errno.EROFS)
-Needed = int | Callable[[], int] | None
-"""Bytes that a file or folder needs, if known."""
 _MOST_JSON = 2**28  # bytes; class names and checksums take a thousandth
 _RUST_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -50,7 +48,7 @@ def atomic_write(path: Path, size: int | None = None) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def writing(path: Path, needed: Needed = None, part: Path | None = None) -> Iterator[None]:
+def writing(path: Path, needed: int | None = None, part: Path | None = None) -> Iterator[None]:
     """Inside, the error of a full or read-only disk becomes a DiskError that names `path`.
 
     `needed` and `part` as in `disk_error`.
@@ -65,11 +63,11 @@ def writing(path: Path, needed: Needed = None, part: Path | None = None) -> Iter
 
 
 def disk_error(
-    error: BaseException, path: Path, needed: Needed = None, part: Path | None = None
+    error: BaseException, path: Path, needed: int | None = None, part: Path | None = None
 ) -> DiskError | None:
     """The DiskError behind an exception; None if its cause is no full or read-only disk.
 
-    It states the bytes that `path` needs, if known, and the free bytes. `part` is the file or
+    It states the bytes that are `needed`, if known, and the free bytes. `part` is the file or
     folder written so far, which is about to be removed.
     """
     if isinstance(error, DiskError):
@@ -79,15 +77,15 @@ def disk_error(
         return None
     reason = os.strerror(number)
     if number in _FULL:
-        size, written = needed() if callable(needed) else needed, _bytes_in(part) if part else 0
+        written = _bytes_in(part) if part else 0
         least = f"more than {in_words(written)}" if part else "more"
-        wanted = least if size is None else in_words(size)
+        wanted = least if needed is None else in_words(needed)
         reason += f": {wanted} needed, {in_words(_free_bytes(path) + written)} free"
     return DiskError(number, reason, str(path))
 
 
 def why_unwritable(
-    error: OSError, path: Path, needed: Needed = None, part: Path | None = None
+    error: OSError, path: Path, needed: int | None = None, part: Path | None = None
 ) -> str:
     """The reason why `path` cannot be written, without its name; like `disk_error`'s if full."""
     found = disk_error(error, path, needed, part) or error

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import distributed as dist
 
 from tests.command_line import newest
 from tests.runs import assert_same_end, command, ended, events, exit_code, words
@@ -141,6 +142,28 @@ def test_the_next_save_waits_for_the_last(tmp_path: Path, monkeypatch: pytest.Mo
             saver.save(state_at(step))
     assert most == [1]
     assert find_problem(tmp_path / "step-00000003") is None  # leaving waits as well
+
+
+def _messages(world: World, folder: Path) -> int:
+    """The collectives of the second of two saves, on this rank."""
+    real, sent = dist.all_gather_object, 0
+
+    def counted(*arguments: Any, **options: Any) -> None:
+        nonlocal sent
+        sent += 1
+        real(*arguments, **options)
+
+    with Saver(folder, world, keep=1) as saver:
+        saver.save(state_at(1))
+        dist.all_gather_object = counted
+        saver.save(state_at(2))
+        dist.all_gather_object = real
+    return sent
+
+
+def test_ranks_agree_once_on_a_save(tmp_path: Path) -> None:
+    """They waited for the last one twice, and agreed three times."""
+    assert spawn(_messages, 2, tmp_path) == [1, 1]
 
 
 # --- failures ---

@@ -201,20 +201,19 @@ def _has_begun(folder: RunDirectory) -> bool:
 
 
 def _check_same_recipe(folder: RunDirectory, config: RunConfig) -> None:
+    option = f"--run.resume {shlex.quote(str(folder.path))}"
     if not folder.recipe.exists():
         raise CheckpointError(
             f"{folder.recipe} is missing, which records the recipe of the run: restore it, or "
-            "start another run from the checkpoint: --run NEW --run.resume "
-            f"{shlex.quote(str(folder.path))}"
+            f"start another run from the checkpoint: --run NEW {option}"
         )
     changed = differences(load_recipe(str(folder.recipe)), config)
     if changed:
-        longer = "; to train on from its end, add --run.resume " + shlex.quote(str(folder.path))
         is_longer = any(change.startswith("run.length: ") for change in changed)
+        hint = f"; to train on from its end, add {option}" if is_longer else ""
         raise CheckpointError(
             f"{folder.path} holds a run of another recipe ({'; '.join(changed)}): use the same "
-            "recipe to resume it, or choose another directory with --run"
-            f"{longer if is_longer else ''}"
+            f"recipe to resume it, or choose another directory with --run{hint}"
         )
 
 
@@ -305,8 +304,6 @@ def roll_back(
         if roll_backs > most:
             raise DivergedError(f"{_NOT_FINITE} again, after {most} rollbacks; {_ADVICE}")
         found = _find_earlier(folder, state) if world.is_first else None
-        if world.is_first and found is None:
-            raise DivergedError(f"{_NOT_FINITE}, and there is no earlier checkpoint; {_ADVICE}")
     path = gather(world, found)[0]
     assert path is not None
     with together(world):
@@ -322,11 +319,13 @@ def roll_back(
     report(_warning("rolled back", message))
 
 
-def _find_earlier(folder: RunDirectory, state: TrainState) -> Path | None:
+def _find_earlier(folder: RunDirectory, state: TrainState) -> Path:
     """The checkpoint to roll back to; if the last rollback did not help, the one before it."""
     paths = saver.finite(folder.checkpoints)
     newest = next(paths, None)
-    is_again = newest and checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs
+    if newest is None:
+        raise DivergedError(f"{_NOT_FINITE}, and there is no earlier checkpoint; {_ADVICE}")
+    is_again = checkpoint.read_progress(newest)["roll_backs"] < state.roll_backs
     return next(paths, newest) if is_again else newest
 
 
