@@ -165,7 +165,6 @@ def _load_training(state: TrainState, path: Path) -> str | None:
             own |= moments.get(number, {})
     else:
         _put_all_weights(state, path, training)
-    state.scale.load_state_dict(training["scale"])
     return _load_replica(state, path, training)
 
 
@@ -183,6 +182,7 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
     saved = sorted((path / _REPLICAS).glob("*.pt"))
     own = training | (_load(saved[replica.number % len(saved)]) if saved else {})
     put_optimizer(state.optimizer, own["optimizer"], path)
+    state.scale.load_state_dict(own["scale"])
     is_as_saved = max(len(saved), 1) == replica.total
     state.averager.load_state_dict(own["averager"] if is_as_saved else {})
     if is_as_saved or not saved:
@@ -364,7 +364,6 @@ def _common(
 ) -> Common:
     is_apart = has_own_weights(state.optimizer) and not is_sharded(state.model)
     training = {
-        "scale": state.scale.state_dict(),
         "weights": state.model.state_dict() if is_apart else None,
         **({} if state.averager.replica.differs else _own(state)),
     }
@@ -398,6 +397,7 @@ def _own(state: TrainState) -> dict[str, Any]:
     return {
         "optimizer": without_shards(save_optimizer(state.optimizer)),
         "averager": state.averager.state_dict(),
+        "scale": state.scale.state_dict(),
     }
 
 

@@ -37,15 +37,11 @@ class Update:
         *,
         clip: Clip,
         measure: Callable[[int], bool],
-        all_reduce_max: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        """`measure`: True for steps that measure the change of the weights, which copies them.
-
-        `all_reduce_max` makes replicas that differ skip together.
-        """
+        """`measure`: True for steps that measure the change of the weights, which copies them."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._optimizer, self._scale = optimizer, scale
-        self._clip, self._measure, self._all_reduce_max = clip, measure, all_reduce_max
+        self._clip, self._measure = clip, measure
         self._can_skip = getattr(optimizer, "_step_supports_amp_scaling", False)
 
     @property
@@ -72,7 +68,7 @@ class Update:
             grads = [p.grad for p in self._parameters if p.grad is not None]
             self._scale.unscale(grads)
             norm = whole(get_total_norm(grads))
-        finite = self._all_reduce_max(1.0 - norm.isfinite().float()) == 0
+        finite = norm.isfinite()
         before: dict[nn.Parameter, Tensor] = {}
         # Optimizers that can skip are fused; these can update the parameters in several groups.
         for group in ready(step, self._can_skip) if ready else [self._parameters]:
@@ -120,8 +116,8 @@ class LossScale:
 class DynamicLossScale(LossScale):
     """The loss scale for fp16: halves when a gradient overflows, doubles after many that do not.
 
-    Like torch.amp.GradScaler, without its wait for the device: the scale stays finite. All ranks
-    skip the same updates, so the scale is equal on all.
+    Like torch.amp.GradScaler, without its wait for the device: the scale stays finite. Ranks of
+    equal weights skip the same updates, so their scales are equal; a replica has its own.
     """
 
     def __init__(self, device: torch.device, initial: float = 2.0**16, interval: int = 2000):
