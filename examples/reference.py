@@ -55,10 +55,9 @@ optim.momentum optim.nesterov optim.betas optim.eps optim.accum_iter optim.trust
 optim.bias_correction optim.decay optim.lr_scale optim.clip_norm schedule.name schedule.per
 schedule.warmup schedule.warmup_from schedule.warmup_ends schedule.min_lr batch.size batch.micro
 batch.precision average.name average.topology run.* watch.* data.threads data.max_bad
-augment.erasing_mode optim.trust_coefficient schedule.gamma loss.distillation* loss.temperature
-loss.focal_gamma model.channels_last=True model.compile=off data.order=exact data.repeats=1
-data.decode=cpu augment.mix_mode=batch optim.backbone_lr=1.0 loss.name=ce
-schedule.warmup_prefix=True
+augment.erasing_mode schedule.gamma loss.distillation* loss.temperature loss.focal_gamma
+model.channels_last=True model.compile=off data.order=exact data.repeats=1 data.decode=cpu
+augment.mix_mode=batch optim.backbone_lr=1.0 loss.name=ce schedule.warmup_prefix=True
 """
 
 
@@ -210,15 +209,16 @@ def build_optimizer(recipe: Recipe, model: Any) -> Any:
             members.setdefault((factor, decays), []).append(parameter)
     groups: Any = [{"params": p, "lr_scale": lr, "decays": wd} for (lr, wd), p in members.items()]
     of = {key.removeprefix("optim."): value for key, value in recipe.items()}
-    moments = {"betas": tuple(of["betas"]), "eps": of["eps"]}
+    moments: Recipe = {key: of[key] for key in ("betas", "eps") if key in of}
     if of["name"] == "sgd":
-        momentum = {key: of[key] for key in ("momentum", "nesterov")}
-        return SGD(groups, fused=True, **momentum)
+        momentum, nesterov = of.get("momentum", 0.9), of.get("nesterov", False)
+        return SGD(groups, momentum=momentum, nesterov=nesterov, fused=True)
     if of["name"] == "lamb":
-        trust = {key: of[key] for key in ("bias_correction", "trust_clip")}
+        trust: Recipe = {key: of[key] for key in ("bias_correction", "trust_clip") if key in of}
         trust |= {"always_adapt": of["decay"] == "all", "max_grad_norm": None}
         return Lamb(groups, **trust, **moments)
     if of["name"] == "accum_adam":
+        moments = {"betas": (0.9, 0.999), "eps": 1e-8} | moments
         return AccumAdam(groups, {"every": of["accum_iter"], **moments})
     return {"adam": Adam, "adamw": AdamW}[of["name"]](groups, fused=True, **moments)
 

@@ -196,6 +196,7 @@ def check(tree: dict[str, Any]) -> RunConfig:
     _check_order(config)
     _check_balance(config)
     _check_channels(config)
+    _check_schedule_free(config)
     _check_average(config)
     _check_sharded(config)
     return config
@@ -276,6 +277,16 @@ def _check_channels(config: RunConfig) -> None:
                 f"{reason} is for images of 3 channels and cannot go with data.channels = "
                 f"{channels}: change one of them"
             )
+
+
+def _check_schedule_free(config: RunConfig) -> None:
+    """RecipeError if a schedule-free optimizer has a schedule."""
+    if config.optim.name.startswith("schedule_free") and config.schedule.name != "constant":
+        raise RecipeError(
+            f"optim.name = {config.optim.name!r} replaces a schedule and cannot go with "
+            f"schedule.name = {config.schedule.name!r}: set schedule.name = 'constant'; "
+            "schedule.warmup may stay"
+        )
 
 
 def _check_average(config: RunConfig) -> None:

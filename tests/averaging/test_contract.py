@@ -28,6 +28,7 @@ from trainyard.model.freeze import freeze
 from trainyard.run.build import build_averager
 from trainyard.training.checkpoint import load_checkpoint
 from trainyard.training.step import MicroBatch
+from trainyard.training.update import DynamicLossScale
 from trainyard.world import World
 
 Arrays = dict[str, NDArray[Any]]
@@ -81,7 +82,11 @@ class Process:
         self.step: Any = make_step(self.model, averager, world, update_ema=self.ema.update)
         averager.register_ema(self.ema.modules["ema"])
         optimizer = self.step.update._optimizer
-        self.state = build_state(self.model, optimizer, averager, emas=self.ema.modules)
+        # A scale that grows: each replica has its own.
+        self.scale = DynamicLossScale(CPU, 2.0**averager.replica.number, interval=3)
+        self.step.update._scale = self.scale
+        emas = self.ema.modules
+        self.state = build_state(self.model, optimizer, averager, emas=emas, scale=self.scale)
 
     def run(self, end: int) -> Tensor:
         for number in range(self.state.step, end):
@@ -90,7 +95,8 @@ class Process:
         return self.both()
 
     def both(self) -> Tensor:
-        return torch.cat([values(self.model), values(self.ema.modules["ema"])])
+        scale = self.scale.value.view(1)
+        return torch.cat([values(self.model), values(self.ema.modules["ema"]), scale])
 
     def whole(self) -> Arrays:
         modules = {"model": self.model, "ema": self.ema.modules["ema"]}

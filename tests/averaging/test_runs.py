@@ -238,7 +238,8 @@ def test_mistakes_are_told_before_a_directory_is_made(digits: Path, tmp_path: Pa
 
 def test_schedule_free_optimizers_are_refused(digits: Path) -> None:
     with pytest.raises(RecipeError, match=r"'gossip' cannot go with optim.name = 'schedule_free_s"):
-        recipe(digits, "gossip", **{"optim.name": "schedule_free_sgd", "run.bn_samples": "64"})
+        keys = {"optim.name": "schedule_free_sgd", "schedule.name": "constant"}
+        recipe(digits, "gossip", **keys, **{"run.bn_samples": "64"})
 
 
 def test_a_world_of_one_runs(digits: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +13,14 @@ from torch import Tensor, nn, optim
 
 from trainyard.config import check
 from trainyard.errors import RecipeError
-from trainyard.optim.config import OptimConfig
+from trainyard.optim.config import NAMES, OptimConfig, optimizer_names
 from trainyard.optim.groups import set_group_rates
 from trainyard.optim.optimizers import build_optimizer
+from trainyard.training.checkpoint import optimizer_state, put_optimizer
 
 STEPS = 50
 DECAY = 0.05
-NAMES = list(OptimConfig.model_fields["name"].annotation.__args__)  # type: ignore[union-attr]
+ALL = optimizer_names()
 
 Groups = list[dict[str, Any]]
 Update = Callable[[float], object]
@@ -133,8 +135,8 @@ def config_of(name: str, **keys: Any) -> OptimConfig:
             lambda groups: optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-6),
         ),
         (
-            config_of("lamb", eps=1e-6),
-            lambda groups: timm.optim.Lamb(groups, eps=1e-6, max_grad_norm=None),
+            config_of("lamb"),
+            lambda groups: timm.optim.Lamb(groups, max_grad_norm=None),
         ),
         (
             config_of("lamb", eps=1e-6, trust_clip=True, bias_correction=False),
@@ -149,8 +151,8 @@ def config_of(name: str, **keys: Any) -> OptimConfig:
             ),
         ),
         (
-            config_of("lion", lr=1e-3, betas=(0.9, 0.99)),
-            lambda groups: timm.optim.Lion(groups, betas=(0.9, 0.99)),
+            config_of("lion", lr=1e-3),
+            lambda groups: timm.optim.Lion(groups),
         ),
     ],
     ids=["sgd", "nesterov", "adam", "adamw", "lamb", "lamb clipped", "lars", "lion"],
@@ -171,11 +173,9 @@ def test_muon_is_timm_s_with_adamw_for_vectors_and_classifier(nesterov: bool) ->
             {"params": head, "weight_decay": DECAY, "use_fallback": True},
             {"params": vectors, "weight_decay": 0.0, "use_fallback": True},
         ]
-        betas = (0.9, 0.95)
-        muon: Any = timm.optim.Muon(groups, momentum=0.95, betas=betas, eps=1e-8, nesterov=nesterov)
-        return updating(muon)
+        return updating(timm.optim.Muon(groups, nesterov=nesterov))
 
-    follow(config_of("muon", momentum=0.95, betas=(0.9, 0.95), nesterov=nesterov), reference)
+    follow(config_of("muon", nesterov=nesterov), reference)
 
 
 @pytest.mark.parametrize("r", [0.0, 0.75])
@@ -230,26 +230,86 @@ def test_colossal_ai_s_lamb_written_out(decay: float) -> None:
 # --- of our own ---
 
 
+LRS = {"sgd": 0.1, "lars": 1.0, "lamb": 0.02, "schedule_free_sgd": 0.5}
+
+
+class Training:
+    """A model that is laid out channels last, and its optimizer."""
+
+    def __init__(self, name: str) -> None:
+        if name.startswith("schedule_free"):
+            pytest.importorskip("schedulefree")
+        torch.manual_seed(0)
+        self.model = Small().to(memory_format=torch.channels_last)
+        self.optimizer = build_optimizer(self.model, config_of(name, lr=LRS.get(name, 0.01)))
+
+    def train(self, steps: int) -> list[float]:
+        generator = torch.Generator().manual_seed(0)
+        images_BCHW = torch.randn(16, 2, 4, 4, generator=generator)
+        labels_B = torch.randint(3, (16,), generator=generator)
+        losses = []
+        for _ in range(steps):
+            loss = nn.functional.cross_entropy(self.model(images_BCHW), labels_B)
+            losses.append(float(loss.detach()))
+            self.optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            self.optimizer.step()
+        return losses
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_optimizer_learns(name: str) -> None:
-    """And takes a model that is laid out channels last; torch's can skip in their kernels."""
-    if name.startswith("schedule_free"):
-        pytest.importorskip("schedulefree")
-    torch.manual_seed(0)
-    model = Small().to(memory_format=torch.channels_last)
-    lr = {"sgd": 0.1, "lars": 2.0, "lamb": 0.02, "schedule_free_sgd": 0.5}.get(name, 0.01)
-    optimizer = build_optimizer(model, config_of(name, lr=lr))
-    can_skip = getattr(optimizer, "_step_supports_amp_scaling", False)
+    """Torch's can skip in their kernels."""
+    training = Training(name)
+    can_skip = getattr(training.optimizer, "_step_supports_amp_scaling", False)
     assert can_skip == (name in ("sgd", "adam", "adamw"))
-    images_BCHW, labels_B = torch.randn(16, 2, 4, 4), torch.randint(3, (16,))
-    losses = []
-    for _ in range(30):
-        loss = nn.functional.cross_entropy(model(images_BCHW), labels_B)
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-    assert losses[-1] < losses[0] / 2
+    losses = training.train(30)
+    assert losses[-1] < 0.6 * losses[0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_optimizer_of_timm_takes_steps_and_resumes_bit_for_bit(name: str) -> None:
+    """Wherever it is cut: some act in every second step alone."""
+    whole = Training(name)
+    begin = whole.train(1)[0]
+    saved = []
+    for _ in range(3):
+        saved.append(copy.deepcopy((whole.model.state_dict(), optimizer_state(whole.optimizer))))
+        whole.train(1)
+    assert whole.train(8)[-1] < begin
+    for steps, (weights, state) in zip((11, 10, 9), saved, strict=True):
+        resumed = Training(name)
+        resumed.model.load_state_dict(weights)
+        put_optimizer(resumed.optimizer, state, Path("checkpoint"))
+        resumed.train(steps)
+        for key, tensor in whole.model.state_dict().items():
+            assert torch.equal(resumed.model.state_dict()[key], tensor), key
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("adamv", "neither an optimizer of Trainyard nor of timm; did you mean 'adam'"),
+        ("xyz", "neither an optimizer of Trainyard nor of timm: use one of sgd, adam, adamw"),
+        ("adahessian", "needs second derivatives, which a step does not compute: use another"),
+        ("kron", "draws random numbers that no checkpoint has"),
+        ("bnbadam8bit", "neither an optimizer of Trainyard nor of timm"),
+        ("lookahead_adamw", "neither an optimizer of Trainyard nor of timm"),
+    ],
+)
+def test_other_names_are_refused(name: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=rf'optim\.name = "{name}": .*{message}'):
+        check({"optim": {"name": name}})
+
+
+def test_keys_that_are_not_set_have_the_defaults_of_the_library() -> None:
+    """--optim.name lion used to train with a second beta of 0.999, and lamb with an eps of 1e-8."""
+    defaults = {name: build_optimizer(Small(), OptimConfig(name=name)).defaults for name in NAMES}
+    assert defaults["lion"]["betas"] == (0.9, 0.99)
+    assert defaults["lamb"]["eps"] == 1e-6
+    assert (defaults["muon"]["momentum"], defaults["muon"]["betas"]) == (0.95, (0.9, 0.95))
+    assert (defaults["sgd"]["momentum"], defaults["sgd"]["nesterov"]) == (0.9, False)
+    assert defaults["lars"]["momentum"] == 0.9
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
@@ -288,6 +348,8 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"momentum": 0.0, "nesterov": True}, "optim.nesterov = true: needs optim.momentum above"),
         ({"clip_norm": 1.0, "clip_agc": 0.01}, "optim.clip_agc = 0.01: optim.clip_norm is set too"),
         ({"name": "schedule_free_sgd", "betas": [0.0, 0.9]}, "the first must be above 0"),
+        ({"name": "adan", "betas": [0.9, 0.99]}, "adan takes 3"),
+        ({"name": "schedule_free_sgd"}, "cannot go with schedule.name = 'cosine': set schedule.na"),
         ({"name": "accum_adam", "compile": True}, "optim.compile = true: an update of accum_adam"),
         ({"lr_scale": ["head.*"]}, "write a pattern of parameter names and a factor"),
     ],

@@ -20,7 +20,7 @@ from trainyard.averaging.allreduce import AllReduce
 from trainyard.averaging.config import AverageConfig
 from trainyard.errors import CheckpointError, DiskError
 from trainyard.files import sha256
-from trainyard.optim.config import OptimConfig
+from trainyard.optim.config import NAMES, OptimConfig
 from trainyard.optim.groups import set_group_rates
 from trainyard.optim.optimizers import build_optimizer
 from trainyard.training import checkpoint, saver
@@ -559,9 +559,6 @@ def train(state: TrainState, steps: range) -> None:
         set_group_rates(state.optimizer, lr=0.05 * min(1, (step + 1) / 4), weight_decay=0.1)
         state.optimizer.step()
         state.step = step + 1
-
-
-NAMES = list(OptimConfig.model_fields["name"].annotation.__args__)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -48,7 +48,7 @@ def state_of(world: World, optimizer: str) -> TrainState:
     averager.wrap(model)
     for module in ema.modules.values():
         averager.register_ema(module)
-    config = OptimConfig(name=optimizer, lr=0.01)  # type: ignore[arg-type]
+    config = OptimConfig(name=optimizer, lr=0.01)
     return build_state(
         model, build_optimizer(model, config), averager, emas=ema.modules, classes=["a", "b", "c"]
     )

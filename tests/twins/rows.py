@@ -16,9 +16,13 @@ class Row:
 
 
 # Rows that differ on purpose: why, in one sentence. Their differences are printed, not counted.
+_DEFAULTS = "Keys of an optimizer that a recipe leaves out have its library's defaults."
 CHANGED: dict[str, str] = {
     "schedule-free": "Re-estimated variances are the mean of those of batches, as in training, "
     "without the variance between batches.",
+    **dict.fromkeys(("lamb, clipped", "lion, layer decay", "muon"), _DEFAULTS),
+    "recipes NAME": "The recipe no longer lists keys of the optimizer that it leaves out.",
+    "recipes --keys": "Keys of averagers are gone; those of optimizers have no default here.",
 }
 
 _RUN = {
@@ -69,6 +73,7 @@ def _runs() -> dict[str, Row]:
             "debug",
             model__name="test_resnet",
             optim__name="schedule_free_adamw",
+            schedule__name="constant",
             run__bn_samples="256",
         ),
         "locality": train("debug", data__locality="256"),

@@ -1,9 +1,11 @@
 """Memory of each GPU, and disk space of checkpoints."""
 
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from trainyard.averaging.config import AverageConfig
 from trainyard.config import RunConfig
+from trainyard.optim.config import OptimConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -13,20 +15,6 @@ if TYPE_CHECKING:
 _NUMBER = 4  # bytes per weight: weights and moments are float32
 _CONTEXT = 1.5e9  # CUDA, cuBLAS, cuDNN and NCCL; assumed
 _SLACK = 1.15  # gradients of activations, and fragmentation; assumed
-# Numbers kept per weight; for Muon's own parameters, as its AdamW keeps two.
-_MOMENTS = {
-    "sgd": 1,
-    "adam": 2,
-    "adamw": 2,
-    "lamb": 2,
-    "lars": 1,
-    "lion": 1,
-    "muon": 1,
-    "accum_adam": 3,
-    "accum_adamw": 3,
-    "schedule_free_sgd": 1,
-    "schedule_free_adamw": 2,
-}
 
 
 class Sizes(NamedTuple):
@@ -72,11 +60,11 @@ def model_sizes(model: "nn.Module", config: RunConfig) -> Sizes:
     from trainyard.optim.groups import parameter_groups
 
     weights = sum(t.numel() * t.element_size() for t in model.state_dict().values())
-    moments = trained = 0
+    moments, trained = 0.0, 0
     for group in parameter_groups(model, config.optim):
         numbers = sum(parameter.numel() for parameter in group["params"])
         trained += numbers
-        moments += numbers * _moments(config, is_vectors=group.get("use_muon") is False)
+        moments += numbers * moments_per_weight(config.optim, group.get("use_muon", True))
     average = weights * len(config.model.averages)
     return Sizes(
         weights=weights,
@@ -87,10 +75,24 @@ def model_sizes(model: "nn.Module", config: RunConfig) -> Sizes:
     )
 
 
-def _moments(config: RunConfig, *, is_vectors: bool) -> int:
-    if config.optim.name in ("sgd", "lars") and not config.optim.momentum:
-        return 0
-    return 2 if is_vectors else _MOMENTS[config.optim.name]
+@cache
+def moments_per_weight(config: OptimConfig, is_matrix: bool = True) -> float:
+    """Numbers that an optimizer keeps for a weight, counted after a step of a small layer.
+
+    `is_matrix`: of parameters that muon updates, not its AdamW.
+    """
+    import torch
+    from torch import nn
+
+    from trainyard.optim.optimizers import build_optimizer
+
+    layer = nn.Linear(64 if is_matrix else 1, 64, bias=False)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer = build_optimizer(layer, OptimConfig(name=config.name, momentum=config.momentum))
+    optimizer.step()
+    kept = [value for state in optimizer.state.values() for value in state.values()]
+    tensors = [value for value in kept if isinstance(value, torch.Tensor) and value.dim()]
+    return sum(tensor.numel() for tensor in tensors) / layer.weight.numel()
 
 
 def update_bytes(sizes: Sizes, config: RunConfig) -> float:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from trainyard.course import Duration, SizeStage, Stage
+from trainyard.hints import did_you_mean
 from trainyard.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -18,46 +19,73 @@ def _checked_factor(text: str) -> str:
     return text
 
 
+# Names that need no look into timm, whose import takes seconds.
+NAMES = (
+    *("sgd", "adam", "adamw", "lamb", "lars", "lion", "muon", "accum_adam", "accum_adamw"),
+    *("schedule_free_sgd", "schedule_free_adamw"),
+)
+_THREE_BETAS = ("adan", "adanw", "cadan", "cadanw")
+_RANDOM = "draws random numbers that no checkpoint has, so that a run would not resume exactly"
+_REFUSED = {
+    "adahessian": "needs second derivatives, which a step does not compute",
+    **dict.fromkeys(("kron", "kronc", "kronw"), _RANDOM),
+}
+
+
+def optimizer_names() -> list[str]:
+    """Names of the optimizers that a recipe can have: NAMES, and the other ones of timm.
+
+    Those of apex and bitsandbytes, which timm knows by name, are not among them.
+    """
+    from timm.optim import get_optimizer_info, list_optimizers
+
+    of_timm = [name for name in map(str, list_optimizers()) if name not in {*NAMES, *_REFUSED}]
+    return [*NAMES, *(n for n in of_timm if isinstance(get_optimizer_info(n).opt_class, type))]
+
+
+def _checked_name(name: str) -> str:
+    if name in NAMES:
+        return name
+    if name in _REFUSED:
+        raise ValueError(f"{_REFUSED[name]}: use another optimizer")
+    if name not in (names := optimizer_names()):
+        near = did_you_mean(name, names) or f": use one of {', '.join(names)}"
+        raise ValueError(f"neither an optimizer of Trainyard nor of timm{near}")
+    return name
+
+
 PatternFactor = Annotated[str, AfterValidator(_checked_factor)]
 
 
 class OptimConfig(Section):
-    name: Literal[
-        "sgd",
-        "adam",
-        "adamw",
-        "lamb",
-        "lars",
-        "lion",
-        "muon",
-        "accum_adam",
-        "accum_adamw",
-        "schedule_free_sgd",
-        "schedule_free_adamw",
-    ] = "sgd"
-    """The optimizer."""
+    name: Annotated[str, AfterValidator(_checked_name)] = "sgd"
+    """The optimizer: sgd, adam, adamw, lamb, lars, lion, muon, another one of timm such as nadamw,
+    adan or adopt, accum_adam, accum_adamw, schedule_free_sgd or schedule_free_adamw. Keys below
+    that are not set have the default of the optimizer's library; keys that it does not have are
+    not used."""
     lr: float = Field(0.1, gt=0)
     """Peak learning rate for the whole global batch; no automatic scaling."""
     weight_decay: float = Field(1e-4, ge=0)
     """Weight decay. Norms, biases and other vectors have none by default; see `decay`."""
-    momentum: float = Field(0.9, ge=0, lt=1)
-    """Momentum of sgd, lars and muon."""
-    nesterov: bool = False
-    """Nesterov momentum of sgd, lars and muon. With muon, vectors, position embeddings, depthwise
-    kernels and the classifier then use NAdamW instead of AdamW."""
-    betas: tuple[Beta, Beta] = (0.9, 0.999)
-    """Decay rates of the moments; schedule_free_sgd uses only the first."""
-    eps: float = Field(1e-8, gt=0)
-    """Added to the denominator, in optimizers with moments and in lars."""
+    momentum: float | None = Field(None, ge=0, lt=1)
+    """Momentum. If not set: 0.95 for muon, else 0.9."""
+    nesterov: bool | None = None
+    """Nesterov momentum of sgd (not by default), lars and muon. With muon, vectors, position
+    embeddings, depthwise kernels and the classifier then use NAdamW instead of AdamW."""
+    betas: tuple[Beta, Beta] | tuple[Beta, Beta, Beta] | None = None
+    """Decay rates of the moments, three for adan; schedule_free_sgd uses only the first. If not
+    set: 0.9 and 0.999 for adam, adamw and lamb, 0.9 and 0.99 for lion."""
+    eps: float | None = Field(None, gt=0)
+    """Added to the denominator. If not set: 1e-8 for adam and adamw, 1e-6 for lamb."""
     accum_iter: int = Field(4, ge=1)
     """Steps between two updates of the moments, for accum_adam and accum_adamw."""
-    trust_coefficient: float = Field(1e-3, gt=0)
-    """Factor of lars' trust ratio."""
-    trust_clip: bool = False
+    trust_coefficient: float | None = Field(None, gt=0)
+    """Factor of lars' trust ratio; 1e-3 if not set."""
+    trust_clip: bool | None = None
     """Clip the trust ratio of lamb at 1. For lars, clip as LARC does: the smaller of trust ratio
     and learning rate takes the place of their product."""
-    bias_correction: bool = True
-    """Bias correction of the moments, for lamb."""
+    bias_correction: bool | None = None
+    """Bias correction of the moments, for lamb; true if not set."""
     decay: Literal["matrices", "all"] = "matrices"
     """Parameters with weight decay: matrices and kernels, unless the model exempts them, or all."""
     decay_scale: tuple[PatternFactor, ...] = ()
@@ -83,16 +111,21 @@ class OptimConfig(Section):
 
     @field_validator("nesterov")
     @classmethod
-    def _has_momentum(cls, nesterov: bool, others: ValidationInfo) -> bool:
+    def _has_momentum(cls, nesterov: bool | None, others: ValidationInfo) -> bool | None:
         if nesterov and others.data.get("momentum") == 0:
             raise ValueError("needs optim.momentum above 0")
         return nesterov
 
     @field_validator("betas")
     @classmethod
-    def _has_an_average(cls, betas: tuple[float, float], others: ValidationInfo) -> object:
-        if betas[0] == 0 and str(others.data.get("name")).startswith("schedule_free"):
+    def _fit(cls, betas: tuple[float, ...] | None, others: ValidationInfo) -> object:
+        name = str(others.data.get("name"))
+        if betas is None:
+            return None
+        if betas[0] == 0 and name.startswith("schedule_free"):
             raise ValueError("the first must be above 0 for a schedule-free optimizer")
+        if len(betas) != (count := 3 if name in _THREE_BETAS else 2):
+            raise ValueError(f"{name} takes {count}")
         return betas
 
     @field_validator("clip_agc")

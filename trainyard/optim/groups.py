@@ -58,7 +58,7 @@ def parameter_shares(model: nn.Module, config: OptimConfig) -> dict[str, GroupRa
             lr_scale *= config.backbone_lr
         decay_scale = decay_factors.get(name, float(config.decay == "all" or is_matrix))
         rule = config.name
-        if rule == "muon" and not (is_matrix and _mixes_channels(parameter) and not in_classifier):
+        if is_muon(rule) and not (is_matrix and _mixes_channels(parameter) and not in_classifier):
             rule = "adamw"
         shares[name] = GroupRates(lr_scale, decay_scale, rule)
     return shares
@@ -72,6 +72,11 @@ def set_group_rates(optimizer: Optimizer, *, lr: float, weight_decay: float) -> 
             group["lr"].fill_(lr * group["lr_scale"])
         else:
             group["lr"] = lr * group["lr_scale"]
+
+
+def is_muon(name: str) -> bool:
+    """True for timm's muon, nmuon, adamuon and nadamuon, which leave some parameters to AdamW."""
+    return name.endswith("muon")
 
 
 def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
@@ -91,7 +96,7 @@ def _group(
         "lr_scale": share.lr_scale,
         "decay_scale": share.decay_scale,
     }
-    return group | ({"use_muon": share.rule == "muon"} if config.name == "muon" else {})
+    return group | ({"use_muon": is_muon(share.rule)} if is_muon(config.name) else {})
 
 
 def _exempt(model: nn.Module, names: list[str]) -> set[str]:

@@ -1,6 +1,6 @@
-"""Optimizers by name."""
+"""Optimizers by name: timm's, accumulated Adam, and schedule-free ones."""
 
-from collections.abc import Callable
+from inspect import signature
 from typing import Any, cast
 
 import torch
@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from trainyard.errors import RecipeError
 from trainyard.installation import install_hint
 from trainyard.optim.config import OptimConfig
-from trainyard.optim.groups import parameter_groups
+from trainyard.optim.groups import is_muon, parameter_groups
 
 Groups = list[dict[str, Any]]
 
@@ -18,11 +18,63 @@ Groups = list[dict[str, Any]]
 def build_optimizer(model: nn.Module, config: OptimConfig) -> optim.Optimizer:
     """The optimizer over `model`'s trainable parameters, which must not be replaced later.
 
-    It uses torch's fused kernels if there are any. With `compile`, the learning rates of groups are
-    tensors, to be filled in place: a number would trigger a new compilation in every step.
+    Keys that are not set have the defaults of the optimizer's library. It uses torch's fused
+    kernels if there are any. With `compile`, the learning rates of groups are tensors, to be filled
+    in place: a number would trigger a new compilation in every step. RecipeError if a package is
+    missing.
     """
-    optimizer = _BUILDERS[config.name](parameter_groups(model, config), config)
+    groups = parameter_groups(model, config)
+    if config.name.startswith("accum"):
+        return _accum_adam(groups, config)
+    if config.name.startswith("schedule_free"):
+        return _schedule_free(groups, config)
+    optimizer = _from_timm(groups, config)
     return _compiled(optimizer) if config.compile else optimizer
+
+
+def _from_timm(groups: Groups, config: OptimConfig) -> optim.Optimizer:
+    """An optimizer of timm's factory; LAMB with bias_correction = false and decay = "all" is
+    Colossal-AI's.
+    """
+    from timm.optim import create_optimizer_v2, get_optimizer_class
+
+    kind = get_optimizer_class(config.name, bind_defaults=False)
+    parameters = signature(kind).parameters
+    given = _set(
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        betas=config.betas,
+        eps=config.eps,
+        trust_coeff=config.trust_coefficient,
+        trust_clip=config.trust_clip,
+        bias_correction=config.bias_correction,
+        always_adapt=config.decay == "all",
+    )
+    options = {key: value for key, value in given.items() if key in parameters}
+    if config.name == "sgd":  # timm's has Nesterov momentum
+        options["nesterov"] = bool(config.nesterov)
+    if is_muon(config.name):  # timm's factory has 0.9 for all optimizers
+        options.setdefault("momentum", parameters["momentum"].default)
+    if "max_grad_norm" in parameters:  # the update clips, for all optimizers alike
+        options["max_grad_norm"] = None
+    if kind in (optim.SGD, optim.Adam, optim.AdamW):
+        options["fused"] = not config.compile and not _is_unfused(groups, kind)
+    made: optim.Optimizer = create_optimizer_v2(groups, opt=config.name, lr=config.lr, **options)
+    has_momenta = isinstance(made, optim.SGD) and options["fused"] and made.defaults["momentum"]
+    return with_momenta(made) if has_momenta else made
+
+
+def _is_unfused(groups: Groups, kind: type[optim.Optimizer]) -> bool:
+    """True if torch has no fused kernel: of SGD for DTensors."""
+    return kind is optim.SGD and any(isinstance(p, DTensor) for p in groups[0]["params"])
+
+
+def with_momenta(optimizer: optim.Optimizer) -> optim.Optimizer:
+    """Allocates a fused SGD's momenta: torch's are uninitialised if the first update skips."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def _compiled(optimizer: optim.Optimizer) -> optim.Optimizer:
@@ -32,97 +84,16 @@ def _compiled(optimizer: optim.Optimizer) -> optim.Optimizer:
     return optimizer
 
 
-def _sgd(groups: Groups, config: OptimConfig) -> optim.Optimizer:
-    fused = not config.compile and not _is_sharded(groups)  # torch has no fused kernel for DTensors
-    optimizer = torch.optim.SGD(
-        groups, config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused
-    )
-    return with_momenta(optimizer) if fused and config.momentum else optimizer
-
-
-def _is_sharded(groups: Groups) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in groups[0]["params"])
-
-
-def with_momenta(optimizer: "optim.SGD") -> "optim.SGD":
-    """Allocates a fused SGD's momenta: torch's are uninitialised if the first update skips."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return optimizer
-
-
-def _adam(groups: Groups, config: OptimConfig) -> optim.Optimizer:
-    kind = optim.AdamW if config.name == "adamw" else optim.Adam
-    fused = not config.compile
-    return kind(groups, config.lr, betas=config.betas, eps=config.eps, fused=fused)
-
-
 def _accum_adam(groups: Groups, config: OptimConfig) -> optim.Optimizer:
     from trainyard.optim.accum_adam import AccumAdam
 
     return AccumAdam(
         groups,
         config.lr,
-        betas=config.betas,
-        eps=config.eps,
         accum_iter=config.accum_iter,
         decoupled=config.name == "accum_adamw",
+        **_set(betas=config.betas, eps=config.eps),
     )
-
-
-def _lamb(groups: Groups, config: OptimConfig) -> optim.Optimizer:
-    """timm's LAMB; bias_correction = trust_clip = false and decay = "all" make it Colossal-AI's."""
-    from timm.optim.lamb import Lamb
-
-    optimizer: optim.Optimizer = Lamb(
-        groups,
-        config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        bias_correction=config.bias_correction,
-        trust_clip=config.trust_clip,
-        always_adapt=config.decay == "all",
-        max_grad_norm=None,  # the update clips, for all optimizers alike
-    )
-    return optimizer
-
-
-def _lars(groups: Groups, config: OptimConfig) -> optim.Optimizer:
-    from timm.optim.lars import Lars
-
-    optimizer: optim.Optimizer = Lars(
-        groups,
-        config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        eps=config.eps,
-        trust_coeff=config.trust_coefficient,
-        trust_clip=config.trust_clip,
-        always_adapt=config.decay == "all",
-    )
-    return optimizer
-
-
-def _lion(groups: Groups, config: OptimConfig) -> optim.Optimizer:
-    from timm.optim.lion import Lion
-
-    optimizer: optim.Optimizer = Lion(groups, config.lr, betas=config.betas)
-    return optimizer
-
-
-def _muon(groups: Groups, config: OptimConfig) -> optim.Optimizer:
-    from timm.optim.muon import Muon
-
-    optimizer: optim.Optimizer = Muon(
-        groups,
-        config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        betas=config.betas,
-        eps=config.eps,
-    )
-    return optimizer
 
 
 def _schedule_free(groups: Groups, config: OptimConfig) -> optim.Optimizer:
@@ -133,28 +104,17 @@ def _schedule_free(groups: Groups, config: OptimConfig) -> optim.Optimizer:
             f"optim.name = {config.name!r} needs a package: {install_hint('schedulefree')}"
         ) from None
     optimizer: Any
+    options = _set(r=config.schedule_free_r)
     if config.name == "schedule_free_sgd":
-        optimizer = schedulefree.SGDScheduleFree(
-            groups, config.lr, momentum=config.betas[0], r=config.schedule_free_r
-        )
+        options |= _set(momentum=config.betas and config.betas[0])
+        optimizer = schedulefree.SGDScheduleFree(groups, config.lr, **options)
     else:
-        optimizer = schedulefree.AdamWScheduleFree(
-            groups, config.lr, betas=config.betas, eps=config.eps, r=config.schedule_free_r
-        )
+        options |= _set(betas=config.betas, eps=config.eps)
+        optimizer = schedulefree.AdamWScheduleFree(groups, config.lr, **options)
     optimizer.train()
     return cast(optim.Optimizer, optimizer)
 
 
-_BUILDERS: dict[str, Callable[[Groups, OptimConfig], optim.Optimizer]] = {
-    "sgd": _sgd,
-    "adam": _adam,
-    "adamw": _adam,
-    "lamb": _lamb,
-    "lars": _lars,
-    "lion": _lion,
-    "muon": _muon,
-    "accum_adam": _accum_adam,
-    "accum_adamw": _accum_adam,
-    "schedule_free_sgd": _schedule_free,
-    "schedule_free_adamw": _schedule_free,
-}
+def _set(**values: Any) -> dict[str, Any]:
+    """The values that are set."""
+    return {key: value for key, value in values.items() if value is not None}

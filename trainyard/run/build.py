@@ -354,10 +354,6 @@ def build_step(
             state.optimizer,
             state.scale,
             clip=_build_clip(config, state.model),
-            # Replicas with fp16 share a loss scale and skip together; others skip independently.
-            all_reduce_max=state.averager.all_reduce_max
-            if config.batch.precision == "fp16"
-            else _as_it_is,
         ),
         update_ema=update_ema,
         micro=None if config.batch.micro == "auto" else config.batch.micro,
@@ -399,10 +395,6 @@ def _rate_setter(config: RunConfig, state: TrainState) -> Callable[[Rates], None
             set_drop_path(rates.drop_path)
 
     return set_rates
-
-
-def _as_it_is(value: Tensor) -> Tensor:
-    return value
 
 
 def _build_clip(config: RunConfig, model: nn.Module) -> Clip:

@@ -186,7 +186,6 @@ def _load_training(state: TrainState, path: Path) -> str | None:
         put_weights(module, load_weights(path, name), path)
     if training["weights"] is not None:
         put_weights(state.model, training["weights"], path)
-    state.scale.load_state_dict(training["scale"])
     return _load_replica(state, path, training)
 
 
@@ -195,7 +194,8 @@ def _load_replica(state: TrainState, path: Path, training: dict[str, Any]) -> st
     replica = state.averager.replica
     saved = sorted((path / _REPLICAS).glob("*.pt"))
     own = training | (_load(saved[replica.number % len(saved)]) if saved else {})
-    _put_optimizer(state.optimizer, own["optimizer"], path)
+    put_optimizer(state.optimizer, own["optimizer"], path)
+    state.scale.load_state_dict(own["scale"])
     is_as_saved = max(len(saved), 1) == replica.total
     state.averager.load_state_dict(own["averager"] if is_as_saved else {})
     if is_as_saved or not saved:
@@ -217,7 +217,12 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
         raise CheckpointError(f"{path}: its weights do not fit the model: {first}") from None
 
 
-def _put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """What `put_optimizer` takes: the state of an optimizer, with its kind."""
+    return {"kind": type(optimizer).__name__, **optimizer.state_dict()}
+
+
+def put_optimizer(optimizer: Optimizer, saved: dict[str, Any], path: Path) -> None:
     """Load moments and counts from the checkpoint at `path`; rates and such stay the recipe's."""
     kind = type(optimizer).__name__
     if saved["kind"] != kind:
@@ -368,7 +373,6 @@ def _files_of_all(state: TrainState, copy: Callable[[Any], Any]) -> dict[str, An
     with evaluation_weights(state.optimizer):
         weights = copy(state.model.state_dict())
     training = {
-        "scale": state.scale.state_dict(),
         "weights": state.model.state_dict() if has_own_weights(state.optimizer) else None,
         **({} if state.averager.replica.differs else _own(state)),
     }
@@ -398,8 +402,9 @@ def _files_of_all(state: TrainState, copy: Callable[[Any], Any]) -> dict[str, An
 def _own(state: TrainState) -> dict[str, Any]:
     """The state that each replica saves, where they differ."""
     return {
-        "optimizer": {"kind": type(state.optimizer).__name__, **state.optimizer.state_dict()},
+        "optimizer": optimizer_state(state.optimizer),
         "averager": state.averager.state_dict(),
+        "scale": state.scale.state_dict(),
     }
 
 

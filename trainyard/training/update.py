@@ -35,12 +35,9 @@ class Update:
         scale: "LossScale",
         *,
         clip: Clip,
-        all_reduce_max: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> None:
-        """`all_reduce_max` makes replicas that differ skip together."""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer, self._scale = optimizer, scale
-        self._clip, self._all_reduce_max = clip, all_reduce_max
+        self._optimizer, self._scale, self._clip = optimizer, scale, clip
         self._can_skip = getattr(optimizer, "_step_supports_amp_scaling", False)
 
     @property
@@ -57,7 +54,7 @@ class Update:
         grads = [p.grad for p in self._parameters if p.grad is not None]
         self._scale.unscale(grads)
         norm = whole(get_total_norm(grads))
-        finite = self._all_reduce_max(1.0 - norm.isfinite().float()) == 0
+        finite = norm.isfinite()
         # Optimizers that can skip are fused; these can update the parameters in several groups.
         for group in ready(step, self._can_skip) if ready else [self._parameters]:
             parameters = [p for p in group if p.grad is not None]
@@ -100,8 +97,8 @@ class LossScale:
 class DynamicLossScale(LossScale):
     """The loss scale for fp16: halves when a gradient overflows, doubles after many that do not.
 
-    Like torch.amp.GradScaler, but the scale stays finite, and `Update` skips at any precision. All
-    ranks skip the same updates, so the scale is equal on all.
+    Like torch.amp.GradScaler, but the scale stays finite, and `Update` skips at any precision.
+    Ranks of equal weights skip the same updates, so their scales are equal; a replica has its own.
     """
 
     def __init__(self, device: torch.device, initial: float = 2.0**16, interval: int = 2000):
