@@ -105,7 +105,7 @@ def test_wrong_words(arguments: str, words: list[str], capsys: Capture) -> None:
         ("train debug --learning-rate 1e-3", "--optim.lr 1e-3"),
         ("train debug --workers=8", "--data.threads 8"),
         ("train debug --opt lamb", "--optim.name lamb"),
-        ("train debug --opt rmsprop", "--optim.name"),
+        ("train debug --opt kron", "--optim.name"),
         ("train debug --amp", "--batch.precision bf16"),
         ("train debug --data-path /a/b", "--data /a/b"),
         ("train debug --datas x", "--data x"),

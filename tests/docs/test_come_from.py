@@ -73,7 +73,7 @@ def test_a_wrong_key_option_or_value_is_seen() -> None:
         with pytest.raises(AssertionError):
             check_ours("theirs", wrong)
     with pytest.raises(Exception, match=r"optim\.name"):
-        check_ours("theirs", '`optim.name = "adamax"`')
+        check_ours("theirs", '`optim.name = "adamaxx"`')
 
 
 def test_there_is_a_page_for_each() -> None:
