@@ -87,3 +87,23 @@ def test_a_hang_up_that_is_ignored_stays_so() -> None:
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_the_timer_for_data_ends_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its signal came after the handlers were restored, and killed the process."""
+    monkeypatch.setattr("trainyard.training.stop._DATA_S", 0.3)
+    with StopSignal(World()) as stop:
+        send(signal.SIGTERM)
+        with stop.waiting_for_data():
+            assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
+    time.sleep(0.4)
+
+
+def test_a_stop_gives_up_data_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard.training.stop._DATA_S", 0.1)
+    with StopSignal(World()) as stop:
+        send(signal.SIGUSR1)
+        time.sleep(0.3)  # in a step
+        with pytest.raises(Requeued), stop.waiting_for_data():
+            time.sleep(60)

@@ -18,6 +18,7 @@ _SIGNALS = {number: _REQUEUE if stop is Requeued else _STOP for number, stop in 
 # A Ctrl-C may arrive twice, from the terminal and from a launcher: within this time it counts once.
 _IMPATIENT_S = 1.0
 _DATA_S = 10.0  # seconds that a stop waits for data
+_OVERDUE = signal.SIGALRM  # of the timer that counts them
 _REASONS: dict[int, type[Stopped]] = {_REQUEUE: Requeued, _STOP: Stopped}
 
 
@@ -50,8 +51,6 @@ class StopSignal:
         self._wanted = 0
         self._interrupted: float | None = None  # time of the first Ctrl-C
         self._waits_for_data = False
-        self._overdue: threading.Timer | None = None  # repeats the signal of a stop requested...
-        self._asked = 0.0  # ... at this time
         self._previous: dict[signal.Signals, object] = {}
         self._group: Any = None
         self._pending: deque[tuple[Any, Any]] = deque()  # pending all-reduces and their tensors
@@ -61,6 +60,7 @@ class StopSignal:
             under_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
             for number in _SIGNALS.keys() - ({signal.SIGHUP} if under_nohup else set()):
                 self._previous[number] = signal.signal(number, self._note)
+            self._previous[_OVERDUE] = signal.signal(_OVERDUE, self._give_up_data)
         if self._world.size > 1:
             # A group of its own keeps its messages apart from those of the gradients.
             self._group = new_group(backend="gloo")
@@ -72,10 +72,10 @@ class StopSignal:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self._previous:
+            signal.setitimer(signal.ITIMER_REAL, 0)  # before its signal has the default again
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
-        if self._overdue is not None:
-            self._overdue.cancel()
         for work, _ in self._pending if error is None else ():
             work.wait()
 
@@ -145,18 +145,10 @@ class StopSignal:
             self._interrupted = self._interrupted or now
             if now - self._interrupted > _IMPATIENT_S:
                 raise NotSaved  # the current step may wait minutes for a server
+        if self._world.size == 1 and not self._wanted:
+            signal.setitimer(signal.ITIMER_REAL, _DATA_S, _DATA_S)
         self._wanted = max(self._wanted, _SIGNALS[signal.Signals(number)])
-        if self._world.size > 1:
-            return
-        if self._overdue is None:
-            self._asked = time.monotonic()
-            self._overdue = threading.Timer(_DATA_S, _remind, [threading.get_ident()])
-            self._overdue.daemon = True
-            self._overdue.start()
-        elif self._waits_for_data and time.monotonic() - self._asked >= _DATA_S:
+
+    def _give_up_data(self, number: int, frame: FrameType | None) -> None:
+        if self._waits_for_data:
             raise _REASONS[self._wanted]
-
-
-def _remind(thread: int) -> None:
-    """Repeat the signal of a requested stop."""
-    signal.pthread_kill(thread, signal.SIGUSR2)
