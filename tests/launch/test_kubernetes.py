@@ -262,7 +262,7 @@ def test_the_place_of_a_pod_is_that_of_its_environment() -> None:
     env = given | {"HOME": "/"}
     ranks, meeting = in_pod(env)
     found = meeting.next_rendezvous()
-    assert (ranks, found.rank, found.world_size, env) == (8, 1, 2, {"HOME": "/"})
+    assert (ranks, found.rank, found.world_size, "PET_NNODES" in env) == (8, 1, 2, False)
     point = found.bootstrap_store_info
     assert point and (point.master_addr, point.master_port) == ("run-node-0-0.run", 29500)
     with pytest.raises(InputError, match="PET_NPROC_PER_NODE is 'auto', which is not a whole"):

@@ -1,17 +1,15 @@
-"""`launch ssh`: host lists, the dry run, and connections that end; no host is reached."""
+"""`launch ssh`: host lists, the dry run, and a connection that ends; no host is reached."""
 
 import os
-import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.command_line import Capture, complaint, shown
 from trainyard.errors import InputError
-from trainyard.launch.events import Events, Gone
 from trainyard.launch.hosts import GivenHost, read_hosts
-from trainyard.launch.ssh import Login, Remote, sync, why_not
+from trainyard.launch.job import Job
+from trainyard.launch.ssh import Login, SshOptions, launch_ssh, sync
 
 
 def test_hosts_in_a_list() -> None:
@@ -54,10 +52,11 @@ def test_what_is_no_host(given: str, said: str) -> None:
 def test_dry_run(capsys: Capture, digits: Path) -> None:
     words = ("launch", "ssh", "debug", "--data", digits, "--dry-run", "--hosts", "a:2,me@b")
     text = shown(capsys, *words, "--ssh", "ssh -p 2222", "--ssh-config", "mine", "--folder", "/w")
-    first, second, last = text.splitlines()
-    assert first.startswith("a: 2 x ") and "-m trainyard train debug --run runs/debug" in first
-    assert second.startswith("me@b: (one per GPU, or 1) x ")
-    assert last.startswith("by ssh -p 2222 -F mine -T -o BatchMode=yes") and last.endswith("in /w")
+    first, second = text.splitlines()
+    assert first.startswith("ssh -p 2222 -F mine -T -o BatchMode=yes")
+    assert "-- a 'cd /w || exit 2; exec " in first and "launch agent debug" in first
+    assert "--hosts=2:2 --run-id=RUN-0" in first and "--ranks=2 --listen=" in first
+    assert " -- me@b " in second and "--ranks" not in second and "--listen" not in second
 
 
 def test_data_that_only_the_hosts_have(capsys: Capture) -> None:
@@ -82,43 +81,13 @@ def test_a_copy_names_what_is_missing_there(
     assert "--rsync-path mkdir -p '/my work' && rsync" in (tmp_path / "said").read_text()
 
 
-def test_what_ssh_leaves_behind_is_not_waited_for(tmp_path: Path) -> None:
+def test_what_ssh_leaves_behind_is_not_waited_for(tmp_path: Path, capsys: Capture) -> None:
     ssh = tmp_path / "ssh"
-    ssh.write_text("#!/bin/sh\nsleep 1000 >/dev/null &\necho refused >&2\nexit 255\n")
+    ssh.write_text("#!/bin/sh\nsleep 1000 &\necho refused >&2\nexit 255\n")
     ssh.chmod(0o755)
-    events = Events()
-    remote = Remote(GivenHost("a"), Login((str(ssh),), "/w", "python"), events)
-    assert events.get(timeout=30) == Gone("a", "ssh failed (refused)")
-    remote.close()
-
-
-@pytest.mark.parametrize(
-    ("code", "said", "told"),
-    [
-        (255, "ssh: connect to host x port 22: Connection refused", "nothing listens at its ssh"),
-        (255, "Host key verification failed.", "its host key is not known here: log in by hand"),
-        (255, "ssh: connect to host x port 22: No route to host", "it does not answer"),
-        (255, "banner exchange: invalid", r"ssh failed \(banner exchange: invalid\)"),
-        (1, "/p: No module named trainyard.launch.host_agent", "/p there has no such trainyard"),
-    ],
-)
-def test_why_there_is_no_agent(code: int, said: str, told: str) -> None:
-    assert re.match(told, why_not(code, [said], folder="/w", python="/p"))
-
-
-def test_ssh_is_reaped_after_its_group_is_killed_not_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Its pid may belong to another group afterwards."""
-    killed: list[int | None] = []
-
-    def killpg(*_: int) -> None:
-        killed.append(remote._process.returncode)
-
-    monkeypatch.setattr(os, "killpg", killpg)
-    events = Events()
-    ends_at_once = (sys.executable, "-c", "import time; time.sleep(0.2)")
-    remote = Remote(GivenHost("a"), Login(ends_at_once, ".", "python"), events)
-    assert isinstance(events.get(timeout=20), Gone)
-    remote.close()
-    assert killed == [None]
+    options = SshOptions(hosts=[GivenHost("a")], login=Login((str(ssh),), "/w", "python"))
+    told: list[str] = []
+    job = Job(("train", "debug", "--run", "runs/debug"), Path("runs/debug"))
+    assert launch_ssh(job, options, told.append) == 2
+    assert told == ["host a: ssh has failed: refused"]
+    assert capsys.readouterr().err == "a | refused\n"

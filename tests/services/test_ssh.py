@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_losses_are_those_of_local(
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     assert losses_of(tmp_path / "ssh" / "run") == losses_of(tmp_path / "local")
     shown = (tmp_path / "ssh" / "stdout").read_text().splitlines()
-    assert all(line.startswith("a/0 | ") for line in shown) and "top-1" in shown[-2]
+    assert all(line.startswith("a | ") for line in shown) and "top-1" in shown[-2]
     # On a busy machine the ranks come more than 10 s apart.
     assert all("waiting for rank" in line for line in run.said().splitlines()), run.said()
 
@@ -105,27 +106,100 @@ def test_a_host_that_is_killed_is_waited_for(hosts: SshHosts, digits: Path, tmp_
         hosts.start("b")
         assert run.end() == 0, run.said()
     check_whole(tmp_path / "run", 60)
-    assert "the same command resumes from step-" in run.said()
+
+
+def test_a_host_that_goes_down_is_no_failure(hosts: SshHosts, digits: Path, tmp_path: Path) -> None:
+    """Its agent is told to end: all save, and go on when it is back. No restart is used up."""
+    words = ["debug", "--data", digits, *QUICK, "--run.length", "200 steps", "--run", "run"]
+    words += ["--hosts", "a,b", "--ranks", 1, "--run.save_every", "0 steps"]
+    with launched(hosts, tmp_path, *words) as run:
+        wait_for(lambda: has_begun(tmp_path / "run"), "the first report", timeout_s=150)
+        os.kill(agent_of(run, "-1"), signal.SIGTERM)
+        wait_for(lambda: "host b is gone" in run.said(), "the name of the host", timeout_s=60)
+        assert run.end() == 0, run.said()
+    check_whole(tmp_path / "run", 200)
+    assert any(line.get("event") == "resumed" for line in reports(tmp_path / "run"))
+    assert "another host was told to end" in run.said()
+
+
+def ranks_of(run: Launched) -> list[int]:
+    """The ranks that run, on any host."""
+    found = []
+    for member in run.members():
+        with suppress(OSError):  # it has just ended
+            words = Path(f"/proc/{member}/cmdline").read_bytes().split(b"\0")
+            found += [member] * (b"train" in words)
+    return found
+
+
+def agent_of(run: Launched, number: str) -> int:
+    """The process of a host's agent, by the end of its --run-id."""
+    for member in run.members():
+        words = Path(f"/proc/{member}/cmdline").read_bytes().decode().split("\0")
+        if "agent" in words and any(
+            word.startswith("--run-id") and word.endswith(number) for word in words
+        ):
+            return member
+    raise AssertionError(f"no agent {number}")
 
 
 def test_a_run_goes_on_without_a_host_whose_cable_is_cut(
     hosts: SshHosts, digits: Path, tmp_path: Path
 ) -> None:
     words = ["debug", "--data", digits, *QUICK, "--run.length", "60 steps", "--run", "run"]
-    words += ["--hosts", "a,b", "--ranks", 1, "--min-hosts", 1, "--run.save_every", "2 steps"]
+    words += ["--hosts", "a,b", "--ranks", 1, "--min-hosts", 1, "--restarts", 1]
+    words += ["--run.save_every", "2 steps"]
     with launched(hosts, tmp_path, *words) as run:
         wait_for(lambda: has_saved(tmp_path / "run"), "the first checkpoint", timeout_s=150)
         hosts.cut("b")
         try:
-            wait_for(lambda: "host b is gone" in run.said(), "the name of the host", timeout_s=30)
-            code = run.process.wait(120)
-            # Those of the host that is cut off end by themselves.
-            wait_for(lambda: not run.members(), "the last process to end", timeout_s=40)
+            code = run.process.wait(200)
+            wait_for(lambda: not ranks_of(run), "the rank that is cut off to end")
         finally:
             hosts.mend("b")
+        wait_for(lambda: not run.members(), "the agent there to end")
     assert code == 0, run.said()
-    assert run.said().count("host b is gone") == run.said().count("going on with a") == 1
     check_whole(tmp_path / "run", 60)
+
+
+def test_a_run_goes_on_while_its_launcher_is_suspended(
+    hosts: SshHosts, digits: Path, tmp_path: Path
+) -> None:
+    """A silence of 10 s between the launcher and its hosts ended the run."""
+    words = ["debug", "--data", digits, "--hosts", "a,b", "--ranks", 1, "--run", "run", *LONG]
+    with launched(hosts, tmp_path, *words) as run:
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        wait_for(lambda: has_begun(tmp_path / "run"), "the first report", timeout_s=150)
+        run.process.send_signal(signal.SIGSTOP)
+        time.sleep(15)
+        before = metrics.stat().st_size
+        wait_for(lambda: metrics.stat().st_size > before, "the next report", timeout_s=30)
+        run.process.send_signal(signal.SIGCONT)
+        run.process.send_signal(signal.SIGHUP)
+        assert run.end() == 130, run.said()
+    check_stopped_run(tmp_path / "run")
+
+
+MISTAKEN = """
+import os, socket
+def net(**options):
+    if socket.gethostname() == "b":
+        os._exit(2)
+    import torch
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.LazyLinear(10))
+"""
+
+
+def test_a_mistake_on_one_host_ends_the_others(
+    hosts: SshHosts, digits: Path, tmp_path: Path
+) -> None:
+    """They would wait for it for ever, or start again and again."""
+    words = ["debug", "--data", digits, "--hosts", "a,b", "--ranks", 1, "--run", "run", *LONG]
+    words += ["--model.name", "mistaken:net", "--restarts", 3]
+    (tmp_path / "mistaken.py").write_text(MISTAKEN)
+    with launched(hosts, tmp_path, *words) as run:
+        assert run.end() == 2, run.said()
+    assert "starting again (2 of 3)" not in run.said()
 
 
 def check_whole(run: Path, num_steps: int) -> None:
@@ -166,54 +240,35 @@ def test_nothing_is_left_of_a_launcher_that_is_told_to_end(
     check_stopped_run(tmp_path / "run")
 
 
-def test_what_is_wrong_with_hosts_is_told_in_a_line_each(
-    hosts: SshHosts, digits: Path, tmp_path: Path
-) -> None:
-    hosts.alias("locked", of="a", key="wrong_key")
-    older = tmp_path / "older" / "torch-2.0.0.dist-info"
-    older.mkdir(parents=True)
-    (older / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.0.0\n")
-    words = ["debug", "--data", digits, "--run", "run"]
-    hosts.python("b", f"export PYTHONPATH={older.parent}")
-    try:
-        with launched(hosts, tmp_path, *words, "--hosts", "a,b,me@nowhere,locked") as run:
-            assert run.end() == 2
-    finally:
-        hosts.python("b")
-    head, *lines = run.said().splitlines()
-    assert "3 of 4 hosts are not ready; nothing was started" in head
-    for line, parts in zip(
-        lines,
-        [
-            ("host b: torch 2.0.0 there", "on a: install the same"),
-            ("host nowhere: unknown host",),
-            ("host locked: login refused", "authorized_keys"),
-        ],
-        strict=True,
-    ):
-        assert all(part in line for part in parts)
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "said"),
     [
-        (("--folder", "/no/such"), "host b: there is no directory /no/such there: name it by"),
-        (("--python", "/no/python"), "host b: there is no /no/python there: name its Python by"),
-        (("--python", "cat"), "host b: cat there ended with exit code 1: "),
-        (("--gpus", 9), "host b: it has 0 GPUs, not 9"),
-        (("--master-addr", "192.0.2.1"), "host b: it does not reach host a at port"),
+        (("--folder", "/no/such"), 2, "b | "),
+        (("--python", "/no/python"), 127, "b | "),
+        (("--gpus", 9), 2, "b | trainyard: this host has 0 GPUs, not 9"),
+        (("--master-addr", "192.0.2.1"), 2, "a | trainyard: cannot listen at 192.0.2.1"),
+        (("--master-addr", "127.0.0.1"), 2, "b | trainyard: this host does not reach the first"),
+        (("--hosts", "a,me@nowhere"), 2, "host nowhere: ssh has failed: ssh: Could not resolve"),
+        (("--hosts", "a,locked"), 2, "host locked: ssh has failed: "),
+        (("--min-hosts", 1), 2, "--min-hosts needs --restarts"),
     ],
 )
 def test_mistakes(
-    words: tuple[object, ...], said: str, hosts: SshHosts, digits: Path, tmp_path: Path
+    words: tuple[object, ...],
+    code: int,
+    said: str,
+    hosts: SshHosts,
+    digits: Path,
+    tmp_path: Path,
 ) -> None:
+    hosts.alias("locked", of="a", key="wrong_key")
     options = ["debug", "--data", digits, "--run", "run", *words]
-    options += ["--hosts", "a,b" if "--gpus" in words else "a:1,b:1"]
+    options += [] if "--hosts" in words else ["--hosts", "a,b"]
     with launched(hosts, tmp_path, *options) as run:
-        assert run.end() == 2
+        assert run.end() == code, run.said()
     assert said in run.said()
     assert "Traceback" not in run.said()
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_directory_is_copied(hosts: SshHosts, digits: Path, tmp_path: Path) -> None:

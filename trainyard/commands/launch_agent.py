@@ -1,4 +1,4 @@
-"""`trainyard launch agent`: the ranks of one pod; `launch kubernetes` has every pod run it.
+"""`trainyard launch agent`: the ranks of a pod, or of a host of `launch ssh`.
 
 torchrun ends with 1 for every failure of its ranks, so an operator could not tell a pod that must
 come back from one that must not:
@@ -10,22 +10,44 @@ come back from one that must not:
 """
 
 import argparse
+import fcntl
+import json
 import os
 import shlex
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
 
-from trainyard.commands.launching import add_job_options, add_restarts, job_of
+from trainyard.commands.launching import (
+    add_job_options,
+    add_restarts,
+    add_wait,
+    job_of,
+    num_devices,
+)
 from trainyard.commands.numbers import positive
 from trainyard.data.storage.credentials import without_secrets
-from trainyard.errors import TrainyardError
-from trainyard.launch.exit_codes import GRACE_S
+from trainyard.errors import InputError, TrainyardError
+from trainyard.launch.exit_codes import GRACE_S, LEFT
+from trainyard.launch.job import Job
 from trainyard.printable import print_line
+
+if TYPE_CHECKING:
+    from trainyard.launch.agent import Policy
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the options of `trainyard launch agent` to its parser."""
-    add_job_options(parser)
+    add_job_options(parser, each="host")
     add_restarts(parser)
     add_grace(parser)
+    add_wait(parser, "enough hosts")
+    parser.add_argument("--hosts", metavar="MIN:MAX", help="a host of `launch ssh`, not a pod")
+    parser.add_argument("--run-id", metavar="ID-NUMBER", help="of the start, and of this host")
+    parser.add_argument("--listen", metavar="ADDRESS", help="the first host: of the store")
     parser.set_defaults(run_command=launch)
 
 
@@ -46,13 +68,74 @@ def launch(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(without_secrets(shlex.join(job.command)))
         return 0
-    from trainyard.launch.agent import LEFT, OVER, Policy, in_pod, run_ranks
+    return _host(job, options) if options.hosts else _pod(job, options)
+
+
+def _pod(job: Job, options: argparse.Namespace) -> int:
+    from trainyard.launch.agent import OVER, in_pod, run_ranks
 
     ranks, meeting = in_pod(os.environ)
-    policy = Policy(restarts=options.restarts, grace_s=options.grace, others_go_on=True)
     try:
-        code = run_ranks(job.command, ranks, meeting, policy, say=print_line)
+        code = run_ranks(job.command, ranks, meeting, _policy(options), say=print_line)
     except TrainyardError as error:
         error.exit_code = TrainyardError.exit_code
         raise
     return code if code in (*OVER, LEFT) else TrainyardError.exit_code
+
+
+def _policy(options: argparse.Namespace) -> "Policy":
+    from trainyard.launch.agent import Policy
+
+    return Policy(restarts=options.restarts, grace_s=options.grace, others_go_on=True)
+
+
+def _host(job: Job, options: argparse.Namespace) -> int:
+    from trainyard.launch.joining import listen, rendezvous
+    from trainyard.launch.ssh import READY
+
+    orders = os.fdopen(os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the orders are not for ranks to read
+    first, server = listen(options.listen or None) if options.listen is not None else ("", None)
+    own = f"{first}:{server.getsockname()[1]}" if server else ""
+    print(f"{READY}{own}", flush=True)
+    ranks = _ranks(options)
+    settings = json.loads(orders.readline() or "{}")
+    os.environ.update(settings.get("variables", {}), PYTHONUNBUFFERED="1", FORCE_COLOR="")
+    least, most = map(int, options.hosts.split(":"))
+    with _alone(options.run_id):
+        threading.Thread(target=_obey, args=(orders,), daemon=True).start()
+        run, _, _ = options.run_id.rpartition("-")
+        endpoint = own or settings.get("endpoint", "")
+        meeting = rendezvous(endpoint, (least, most), run, server=server, wait_s=options.wait)
+        from trainyard.launch.agent import run_ranks
+
+        return run_ranks(job.command, ranks, meeting, _policy(options), say=print_line)
+
+
+def _ranks(options: argparse.Namespace) -> int:
+    devices = num_devices(least=0)
+    if options.gpus and devices < options.gpus:
+        raise InputError(f"this host has {devices} GPUs, not {options.gpus}")
+    return int(options.ranks or options.gpus or max(devices, 1))
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[None]:
+    """Inside, this is the host's only agent of a start.
+
+    ssh may have lost a host whose agent goes on: the next one then waits for its end.
+    """
+    path = os.path.join(tempfile.gettempdir(), f"trainyard-agent-{name}")
+    with open(path, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            os.unlink(path)
+
+
+def _obey(orders: TextIO) -> None:
+    """Take signals from the launcher, a number on a line. If it is gone, this host leaves."""
+    for line in orders:
+        os.kill(os.getpid(), int(line))
+    os.kill(os.getpid(), signal.SIGTERM)

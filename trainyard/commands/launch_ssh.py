@@ -40,7 +40,10 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--sync", action="store_true", help="copy this directory there first, by rsync"
     )
     parser.add_argument(
-        "--min-hosts", type=positive, metavar="N", help="go on without hosts that are gone"
+        *("--min-hosts",),
+        type=positive,
+        metavar="N",
+        help="go on without hosts that are gone, after a restart",
     )
     add_restarts(parser)
     add_wait(parser, "a host to come back, before a restart")
@@ -49,28 +52,28 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def launch(options: argparse.Namespace) -> int:
     """Run `trainyard launch ssh`; returns the exit code."""
-    from trainyard.launch.ssh import launch_ssh, sync
-    from trainyard.launch.supervisor import Policy
+    from trainyard.launch.ssh import agent_command, launch_ssh, sync
 
     job, ssh = job_of(options, is_here=False), _options(options)
     job = replace(job, python=ssh.login.python)
     if options.dry_run:
-        for host in ssh.hosts:
-            ranks = host.slots or ssh.ranks or ssh.gpus or "(one per GPU, or 1)"
-            print(f"{host.target}: {ranks} x {without_secrets(shlex.join(job.command))}")
-        print(f"by {shlex.join(ssh.login.command)}, in {ssh.login.folder}")
+        for number in range(len(ssh.hosts)):
+            print(without_secrets(shlex.join(agent_command(job, ssh, number, "RUN"))))
         return 0
     if options.sync:
         print_line(f"copying this directory to {len(ssh.hosts)} host{'s' * (len(ssh.hosts) != 1)}")
         sync(ssh.hosts, ssh.login)
-    return launch_ssh(job, ssh, Policy(options.restarts, options.min_hosts), print_line)
+    return launch_ssh(job, ssh, print_line)
 
 
 def _options(options: argparse.Namespace) -> "SshOptions":
+    from trainyard.errors import InputError
     from trainyard.launch.hosts import read_hosts
     from trainyard.launch.job import Job
     from trainyard.launch.ssh import Login, SshOptions
 
+    if options.min_hosts and not options.restarts:
+        raise InputError("--min-hosts needs --restarts: a lost host uses up one of them")
     config = ("-F", options.ssh_config) if options.ssh_config else ()
     return SshOptions(
         hosts=read_hosts(options.hosts),
@@ -79,6 +82,8 @@ def _options(options: argparse.Namespace) -> "SshOptions":
             folder=options.folder or os.getcwd(),
             python=options.python or Job.python,
         ),
+        restarts=options.restarts,
+        min_hosts=options.min_hosts,
         ranks=options.ranks,
         gpus=options.gpus,
         master_addr=options.master_addr,

@@ -112,9 +112,9 @@ def _voice(options: argparse.Namespace) -> list[str]:
     return [] if options.doctor else [f"--{name}" for name in given]
 
 
-def num_devices() -> int:
-    """Default number of ranks on this machine: one per GPU, or 1."""
+def num_devices(least: int = 1) -> int:
+    """Default number of ranks on this machine: one per GPU, or `least`."""
     with loading():
         import torch
 
-    return max(torch.cuda.device_count(), 1)
+    return max(torch.cuda.device_count(), least)

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from collections.abc import Collection, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -21,16 +21,21 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
+    RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from trainyard.distributed.launcher_variables import whole
-from trainyard.errors import STOPS, DivergedError, InputError, Requeued
+from trainyard.errors import STOPS, DivergedError, InputError, Requeued, TrainyardError
 from trainyard.launch.exit_codes import (
     GRACE_S,
+    LEFT,
     NOTICE_S,
     code_after,
     describe,
@@ -40,11 +45,10 @@ from trainyard.launch.exit_codes import (
     killed,
     meaning_of,
 )
+from trainyard.launch.job import Say
 from trainyard.launch.signals import handling
 from trainyard.parent import LAUNCHER
 
-LEFT = 128 + signal.SIGTERM
-"""The exit code of an agent that was told to end, while others go on."""
 OVER = (0, InputError.exit_code, DivergedError.exit_code)
 """Exit codes after which a run need not start again: done, a mistake, diverged."""
 
@@ -53,17 +57,16 @@ _MONITOR_S, _LOOK_S = 0.1, 0.01
 _IMPATIENT_S = 1.0  # a Ctrl-C of the terminal and one of an outer launcher may both arrive
 _KILL_S = 5.0  # after a second Ctrl-C
 _BARRIER_S = 0.1  # for agents that have no store in common: 0 would mean for ever
-_LOGGERS = ("agent.server.api", "multiprocessing.api", "agent.server.local_elastic_agent")
+_LOGGERS = (
+    *("agent.server.api", "agent.server.local_elastic_agent", "multiprocessing.api"),
+    *("rendezvous.dynamic_rendezvous", "rendezvous.api"),
+)
 _VARIABLES = {
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the agent's store would listen everywhere
-    "TORCH_ELASTIC_WORKER_IDENTICAL": "1",  # all agents have as many ranks: none asks the others
 }
 # Set by Kubeflow's operator for torchrun: the variables stand for its options.
 _ADDRESS = "PET_MASTER_ADDR"
 _NUMBERS = ("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_PORT")
-
-Say = Callable[[str], None]
-"""Prints a message to the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +86,10 @@ class Agent(LocalElasticAgent):
     """torch's agent, but final exit codes are not restarted, and ranks have time to save."""
 
     def __init__(self, spec: WorkerSpec, policy: Policy, say: Say) -> None:
+        is_alone = isinstance(spec.rdzv_handler, KnownMeetingPoint)
+        barrier_s = _BARRIER_S if is_alone else policy.grace_s
         logs = DefaultLogsSpecs(log_dir=os.devnull)  # else a folder in /tmp is left over
-        super().__init__(spec, logs, exit_barrier_timeout=_BARRIER_S)
+        super().__init__(spec, logs, exit_barrier_timeout=barrier_s)
         self._policy, self._say, self._grace_s = policy, say, policy.grace_s
 
     def codes(self) -> dict[int, int]:
@@ -174,6 +179,7 @@ def in_pod(env: MutableMapping[str, str]) -> tuple[int, KnownMeetingPoint]:
                 "pod; on one machine use `launch local`"
             )
         texts[name] = env.pop(name)
+    env["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # pods have as many ranks each: no agent asks
     node, num_nodes, ranks, port = (whole(name, texts[name]) for name in _NUMBERS)
     return ranks, KnownMeetingPoint(texts[_ADDRESS], port, node, num_nodes, _RUN, 0)
 
@@ -212,6 +218,9 @@ def run_ranks(
             if policy.others_go_on and error.sigval == signal.SIGTERM:
                 return _code_of_leaving(agent.codes(), say)
             return code_after(error.sigval, agent.codes())
+        except RendezvousError as error:
+            raise TrainyardError(_reason_of(error)) from None
+        meeting.shutdown()  # the run is over: agents that would start again end too
     rank, code = first_cause(agent.codes())
     if code < 0 and not is_stop(code):
         raise killed(describe(rank, code), code)
@@ -238,6 +247,14 @@ def _code_of_leaving(codes: dict[int, int], say: Say) -> int:
     if not is_stop(code):
         say(f"told to end, but not saved: {describe(rank, code)}")
     return LEFT
+
+
+def _reason_of(error: RendezvousError) -> str:
+    if isinstance(error, RendezvousTimeoutError):
+        return "too few hosts came to go on with"
+    if isinstance(error, RendezvousClosedError | RendezvousGracefulExitError):
+        return "another host has ended the run; its output says why"
+    return "the store at the first host is gone: give the command again"
 
 
 def _raise(number: int, frame: FrameType | None) -> None:

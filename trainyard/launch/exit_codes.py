@@ -13,6 +13,9 @@ GRACE_S = 300
 NOTICE_S = 2
 """Seconds for ranks to notice a lost rank by themselves: their own message says more."""
 
+LEFT = 128 + signal.SIGTERM
+"""The exit code of an agent that was told to end, while others go on."""
+
 # Before the first step a rank has nothing to save, and the signal kills it.
 _BEFORE_TRAINING = {
     **{-number: Stopped.exit_code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)},

@@ -1,12 +1,14 @@
 """The command that every rank of a run executes."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.children import SAFE_PATH
 
+Say = Callable[[str], None]
+"""Prints a message to the user."""
 _PASSED_ON = ("GLOO_", "NCCL_", "OMP_", "TORCH_", "TRAINYARD_")
 
 

@@ -1,12 +1,10 @@
-"""Output of ranks on several hosts, each line with its host and rank."""
+"""Output of ranks on several hosts, each line with its host."""
 
 import io
 import os
 import sys
 from collections.abc import Iterable
 from typing import TextIO
-
-from trainyard.launch.ranks import Line
 
 _COLOURS = (36, 33, 35, 32, 34, 31)  # text colours of a terminal: cyan, yellow, magenta, …
 
@@ -26,15 +24,15 @@ class Printer:
         self._as_they_are = as_they_are
         take_any_text()
 
-    def line(self, host: str, line: Line) -> None:
+    def line(self, host: str, text: str, *, is_error: bool) -> None:
         """Print a line."""
-        stream = sys.stderr if line.is_error else sys.stdout
-        bare = self._as_they_are and not line.is_error
-        stream.write(f"{'' if bare else self._prefix(host, line.rank, stream)}{line.text}\n")
+        stream = sys.stderr if is_error else sys.stdout
+        bare = self._as_they_are and not is_error
+        stream.write(f"{'' if bare else self._prefix(host, stream)}{text}\n")
         stream.flush()
 
-    def _prefix(self, host: str, rank: int, stream: TextIO) -> str:
-        text = f"{host}/{rank} | "
+    def _prefix(self, host: str, stream: TextIO) -> str:
+        text = f"{host} | "
         if not stream.isatty() or "NO_COLOR" in os.environ:
             return text
         colour = _COLOURS[self._number.get(host, 0) % len(_COLOURS)]

@@ -82,7 +82,13 @@ def launch_ray(job: Job, options: RayOptions, policy: Policy, say: Say) -> int:
         _placed(job.command, options, events, say) as cluster,
     ):
         printer = Printer(cluster.hosts, as_they_are=options.is_json)
-        return supervise(cluster, events, policy, show=printer.line, say=say)
+        return supervise(
+            cluster,
+            events,
+            policy,
+            show=lambda host, line: printer.line(host, line.text, is_error=line.is_error),
+            say=say,
+        )
 
 
 # --- the connection to Ray ---

@@ -1,83 +1,64 @@
-"""A run on several hosts through ssh, with an agent on each (see agent.py)."""
+"""A run on several hosts by ssh: `trainyard launch agent` on each (see agent.py, joining.py).
+
+The agents find each other, and lost hosts, by themselves. An ssh connection carries the output of a
+host to this process, and signals to the host: a number on a line. A host whose connection ends
+leaves the run after a checkpoint; there is no other sign of life, so a launcher may sleep.
+"""
 
 import json
 import os
-import re
+import queue
 import shlex
 import signal
 import subprocess
-import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import IO
 
-from rich.console import Console
-
-from trainyard.children import has_ended, kill_group, wait_for
-from trainyard.errors import InputError
-from trainyard.launch.events import Events, Gone, answers, event_of, forget, passing_signals, pause
-from trainyard.launch.host_agent import PING_S
+from trainyard.children import SAFE_PATH, kill_group, wait_for
+from trainyard.errors import STOPS, InputError, TrainyardError
+from trainyard.launch.exit_codes import GRACE_S, LEFT, first_cause, is_stop
 from trainyard.launch.hosts import GivenHost
-from trainyard.launch.job import Job, passed_on
+from trainyard.launch.job import Job, Say, passed_on
 from trainyard.launch.output import Printer
-from trainyard.launch.preflight import as_text, differences, installed
-from trainyard.launch.ranks import Share, shares_of
-from trainyard.launch.supervisor import Host, HostsGone, Policy, Say, supervise
-from trainyard.monitor.progress import counter
+from trainyard.launch.signals import REQUEUE_SIGNALS, handling, stopped_by
 
-SILENT_S = 8
-"""Seconds without an answer to a ping after which a host counts as gone."""
-_ANSWER_S = 120  # for an agent to start, or to count its GPUs, with Python on a slow file system
-_RETRY_S = 1.0
-_CLOSE_S = 5
+READY = "@trainyard-agent "
+"""Begins an agent's first line, which ends with the endpoint of the store if it is there."""
+_LOST = 255, LEFT  # ssh has lost the host, or the host goes down
+_RETRY_S, _LOOK_S = 2.0, 0.2
+_NOTICE_S = 10.0  # for agents to notice that another one has ended
+_READ_S = 5.0  # for the last output; a ProxyCommand may hold the pipe open
 _OPTIONS = (
     "BatchMode=yes",  # ssh must not prompt
     "ConnectTimeout=10",
-    "ServerAliveInterval=2",
-    "ServerAliveCountMax=3",
+    "ServerAliveInterval=30",  # a network may be away for ten minutes
+    "ServerAliveCountMax=20",
     "ControlMaster=no",
 )
-_NO_FOLDER, _NO_PYTHON, _SSH_FAILED = 81, 82, 255  # exit codes of the script, and of ssh
-_SCRIPT = (
-    f'cd "$1" 2>/dev/null || exit {_NO_FOLDER}; '
-    f'command -v "$2" >/dev/null || exit {_NO_PYTHON}; '
-    'exec "$2" -P -m trainyard.launch.host_agent'
-)
-_LOGIN_FAILURES = {
-    "Permission denied": "login refused: your public key is not in its authorized_keys",
-    "Could not resolve hostname": "unknown host: no name service nor ssh config knows it",
-    "Host key verification failed": "its host key is not known here: log in by hand once",
-    "Connection refused": "nothing listens at its ssh port",
-    "timed out|not responding|No route|unreachable": "it does not answer",
-}
-_NO_MODULE = re.compile(r"No module named '?trainyard|Error while finding module.*trainyard")
 _NOT_COPIED = ("--filter=:- .gitignore", "--exclude=.git")
 _NO_RSYNC = (127, 12)  # exit codes if the remote rsync does not answer
 
 
 @dataclass(frozen=True)
 class Login:
-    """The ssh command, and the folder and Python on the host."""
+    """The ssh command, and the folder and Python on the hosts."""
 
     ssh: tuple[str, ...]
     """The ssh command with the user's options."""
     folder: str
-    """Working directory on the host."""
+    """Working directory on the hosts."""
     python: str
 
     @property
     def command(self) -> tuple[str, ...]:
         """The ssh words before the host."""
         return (*self.ssh, "-T", *(word for option in _OPTIONS for word in ("-o", option)))
-
-    def agent_of(self, host: GivenHost) -> list[str]:
-        """The command that runs an agent there."""
-        script = f"exec sh -c {shlex.quote(_SCRIPT)} sh {shlex.join((self.folder, self.python))}"
-        return [*self.command, "--", host.target, script]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,22 +69,227 @@ class SshOptions:
     """Ranks per host without a number of its own; by default one per GPU, or one."""
     gpus: int | None = None
     """GPUs that each host must have."""
+    restarts: int = 0
+    min_hosts: int | None = None
+    """The run goes on with so many hosts; all, if not given."""
     master_addr: str | None = None
-    wait_s: float = 300
+    wait_s: int = 300
     """Seconds to wait for a lost host to come back."""
     is_json: bool = False
 
 
-def launch_ssh(job: Job, options: SshOptions, policy: Policy, say: Say) -> int:
-    """Run a job on several hosts. Returns the exit code of the run.
+def agent_command(job: Job, options: SshOptions, number: int, run: str) -> list[str]:
+    """The command that runs the agent of a host, the first of which has number 0."""
+    host, login = options.hosts[number], options.login
+    what, *arguments = job.arguments
+    ranks = host.slots or options.ranks
+    given = {
+        "hosts": f"{options.min_hosts or len(options.hosts)}:{len(options.hosts)}",
+        "run-id": f"{run}-{number}",
+        "restarts": options.restarts,
+        "wait": options.wait_s,
+        "gpus": options.gpus if host.slots is None else None,
+        "ranks": ranks,
+        "listen": (options.master_addr or "") if number == 0 else None,
+    }
+    words = [login.python, *SAFE_PATH, "-m", "trainyard", "launch", "agent", *arguments]
+    words += [f"--{name}={value}" for name, value in given.items() if value is not None]
+    words += ["--doctor"] if what == "doctor" else []
+    script = (
+        f"cd {shlex.quote(login.folder)} || exit {InputError.exit_code}; exec {shlex.join(words)}"
+    )
+    return [*login.command, "--", host.target, script]
 
-    InputError, with a line per host, if hosts are not ready; then nothing was started.
+
+def launch_ssh(job: Job, options: SshOptions, say: Say) -> int:
+    """Run a job on several hosts. Returns the exit code of the run."""
+    printer = Printer((host.name for host in options.hosts), as_they_are=options.is_json)
+    run, token = Run(options, printer, say), token_hex(8)
+    hosts = [
+        Connection(number, agent_command(job, options, number, token), run)
+        for number in range(len(options.hosts))
+    ]
+    try:
+        with handling(STOPS, lambda number, frame: run.events.put(number)):
+            return _await(hosts, run)
+    finally:
+        run.is_over.set()
+        for host in hosts:
+            host.kill()
+
+
+class Run:
+    """What the hosts of a run share."""
+
+    def __init__(self, options: SshOptions, printer: Printer, say: Say) -> None:
+        self.options, self.printer, self.say = options, printer, say
+        self.endpoint = ""
+        self.is_met = threading.Event()
+        """Set once the endpoint of the store is known."""
+        self.is_over = threading.Event()
+        """Set once hosts are not started again."""
+        self.events: queue.SimpleQueue[Connection | int] = queue.SimpleQueue()
+        """Hosts that have ended, and numbers of signals."""
+
+
+def _await(hosts: "Sequence[Connection]", run: Run) -> int:
+    """Wait for the end of all hosts, and end the others with the first that matters."""
+    received: int | None = None
+    codes: dict[int, int] = {}
+    to_send: list[tuple[float, int]] = []  # times, and numbers of signals
+
+    def end_others(*waits_s: float) -> None:
+        run.is_over.set()
+        numbers = (signal.SIGINT, signal.SIGKILL)[-len(waits_s) :]
+        to_send[:] = to_send or [
+            (time.monotonic() + sum(waits_s[: place + 1]), number)
+            for place, number in enumerate(numbers)
+        ]
+
+    while left := [host for host in hosts if host.code is None]:
+        try:
+            limit_s = max(to_send[0][0] - time.monotonic(), 0) if to_send else None
+            event = run.events.get(timeout=limit_s)
+        except queue.Empty:
+            event = to_send.pop(0)[1]
+            for host in left:
+                host.signal(event)
+            continue
+        if isinstance(event, int):
+            received = event
+            end_others(GRACE_S + _NOTICE_S)
+            for host in left:  # SIGTERM would mean that this host leaves the run
+                host.signal(event if event in REQUEUE_SIGNALS else signal.SIGINT)
+        elif event.is_left_out(len(left) - 1):
+            run.say(f"going on without host {event.name}")
+        else:
+            if event.code not in _LOST or not codes:  # else it was lost while all end
+                codes[event.number] = event.code_of_run
+            is_saving = event.code and is_stop(event.code)
+            end_others(GRACE_S if is_saving else _NOTICE_S, GRACE_S if event.code else _NOTICE_S)
+    _, code = first_cause(codes)
+    return stopped_by(received).exit_code if received and code and is_stop(code) else code
+
+
+class Connection:
+    """A host by ssh, from a thread of its own; it is tried again if it is lost.
+
+    `code` is the exit code of its agent, or of ssh, once it has ended for good.
     """
-    events = Events()
-    with passing_signals(events), closing(SshCluster(job.command, options, events)) as cluster:
-        cluster.check()
-        printer = Printer(cluster.hosts, as_they_are=options.is_json)
-        return supervise(cluster, events, policy, show=printer.line, say=say)
+
+    code: int | None = None
+
+    def __init__(self, number: int, command: Sequence[str], run: Run) -> None:
+        self.number, self.name = number, run.options.hosts[number].name
+        self._command, self._run = command, run
+        self._process: subprocess.Popen[bytes] | None = None
+        self._was_ready = self._is_ready = False
+        self._why = ""  # the last line on stderr
+        self._lock = threading.Lock()  # killed or reaped, not both at once
+        threading.Thread(target=self._keep, daemon=True).start()
+
+    @property
+    def code_of_run(self) -> int:
+        """The exit code of a run that ends because of this host."""
+        assert self.code is not None
+        if self.code not in _LOST:
+            return self.code
+        return TrainyardError.exit_code if self._was_ready else InputError.exit_code
+
+    def is_left_out(self, num_left: int) -> bool:
+        """True if the run goes on without this host, on those that are left."""
+        low = self._run.options.min_hosts
+        is_lost = self.code in _LOST and self._was_ready and not self._run.is_over.is_set()
+        return is_lost and self.number > 0 and low is not None and num_left >= low
+
+    def signal(self, number: int) -> None:
+        """Have the agent signal its ranks; SIGKILL is for ssh, and makes the host leave the run."""
+        if number == signal.SIGKILL:
+            self.kill()
+        else:
+            self._send(f"{int(number)}")
+
+    def kill(self) -> None:
+        """Kill ssh and its children: a ProxyCommand, say, may hold the output pipe open."""
+        with self._lock:
+            if self._process is not None:
+                kill_group(self._process)
+
+    def _keep(self) -> None:
+        run, give_up_at = self._run, 0.0
+        while True:
+            code = self._connect()
+            is_first, now = self.number == 0, time.monotonic()
+            if code not in _LOST or run.is_over.is_set():
+                break
+            if not self._was_ready:
+                run.say(f"host {self.name}: ssh has failed: {self._why}")
+                break
+            if self._is_ready:
+                more = "the others meet there: give the command again" if is_first else ""
+                run.say(f"host {self.name} is gone: {more or self._why}")
+                give_up_at = now + run.options.wait_s
+            if is_first or now > give_up_at or run.is_over.wait(_RETRY_S):
+                break
+        self.code = code
+        run.events.put(self)
+
+    def _connect(self) -> int:
+        """Run the agent once. Returns its exit code, or ssh's 255."""
+        self._is_ready = False
+        try:
+            process = self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,  # Ctrl-C and Ctrl-Z are for the launcher
+            )
+        except OSError as error:
+            self._why = f"{self._command[0]} cannot be run here: {error.strerror}"
+            return 255
+        assert process.stdin and process.stdout and process.stderr
+        streams = ((process.stdout, False), (process.stderr, True))
+        readers = [threading.Thread(target=self._read, args=each, daemon=True) for each in streams]
+        for reader in readers:
+            reader.start()
+        self._send_settings()
+        wait_for(process)  # without reaping, so that its pid is not reused
+        self.kill()
+        with self._lock:
+            code = max(process.wait(), -1) % 256  # 255 also if ssh was killed
+        for reader in readers:
+            reader.join(_READ_S)
+        with suppress(OSError):  # what could not be sent any more
+            process.stdin.close()
+        return code
+
+    def _send_settings(self) -> None:
+        run = self._run
+        while self.number > 0 and not run.is_met.wait(_LOOK_S):
+            if run.is_over.is_set():  # the first host has failed
+                self.kill()
+                return
+        self._send(json.dumps({"endpoint": run.endpoint, "variables": passed_on(os.environ)}))
+
+    def _read(self, stream: IO[bytes], is_error: bool) -> None:
+        with stream:
+            for line in stream:
+                text = line.decode(errors="replace").rstrip("\r\n")
+                if text.startswith(READY):
+                    self._is_ready = self._was_ready = True
+                    if self.number == 0 and not self._run.is_met.is_set():
+                        self._run.endpoint = text.removeprefix(READY)
+                        self._run.is_met.set()
+                    continue
+                self._why = text if is_error and text else self._why
+                self._run.printer.line(self.name, text, is_error=is_error)
+
+    def _send(self, line: str) -> None:
+        assert self._process and self._process.stdin
+        with suppress(OSError, ValueError):  # the connection has ended
+            self._process.stdin.write(line.encode() + b"\n")
+            self._process.stdin.flush()
 
 
 def sync(hosts: Sequence[GivenHost], login: Login) -> None:
@@ -113,9 +299,11 @@ def sync(hosts: Sequence[GivenHost], login: Login) -> None:
     """
     with ThreadPoolExecutor(len(hosts)) as pool:
         copied = pool.map(lambda host: _copy(host, login), hosts)
-        problems = {host.name: why for host, why in zip(hosts, copied, strict=True) if why}
+        problems = [
+            f"host {host.name}: {why}" for host, why in zip(hosts, copied, strict=True) if why
+        ]
     if problems:
-        raise InputError(as_text(problems, len(hosts)))
+        raise InputError("\n  ".join(problems))
 
 
 def _copy(host: GivenHost, login: Login) -> str | None:
@@ -134,255 +322,6 @@ def _copy(host: GivenHost, login: Login) -> str | None:
         )
     except OSError as error:
         raise InputError(f"--sync needs rsync here: {error.strerror}") from None
-    said = done.stderr.strip().partition("\n")[0]
+    first_line = done.stderr.strip().partition("\n")[0]
     question = ": is it installed there?" if done.returncode in _NO_RSYNC else ""
-    return f"rsync failed ({said}){question}" if done.returncode else None
-
-
-class SshCluster:
-    """Hosts with an agent on each."""
-
-    def __init__(self, command: Sequence[str], options: SshOptions, events: Events) -> None:
-        self._command, self._options, self._events = command, options, events
-        self._given = {host.name: host for host in options.hosts}
-        self._remotes: dict[str, Remote] = {}
-        self._slots: dict[str, int] = {}
-
-    @property
-    def hosts(self) -> Mapping[str, Host]:
-        return {name: self._remotes[name] for name in self._given if name in self._remotes}
-
-    def check(self) -> None:
-        """Start an agent on each host. InputError, with a line for each host that is not ready."""
-        facts, problems = self._connect(self._given)
-        problems |= differences(facts, installed())
-        problems = problems or self._count()
-        if problems:
-            in_order = {name: problems[name] for name in self._given if name in problems}
-            raise InputError(as_text(in_order, len(self._given)))
-
-    def _connect(self, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
-        """Start agents. Returns the facts of hosts that have one, and why the others have none."""
-        for name in names:
-            self._remotes[name] = Remote(self._given[name], self._options.login, self._events)
-        found, problems = self._answers(list(names), "checking hosts")
-        return {name: found[name] for name in self._given if name in found}, problems
-
-    def _count(self) -> dict[str, str]:
-        """Set the number of ranks of each host. Returns the problems of hosts that lack GPUs."""
-        options = self._options
-        given = {name: host.slots or options.ranks for name, host in self._given.items()}
-        unknown = [name for name, count in given.items() if count is None or options.gpus]
-        orders = {name: {"do": "devices"} for name in unknown}
-        devices, problems = self._ask(orders, "counting GPUs")
-        for name, count in given.items():
-            self._slots[name] = count or options.gpus or max(devices.get(name, 0), 1)
-        wanted = options.gpus or 0
-        few = {name: count for name, count in devices.items() if count < wanted}
-        lacks = {name: f"it has {count} GPUs, not {wanted}" for name, count in few.items()}
-        return {**problems, **lacks}
-
-    def shares(self) -> dict[str, Share]:
-        self._check_gone()
-        address, port = self._meeting_point(*self.hosts)
-        self._check_gone()
-        counts = {name: self._slots[name] for name in self.hosts}
-        variables = passed_on(os.environ)
-        return shares_of(self._command, counts, address=address, port=port, variables=variables)
-
-    def _check_gone(self) -> None:
-        gone = {name: remote.gone for name, remote in self._remotes.items() if remote.gone}
-        if gone:
-            raise HostsGone(gone)
-
-    def leave_out(self, gone: Mapping[str, str]) -> None:
-        remotes = [self._remotes.pop(name) for name in gone]
-        with ThreadPoolExecutor(max(len(remotes), 1)) as pool:
-            list(pool.map(Remote.close, remotes))
-
-    def bring_back(self, gone: Mapping[str, str]) -> None:
-        """Waits for these hosts, up to `wait_s`."""
-        deadline = time.monotonic() + self._options.wait_s
-        while gone:
-            self.leave_out(gone)
-            forget(self._events)
-            facts, gone = self._connect(gone)
-            if differ := differences(facts, installed()):
-                raise InputError(as_text(differ, len(differ)))
-            if gone and time.monotonic() > deadline:
-                raise HostsGone({name: f"not back, {why}" for name, why in gone.items()})
-            pause(self._events, _RETRY_S if gone else 0)
-
-    def close(self) -> None:
-        """End the agents."""
-        self.leave_out(dict.fromkeys(self._remotes, ""))
-
-    def _meeting_point(self, first: str, *others: str) -> tuple[str, int]:
-        """An address of the first host that all others reach, and a free port there."""
-        is_first = first == self._options.hosts[0].name
-        wanted = self._options.master_addr if is_first else None  # it is that host's
-        known = [wanted] if wanted else [self._remotes[first].address, first]
-        towards = [] if wanted else [self._remotes[name].address for name in others]
-        order = {"do": "listen", "names": [name for name in known if name], "towards": towards}
-        bell = self._ask_all({first: order})[first]
-        if wanted:
-            bell["names"] = [wanted]
-        if not others:
-            return wanted or "127.0.0.1", bell["port"]
-        reached = self._ask_all({name: {"do": "reach", **bell} for name in others})
-        for address in reached[others[0]]["addresses"]:
-            if all(address in found["addresses"] for found in reached.values()):
-                return wanted or address, bell["port"]
-        raise InputError(_unreached(first, bell["port"], reached))
-
-    def _ask_all(self, orders: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-        """The answer of each host. HostsGone if one is missing."""
-        found, gone = self._ask(orders, "looking for a meeting point")
-        if gone:
-            raise HostsGone(gone)
-        return found
-
-    def _ask(
-        self, orders: Mapping[str, dict[str, Any]], what: str
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        for name, order in orders.items():
-            self._remotes[name].order(order)
-        return self._answers(list(orders), what)
-
-    def _answers(self, names: Sequence[str], what: str) -> tuple[dict[str, Any], dict[str, str]]:
-        with counter(Console(stderr=True), what, len(names)) as show:
-            return answers(self._events, names, _ANSWER_S, show)
-
-
-def _unreached(first: str, port: int, reached: Mapping[str, Any]) -> str:
-    problems = {
-        host: f"it does not reach host {first} at port {port} ({'; '.join(found['problems'])})"
-        for host, found in reached.items()
-        if not found["addresses"]
-    } or {host: f"it reaches host {first} at {found}" for host, found in reached.items()}
-    advice = "open the ports between the hosts, or give an address that leads there: --master-addr"
-    return f"{as_text(problems, len(reached) + 1)}: {advice}"
-
-
-class Remote:
-    """A host's agent through an ssh connection; its messages become events.
-
-    The first event is an Answer with the host's facts. If the agent does not start or is lost, the
-    last event is Gone, and `gone` holds the reason.
-    """
-
-    def __init__(self, host: GivenHost, login: Login, events: Events) -> None:
-        self.address = self.gone = ""
-        self._name, self._login, self._events = host.name, login, events
-        self._is_here = False
-        self._why = ""
-        self._heard = time.monotonic()
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115, closed by close()
-        try:
-            self._process = subprocess.Popen(
-                login.agent_of(host),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is for the launcher, which signals the ranks
-            )
-        except OSError as error:
-            raise InputError(f"{login.ssh[0]} cannot be run here: {error.strerror}") from None
-        self._closed = threading.Event()
-        self._lock = threading.Lock()  # one order at a time
-        self._ending = threading.Lock()  # killed or reaped, not both at once
-        self._threads = [threading.Thread(target=each) for each in (self._listen, self._ping)]
-        for thread in self._threads:
-            thread.start()
-
-    def start(self, share: Share) -> None:
-        self.order({"do": "start", "share": asdict(share)})
-
-    def signal(self, number: int) -> None:
-        self.order({"do": "signal", "number": int(number)})
-
-    def order(self, order: dict[str, Any]) -> None:
-        """Send an order. Does not fail: a lost host puts Gone itself."""
-        assert self._process.stdin
-        with self._lock, suppress(OSError, ValueError):
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
-            self._process.stdin.flush()
-
-    def close(self) -> None:
-        """End the agent and its remaining ranks; the connection is killed after _CLOSE_S."""
-        self._closed.set()
-        assert self._process.stdin and self._process.stdout
-        with self._lock, suppress(OSError):
-            self._process.stdin.close()
-        has_ended(self._process, _CLOSE_S)
-        self._kill()
-        for thread in self._threads:
-            thread.join()
-        self._process.stdout.close()
-        self._errors.close()
-
-    def _kill(self) -> None:
-        """Kill ssh and its children: a ProxyCommand, say, may hold the output pipe open."""
-        with self._ending:
-            kill_group(self._process)
-
-    def _ping(self) -> None:
-        """Ping the agent, and kill a connection that has been silent for too long."""
-        while not self._closed.wait(PING_S):
-            if self._is_here and time.monotonic() - self._heard > SILENT_S:
-                self._why = f"silent for {SILENT_S} s"
-                self._kill()
-            if self._is_here:
-                self.order({"do": "ping"})
-
-    def _listen(self) -> None:
-        assert self._process.stdout
-        for line in self._process.stdout:
-            self._heard = time.monotonic()
-            with suppress(ValueError):  # greeting of a login shell
-                self._hear(json.loads(line))
-        # WNOWAIT does not reap the process, so its pid is not reused.
-        wait_for(self._process)
-        with self._ending:
-            kill_group(self._process)
-            code = self._process.wait()
-        if self._closed.is_set():
-            return
-        self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").splitlines()[-20:]
-        if self._is_here:
-            self.gone = self._why or why_gone(code, said)
-        else:
-            login = self._login
-            self.gone = why_not(code, said, folder=login.folder, python=login.python)
-        self._events.put(Gone(self._name, self.gone))
-
-    def _hear(self, message: Any) -> None:
-        match message:
-            case {"is": "leaving"}:
-                self._why = f"its agent was told to end, by {signal.SIGTERM.name} say"
-            case {"is": "hello", "addresses": addresses}:
-                self._is_here, self.address = True, next(iter(addresses), "")
-        if (event := event_of(message, self._name)) is not None:
-            self._events.put(event)
-
-
-def why_not(code: int, said: Sequence[str], *, folder: str, python: str) -> str:
-    """The reason why no agent runs there, from ssh's exit code and stderr lines."""
-    last = said[-1].strip() if said else ""
-    if code == _NO_FOLDER:
-        return f"there is no directory {folder} there: name it by --folder, or copy this by --sync"
-    if code == _NO_PYTHON:
-        return f"there is no {python} there: name its Python by --python"
-    if code == _SSH_FAILED:
-        found = (why for words, why in _LOGIN_FAILURES.items() if re.search(words, " ".join(said)))
-        return f"{next(found, 'ssh failed')} ({last or 'ssh says nothing'})"
-    if _NO_MODULE.search(" ".join(said)):
-        return f"{python} there has no such trainyard: install it, or name another Python"
-    return f"{python} there ended with exit code {code}: {last or 'it says nothing'}"
-
-
-def why_gone(code: int, said: Sequence[str]) -> str:
-    """The reason why an established connection ended."""
-    last = said[-1].strip() if said else "connection closed"
-    return last if code == _SSH_FAILED else f"its agent ended with exit code {code} ({last})"
+    return f"rsync failed ({first_line}){question}" if done.returncode else None
