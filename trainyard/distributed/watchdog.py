@@ -10,6 +10,7 @@ training thread may wait for ever. A rank that is only slow raises no alarm.
 
 import json
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -94,6 +95,7 @@ class Watchdog:
         self._is_on = True
         self._stacks: Stacks | None = None
         self._alarm: Alarm | None = None
+        self._explained: Exception | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -122,8 +124,10 @@ class Watchdog:
 
     def _explain(self, store: "Store", error: Exception) -> None:
         """Returns if the error is this rank's own."""
-        if not isinstance(error, RuntimeError) or self._closing.is_set():
-            return  # torch raises a plain RuntimeError for a lost rank, as for much else
+        # Torch raises a RuntimeError for a lost rank, as for much else.
+        if not isinstance(error, RuntimeError) or error is self._explained:
+            return
+        self._explained = error
         before = _within(_LEAVE_S, partial(self._all_posts, store))
         time.sleep(_EXPLAINED_S)
         after = _within(_LEAVE_S, partial(self._all_posts, store))
@@ -262,6 +266,7 @@ class Watchdog:
         if self._store is not None:
             _within(_LEAVE_S, partial(self._store.set, _left(self._world.rank), ""))
         _within(_END_S, partial(self._finish, alarm))
+        _within(_LEAVE_S, sys.stdout.flush)
         if self._store is not None:
             gone = () if alarm.verdict and not alarm.are_silent else alarm.ranks
             _within(2 * _LEAVE_S, partial(self._await_others, self._store, gone))
