@@ -50,7 +50,7 @@ def test_same_losses_as_without_ray(
         assert (command.process.returncode, err, command.members()) == (0, "", [])
     assert losses_of(folder) == local_losses
     # A loopback address that a node was given, or in its place, as Ray sometimes has it, another.
-    assert re.match(r"\d+\.\d+\.\d+\.\d+/0 \| ", out)
+    assert re.match(r"\d+\.\d+\.\d+\.\d+ \| ", out)
     wait_for(lambda: not cluster.ours(), "the actors to end", PATIENCE_S)
 
 
