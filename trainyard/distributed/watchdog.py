@@ -53,6 +53,11 @@ class Alarm(NamedTuple):
     are_silent: bool = False
     """They hang and do not answer, so that they cannot end themselves."""
 
+    @property
+    def absent(self) -> list[int]:
+        """The ranks that take no part in the end. Others that hang do: they may have to save."""
+        return [] if self.verdict and not self.are_silent else self.ranks
+
 
 class _Post(NamedTuple):
     data: bytes
@@ -268,8 +273,7 @@ class Watchdog:
         _within(_END_S, partial(self._finish, alarm))
         _within(_LEAVE_S, sys.stdout.flush)
         if self._store is not None:
-            gone = () if alarm.verdict and not alarm.are_silent else alarm.ranks
-            _within(2 * _LEAVE_S, partial(self._await_others, self._store, gone))
+            _within(2 * _LEAVE_S, partial(self._await_others, self._store, alarm.absent))
         os._exit(1)
 
     def _finish(self, alarm: Alarm) -> None:
@@ -277,7 +281,7 @@ class Watchdog:
         seen = self.heartbeat.activity()
         if not (seen.is_overdue and seen.doing in self.heartbeat.limits_of):  # not one that hangs
             self.before_end()
-        if self._world.rank == min({*range(self._world.size)} - {*alarm.ranks}, default=0):
+        if self._world.rank == min({*range(self._world.size)} - {*alarm.absent}, default=0):
             names = ", ".join(map(self._name, alarm.ranks[:NAMED]))
             reason = alarm.verdict or f"{names} is gone; see its output"
             message = self.record("rank hangs" if alarm.verdict else "rank gone", reason)
