@@ -167,9 +167,9 @@ class Trainer:
             self.log_every, self.eval_every = map(
                 self.course.every, (run.log_every, run.eval_every)
             )
-            # Ranks decide saves by time together, like stops.
-            by_step = self.course.every(run.save_every)
-            self.save_every = self.feed.saving(self.stop if self.saver.by_time else by_step)
+            self.save_every = self.feed.saving(
+                self.stop if self.saver.by_time else self.course.every(run.save_every)
+            )  # ranks decide saves by time together, like stops
             stopped = self._trained()
         return self._outcome(stopped)
 
