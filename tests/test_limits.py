@@ -10,7 +10,7 @@ import pytest
 SAID = {
     "-v 600000": "failed to map segment from shared object: raise `ulimit -v`",
     "-f 0": "No usable temporary directory found in .*: set TMPDIR to a folder that can be written",
-    "-n 20": "Too many open files.*: raise `ulimit -n`",
+    "-n 16": "Too many open files.*: raise `ulimit -n`",
     "-f 100": "File too large: raise the limit of `ulimit -f`, or choose another file system",
 }
 

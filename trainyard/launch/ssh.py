@@ -148,12 +148,13 @@ def _await(hosts: "Sequence[Connection]", run: Run) -> int:
 
     while left := [host for host in hosts if host.code is None]:
         try:
-            limit_s = max(to_send[0][0] - time.monotonic(), 0) if to_send else None
-            event = run.events.get(timeout=limit_s)
+            # Not for ever: the kernel may give a signal to another thread, whose handler waits.
+            event = run.events.get(timeout=_LOOK_S)
         except queue.Empty:
-            event = to_send.pop(0)[1]
-            for host in left:
-                host.signal(event)
+            if to_send and time.monotonic() >= to_send[0][0]:
+                number = to_send.pop(0)[1]
+                for host in left:
+                    host.signal(number)
             continue
         if isinstance(event, int):
             received = event

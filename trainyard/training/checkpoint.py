@@ -5,8 +5,7 @@ checkpoints/step-00001234/
     ema.safetensors     their moving average, if there is one; ema-0.99.safetensors … of several
     training.pt         loss scale; optimizer, averager, and the training weights if they differ
                         from those to use (schedule-free); loaded with weights_only
-    replicas/00000.pt   per replica, if replicas differ: optimizer, averager with its own weights;
-                        with PowerSGD: the part of its gradients that was left out so far
+    replicas/00000.pt   per replica, if replicas differ: optimizer, averager with its own weights
     progress.json       version, step, clock, evaluations, skipped samples
     manifest.json       SHA-256 of each file above
 """
