@@ -28,6 +28,7 @@ from torch.distributed import Store
 
 from benchmarks.saving import RESULTS, save
 from trainyard.datasets.prepare.digits import prepare_digits
+from trainyard.distributed.interfaces import free_port
 from trainyard.distributed.launcher_variables import (
     MeetingPoint,
     discover,
@@ -35,7 +36,6 @@ from trainyard.distributed.launcher_variables import (
 )
 from trainyard.distributed.startup_check import check_start
 from trainyard.distributed.store import open_stores
-from trainyard.launch.preflight import free_port
 from trainyard.world import World
 
 SIZES = (256, 1024, 4096)

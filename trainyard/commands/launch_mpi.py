@@ -36,8 +36,8 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def launch(options: argparse.Namespace) -> int:
     """Run `trainyard launch mpi`; returns the exit code."""
+    from trainyard.distributed.interfaces import free_port
     from trainyard.launch.mpi import command_line, launch_mpi, variables
-    from trainyard.launch.preflight import free_port
 
     job, mpi = job_of(options, is_here=options.hosts is None), _options(options)
     if options.dry_run:

@@ -44,6 +44,13 @@ def server_for_all(port: int) -> socket.socket:
     return socket.create_server(("", port), family=family, backlog=_WAITING, dualstack_ipv6=dual)
 
 
+def free_port() -> int:
+    """A port of this machine that is free at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
 def local_address(host: str) -> str:
     """This machine's own address on the route to `host`; sends nothing."""
     family, kind, protocol, _, address = socket.getaddrinfo(

@@ -6,7 +6,6 @@
 import logging
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Collection, Iterator, MutableMapping, Sequence
@@ -31,6 +30,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+from trainyard.distributed.interfaces import free_port
 from trainyard.distributed.launcher_variables import whole
 from trainyard.errors import STOPS, DivergedError, InputError, Requeued, TrainyardError
 from trainyard.launch.exit_codes import (
@@ -71,7 +71,7 @@ _NUMBERS = ("PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_POR
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What follows the end of ranks."""
+    """The conduct of an agent when ranks end."""
 
     restarts: int = 0
     """Restarts after failures that may not recur."""
@@ -274,10 +274,3 @@ def _pause(processes: "Collection[subprocess.Popen[Any]]") -> None:
         for process in processes:
             process.send_signal(signal.SIGSTOP)
         signal.raise_signal(signal.SIGSTOP)
-
-
-def free_port() -> int:
-    """A port of this host that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
+from trainyard.distributed.interfaces import free_port
 from trainyard.errors import STOPS, InputError
 from trainyard.launch.exit_codes import is_stop
 from trainyard.launch.job import Job
-from trainyard.launch.preflight import free_port
 from trainyard.launch.signals import REQUEUE_SIGNALS, handling, stopped_by
 from trainyard.parent import signal_without_parent
 

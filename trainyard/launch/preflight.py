@@ -138,10 +138,3 @@ def reached(names: Sequence[str], port: int, token: str) -> dict[str, Any]:
         "addresses": [address for address, _ in rung if address],
         "problems": [problem for _, problem in rung if problem],
     }
-
-
-def free_port() -> int:
-    """A port of this host that is free at this moment."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

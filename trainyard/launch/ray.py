@@ -21,13 +21,14 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainyard.children import SAFE_PATH
+from trainyard.distributed.interfaces import free_port
 from trainyard.errors import InputError, TrainyardError
 from trainyard.installation import install_hint
 from trainyard.launch.events import Events, Gone, answers, event_of, forget, passing_signals, pause
 from trainyard.launch.host_agent import PING_S
 from trainyard.launch.job import Job, passed_on
 from trainyard.launch.output import Printer
-from trainyard.launch.preflight import as_text, differences, free_port, installed
+from trainyard.launch.preflight import as_text, differences, installed
 from trainyard.launch.ranks import Share, shares_of
 from trainyard.launch.supervisor import Host, HostsGone, Policy, Say, supervise
 from trainyard.world import began_with, usable_cores
