@@ -9,7 +9,7 @@ from typing import Any
 
 from trainyard.errors import STOPS
 from trainyard.launch.ranks import End, Line
-from trainyard.launch.signals import handling, stopped_by
+from trainyard.launch.signals import handling, next_event, stopped_by
 
 _LOOK_S = 0.2
 
@@ -105,7 +105,7 @@ def forget(events: Events) -> None:
 def _next(events: Events, seconds: float) -> Event | None:
     """The next event, or None after `seconds`."""
     try:
-        event = events.get(timeout=seconds)
+        event = next_event(events, seconds)
     except queue.Empty:
         return None
     if isinstance(event, Signal):

@@ -26,11 +26,11 @@ from trainyard.errors import InputError, TrainyardError
 from trainyard.installation import install_hint
 from trainyard.launch.events import Events, Gone, answers, event_of, forget, passing_signals, pause
 from trainyard.launch.host_agent import PING_S
-from trainyard.launch.job import Job, passed_on
+from trainyard.launch.job import Job, Say, passed_on
 from trainyard.launch.output import Printer
 from trainyard.launch.preflight import as_text, differences, installed
 from trainyard.launch.ranks import Share, shares_of
-from trainyard.launch.supervisor import Host, HostsGone, Policy, Say, supervise
+from trainyard.launch.supervisor import Host, HostsGone, Policy, supervise
 from trainyard.world import began_with, usable_cores
 
 _CONNECT_S = 10

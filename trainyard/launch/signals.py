@@ -1,12 +1,19 @@
 """Signals that end a run, in the process of a launcher."""
 
+import math
+import queue
 import signal
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from trainyard.errors import STOPS, Requeued, Stopped
+
+T = TypeVar("T")
+
+_LOOK_S = 0.2
 
 REQUEUE_SIGNALS = tuple(number for number, stop in STOPS.items() if stop is Requeued)
 """Signals after which ranks save and end with 75."""
@@ -28,6 +35,22 @@ def handling(
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+def next_event(events: "queue.SimpleQueue[T]", limit_s: float = math.inf) -> T:
+    """The next event of a launcher, which its handlers of signals put too. queue.Empty at the end.
+
+    The wait has slices: the kernel may give a signal to a thread that only reads, and Python runs
+    its handler only once the main thread wakes.
+    """
+    deadline = time.monotonic() + limit_s
+    while True:
+        left_s = max(deadline - time.monotonic(), 0)
+        try:
+            return events.get(timeout=min(left_s, _LOOK_S))
+        except queue.Empty:
+            if left_s <= _LOOK_S:
+                raise
 
 
 def stopped_by(number: int) -> Stopped:

@@ -6,6 +6,7 @@ leaves the run after a checkpoint; there is no other sign of life, so a launcher
 """
 
 import json
+import math
 import os
 import queue
 import shlex
@@ -26,7 +27,7 @@ from trainyard.launch.exit_codes import GRACE_S, LEFT, first_cause, is_stop
 from trainyard.launch.hosts import GivenHost
 from trainyard.launch.job import Job, Say, passed_on
 from trainyard.launch.output import Printer
-from trainyard.launch.signals import REQUEUE_SIGNALS, handling, stopped_by
+from trainyard.launch.signals import REQUEUE_SIGNALS, handling, next_event, stopped_by
 
 READY = "@trainyard-agent "
 """Begins an agent's first line, which ends with the endpoint of the store if it is there."""
@@ -119,7 +120,7 @@ def launch_ssh(job: Job, options: SshOptions, say: Say) -> int:
 
 
 class Run:
-    """What the hosts of a run share."""
+    """Options, events and output of all hosts."""
 
     def __init__(self, options: SshOptions, printer: Printer, say: Say) -> None:
         self.options, self.printer, self.say = options, printer, say
@@ -147,14 +148,13 @@ def _await(hosts: "Sequence[Connection]", run: Run) -> int:
         ]
 
     while left := [host for host in hosts if host.code is None]:
+        limit_s = max(to_send[0][0] - time.monotonic(), 0) if to_send else math.inf
         try:
-            # Not for ever: the kernel may give a signal to another thread, whose handler waits.
-            event = run.events.get(timeout=_LOOK_S)
+            event = next_event(run.events, limit_s)
         except queue.Empty:
-            if to_send and time.monotonic() >= to_send[0][0]:
-                number = to_send.pop(0)[1]
-                for host in left:
-                    host.signal(number)
+            event = to_send.pop(0)[1]
+            for host in left:
+                host.signal(event)
             continue
         if isinstance(event, int):
             received = event

@@ -11,6 +11,7 @@ The launchers for ssh and Ray supply a `Cluster`. Its hosts report by `events.pu
         return supervise(cluster, events, Policy(restarts=3), show=printer.line, say=say)
 """
 
+import math
 import queue
 import signal
 import time
@@ -31,13 +32,12 @@ from trainyard.launch.exit_codes import (
     is_final,
     meaning_of,
 )
+from trainyard.launch.job import Say
 from trainyard.launch.ranks import End, Line, Share
+from trainyard.launch.signals import next_event
 
 _KILL_S = 10  # seconds until a killed process must be gone
 _SHARED_CODES = (0, Stopped.exit_code, Requeued.exit_code)  # of all ranks, or of none
-
-Say = Callable[[str], None]
-"""Prints a message to the user."""
 
 
 class Host(Protocol):
@@ -179,18 +179,16 @@ class Attempt:
         self._gone: dict[str, str] = {}
         self._signal: int | None = None  # the last one that this process received
         self._escalation: Iterator[float] | None = None
-        self._escalate_at: float | None = None
+        self._escalate_at = math.inf
 
     def run(self) -> None:
         """Start all ranks and wait until the last has ended or its host is lost."""
         for name, share in self._shares.items():
             self._hosts[name].start(share)
         while self._running():
-            left_s = None
-            if self._escalate_at is not None:
-                left_s = max(self._escalate_at - time.monotonic(), 0)
+            left_s = max(self._escalate_at - time.monotonic(), 0)
             try:
-                self._take(self._events.get(timeout=left_s))
+                self._take(next_event(self._events, left_s))
             except queue.Empty:
                 self._escalate()
 
@@ -241,8 +239,8 @@ class Attempt:
             self._escalate()
 
     def _escalate(self) -> None:
-        wait_s = next(self._escalation, None) if self._escalation else None
-        self._escalate_at = None if wait_s is None else time.monotonic() + wait_s
+        wait_s = next(self._escalation, math.inf) if self._escalation else math.inf
+        self._escalate_at = time.monotonic() + wait_s
 
     def _escalating(self, *, are_told: bool) -> Iterator[float]:
         """Yields seconds to wait; the code after each yield acts once they are over."""
