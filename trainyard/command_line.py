@@ -47,7 +47,7 @@ _LIMITS = {
     "failed to map segment": "raise `ulimit -v`, or take a machine with more memory",
     "No usable temporary directory": "set TMPDIR to a folder that can be written",
 }
-"""What to do, by the text of an error of the system: torch and importlib keep no number of it."""
+"""Remedies by the text of a system error, whose number torch and importlib drop."""
 _RUNS = ("train", "launch")
 _LOAD_TORCH = ("train", "evaluate", "predict", "export", "estimate", "doctor", "bench")
 _OVERRIDE = re.compile(r"--(\w+\.\w+)(?:=(.*))?", re.DOTALL)

@@ -53,7 +53,7 @@ class DiskError(TrainyardError, OSError):
 
     @property
     def advice(self) -> str:
-        """What the user may do; empty if nothing is certain to help."""
+        """A remedy for the user; empty if none is certain."""
         if self.errno == errno.EFBIG:
             return "raise the limit of `ulimit -f`, or choose another file system"
         return "" if self.errno == errno.EROFS else "free some space and give the command again"

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 _CUTOFF = 0.7  # of difflib's ratio; suggestions below it would be guesses
 _NUMBER = re.compile(r"\d+")
 
-# What timm, torchvision and the like call a recipe key, or without a dot an option of `train`.
-# After a colon: the form of the value, if it differs.
+# Names that other trainers have for a recipe key, or for an option of `train` (without a dot).
+# The form of the value follows a colon if it differs.
 _FOREIGN = {
     "augment.cutmix": "cutmix_alpha",
     "augment.erasing": "random_erase reprob",

@@ -23,7 +23,7 @@ from trainyard.world import World
 
 
 def wrapped_for_two(world: World) -> tuple[bool, list[float], list[bool]]:
-    """What is left of wrapping; the mean of gradients; when buckets were cut."""
+    """If the model is unchanged; the ratio of two mean gradients; if the buckets are final."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model: Any = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))

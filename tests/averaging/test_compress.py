@@ -79,7 +79,7 @@ def test_halves_arrive_rounded() -> None:
 
 
 def overflow(world: World) -> tuple[list[float], list[float], bool]:
-    """Of three updates, the second too large for fp16 on one rank alone: skipped, scale, moved."""
+    """Three updates, of which one rank has the second too large for fp16: skips, scale, moves."""
     sender = Sender(world, "fp16", (2, 2))
     scale = DynamicLossScale(CPU, initial=4.0)
     optimizer = torch.optim.SGD(sender.model.parameters(), lr=1.0)

@@ -114,7 +114,7 @@ def test_another_number_of_ranks_goes_on(
 
 
 def check_losses(folder: Path, whole: Path) -> None:
-    """Those of the steps that a run has made, by another averager or number of ranks."""
+    """The losses of a run are those of `whole`, which had another averager or number of ranks."""
     losses, expected = (curve(each, "train", "loss") for each in (folder, whole))
     assert losses and max(losses) == NUM_STEPS
     for step, loss in losses.items():

@@ -148,7 +148,7 @@ def test_kubectl_is_given_the_text(
 
 
 def operator_env(job: Document, node: int, port: int) -> dict[str, str]:
-    """What Trainer 2.3 sets in a pod."""
+    """The variables that Trainer 2.3 sets in a pod."""
     trainer = job["spec"]["trainer"]
     place = {
         "PET_NNODES": trainer["numNodes"],

@@ -311,7 +311,7 @@ def test_ranks_take_the_smallest_size_of_all(two: list[dict[str, Found]], name: 
 
 
 def ends(world: World) -> tuple[str, str]:
-    """What each rank raises if one has no memory at all, or later too little."""
+    """The error of each rank if one has no memory at all, and if it later has too little."""
     texts = []
     for shortage in (Shortage(0, rank=1), Shortage(7, 1, in_backward=True, rank=1)):
         try:

@@ -13,7 +13,7 @@ _IMAGES = np.random.default_rng(7).normal(size=(4, 3, 32, 32)).astype(np.float32
 
 
 def logits(path: Path) -> np.ndarray:
-    """What the library computes that the export is for: torch, ONNX Runtime or timm."""
+    """The logits by the library for which the export is made: torch, ONNX Runtime or timm."""
     if path.suffix == ".onnx":
         import onnxruntime
 

@@ -1,4 +1,4 @@
-"""What both editions do, by name: commands in a folder of their own, whose data is in ../data."""
+"""The rows of the table: commands that both editions run in a folder beside ../data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -83,8 +83,8 @@ def wrap_in_ddp(model: nn.Module) -> DistributedDataParallel:
 
     Buffers are not synchronised: each replica keeps batch norm statistics of its own samples. DDP's
     static_graph is off: it spares a search for unused parameters, which is off here anyway, and
-    fails when a process starts under no_sync (pytorch pull request 187732), as the trial of a step
-    does.
+    fails when a process starts under no_sync (pytorch pull request 187732), as the search for a
+    micro-batch does.
     """
     options: dict[str, Any] = {"gradient_as_bucket_view": True, _SYNC_BUFFERS: False}
     ddp = DistributedDataParallel(model, **options)

@@ -42,7 +42,7 @@ def open_stores(point: MeetingPoint, world: World, limit_s: float) -> tuple["Sto
     serves = world.is_first and not point.is_hosted
     first = _own_store(point, world) if serves else _store_of_first(point, world, limit_s)
     second = _store_of_first(point, world, limit_s)
-    # Of torchrun: agents of Trainyard have no store in common, and need not agree on the count.
+    # torchrun counts its starts. Agents of Trainyard, which share no store, may disagree on that.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if point.is_hosted else "0"
     for store in (first, second):
         store.set_timeout(timedelta(seconds=limit_s + _ANSWER_S))

@@ -5,8 +5,16 @@ A code is a rank's exit code, or minus the number of the signal that killed it.
 
 import signal
 
-from trainyard.errors import DivergedError, InputError, PeerError, Requeued, Stopped, TrainyardError
-from trainyard.launch.signals import REQUEUE_SIGNALS, stopped_by
+from trainyard.errors import (
+    STOPS,
+    DivergedError,
+    InputError,
+    PeerError,
+    Requeued,
+    Stopped,
+    TrainyardError,
+)
+from trainyard.launch.signals import stopped_by
 
 GRACE_S = 300
 """Seconds for ranks to save a checkpoint, after a signal or a lost rank, before they are killed."""
@@ -17,10 +25,7 @@ LEFT = 128 + signal.SIGTERM
 """The exit code of an agent that was told to end, while others go on."""
 
 # Before the first step a rank has nothing to save, and the signal kills it.
-_BEFORE_TRAINING = {
-    **{-number: Stopped.exit_code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)},
-    **{-number: Requeued.exit_code for number in REQUEUE_SIGNALS},
-}
+_BEFORE_TRAINING = {-number: stop.exit_code for number, stop in reversed(STOPS.items())}
 _STOPS = (0, Stopped.exit_code, Requeued.exit_code)
 # Codes that are not the first cause if another rank has another code, the likeliest cause first:
 # those of ranks that lost another one, that saved, and that a launcher has ended.

@@ -23,8 +23,8 @@ def listen(address: str | None) -> tuple[str, socket.socket]:
     The store unpickles what it is sent, so nothing listens at other addresses. InputError if the
     address is not this host's.
     """
-    name = address or os.environ.get("SSH_CONNECTION", "").split()[2:3] or socket.gethostname()
-    name = name if isinstance(name, str) else name[0]
+    of_sshd = os.environ.get("SSH_CONNECTION", "").split()[2:3]
+    name = address or next(iter(of_sshd), socket.gethostname())
     try:
         family, *_, place = socket.getaddrinfo(name, 0, type=socket.SOCK_STREAM)[0]
         return name, socket.create_server((place[0], 0), family=family)

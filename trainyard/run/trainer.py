@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from trainyard.config import RunConfig
-from trainyard.course import seconds_of
+from trainyard.course import Due, seconds_of
 from trainyard.data.batch import Batch
 from trainyard.data.device.join import passes_are_over
 from trainyard.distributed import Watchdog, init_distributed
@@ -101,7 +101,9 @@ class Trainer:
             self.averager.register_ema(module)
         self.state = self._state()
         self.quarantine = open_quarantine(config, parts.folder, parts.data, world)
-        eta = Eta(course, course.every(config.run.eval_every))
+        self.log_every = course.every(config.run.log_every)
+        self.eval_every = course.every(config.run.eval_every)
+        eta = Eta(course, self.eval_every)
         count_bad = partial(self.quarantine.count, "train")
         self.report = Reporter(sinks.write, self.state, course, count_bad, eta)
         self.report_training = with_bounds(self.report, config, world)
@@ -135,7 +137,7 @@ class Trainer:
         """The last checkpoint is complete when it returns."""
         if self._resumed():
             return replace(self._outcome(None), was_complete=True)
-        data, folder, run = self.parts.data, self.parts.folder, self.config.run
+        data, folder = self.parts.data, self.parts.folder
         self.feeds = build_feeds(self.config, self.world, self.parts.device)
         train_step = self._step()
         self.saver = self._saver()
@@ -164,12 +166,7 @@ class Trainer:
                 course=self.course,
                 report=self.report,
             )
-            self.log_every, self.eval_every = map(
-                self.course.every, (run.log_every, run.eval_every)
-            )
-            self.save_every = self.feed.saving(
-                self.stop if self.saver.by_time else self.course.every(run.save_every)
-            )  # ranks decide saves by time together, like stops
+            self.save_every = self.feed.saving(self._due_saves())
             stopped = self._trained()
         return self._outcome(stopped)
 
@@ -382,6 +379,12 @@ class Trainer:
         )
         self.watchdog.before_end, self.watchdog.record = saver.join, self._record_loss
         return saver
+
+    def _due_saves(self) -> Due:
+        """Ranks decide saves by time together, like stops."""
+        if self.saver.by_time:
+            return self.stop
+        return self.course.every(self.config.run.save_every)
 
     def _record_loss(self, event: str, reason: str) -> str:
         """The reason why all ranks end, with the step from which the run resumes, as a warning.

@@ -217,7 +217,7 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], path: Path) -> Non
 
 
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """What `put_optimizer` takes: the state of an optimizer, with its kind."""
+    """The state of an optimizer, with its kind, for `put_optimizer`."""
     return {"kind": type(optimizer).__name__, **optimizer.state_dict()}
 
 

@@ -150,12 +150,6 @@ class Saver:
             self._thread.join(_LOST_S if is_lost and self._writers.size > 1 else _LEAVE_S)
 
     @property
-    def thread(self) -> int | None:
-        """Id of the thread that writes a pending checkpoint, or None."""
-        writes = self._thread is not None and self._thread.is_alive()
-        return self._thread.ident if self._thread is not None and writes else None
-
-    @property
     def has_failed(self) -> bool:
         """True if a checkpoint could not be written; `wait` raises the reason."""
         return self._error is not None
