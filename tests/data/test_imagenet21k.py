@@ -1,6 +1,7 @@
 """ImageNet-21K-P: which classes and images are kept, and how they are made smaller."""
 
 import io
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tests.command_line import Capture, complaint, run, shown
-from tests.data.tars import open_splits, stored
+from tests.data.tars import Patch, open_splits, stored
 from tests.images import encode
 from tests.mini_imagenet import tar_of
 from trainyard.data.storage.manifest import read_manifest
@@ -207,3 +208,14 @@ def test_classes_without_a_name_of_their_own(
     path.write_bytes(tar_of({name: tar_of({"x.JPEG": b"x"}) for name in inner}))
     assert prepare(path, tmp_path / "out") == 2
     assert message in capsys.readouterr().err
+
+
+def test_without_opencv_the_package_is_named(
+    tmp_path: Path, capsys: Capture, monkeypatch: Patch
+) -> None:
+    tar = tmp_path / "fall11_whole.tar"
+    tar.write_bytes(tar_of({"n01": b""}))
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    words = ("data", "prepare", "imagenet-21k-p", tar, tmp_path / "out")
+    assert "pip install opencv-python-headless" in complaint(capsys, *words)
+    assert not list(tmp_path.glob("out/*"))

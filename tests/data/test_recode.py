@@ -17,7 +17,6 @@ from trainyard.datasets.pack.recode import (
     ShortSide,
     Squash,
     oddity,
-    square_like_opencv,
     suffix_of,
 )
 from trainyard.errors import DataError
@@ -111,16 +110,6 @@ def test_another_type_is_odd_under_the_name_of_a_jpeg_alone() -> None:
 
 
 # --- squash: the published rule of ImageNet-21K-P ---
-
-
-@pytest.mark.parametrize(
-    "size",
-    [(500, 375), (375, 500), (224, 224), (1600, 90), (90, 225), (225, 3), (2000, 2000), (1, 300)],
-)
-def test_squash_makes_the_pixels_of_opencv(size: tuple[int, int]) -> None:
-    source = photograph(*size)
-    theirs = cv2.resize(np.asarray(source), (224, 224), interpolation=cv2.INTER_LINEAR)
-    assert np.array_equal(square_like_opencv(np.asarray(source), 224), theirs)
 
 
 def test_squash_writes_what_opencv_writes() -> None:

@@ -2,10 +2,10 @@
 
 import io
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from trainyard.data.decode.array_file import MAGIC
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
@@ -13,8 +13,6 @@ from trainyard.errors import DataError
 
 if TYPE_CHECKING:
     from PIL import Image
-
-Pixels = NDArray[np.uint8]
 
 NOT_AN_IMAGE = "not an image"
 """The oddity of content that no image begins with."""
@@ -79,8 +77,8 @@ class ShortSide:
 class Squash:
     """Squashes to a square as ImageNet-21K-P does: any aspect ratio, bilinear, not antialiased.
 
-    A file whose longer side is below `pixels` is not changed. As by cv2.imread, cv2.resize and
-    cv2.imwrite, the camera's orientation is applied; their quality is 95.
+    A file whose longer side is below `pixels` is not changed. As by cv2.imread and cv2.imwrite, the
+    camera's orientation is applied, and the quality is 95. DataError without OpenCV.
     """
 
     pixels: int
@@ -92,10 +90,12 @@ class Squash:
     def __call__(self, image: bytes) -> bytes:
         from PIL import Image
 
+        cv2 = opencv()
         source = _upright(image)
         if max(source.size) < self.pixels:
             return image
-        square = square_like_opencv(np.asarray(source), self.pixels)
+        size = (self.pixels, self.pixels)
+        square = cv2.resize(np.asarray(source), size, interpolation=cv2.INTER_LINEAR)
         return _jpeg(Image.fromarray(square), self.quality)
 
 
@@ -115,6 +115,18 @@ class Repair:
         if is_plain_jpeg(image):
             return image
         return _jpeg(reference_image(image), self.quality, subsampling="4:4:4", of=image)
+
+
+def opencv() -> ModuleType:
+    """The module cv2. DataError if it is not installed."""
+    try:
+        import cv2
+    except ImportError:
+        raise DataError(
+            "the squashing of ImageNet-21K-P is OpenCV's: pip install opencv-python-headless, or "
+            "scale the short side by --resize 256"
+        ) from None
+    return cv2
 
 
 def suffix_of(image: bytes) -> str:
@@ -149,33 +161,6 @@ def _jpeg_components(image: bytes) -> int:
             continue
         position += 2 + int.from_bytes(image[position + 2 : position + 4], "big")
     return 0
-
-
-def square_like_opencv(image_HWC: Pixels, pixels: int) -> Pixels:
-    """The result of cv2.resize with INTER_LINEAR, bit by bit: weights of 11 bits."""
-    left, across = _axis(image_HWC.shape[1], pixels)
-    top, down = _axis(image_HWC.shape[0], pixels)
-    at_edge = (left < 0) | (left >= image_HWC.shape[1] - 1)
-    across[:, at_edge] = [[2048], [0]]
-
-    columns = left.clip(0), (left + 1).clip(0, image_HWC.shape[1] - 1)
-
-    def line(rows: NDArray[np.int64], weights: NDArray[np.int32]) -> Any:
-        some = image_HWC[rows.clip(0, image_HWC.shape[0] - 1)]
-        first, second = (some[:, c] * w[:, None] for c, w in zip(columns, across, strict=True))
-        return ((first + second) >> 4) * weights[:, None, None] >> 16
-
-    square = (line(top, down[0]) + line(top + 1, down[1]) + 2) >> 2
-    return np.asarray(square, np.uint8)
-
-
-def _axis(stored: int, pixels: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """For each new pixel, the stored pixel before it, and the weights of that and the next."""
-    centres = ((np.arange(pixels) + 0.5) * (stored / pixels) - 0.5).astype(np.float32)
-    before = np.floor(centres)
-    part = centres - before
-    weights = np.rint(np.stack([1 - part, part]) * np.float32(2048)).astype(np.int32)
-    return before.astype(np.int64), weights
 
 
 def _kind(image: bytes) -> str:

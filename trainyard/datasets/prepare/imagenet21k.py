@@ -17,7 +17,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.location import ResolvedLocation, find_place
 from trainyard.data.storage.manifest import Manifest
 from trainyard.datasets.pack.pack import Selection, shuffled
-from trainyard.datasets.pack.recode import Recode, ShortSide, Squash
+from trainyard.datasets.pack.recode import Recode, ShortSide, Squash, opencv
 from trainyard.datasets.prepare.class_archives import class_archives
 from trainyard.datasets.prepare.preparation import Preparation
 from trainyard.errors import DataError
@@ -49,6 +49,9 @@ def prepare_imagenet_21k_p(
         if resize:
             raise DataError(f"{tar}: its images are already resized: drop --resize")
         return preparation.pack_or_part(_processed(tar, preparation), "imagenet21k", about=about)
+    recode = RESIZES[resize or "224-squash"]
+    if isinstance(recode, Squash):
+        opencv()  # raises its error before any long work
     place = find_place(str(tar))
     index = preparation.index(
         _scan(place), [Path(place.path(name)) for name in place.files(".tar")]
@@ -56,7 +59,7 @@ def prepare_imagenet_21k_p(
     return preparation.pack_or_part(
         _split(index, preparation.order),
         "imagenet21k",
-        recode=RESIZES[resize or "224-squash"],
+        recode=recode,
         about=about,
     )
 
