@@ -21,7 +21,7 @@ from trainyard.data.storage.location import ResolvedLocation
 
 SIZES = {"train": range(140, 167), "val": range(170, 180)}  # pixels; each image has its own
 WITHOUT_INDEX = shutil.ignore_patterns(".trainyard-*")
-PACKED = ("webdataset", "tfrecord", "hdf5", "packed", "parquet", "folder")
+PACKED = ("webdataset", "hdf5", "packed", "parquet", "folder")
 
 
 @pytest.fixture(scope="module")
@@ -191,14 +191,14 @@ def harmed(originals: Path, folder: Path, form: str) -> Path:
     shutil.copy(source / "train" / "cat" / "143.jpg", source / "train" / "bee" / "143.jpg")
     (source / "val" / "cat" / "170.jpg").write_bytes(jpeg(170)[:2000])
     as_packed(source, folder, form)
-    files = {"folder": "train/*/*.jpg", "tfrecord": "train/*", "webdataset": "*train-*"}[form]
+    files = {"folder": "train/*/*.jpg", "webdataset": "*train-*"}[form]
     with min(folder.glob(files)).open("r+b") as file:
         file.seek(1500)
         file.write(bytes(40))
     return folder
 
 
-@pytest.mark.parametrize("form", ["webdataset", "tfrecord", "folder"])
+@pytest.mark.parametrize("form", ["webdataset", "folder"])
 def test_a_verification_in_parts(
     form: str, originals: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
 ) -> None:
