@@ -47,18 +47,17 @@ class Decoder:
         lengths: Buffer,
         boxes: Buffer,  # float64[n, 4]: left, top, right, bottom
         flips: Buffer,  # bool[n]
-        out: Buffer,  # uint8[n, height, width, channels], or [n, channels, height, width] if planar
+        out: Buffer,  # uint8[n, height, width, channels]
         out_status: Buffer,  # uint8[n], read first: only images whose status is OK are decoded
         *,
         height: int,
         width: int,
         bicubic: bool = False,
         beyond: bool = False,  # pixels around a box count: resize, then crop
-        planar: bool = False,
         seek: Buffer | None = None,  # entries of many images
         seek_begins: Buffer | None = None,  # int64[n]: entries [begin, end) are those of image i
         seek_ends: Buffer | None = None,
-        channels: int = 3,  # 3: RGB; 1: luma, which is NOT_OURS for a record of pixels
+        channels: int = 3,  # 3: RGB; 1: luma, which is NOT_OURS for a record of RGB pixels
     ) -> None:
         """Decodes, resizes (antialiased) and flips a box of each image into its place in `out`.
 
@@ -105,9 +104,6 @@ def unpack_snappy(
     out_status: Buffer,  # uint8[n]: OK, DAMAGED or UNREADABLE
 ) -> None:
     """Unpacks spans of Snappy streams. A span with a negative start gives so many bytes before."""
-
-def permute(positions: Buffer, keys: Buffer, size: int, out: Buffer) -> None:
-    """`permute` of keyed.py, for int64[n] and uint64[n]; ValueError for a position outside."""
 
 def random_boxes(
     sizes: Buffer,  # int64[n, 2], width and height

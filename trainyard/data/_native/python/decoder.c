@@ -107,19 +107,19 @@ static PyObject *sizes(PyObject *object, PyObject *args) {
 /* The arguments of `decode` as Python gives them. */
 typedef struct {
     PyObject *stored[4], *boxes, *flips, *out, *status;
-    int height, width, bicubic, beyond, planar, channels;
+    int height, width, bicubic, beyond, channels;
     PyObject *seek, *begins, *ends; /* NULL or None: no tables */
 } DecodeArguments;
 
 static bool parse_decode(DecodeArguments *a, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"buffers", "which",  "offsets",     "lengths",   "boxes",   "flips",
-                            "out",     "status", "height",      "width",     "bicubic", "beyond",
-                            "planar",  "seek",   "seek_begins", "seek_ends", "channels", NULL};
+    static char *names[] = {"buffers", "which",       "offsets",   "lengths",  "boxes",   "flips",
+                            "out",     "status",      "height",    "width",    "bicubic", "beyond",
+                            "seek",    "seek_begins", "seek_ends", "channels", NULL};
     *a = (DecodeArguments){.channels = 3};
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOOO|$iipppOOOi", names, &a->stored[0], &a->stored[1], &a->stored[2],
+            args, kwargs, "OOOOOOOO|$iippOOOi", names, &a->stored[0], &a->stored[1], &a->stored[2],
             &a->stored[3], &a->boxes, &a->flips, &a->out, &a->status, &a->height, &a->width,
-            &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->begins, &a->ends, &a->channels))
+            &a->bicubic, &a->beyond, &a->seek, &a->begins, &a->ends, &a->channels))
         return false;
     if (a->height < 1 || a->width < 1 || a->height > 65535 || a->width > 65535) {
         PyErr_SetString(PyExc_ValueError, "height and width: 1 to 65535");
@@ -169,8 +169,7 @@ static PyObject *decode(PyObject *object, PyObject *args, PyObject *kwargs) {
     Images images;
     SeekTables seek;
     Crops crops = {.beyond = a.beyond, .filter = a.bicubic ? BICUBIC : BILINEAR};
-    Target target = {
-        .width = a.width, .height = a.height, .channels = a.channels, .planar = a.planar};
+    Target target = {.width = a.width, .height = a.height, .channels = a.channels};
     uint8_t *status = NULL;
     int64_t pixels = (int64_t)a.channels * a.width * a.height;
     bool is_ready =
