@@ -80,9 +80,8 @@ def decode_batch(
 
     `crop` turns sizes (int[n, 2]: width, height) into boxes inside the images. Returns the
     positions that could not be decoded, with the reasons; their pixels are zero. Without a
-    `decoder`, see `own_decoder`, Pillow decodes all images; it reads every byte of an image, not
-    its crop alone. With `exif`, images are turned upright first, by their orientation. DataError
-    for packed coefficients without the extension.
+    `decoder`, see `own_decoder`, Pillow decodes all images. With `exif`, images are turned upright
+    first, by their orientation. DataError for packed coefficients without the extension.
     """
     stored, shape = as_stored(images), out_BHWC.shape[1:]
     decoder = decoder if shape[2] in _OF_PICTURES else None
@@ -101,9 +100,8 @@ def decode_batch(
         if position not in bad:
             try:
                 content = contents.get(position) or stored.content(position)
-                whole = _images(content, tuple(sizes[position].tolist()), shape[2])
-                if orientations is not None:
-                    whole = [upright(image, orientations[position]) for image in whole]
+                turns = 1 if orientations is None else int(orientations[position])
+                whole = _images(content, tuple(sizes[position].tolist()), shape[2], turns)
                 part = crops.part(position)
                 out_BHWC[position] = _resized(whole, part, shape, interpolation, decoder=decoder)
             except (BadImageError, OSError) as error:
@@ -225,10 +223,12 @@ def _pillow_sizes(
     return contents, bad
 
 
-def _images(content: bytes, size: tuple[int, ...], channels: int) -> list[Image.Image]:
-    """The whole image: RGB, luminance, or the channels of a multispectral image, each as grey.
+def _images(
+    content: bytes, size: tuple[int, ...], channels: int, orientation: int
+) -> list[Image.Image]:
+    """The whole image, upright: RGB, luminance, or the channels of a multispectral one, as grey.
 
-    BadImageError if its size is not `size`, the one in its header.
+    BadImageError if its size, as stored, is not `size`, the one in its header.
     """
     if channels in _OF_PICTURES:
         found = [reference_image(content, channels)]
@@ -236,7 +236,7 @@ def _images(content: bytes, size: tuple[int, ...], channels: int) -> list[Image.
         found = _channel_images(content, channels)
     if found[0].size != size:
         raise BadImageError("its header and its content differ in size")
-    return found
+    return [upright(image, orientation) for image in found]
 
 
 def reference_image(content: bytes, channels: int = 3) -> Image.Image:
