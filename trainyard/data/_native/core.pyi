@@ -107,11 +107,11 @@ def unpack_snappy(
     """Unpacks spans of Snappy streams. A span with a negative start gives so many bytes before."""
 
 def permute(positions: Buffer, keys: Buffer, size: int, out: Buffer) -> None:
-    """`permute` of keyed.py, for int64[n] and uint64[n]; ValueError for a position outside."""
+    """`permute` of rng.py, for int64[n] and uint64[n]; ValueError for a position outside."""
 
 def random_boxes(
     sizes: Buffer,  # int64[n, 2], width and height
-    drawn: Buffer,  # float64[n, 22], see RandomDraws
+    drawn: Buffer,  # float64[n, 22], see RandomCropParameters
     least_ratio: float,
     greatest_ratio: float,
     out_boxes: Buffer,  # float64[n, 4]: left, top, right, bottom

@@ -2,7 +2,7 @@
 decoded without the data before it. The images are not changed.
 
 A table lies beside the index, under its name and ".seek": a header, the first entry of each sample
-(int64, one more than there are samples), and the entries (see _native/seek.h); memory-mapped.
+(int64, one more than there are samples), and the entries (see _native/jpeg/seek.h); memory-mapped.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Staging: copies a data set to a node's own disk while training reads the source.
 
-One process of a node makes the copies (`copies.py`), and the others use each copy once it appears;
-if that process dies, another continues. A copy is complete, and has the checksum that
+One process of a node makes the copies (`staged_copies.py`), and the others use each copy once it
+appears; if that process dies, another continues. A copy is complete, and has the checksum that
 dataset.json lists, or does not exist.
 """
 

@@ -1,4 +1,4 @@
-/* Random crops, of drawn numbers and an image's size: see RandomDraws in crops.py. */
+/* Random crops, of drawn numbers and an image's size: see RandomCropParameters in crops.py. */
 #ifndef TRAINYARD_BOXES_H
 #define TRAINYARD_BOXES_H
 
