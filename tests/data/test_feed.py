@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.data.tars import Patch
+from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.batch import HostBatch, samples_of
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop
@@ -28,7 +29,6 @@ from trainyard.data.loader.encoded_batch import JPEG, stretches
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.sampler.plan import OnePassPlan
-from trainyard.data.transforms.config import AugmentConfig
 from trainyard.errors import LoaderError
 from trainyard.world import World
 

@@ -101,7 +101,7 @@ def test_the_process_starts_without_heavy_imports(process: str) -> None:
     """A new process starts for every feed; pydantic and torch would take most of the time."""
     code = f"import sys, trainyard.data.{process}.process; print(*sys.modules)"
     names = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"pydantic", "torch", "trainyard.data.transforms", "trainyard.data.loader.client"}
+    heavy = {"pydantic", "torch", "trainyard.data.augment", "trainyard.data.loader.client"}
     assert "trainyard.data.loader.fill" in names.stdout.split()
     assert not heavy & set(names.stdout.split())
 

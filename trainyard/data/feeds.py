@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from trainyard.course import Course, Phase, build_course
+from trainyard.data.augment.config import AugmentConfig
+from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.device.copies import Transfer, page_locked, transfer_to
@@ -31,8 +33,6 @@ from trainyard.data.sampler.plan import EndlessPlan, OnePassPlan, PlanSlice
 from trainyard.data.stream.loader import StreamLoader
 from trainyard.data.stream.shards import Stream
 from trainyard.data.stream.walk import StreamSpec
-from trainyard.data.transforms.batches import batch_transforms, pixel_transforms
-from trainyard.data.transforms.config import AugmentConfig
 from trainyard.image_size import ImageSize
 from trainyard.world import World, cores_per_rank
 
@@ -183,12 +183,7 @@ class Feeds:
     def _augmentation(
         self, first: int, batch: int, multi_hot: MultiHot | None = None
     ) -> Augmentation:
-        pixels = pixel_transforms(
-            self.augment,
-            seed=self.seed,
-            mean=self.data.mean,
-            interpolation=self.data.interpolation,
-        )
+        pixels = pixel_transforms(self.augment, seed=self.seed, mean=self.data.mean)
         batches = batch_transforms(
             self.augment, seed=self.seed, rank=self.world.rank, multi_hot=multi_hot
         )

@@ -16,6 +16,7 @@ from sklearn.datasets import load_sample_images
 from tests.images import encode
 from trainyard.config import check as check_recipe
 from trainyard.course import build_course
+from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.batch import Batch
 from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
@@ -25,7 +26,6 @@ from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import ENTRY, JPEG
 from trainyard.data.order import training_plan
-from trainyard.data.transforms.config import AugmentConfig
 from trainyard.errors import RecipeError
 from trainyard.image_size import ImageSize, height_width
 from trainyard.world import World

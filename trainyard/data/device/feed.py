@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import torch
 
 from trainyard.course import Course, Due, Phase
+from trainyard.data.augment.transforms import BatchTransform, PixelTransform
 from trainyard.data.batch import Batch, HostBatch, Keys
 from trainyard.data.device.copies import InFlightBatch, Transfer
 from trainyard.data.device.normalise import Normalise
-from trainyard.data.transforms.batches import BatchTransform, PixelTransform
 
 
 class Augmentation(NamedTuple):
