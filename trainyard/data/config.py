@@ -96,7 +96,7 @@ class DataConfig(Section):
     max_bad: float = Field(0.01, ge=0, le=1)
     """Largest share of unreadable samples, rounded up to whole samples; more end the run."""
     decode: Literal["cpu", "gpu"] = "cpu"
-    """Device that decodes JPEGs. gpu needs the extra `nvimgcodec`; it helps with few cores."""
+    """Device that decodes JPEGs. gpu helps with few cores, on GPUs with a JPEG engine."""
     threads: int | None = Field(None, ge=1)
     """Loader threads per rank; by default the rank's share of the machine's cores."""
     stage: str | None = None

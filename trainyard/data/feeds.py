@@ -21,7 +21,7 @@ from trainyard.data.device.feed import (
     HostBatches,
     TrainingFeed,
 )
-from trainyard.data.device.gpu_decode import DecodingTransfer, decoder_on
+from trainyard.data.device.gpu_decode import DecodingTransfer
 from trainyard.data.device.join import JoinFeed, JoinState, num_passes
 from trainyard.data.device.multi_hot import MultiHot
 from trainyard.data.device.normalise import Normalise
@@ -213,9 +213,8 @@ class Feeds:
     ) -> Feed:
         if spec.decode == "cpu":
             return self._feed(loader, transfer_to(self.device), augmentation)
-        decoder = decoder_on(self.device, spec.threads)
         size, how = spec.image_size, spec.interpolation
-        transfer = DecodingTransfer(self.device, decoder, size, how=how, locate=index.locate)
+        transfer = DecodingTransfer(self.device, size, how=how, locate=index.locate)
         return self._feed(loader, transfer, augmentation)
 
     def _feed(self, batches: HostBatches, transfer: Transfer, augmentation: Augmentation) -> Feed:
