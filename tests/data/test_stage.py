@@ -447,6 +447,13 @@ def printed(capfd: pytest.CaptureFixture[str]) -> list[str]:
     return capfd.readouterr().err.splitlines()
 
 
+def until_printed(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    end = time.monotonic() + 20
+    while not (lines := printed(capfd)) and time.monotonic() < end:
+        time.sleep(0.005)
+    return lines
+
+
 def test_training_goes_on_without_room_and_says_so_once(
     tmp_path: Path, digits: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -460,8 +467,7 @@ def test_training_goes_on_without_room_and_says_so_once(
         for number, batches in enumerate(zip(first, second, strict=True)):
             for rank, batch in enumerate(batches):
                 assert_same(batch, plain[rank][number])
-        lines: list[str] = []
-        assert is_true_soon(lambda: bool(lines.extend(printed(capfd)) or lines))
+        lines = until_printed(capfd)
     [found] = [*lines, *printed(capfd)]
     assert found.startswith(f"trainyard: staging to {tmp_path / 'node' / 'trainyard-stage'} on ")
     assert " ends with 0 of 15 shards, the rest is read at the source: no room for " in found
