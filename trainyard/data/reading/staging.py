@@ -125,10 +125,10 @@ class StagedShards:
         DataError if a shard has changed since it was indexed, or is damaged. If shards are left,
         this process keeps the lock: no other one of the node tries again and reports it too.
         """
-        if not self._copies:
-            remark = f"{self._index.root}: single images are not staged: `data pack` makes shards"
-            return remark if self._leads() else None
+        remark = f"{self._index.root}: single images are not staged: `data pack` makes shards"
         try:
+            if not self._copies:
+                return remark if self._leads() else None
             while self.missing():
                 if self._leads():
                     self._copy_all()
@@ -180,28 +180,32 @@ class StagedShards:
 
     def _copy(self, file: int, checksum: str | None, pool: ThreadPoolExecutor) -> None:
         """Copies one shard, and checks it if `dataset.json` has its checksum."""
-        name, copy = self._source(file), self._copies[file]
-        remove_parts(copy)
+        remove_parts(self._copies[file])
         for _ in range(_ATTEMPTS):
-            with closing(_open(name)) as source:
-                indexed = self._index.stamps.get(self._index.file_names[file])
-                if checksum is None and indexed not in (None, source.stamp):
-                    raise DataError(
-                        f"{name}: it has changed since it was indexed: start again, and it is "
-                        "indexed anew"
-                    )
-                self._check_room(name, source.size)
-                with suppress(_Damaged), atomic_write(copy, source.size) as part:
-                    part.truncate(source.size)  # so that its room counts as used
-                    if _fetch(source, part, pool) != checksum is not None:
-                        raise _Damaged
-            if copy.exists():
+            with suppress(_Damaged):
+                self._attempt(file, checksum, pool)
                 self._present.add(file)
                 self.num_made += 1
                 return
         raise DataError(
-            f"{name}: its checksum differs from dataset.json's; it is damaged or was replaced"
+            f"{self._source(file)}: its checksum differs from dataset.json's; it is damaged or was "
+            "replaced"
         )
+
+    def _attempt(self, file: int, checksum: str | None, pool: ThreadPoolExecutor) -> None:
+        name, copy = self._source(file), self._copies[file]
+        with closing(_open(name)) as source:
+            indexed = self._index.stamps.get(self._index.file_names[file])
+            if checksum is None and indexed not in (None, source.stamp):
+                raise DataError(
+                    f"{name}: it has changed since it was indexed: start again, and it is indexed "
+                    "anew"
+                )
+            self._check_room(name, source.size)
+            with atomic_write(copy, source.size) as part:
+                part.truncate(source.size)  # so that its room counts as used
+                if _fetch(source, part, pool) != checksum and checksum is not None:
+                    raise _Damaged
 
     def _check_room(self, name: str, size: int) -> None:
         """_NoRoom if a copy exceeds the cap, or leaves less than a twentieth of the disk free."""
