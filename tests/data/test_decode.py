@@ -26,7 +26,7 @@ from trainyard.data.decode.interpolation import Interpolation
 from trainyard.data.decode.orientation import TAG, upright
 from trainyard.data.decode.packed_record import pixels_of, record_of_pixels
 from trainyard.data.storage.encoded import EncodedSpans, in_memory
-from trainyard.datasets.pack.recode import Repair, ShortSide, Squash
+from trainyard.datasets.pack.recode import Repair, ShortSide
 from trainyard.datasets.pack.shards import PackOptions
 from trainyard.datasets.pack.stored import storing
 
@@ -312,7 +312,7 @@ def test_what_is_packed_as_pixels_or_encoded_anew_is_scaled_too() -> None:
     content = DEEP_KINDS["grey.png"]
     as_pixels = storing(PackOptions("packed", pixels=True))(content)
     assert np.array_equal(pixels_of(as_pixels), RAMP_HWC >> 8)
-    for recode in (Repair(), ShortSide(48, 100), Squash(64)):
+    for recode in (Repair(), ShortSide(48, 100)):
         assert np.abs(decoded(recode(content)).astype(int).mean() - 127) < 2
 
 

@@ -13,7 +13,7 @@ from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import put_encoded
 from trainyard.data.loader.spec import LoaderSpec
 from trainyard.data.reading.reader import PlannedReads, Reader
-from trainyard.data.reading.staged_copies import Copies
+from trainyard.data.reading.staging import StagedShards
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans
 from trainyard.image_size import ImageSize
@@ -58,9 +58,11 @@ class PlannedBatches(NamedTuple):
 class SliceFiller:
     """Fills slices of batches, in threads, after a call of `plan` for their samples."""
 
-    def __init__(self, index: Index, config: LoaderSpec, copies: Copies | None = None) -> None:
+    def __init__(
+        self, index: Index, config: LoaderSpec, staged: StagedShards | None = None
+    ) -> None:
         self._index, self._config = index, config
-        self._reader = Reader(index, copies)
+        self._reader = Reader(index, staged)
         self._seek = open_seek(index) if config.decode == "cpu" else None
 
     def plan(self, ids: Ids, epochs: Ids) -> PlannedBatches:

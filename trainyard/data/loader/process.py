@@ -29,8 +29,7 @@ from trainyard.data.loader.fill import SliceFiller
 from trainyard.data.loader.result_sender import BatchTask, ResultSender, described, end_all, send
 from trainyard.data.loader.ring import Ring, num_slices
 from trainyard.data.loader.spec import AGAIN, LoaderSpec
-from trainyard.data.reading.staged_copies import Copies
-from trainyard.data.reading.stager import Stager
+from trainyard.data.reading.staging import StagedShards
 from trainyard.data.storage.credentials import adopt
 from trainyard.printable import print_line
 
@@ -71,14 +70,14 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
     if index is None or index.fingerprint != fingerprint:
         raise FileNotFoundError(f"the index {path} was removed or replaced")
     ring = Ring(memory_fd, **spec["ring"])
-    stager = Stager(index, config.stage, config.stage_gb) if config.stage else None
+    staged = StagedShards(index, config.stage, config.stage_gb) if config.stage else None
     if is_built():
         core.guard_bus_errors()  # a mapped shard that is cut short costs its samples, not the run
     _open_more_files()
-    fill = SliceFiller(index, config, stager.copies if stager else None)
+    fill = SliceFiller(index, config, staged)
     sender = ResultSender(channel, config.threads)
-    if stager is not None:
-        stager.start().add_done_callback(partial(_staged, stager.copies, sender))
+    if staged is not None:
+        staged.start().add_done_callback(partial(_report, sender))
     fill_all(partial(_batches, config, fill), channel, ring, sender, threads=config.threads)
 
 
@@ -173,12 +172,12 @@ def _listen(
         end_all()
 
 
-def _staged(copies: Copies, sender: ResultSender, done: "Future[str | None]") -> None:
+def _report(sender: ResultSender, done: "Future[str | None]") -> None:
     """Reports the end of staging; an error is announced like a batch."""
     error = done.exception()
     if error is not None:
         sender.fail(error)
-    elif done.result() is not None and copies.is_news():
+    elif done.result() is not None:
         print_line(f"{done.result()}")
 
 

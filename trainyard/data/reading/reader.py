@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trainyard.data._native import core, is_built
 from trainyard.data.index.table import Index
-from trainyard.data.reading.staged_copies import Copies
+from trainyard.data.reading.staging import StagedShards
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans, in_memory
 from trainyard.data.storage.mapped import MappedFiles, Readahead
@@ -32,12 +32,12 @@ Unreadable = dict[int, str]
 class Reader:
     """Reads samples of an index; a file of many samples stays open between reads."""
 
-    def __init__(self, index: Index, copies: Copies | None = None) -> None:
+    def __init__(self, index: Index, staged: StagedShards | None = None) -> None:
         self._index = index
-        self._copies = copies
+        self._staged = staged or None  # None too if there is no shard to copy
         self._shared = len(index.file_names) < len(index)  # several samples to a file
         self._local, self._remote = _OpenFiles(_MAX_OPEN), _OpenFiles(_MAX_REMOTE)
-        self._is_plain = is_built() and copies is None and _is_local(index)
+        self._is_plain = is_built() and not staged and _is_local(index)
         self._prefetcher = None if _is_local(index) else Prefetcher(self._part_of_file)
         self._mapped, self._hints = MappedFiles(), Readahead()
         self._memory = threading.local()
@@ -48,13 +48,10 @@ class Reader:
 
     def read_stored(self, sample: int) -> bytes:
         """The bytes at the sample's place: like `read`, but Snappy data is not unpacked."""
-        content = self._from_copy(sample)
-        if content is not None:
-            return content
         name, offset, size = self._index.locate(sample)
         if not self._shared and not offset and not is_remote(name):
             return _whole(name)
-        return self._part(name, offset, size)
+        return self._part_of_file(int(self._index.file[sample]), offset, size)
 
     def stored(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
         """The encoded images of some samples; unreadable ones are empty.
@@ -156,11 +153,7 @@ class Reader:
     def _to_be_fetched(self, ids: Ids) -> NDArray[np.bool_]:
         """Mask of the samples that lie on a server and not in a copy on this node."""
         files, which = np.unique(self._index.file[ids], return_inverse=True)
-        lie_there = np.array([is_remote(self._path(file)) for file in files.tolist()], bool)[which]
-        if self._copies is not None:
-            for position in np.flatnonzero(lie_there).tolist():
-                lie_there[position] = self._copies.find(int(ids[position])) is None
-        return lie_there
+        return np.array([is_remote(self._path(file)) for file in files.tolist()], bool)[which]
 
     def _are_parts(self, ids: Ids) -> bool:
         """True if the samples are parts of files, False if they are whole files."""
@@ -182,18 +175,18 @@ class Reader:
         """Spans of mapped files, if the samples are parts of local files or of complete copies."""
         if self._is_plain:
             return self._maps(ids) if self._are_parts(ids) else None
-        if self._copies is None or not is_built() or not self._copies.hold(self._index.file[ids]):
+        staged = self._staged
+        if staged is None or not is_built() or not staged.has_all(self._index.file[ids]):
             return None
         found = self._maps(ids)
-        return None if found[1] else found  # a copy was deleted by hand: see `_from_copy`
+        return None if found[1] else found  # a copy was deleted by hand: see `_part_of_file`
 
     def _maps(self, ids: Ids) -> tuple[EncodedSpans, Unreadable]:
         """Spans of mapped files; libraries get bytes by a read, since access to a map may fail."""
         index = self._index
         files, which = np.unique(index.file[ids], return_inverse=True)
         offsets, lengths = index.offset[ids], index.size[ids]
-        place_of = self._path if self._copies is None else self._copies.path_of
-        maps, ends, errors = self._mapped.get(files.tolist(), place_of)
+        maps, ends, errors = self._mapped.get(files.tolist(), self._path)
         unreadable = {}
         outside = np.flatnonzero(offsets + lengths > ends[which])
         if outside.size:
@@ -235,22 +228,17 @@ class Reader:
         return memory
 
     def _path(self, file: int) -> str:
+        """The path or URL of a file: of its copy on this node, if there is one."""
+        if self._staged is not None:
+            return self._staged.path_of(file)
         return os.path.join(self._index.root, self._index.file_names[file])
 
-    def _from_copy(self, sample: int) -> bytes | None:
-        """The encoded image from this node's copy; None if there is none yet."""
-        copy = self._copies.find(sample) if self._copies else None
-        if self._copies is None or copy is None:
-            return None
-        try:
-            content = self._part(copy.path, copy.offset, copy.size)
-        except OSError:  # deleted by hand, or a bad disk
-            self._copies.forget(copy.number)
-            return None
-        # No image begins with zeros; a hole in the copy marks an image that could not be copied.
-        return content if any(content[:16]) else None
-
     def _part_of_file(self, file: int, offset: int, size: int) -> bytes:
+        if self._staged is not None and self._staged.has(file):
+            try:
+                return self._part(self._path(file), offset, size)
+            except OSError:  # the copy was deleted by hand, or the disk is bad
+                self._staged.forget(file)
         return self._part(self._path(file), offset, size)
 
     def _part(self, name: str, offset: int, size: int) -> bytes:
