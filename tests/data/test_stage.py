@@ -684,7 +684,9 @@ def test_copies_that_someone_deletes_are_read_from_the_source(tmp_path: Path) ->
     check_copies(index, staged(index, tmp_path / "node"))
 
 
-def test_whole_copies_are_mapped_and_what_they_lack_comes_from_the_source(tmp_path: Path) -> None:
+def test_whole_copies_are_read_at_once_and_what_they_lack_from_the_source(
+    tmp_path: Path,
+) -> None:
     index, _ = shards(tmp_path, [20, 20])
     copies = staged(index, tmp_path / "node")
     expected = [Reader(index).read(sample) for sample in range(40)]
@@ -694,13 +696,13 @@ def test_whole_copies_are_mapped_and_what_they_lack_comes_from_the_source(tmp_pa
         file.seek(hole.offset)
         file.write(bytes(hole.size))
     planned = Reader(index, copies).expect(np.arange(40))
-    assert planned.mapped is not None
+    assert planned.parts is not None
     images, bad = planned.stored(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
     assert not bad
     os.truncate(hole.path, hole.offset)
     planned = Reader(index, copies).expect(np.arange(40))
-    assert planned.mapped is None
+    assert planned.parts is None
     images, bad = planned.stored(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
 

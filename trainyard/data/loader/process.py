@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from trainyard.data._native import core, is_built
 from trainyard.data.index.table import load_index
 from trainyard.data.loader.fill import SliceFiller
 from trainyard.data.loader.result_sender import BatchTask, ResultSender, described, end_all, send
@@ -72,8 +71,6 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
         raise FileNotFoundError(f"the index {path} was removed or replaced")
     ring = Ring(memory_fd, **spec["ring"])
     stager = Stager(index, config.stage, config.stage_gb) if config.stage else None
-    if is_built():
-        core.guard_bus_errors()  # a mapped shard that is cut short costs its samples, not the run
     _open_more_files()
     fill = SliceFiller(index, config, stager.copies if stager else None)
     sender = ResultSender(channel, config.threads)
@@ -83,7 +80,7 @@ def _serve(channel: "Channel", memory_fd: int, spec: dict[str, Any]) -> None:
 
 
 def _open_more_files() -> None:
-    """Raises this process's limit of open files to its maximum, since shards stay mapped."""
+    """Raises this process's limit of open files to its maximum, since shards stay open."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(OSError, ValueError):  # a container may forbid it
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -83,10 +83,11 @@ static bool begin(Decoder *self) {
 }
 
 static PyObject *sizes(PyObject *object, PyObject *args) {
-    (void)object;
+    Decoder *self = (Decoder *)object;
     PyObject *stored[4], *out, *status;
     if (!PyArg_ParseTuple(args, "OOOOOO", &stored[0], &stored[1], &stored[2], &stored[3], &out,
-                          &status))
+                          &status) ||
+        !begin(self))
         return NULL;
     Views views = {0};
     Images images;
@@ -97,10 +98,11 @@ static PyObject *sizes(PyObject *object, PyObject *args) {
                     (states = views_add(&views, status, "out_status", images.count, true));
     if (is_ready) {
         Py_BEGIN_ALLOW_THREADS;
-        batch_sizes(&images, to, states);
+        batch_sizes(&images, self->scratch, to, states);
         Py_END_ALLOW_THREADS;
     }
     views_release(&views);
+    self->is_busy = false;
     return is_ready ? Py_NewRef(Py_None) : NULL;
 }
 
@@ -109,18 +111,33 @@ typedef struct {
     PyObject *stored[4], *boxes, *flips, *out, *status;
     int height, width, bicubic, beyond, planar, channels;
     PyObject *seek, *begins, *ends; /* NULL or None: no tables */
+    PyObject *drawn;                /* NULL: boxes are given, or central */
+    BoxRule rule;
 } DecodeArguments;
 
 static bool parse_decode(DecodeArguments *a, PyObject *args, PyObject *kwargs) {
-    static char *names[] = {"buffers", "which",  "offsets",     "lengths",   "boxes",   "flips",
-                            "out",     "status", "height",      "width",     "bicubic", "beyond",
-                            "planar",  "seek",   "seek_begins", "seek_ends", "channels", NULL};
+    static char *names[] = {"sources",  "which",  "offsets",     "lengths",   "boxes",   "flips",
+                            "out",      "status", "height",      "width",     "bicubic", "beyond",
+                            "planar",   "seek",   "seek_begins", "seek_ends", "channels",
+                            "drawn",    "ratio",  "central",     NULL};
     *a = (DecodeArguments){.channels = 3};
+    long long central[4] = {0}; /* see BoxRule: size, then covered */
     if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "OOOOOOOO|$iipppOOOi", names, &a->stored[0], &a->stored[1], &a->stored[2],
-            &a->stored[3], &a->boxes, &a->flips, &a->out, &a->status, &a->height, &a->width,
-            &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->begins, &a->ends, &a->channels))
+            args, kwargs, "OOOOOOOO|$iipppOOOiO(dd)(LLLL)", names, &a->stored[0], &a->stored[1],
+            &a->stored[2], &a->stored[3], &a->boxes, &a->flips, &a->out, &a->status, &a->height,
+            &a->width, &a->bicubic, &a->beyond, &a->planar, &a->seek, &a->begins, &a->ends,
+            &a->channels, &a->drawn, &a->rule.ratio[0], &a->rule.ratio[1], &central[0],
+            &central[1], &central[2], &central[3]))
         return false;
+    a->rule.kind = a->drawn ? RANDOM : central[0] ? CENTRAL : GIVEN;
+    for (int axis = 0; axis < 2; axis++) {
+        a->rule.size[axis] = central[axis];
+        a->rule.covered[axis] = central[axis + 2];
+        if (a->rule.kind == CENTRAL && (central[axis] < 1 || central[axis + 2] < 1)) {
+            PyErr_SetString(PyExc_ValueError, "central: at least 1 pixel");
+            return false;
+        }
+    }
     if (a->height < 1 || a->width < 1 || a->height > 65535 || a->width > 65535) {
         PyErr_SetString(PyExc_ValueError, "height and width: 1 to 65535");
         return false;
@@ -168,14 +185,16 @@ static PyObject *decode(PyObject *object, PyObject *args, PyObject *kwargs) {
     Views views = {0};
     Images images;
     SeekTables seek;
-    Crops crops = {.beyond = a.beyond, .filter = a.bicubic ? BICUBIC : BILINEAR};
+    Crops crops = {.beyond = a.beyond, .filter = a.bicubic ? BICUBIC : BILINEAR, .rule = a.rule};
     Target target = {
         .width = a.width, .height = a.height, .channels = a.channels, .planar = a.planar};
     uint8_t *status = NULL;
     int64_t pixels = (int64_t)a.channels * a.width * a.height;
     bool is_ready =
         views_add_images(&views, &images, a.stored) && add_seek(&views, &seek, &a, images.count) &&
-        (crops.boxes = views_add(&views, a.boxes, "boxes", images.count * 32, false)) &&
+        (crops.boxes = views_add(&views, a.boxes, "boxes", images.count * 32, true)) &&
+        (!a.drawn || (crops.rule.drawn = views_add(&views, a.drawn, "drawn",
+                                                   images.count * 8 * DRAWN, false))) &&
         (crops.flips = views_add(&views, a.flips, "flips", images.count, false)) &&
         (target.pixels = views_add(&views, a.out, "out", images.count * pixels, true)) &&
         (status = views_add(&views, a.status, "status", images.count, true));
