@@ -29,7 +29,7 @@ from trainyard.data.decode.crops import CentralCrop, RandomResizedCrop
 from trainyard.data.index.build import open_index
 from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
-from trainyard.data.loader.result_sender import BatchTask, FilledSlice, PendingBatch, announcement
+from trainyard.data.loader.process import BatchTask, announcement
 from trainyard.data.loader.ring import num_slices, num_slots
 from trainyard.data.loader.spec import ENDING_SIGNALS, LoaderSpec
 from trainyard.data.reading.reader import Reader
@@ -154,11 +154,10 @@ def test_each_batch_says_how_fast_the_loader_could_be(index: Index) -> None:
         assert batch.capacity > 0
     work = BatchTask(30, lambda slot, part: [])
     bad = BadSample(7, "a", 0, "bad")
-    filled = [FilledSlice([], seconds=0.5), FilledSlice([bad], seconds=0.25)]
-    said = announcement(PendingBatch(1, work, [*filled]), threads=4)
+    said = announcement(1, work, [([], 0.5), ([bad], 0.25)], threads=4)
     assert said["capacity"] == 30 * 4 / 0.75
     assert said["bad"] == [bad]
-    assert announcement(PendingBatch(1, work), threads=4)["capacity"] == 0
+    assert announcement(1, work, [], threads=4)["capacity"] == 0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8, 16, 64, 300])
