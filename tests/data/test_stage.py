@@ -701,10 +701,9 @@ def test_whole_copies_are_read_at_once_and_what_they_lack_from_the_source(
     assert [images.content(position) for position in range(40)] == expected
     assert not bad
     os.truncate(hole.path, hole.offset)
-    planned = Reader(index, copies).expect(np.arange(40))
-    assert planned.parts is None
-    images, bad = planned.stored(slice(0, 40))
+    images, bad = Reader(index, copies).expect(np.arange(40)).stored(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
+    assert Reader(index, copies).expect(np.arange(40)).parts is None  # it is no longer used
 
 
 def test_two_splits_of_a_file_share_its_copy(tmp_path: Path, digits: Path) -> None:

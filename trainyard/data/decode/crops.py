@@ -27,15 +27,6 @@ class Crops(NamedTuple):
     along its border. False if it is cropped first."""
 
 
-class BoxRule(NamedTuple):
-    """Crops whose boxes the C decoder makes, bit-equal to those made here."""
-
-    crops: Crops
-    """The boxes are to be filled in."""
-    arguments: dict[str, Any]
-    """Of `core.Decoder.decode`."""
-
-
 class CropParameters(Protocol):
     """The crop parameters of some images, drawn before the sizes are known."""
 
@@ -45,8 +36,9 @@ class CropParameters(Protocol):
     def __getitem__(self, part: slice | NDArray[np.int64]) -> "CropParameters":
         """The crop parameters of a part of the images."""
 
-    def rule(self, count: int) -> "BoxRule":
-        """What the decoder makes the crops of `count` images of."""
+    def rule(self, count: int) -> tuple[Crops, dict[str, Any]]:
+        """The crops of `count` images, whose boxes the C decoder is to fill in, bit-equal to those
+        of a call, and the arguments by which it does so."""
 
 
 @dataclass(frozen=True)
@@ -92,9 +84,9 @@ class RandomCropParameters:
     def __getitem__(self, part: slice | NDArray[np.int64]) -> "RandomCropParameters":
         return RandomCropParameters(self.drawn[part], self.flips[part], self.ratio)
 
-    def rule(self, count: int) -> BoxRule:
-        arguments = {"drawn": self.drawn, "ratio": self.ratio}
-        return BoxRule(Crops(np.empty((count, 4)), self.flips), arguments)
+    def rule(self, count: int) -> tuple[Crops, dict[str, Any]]:
+        crops = Crops(np.empty((count, 4)), self.flips)
+        return crops, {"drawn": self.drawn, "ratio": self.ratio}
 
     def __call__(self, sizes: NDArray[np.int64]) -> Crops:
         shape, found = self._shape(sizes)
@@ -163,7 +155,7 @@ class CentralCrop:
     def __getitem__(self, part: slice | NDArray[np.int64]) -> "CentralCrop":
         return self
 
-    def rule(self, count: int) -> BoxRule:
+    def rule(self, count: int) -> tuple[Crops, dict[str, Any]]:
         size, covered = self._size_and_covered()
         crops = Crops(np.empty((count, 4)), np.zeros(count, np.bool_), resizes_first=True)
-        return BoxRule(crops, {"central": (*size.tolist(), *covered.tolist())})
+        return crops, {"central": (*size.tolist(), *covered.tolist())}

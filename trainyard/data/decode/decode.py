@@ -210,7 +210,7 @@ def native_pixels(
 ) -> None:
     """Decodes the images whose status is 0, and sets the status of those that fail.
 
-    `rule`: see BoxRule; without it the boxes are given.
+    `rule`: see CropParameters.rule; without it the boxes are given.
     """
     decoder.decode(
         *stored,

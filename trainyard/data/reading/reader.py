@@ -5,7 +5,6 @@ import resource
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -39,7 +38,7 @@ class Reader:
         self._shared = len(index.file_names) < len(index)  # several samples to a file
         self._local, self._remote = _OpenFiles(_max_open()), _OpenFiles(_MAX_REMOTE)
         self._is_plain = is_built() and copies is None and _is_local(index)
-        self._prefetcher = None if _is_local(index) else Prefetcher(self._part_of_file)
+        self._prefetcher = None if _is_local(index) else Prefetcher(self.part_of_file)
         self._memory = threading.local()
 
     def read(self, sample: int) -> bytes:
@@ -171,14 +170,17 @@ class Reader:
     def _local_parts(self, ids: Ids) -> tuple[EncodedSpans, Unreadable] | None:
         """Spans of open files, if the samples are parts of local files or of complete copies."""
         if self._is_plain:
-            return self._spans(ids, self._local_file) if self._are_parts(ids) else None
+            if not self._are_parts(ids):
+                return None
+            return self._spans(ids, lambda file: self.open_local(self._path(file)))
         if self._copies is None or not is_built() or not self._copies.hold(self._index.file[ids]):
             return None
-        spans, unreadable = self._spans(ids, partial(_Copied, self))
+        spans, unreadable = self._spans(ids, partial(_Copied, self, self._copies))
         return None if unreadable else (spans, {})  # a copy was deleted by hand: see `_from_copy`
 
-    def _local_file(self, file: int) -> LocalFile:
-        opened = self._local.get(self._path(file), None)
+    def open_local(self, path: str) -> LocalFile:
+        """A file of this machine, which may be open already. OSError if it cannot be opened."""
+        opened = self._local.get(path, None)
         assert isinstance(opened, LocalFile)
         return opened
 
@@ -244,7 +246,8 @@ class Reader:
             return None
         return None if is_hole(content) else content
 
-    def _part_of_file(self, file: int, offset: int, size: int) -> bytes:
+    def part_of_file(self, file: int, offset: int, size: int) -> bytes:
+        """Bytes of a file of the index, from its source. Errors as in `read`."""
         return self._part(self._path(file), offset, size)
 
     def _part(self, name: str, offset: int, size: int) -> bytes:
@@ -284,23 +287,23 @@ class PlannedReads:
 
 
 class _Copied:
-    """An open file of which this node has a copy. What the copy lacks is read from the file."""
+    """The open copy of a file. What it lacks is read from the file itself."""
 
-    def __init__(self, reader: Reader, file: int) -> None:
-        assert reader._copies is not None
-        self._reader, self._file = reader, file
-        self._copy = reader._local.get(reader._copies.path_of(file), None)
+    def __init__(self, reader: Reader, copies: Copies, file: int) -> None:
+        self._reader, self._copies, self._file = reader, copies, file
+        self._copy = reader.open_local(copies.path_of(file))
 
     def fileno(self) -> int:
-        assert isinstance(self._copy, LocalFile)
         return self._copy.fileno()
 
     def read(self, offset: int, size: int) -> bytes:
-        with suppress(OSError):  # a bad disk, or cut short by hand
+        try:
             content = self._copy.read(offset, size)
             if not is_hole(content):
                 return content
-        return self._reader._part_of_file(self._file, offset, size)
+        except OSError:  # a bad disk, or cut short by hand
+            self._copies.forget(self._file)
+        return self._reader.part_of_file(self._file, offset, size)
 
 
 def is_hole(content: bytes) -> bool:

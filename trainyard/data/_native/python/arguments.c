@@ -65,9 +65,11 @@ static bool add_image(Views *views, const SourceOfImages *source, Py_ssize_t i, 
     if (source->view < 0)
         return true;
     const Py_buffer *buffer = &views->views[source->view];
+    if (offset > buffer->len || length > buffer->len - offset)
+        return false;
     static const uint8_t nothing[1]; /* an empty buffer may have no address */
     views->images[i].bytes = length ? (const uint8_t *)buffer->buf + offset : nothing;
-    return offset <= buffer->len && length <= buffer->len - offset;
+    return true;
 }
 
 static bool add_images(Views *views, Images *images, const SourceOfImages *sources,

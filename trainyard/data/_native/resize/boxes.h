@@ -11,7 +11,7 @@ typedef struct {
     enum { GIVEN, RANDOM, CENTRAL } kind; /* GIVEN: they are there */
 
     /* RANDOM: drawn[i] has where the box of image i lies, across and down, in [0, 1), then of each
-     * try the share of the area, then of each try the width over the height, which lies in ratio. */
+     * try the share of the area, then of each try the width over the height, from `ratio`. */
     const double (*drawn)[DRAWN];
     double ratio[2];
 

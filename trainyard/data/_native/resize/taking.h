@@ -40,10 +40,10 @@ static Axis make_axis(double from, double to, int size, int length, bool flip, b
 /* The taps of both axes; chroma has its own where it is stored at half resolution. */
 static Status make_taking(Taking *taking, Scratch *scratch, const JpegHeader *header,
                           const Crop *crop, const Target *target) {
+    const double *box = crop->box;
     Axis across =
-        make_axis(crop->box[0], crop->box[2], header->width, target->width, crop->flip, crop->beyond);
-    Axis down =
-        make_axis(crop->box[1], crop->box[3], header->height, target->height, false, crop->beyond);
+        make_axis(box[0], box[2], header->width, target->width, crop->flip, crop->beyond);
+    Axis down = make_axis(box[1], box[3], header->height, target->height, false, crop->beyond);
     Status status = taps_make(&scratch->x[0], &across, crop->filter);
     if (status == OK)
         status = taps_make(&scratch->y[0], &down, crop->filter);
