@@ -19,7 +19,7 @@ from trainyard.data.storage.encoded import EncodedSpans
 from trainyard.image_size import ImageSize
 
 
-def put(
+def fill_samples(
     encoded: EncodedSpans | Sequence[bytes],
     samples: Samples[HostArray],
     crops: CropParameters,
@@ -90,7 +90,7 @@ class SliceFiller:
     def _fill(self, planned: PlannedBatches, rows: slice, out: HostBatch) -> list[BadSample]:
         encoded, unreadable = planned.images.stored(rows)
         samples, config = planned.samples.map(lambda column: column[rows]), self._config
-        bad = put(
+        bad = fill_samples(
             encoded,
             samples,
             planned.crops[rows],

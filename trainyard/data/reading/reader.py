@@ -190,12 +190,12 @@ class Reader:
         files, which = np.unique(self._index.file[ids], return_inverse=True)
         offsets, lengths = self._index.offset[ids], self.sizes(ids)
         sources, unreadable = list[bytes | ImageFile](), dict[int, str]()
-        for place, file in enumerate(files.tolist()):
+        for number, file in enumerate(files.tolist()):
             try:
                 sources.append(file_of(file))
             except OSError as error:
                 sources.append(b"")
-                gone = np.flatnonzero(which == place)
+                gone = np.flatnonzero(which == number)
                 offsets[gone] = lengths[gone] = 0
                 unreadable |= dict.fromkeys(gone.tolist(), str(error))
         which = which.astype(np.int64, copy=False)
@@ -315,8 +315,8 @@ def is_hole(content: bytes) -> bool:
 class _OpenFiles:
     """Files kept open between reads; the least recently used close when nobody uses them."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -325,7 +325,7 @@ class _OpenFiles:
         with self._lock:
             file = self._files.pop(name, None) or _OpenFile(name)
             self._files[name] = file
-            if len(self._files) > self._most:
+            if len(self._files) > self._limit:
                 self._files.popitem(last=False)
         return file.source(stamp)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from trainyard.data._native.core import Buffer
 
 PACKED_MAGIC = b"\xa7TYpack\n"
-"""The first bytes of a packed record: see formats/record.py, which few data sets need."""
+"""The first bytes of a packed record: see decode/packed_record.py, which few data sets need."""
 
 
 class ImageFile(Protocol):

@@ -36,24 +36,24 @@ typedef struct {
 
 /* Holds the buffers among `sources`; the caller frees what this returns. NULL with an exception. */
 static SourceOfImages *add_sources(Views *views, PyObject *sources, Py_ssize_t count) {
-    SourceOfImages *found = PyMem_Calloc((size_t)count + 1, sizeof *found);
-    if (!found)
+    SourceOfImages *added = PyMem_Calloc((size_t)count + 1, sizeof *added);
+    if (!added)
         PyErr_NoMemory();
-    for (Py_ssize_t i = 0; found && i < count; i++) {
+    for (Py_ssize_t i = 0; added && i < count; i++) {
         PyObject *source = PySequence_GetItem(sources, i);
         bool is_buffer = source && PyObject_CheckBuffer(source), is_held = false;
-        found[i] = (SourceOfImages){is_buffer ? views->count : -1, -1};
+        added[i] = (SourceOfImages){is_buffer ? views->count : -1, -1};
         if (is_buffer)
             is_held = views_add(views, source, "sources", ANY_SIZE, false);
         else if (source)
-            is_held = (found[i].file = PyObject_AsFileDescriptor(source)) >= 0;
+            is_held = (added[i].file = PyObject_AsFileDescriptor(source)) >= 0;
         Py_XDECREF(source);
         if (!is_held) {
-            PyMem_Free(found);
-            found = NULL;
+            PyMem_Free(added);
+            added = NULL;
         }
     }
-    return found;
+    return added;
 }
 
 /* Image `i` of a source. False if it lies outside. */
