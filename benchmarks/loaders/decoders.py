@@ -79,10 +79,9 @@ def trainyard(kind: str, path: str | None = None) -> Contender:
             ends = np.cumsum([len(table) // core.SEEK_ENTRY for table in tables])
             begins = np.concatenate([[0], ends[:-1]])
             seek = {"seek": b"".join(tables), "seek_begins": begins, "seek_ends": ends}
-        arrays = (images.buffers, images.which, images.offsets, images.lengths, boxes, flips)
 
         def decode(out: Pixels) -> None:
-            own.decode(*arrays, out, status, height=SIDE, width=SIDE, **seek)  # type: ignore[arg-type]
+            own.decode(*images, boxes, flips, out, status, height=SIDE, width=SIDE, **seek)
             assert not status.any()
 
         return decode

@@ -106,9 +106,9 @@ def test_of_bad_images_nothing_is_there_and_the_reason_is_told() -> None:
 
 def test_an_image_that_cannot_be_read_is_bad(tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes(PHOTOGRAPHS[1][:50])
-    stored = in_memory(PHOTOGRAPHS)
-    sources = [PHOTOGRAPHS[0], LocalFile(str(tmp_path / "cut")), PHOTOGRAPHS[2]]
-    entries, _, bad = put(stored._replace(sources=sources), 3)
+    where = in_memory(PHOTOGRAPHS)[1:]
+    sources = PHOTOGRAPHS[0], LocalFile(str(tmp_path / "cut")), PHOTOGRAPHS[2]
+    entries, _, bad = put(EncodedSpans(sources, *where), 3)
     assert entries["kind"].tolist() == [JPEG, NOTHING, JPEG]
     assert bad == {1: f"{tmp_path / 'cut'} is truncated or has changed since it was indexed"}
 

@@ -214,7 +214,7 @@ def native_pixels(
     """
     decoder.decode(
         *stored,
-        np.require(crops.boxes, np.float64, "CW"),
+        np.require(crops.boxes, np.float64, ["C", "W"]),
         crops.flips,
         out_BHWC,
         status,

@@ -20,10 +20,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from PIL import Image
@@ -46,7 +47,8 @@ _PLANNED = 256  # samples of a rank that are planned together, or one batch
 _MOST_AHEAD = 8192  # planned samples that are not yet handed to threads
 
 
-class BatchTask(NamedTuple):
+@dataclass(frozen=True)
+class BatchTask:
     """A batch to be filled."""
 
     count: int  # samples
