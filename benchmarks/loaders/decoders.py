@@ -81,7 +81,8 @@ def trainyard(kind: str, path: str | None = None) -> Contender:
             seek = {"seek": b"".join(tables), "seek_begins": begins, "seek_ends": ends}
 
         def decode(out: Pixels) -> None:
-            own.decode(*images, boxes, flips, out, status, height=SIDE, width=SIDE, **seek)
+            size = {"height": SIDE, "width": SIDE}
+            own.decode(*images, boxes, flips, out, status, **size, **seek)  # type: ignore[arg-type]
             assert not status.any()
 
         return decode

@@ -100,8 +100,8 @@ def decode_batch(
     left = np.flatnonzero(status)
     if not left.size:
         return {}
-    pixels_BHWC = np.empty((len(left), *out_BHWC.shape[1:]), np.uint8)
-    bad = _decode_sized(stored.part(left), crop[left], pixels_BHWC, interpolation)
+    rest, pixels_BHWC = stored.part(left), np.empty((len(left), *out_BHWC.shape[1:]), np.uint8)
+    bad = _decode_sized(rest, crop[left], pixels_BHWC, interpolation, decoder=decoder)
     out_BHWC[left] = pixels_BHWC
     return {int(left[position]): reason for position, reason in bad.items()}
 
