@@ -13,12 +13,10 @@ from itertools import count, cycle
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from trainyard.data._native import core, own_decoder
+from trainyard.data._native import own_decoder
 from trainyard.data.decode.crops import RandomResizedCrop
 from trainyard.data.decode.decode import decode_batch, native_sizes
-from trainyard.data.decode.seek_tables import SeekSlices
 from trainyard.data.index.table import Index
 from trainyard.data.loader.loader import Loader
 from trainyard.data.loader.spec import LoaderSpec
@@ -150,7 +148,7 @@ def decoding_rate(task: MeasuredLoad, held: EncodedSamples, way: str) -> DecodeR
         contents = [decoder.pack(content) or content for content in contents]
     if way == "seek":
         assert decoder is not None
-        seek = _stretches([decoder.seek_table(content) or b"" for content in contents])
+        seek = in_memory([decoder.seek_table(content) or b"" for content in contents])
     starts, guard = cycle(range(0, len(contents), _SLICE)), threading.Lock()
 
     def begin() -> Turn:
@@ -174,12 +172,6 @@ def decoding_rate(task: MeasuredLoad, held: EncodedSamples, way: str) -> DecodeR
         return decode
 
     return DecodeRate(_rate(begin, task), sum(map(len, contents)) / len(contents))
-
-
-def _stretches(tables: list[bytes]) -> SeekSlices:
-    ends: NDArray[np.int64] = np.cumsum([len(table) // core.SEEK_ENTRY for table in tables])
-    begins = np.concatenate([[0], ends[:-1]])
-    return SeekSlices(np.frombuffer(b"".join(tables), np.uint8), begins, ends)
 
 
 # --- the clock ---

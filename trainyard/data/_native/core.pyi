@@ -63,9 +63,8 @@ class Decoder:
         bicubic: bool = False,
         beyond: bool = False,  # pixels around a box count: resize, then crop
         planar: bool = False,
-        seek: Buffer | None = None,  # entries of many images
-        seek_begins: Buffer | None = None,  # int64[n]: entries [begin, end) are those of image i
-        seek_ends: Buffer | None = None,
+        seek: tuple[Sequence[Buffer | File], Buffer, Buffer, Buffer] | None = None,
+        # the seek table of each image, in the form of the first arguments; may be empty
         channels: int = 3,  # 3: RGB; 1: luma, which is NOT_OURS for a record of pixels
         drawn: Buffer = ...,  # float64[n, 22], see RandomCropParameters
         ratio: tuple[float, float] = ...,  # its least and greatest

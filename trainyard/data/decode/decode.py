@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import simplejpeg
@@ -46,9 +46,6 @@ from trainyard.data.storage.encoded import (
     in_memory,
 )
 
-if TYPE_CHECKING:
-    from trainyard.data.decode.seek_tables import SeekSlices
-
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 if "HEIF" in IMAGE_FORMATS:
@@ -75,7 +72,7 @@ def decode_batch(
     interpolation: Interpolation,
     *,
     decoder: "core.Decoder | None" = None,
-    seek: "SeekSlices | None" = None,
+    seek: EncodedSpans | None = None,
     exif: bool = False,
 ) -> dict[int, str]:
     """Decodes, crops, resizes (antialiased) and flips each image into its place in `out_BHWC`.
@@ -113,7 +110,7 @@ def _decode_sized(
     interpolation: Interpolation,
     *,
     decoder: "core.Decoder | None" = None,
-    seek: "SeekSlices | None" = None,
+    seek: EncodedSpans | None = None,
     exif: bool = False,
 ) -> dict[int, str]:
     """`decode_batch` in steps: the sizes, and orientations, of all images, then their boxes."""
@@ -175,7 +172,7 @@ def _upright_pixels(
     out_BHWC: NDArray[np.uint8],
     *,
     status: NDArray[np.uint8],
-    seek: "SeekSlices | None",
+    seek: EncodedSpans | None,
     sizes: NDArray[np.int64],
     orientations: Orientations,
 ) -> None:
@@ -205,7 +202,7 @@ def native_pixels(
     *,
     status: NDArray[np.uint8],
     bicubic: bool = False,
-    seek: "SeekSlices | None" = None,
+    seek: EncodedSpans | None = None,
     rule: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Decodes the images whose status is 0, and sets the status of those that fail.
@@ -222,9 +219,7 @@ def native_pixels(
         width=out_BHWC.shape[2],
         bicubic=bicubic,
         beyond=crops.resizes_first,
-        seek=seek and seek.entries,
-        seek_begins=seek and seek.begins,
-        seek_ends=seek and seek.ends,
+        seek=seek,
         channels=out_BHWC.shape[3],
         **rule,
     )

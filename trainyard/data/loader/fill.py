@@ -8,7 +8,7 @@ from trainyard.data.batch import BadSample, HostArray, HostBatch, Samples, sampl
 from trainyard.data.decode.crops import CropParameters
 from trainyard.data.decode.decode import decode_batch
 from trainyard.data.decode.interpolation import Interpolation
-from trainyard.data.decode.seek_tables import SeekSlices, open_seek
+from trainyard.data.decode.seek_tables import open_seek
 from trainyard.data.index.table import Index
 from trainyard.data.loader.encoded_batch import put_encoded
 from trainyard.data.loader.spec import LoaderSpec
@@ -27,7 +27,7 @@ def fill_samples(
     *,
     how: Interpolation,
     exif: bool = False,
-    seek: SeekSlices | None = None,
+    seek: EncodedSpans | None = None,
     gpu_size: ImageSize | None = None,
 ) -> dict[int, str]:
     """Fills `out`, a part of a slot, with samples and the crops of their images.
@@ -52,7 +52,7 @@ class PlannedBatches(NamedTuple):
     samples: Samples[HostArray]
     images: PlannedReads
     crops: CropParameters
-    seek: SeekSlices | None
+    seek: EncodedSpans | None
 
 
 class SliceFiller:

@@ -57,13 +57,12 @@ void batch_sizes(const Images *images, Scratch *scratch, int64_t *sizes, uint8_t
     }
 }
 
-static SeekTable seek_of(const SeekTables *seek, int64_t image) {
-    if (!seek->entries)
+static SeekTable seek_of(const Images *seek, int64_t number, Buffer *buffer) {
+    const uint8_t *entries;
+    if (!seek->all || image_bytes(&seek->all[number], buffer, &entries) != OK)
         return (SeekTable){0};
-    int64_t begin = seek->begins[image], count = seek->ends[image] - begin;
-    if (count <= 0 || count > INT32_MAX)
-        return (SeekTable){0};
-    return (SeekTable){seek->entries + (size_t)begin * sizeof(SeekEntry), (int)count};
+    int64_t count = seek->all[number].length / (int64_t)sizeof(SeekEntry);
+    return (SeekTable){count ? entries : NULL, (int)min_int64(count, INT32_MAX)};
 }
 
 static Status decode_one(const Path *path, Scratch *scratch, Stored *stored, Crop *crop,
@@ -76,13 +75,13 @@ static Status decode_one(const Path *path, Scratch *scratch, Stored *stored, Cro
 }
 
 void batch_decode(const Path *path, Scratch *scratch, const Images *images, const Crops *crops,
-                  const SeekTables *seek, const Target *target, uint8_t *status) {
+                  const Images *seek, const Target *target, uint8_t *status) {
     size_t pixels = (size_t)target->width * (size_t)target->height * (size_t)target->channels;
     for (int64_t i = 0; i < images->count; i++) {
         if (status[i] != OK)
             continue;
         double *box = crops->boxes + 4 * i;
-        Stored stored = {NULL, (size_t)images->all[i].length, seek_of(seek, i)};
+        Stored stored = {NULL, (size_t)images->all[i].length, seek_of(seek, i, &scratch->seek)};
         Crop crop = {{box[0], box[1], box[2], box[3]}, crops->flips[i] != 0, crops->beyond,
                      crops->filter, &crops->rule, i};
         Target own = *target;
