@@ -19,7 +19,7 @@ from trainyard.data.config import DataConfig
 from trainyard.data.decode.crops import CentralCrop
 from trainyard.data.device import copies as module
 from trainyard.data.device.copies import HostTransfer, StreamTransfer, page_locked, transfer_to
-from trainyard.data.device.feed import Augmentation, Feed
+from trainyard.data.device.feed import Feed
 from trainyard.data.device.normalise import Normalise
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.build import open_index
@@ -69,7 +69,7 @@ def normalise(device: torch.device = CPU) -> Normalise:
 
 
 def feed_of(loader: Batches, transfer: Any = None, **augmentation: Any) -> Feed:
-    return Feed(loader, normalise(), transfer or HostTransfer(), Augmentation(**augmentation))
+    return Feed(loader, normalise(), transfer or HostTransfer(), **augmentation)
 
 
 class Ahead(HostTransfer):

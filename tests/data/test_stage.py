@@ -502,12 +502,12 @@ def test_copies_that_someone_deletes_are_read_from_the_source(tmp_path: Path) ->
     check_copies(index, stage(index, tmp_path / "node"))
 
 
-def test_whole_copies_are_mapped_and_a_short_one_is_read_at_the_source(tmp_path: Path) -> None:
+def test_whole_copies_are_read_and_a_short_one_is_read_at_the_source(tmp_path: Path) -> None:
     index, _ = shards(tmp_path, [20, 20])
     staged = stage(index, tmp_path / "node")
     expected = [Reader(index).read(sample) for sample in range(40)]
     planned = Reader(index, staged).expect(np.arange(40))
-    assert planned.mapped is not None
+    assert planned.parts is not None
     images, bad = planned.stored(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
     os.truncate(staged.path_of(0), 5000)
@@ -515,6 +515,7 @@ def test_whole_copies_are_mapped_and_a_short_one_is_read_at_the_source(tmp_path:
     images, bad = planned.stored(slice(0, 40))
     assert [images.content(position) for position in range(40)] == expected
     assert not bad
+    assert Reader(index, staged).expect(np.arange(40)).parts is None  # it is no longer used
 
 
 def test_two_splits_of_a_file_share_its_copy(tmp_path: Path, digits: Path) -> None:

@@ -171,7 +171,7 @@ def test_images_requested_ahead_survive_a_killed_server(shards: Path) -> None:
     limits = Limits(horizon_bytes=60_000, urgent_bytes=30_000, gap_bytes=0, in_flight=20)
     with web_server(shards) as server:
         index = open_index(f"{server.url}/{TRAIN}")
-        prefetcher = Prefetcher(Reader(index)._part_of_file, limits)
+        prefetcher = Prefetcher(Reader(index).part_of_file, limits)
         ids = ShuffledPlan(len(index), len(index), seed=1).batch(0)
         planned, threads = 0, []
         for first in range(0, len(ids), 16):
