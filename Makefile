@@ -31,7 +31,7 @@ demo: setup
 		decent-dp==0.2.3 loguru==0.7.3 submitit==1.5.4
 	$(BIN)/python -m pip install --quiet --constraint requirements.lock \
 		--constraint requirements-dev.lock \
-		ray==2.60.0 kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0
+		'ray[train]==2.60.0' kubernetes-validate==1.37.0 kubeflow-trainer-api==2.3.0
 	touch $@
 
 # build/tests keeps the seconds and the outcome of every test, as JUnit's XML.
