@@ -1,7 +1,7 @@
 """Packed records: a JPEG's coefficients, or pixels, in a layout that needs no entropy decoding.
 
-`_native/packed/packed.h` describes the layout. Coefficients are written and read by the C extension
-alone; pixels also here.
+`packed/packed.h` describes the layout. Coefficients are written and read by the C extension alone;
+pixels also here.
 """
 
 import io

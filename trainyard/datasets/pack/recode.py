@@ -2,10 +2,7 @@
 
 import io
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
 
 from trainyard.data.decode.array_file import MAGIC
 from trainyard.data.formats.scan import ARRAY_SUFFIX, IMAGE_FORMATS
@@ -74,32 +71,6 @@ class ShortSide:
 
 
 @dataclass(frozen=True)
-class Squash:
-    """Squashes to a square as ImageNet-21K-P does: any aspect ratio, bilinear, not antialiased.
-
-    A file whose longer side is below `pixels` is not changed. As by cv2.imread and cv2.imwrite, the
-    camera's orientation is applied, and the quality is 95. DataError without OpenCV.
-    """
-
-    pixels: int
-    quality: int = 95
-
-    def __post_init__(self) -> None:
-        _check(self.pixels, self.quality)
-
-    def __call__(self, image: bytes) -> bytes:
-        from PIL import Image
-
-        cv2 = opencv()
-        source = _upright(image)
-        if max(source.size) < self.pixels:
-            return image
-        size = (self.pixels, self.pixels)
-        square = cv2.resize(np.asarray(source), size, interpolation=cv2.INTER_LINEAR)
-        return _jpeg(Image.fromarray(square), self.quality)
-
-
-@dataclass(frozen=True)
 class Repair:
     """Turns other formats, and CMYK JPEGs, into RGB JPEGs; other JPEGs are not changed."""
 
@@ -115,18 +86,6 @@ class Repair:
         if is_plain_jpeg(image):
             return image
         return _jpeg(reference_image(image), self.quality, subsampling="4:4:4", of=image)
-
-
-def opencv() -> ModuleType:
-    """The module cv2. DataError if it is not installed."""
-    try:
-        import cv2
-    except ImportError:
-        raise DataError(
-            "the squashing of ImageNet-21K-P is OpenCV's: pip install opencv-python-headless, or "
-            "scale the short side by --resize 256"
-        ) from None
-    return cv2
 
 
 def suffix_of(image: bytes) -> str:
@@ -169,18 +128,6 @@ def _kind(image: bytes) -> str:
     if image[4:8] == b"ftyp":
         return "AVIF" if b"avif" in image[8:32] else "HEIF" if image[8:12] in _HEIF else ""
     return next((kind for start, kind in _START.items() if image.startswith(start)), "")
-
-
-def _upright(image: bytes) -> "Image.Image":
-    """The pixels as RGB, in the camera's orientation."""
-    from PIL import Image, ImageOps
-
-    from trainyard.data.decode.decode import reference_image
-
-    source = reference_image(image)
-    with Image.open(io.BytesIO(image)) as file:
-        source.info["exif"] = file.getexif().tobytes()
-    return ImageOps.exif_transpose(source)
 
 
 def _jpeg(

@@ -68,16 +68,18 @@ static Status jpeg_planes(Plane planes[3], int used, Scratch *scratch, const Jpe
     return status;
 }
 
-static Status decode(Scratch *scratch, const Stored *stored, const Crop *crop,
+static Status decode(Scratch *scratch, const Stored *stored, Crop *crop,
                      const Target *target) {
     if (packed_is_record(stored->bytes, stored->size))
         return decode_packed(scratch, stored, crop, target);
     JpegHeader header;
     Status status = jpeg_read_header(&header, stored->bytes, stored->size);
+    if (status == OK && crop->rule->kind != GIVEN && !jpeg_is_whole(stored->bytes, stored->size))
+        status = DAMAGED; /* whatever the box is */
+    if (status == OK)
+        status = settle_box(crop, header.width, header.height);
     if (status != OK)
         return status;
-    if (!box_is_inside(crop, header.width, header.height))
-        return BAD_BOX;
     Taking taking;
     Plane planes[3];
     int used = components_needed(&header, target);
