@@ -374,7 +374,7 @@ def test_a_broken_index_is_rebuilt(folder: Path, scans: list[str]) -> None:
     table = open_index(str(folder))
     content = table.path.read_bytes()
     lengths = [0, 1, 7, 8, 9, 15, 16, 17, 100, len(content) // 2, len(content) - 1]
-    foreign = (b"TYINDEX0", b"PK\x03\x04", b"\0" * 16, b"{}\n")
+    foreign = (b"TYINDEX4", b"PK\x03\x04", b"\0" * 16, b"{}\n")
     broken = [content[:n] for n in lengths] + [head + content[len(head) :] for head in foreign]
     for damaged in broken:
         table.path.unlink()  # a new file: the old one may be mapped still

@@ -78,11 +78,11 @@ def build_index(
     scan = scan or begin_scan(location)
     place = scan.place
     headers, tables = _collect(scan, progress)
-    paths = {
+    saved = {
         split: _save(replace(place, split=split or None), headers[split], table)
         for split, table in tables.items()
     }
-    return _loaded(paths[place.split or ""])
+    return saved[place.split or ""]
 
 
 def begin_scan(location: str, via: Via = directly) -> Scan:
@@ -97,8 +97,7 @@ def index_scan(scan: Scan, path: Path, progress: Progress = lambda *_: None) -> 
     """The index of a scan that the caller made, saved at `path`."""
     headers, tables = _collect(scan, progress)
     split = scan.place.split or ""
-    save_index(path, headers[split] | {"root": scan.place.root}, tables[split].columns())
-    return _loaded(path)
+    return save_index(path, headers[split] | {"root": scan.place.root}, tables[split].columns())
 
 
 def index_of_rows(scan: Scan, rows: Iterable[FileRows]) -> Index | None:
@@ -190,12 +189,6 @@ def _stamp_of_images(scan: Scan, table: "_Table") -> Stamps:
     sizes = np.zeros(len(names), np.int64)
     sizes[columns["file"]] = columns["size"]
     return {IMAGES: images_stamp(scan.place.root, names, sizes)}
-
-
-def _loaded(path: Path) -> Index:
-    index = load_index(path)
-    assert index is not None
-    return index
 
 
 def _wrong_split(scan: Scan, found: list[str]) -> str:
@@ -355,20 +348,18 @@ def _suffix(place: ResolvedLocation) -> str:
     return place.option_text + (f"#{place.split}" if place.split else "")
 
 
-def _save(place: ResolvedLocation, header: Header, table: _Table) -> Path:
+def _save(place: ResolvedLocation, header: Header, table: _Table) -> Index:
     columns = table.columns()
     *beside, cached = _saved_paths(place)
     try:
         for path in beside:
-            save_index(path, header | {"root": ""}, columns)  # valid after a move of the data
-            return path
+            return save_index(path, header | {"root": ""}, columns)  # valid after a move of data
     except OSError:  # read-only or full
         pass
     root = place.root if is_remote(place.root) else os.path.realpath(place.root)
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        save_index(cached, header | {"root": root}, columns)
-        return cached
+        return save_index(cached, header | {"root": root}, columns)
     except OSError as error:
         raise DataError(
             f"{place.location}: its index can be written neither beside it nor to {cached} "
