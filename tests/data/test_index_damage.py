@@ -13,7 +13,7 @@ from crc32c import crc32c
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from tests.command_line import Capture, complaint, run
+from tests.command_line import Capture, run
 from tests.data.tars import write_files, write_shard
 from trainyard.data.decode.seek_tables import open_seek, seek_path
 from trainyard.data.index.build import open_index, saved_index
@@ -233,7 +233,7 @@ def test_a_list_names_images_in_the_folder_of_its_option(tmp_path: Path) -> None
     assert [*open_index(place).file_names] == ["../images/a.jpg", "../images/b.jpg"]
 
 
-# --- pipes and links ---
+# --- a pipe, and links ---
 
 
 def test_a_pipe_in_the_place_of_an_index_or_a_seek_table_is_none(folder: Path) -> None:
@@ -243,32 +243,6 @@ def test_a_pipe_in_the_place_of_an_index_or_a_seek_table_is_none(folder: Path) -
     assert index.path.is_file()
     os.mkfifo(seek_path(index))
     assert open_seek(index) is None
-
-
-def test_a_journal_that_is_a_link_leads_nowhere(
-    shards: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    """A link that came with the data made `data index --part` cut and extend the user's files."""
-    secret = tmp_path / "secret"
-    secret.write_text("a line\nno line end")
-    journal = shards / ".trainyard-index-1-of-2.jsonl"
-    journal.symlink_to(secret)
-    for part in (("--part", "1/2"), ("--part", "2/2"), ()):
-        assert complaint(capsys, "data", "index", shards, *part).endswith(": a link: remove it\n")
-    assert secret.read_text() == "a line\nno line end"
-    journal.unlink()
-    os.mkfifo(journal)
-    assert "not a regular file: remove it" in complaint(capsys, "data", "index", shards)
-
-
-@pytest.mark.parametrize(
-    "line", [b"[1]", b"no JSON", b"{}", b'{"plan": 3, "settings": 4}', b"\xff"]
-)
-def test_a_damaged_journal(line: bytes, shards: Path, capsys: Capture) -> None:
-    """It was a traceback."""
-    journal = shards / ".trainyard-index-1-of-1.jsonl"
-    journal.write_bytes(line + b"\n")
-    assert "remove" in complaint(capsys, "data", "index", shards)
 
 
 def test_an_index_whose_images_have_no_stamp(folder: Path) -> None:
@@ -285,48 +259,6 @@ def test_a_fingerprint_is_not_believed_by_verify(folder: Path, capsys: Capture) 
     forge(path, put("label", 0, 1))
     assert run("data", "verify", folder) == 2
     assert "cat/1.jpg: changed since it was indexed" in capsys.readouterr().out
-
-
-DAMAGE: dict[str, Callable[[Any], object]] = {
-    "no unit": lambda line: line.pop("unit"),
-    "another unit": lambda line: line.update(unit="b.tar"),
-    "no result": lambda line: line.pop("result"),
-    "no rows": lambda line: line.update(result={"rows": 5}),
-    "a negative label": lambda line: line["result"]["rows"][0][3].__setitem__(0, -5),
-    "a label too few": lambda line: line["result"]["rows"][0][3].pop(),
-    "a text": lambda line: line["result"]["rows"][0][1].__setitem__(0, "a"),
-    "too large": lambda line: line["result"]["rows"][0][1].__setitem__(0, 2**70),
-    "a count": lambda line: line["result"].update(left_out={"hidden": 5}),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_journal_with_a_damaged_result(damage: str, shards: Path, capsys: Capture) -> None:
-    """It was a traceback, after an index with such labels had been saved."""
-    assert run("data", "index", shards, "--part", "1/1") == 0
-    journal = shards / ".trainyard-index-1-of-1.jsonl"
-    head, text, end = journal.read_text().splitlines(keepends=True)
-    line = json.loads(text)
-    DAMAGE[damage](line)
-    journal.write_text(f"{head}{json.dumps(line)}\n{end}")
-    assert complaint(capsys, "data", "index", shards).endswith(f"{journal}: damaged: remove it\n")
-    assert not (shards / ".trainyard-index").exists()
-
-
-@pytest.mark.parametrize("part", ["0-of-0", "1-of-99999999", "\N{ARABIC-INDIC DIGIT ONE}-of-1"])
-def test_a_journal_of_no_part(part: str, shards: Path, capsys: Capture) -> None:
-    """Its number was divided by, or counted up to."""
-    (shards / f".trainyard-index-{part}.jsonl").write_text("")
-    assert run("data", "index", shards) == 0
-
-
-def test_results_of_journals_are_never_taken_in_silence(shards: Path, capsys: Capture) -> None:
-    """A verification that came with the data made `data verify` print "no problems", unread."""
-    assert run("data", "verify", shards, "--deep", "--part", "1/1") == 0
-    capsys.readouterr()
-    run("data", "verify", shards, "--deep")
-    message = f"a verification takes the results of {shards}/.trainyard-verify-1-of-1.jsonl\n"
-    assert message in capsys.readouterr().err
 
 
 def test_pack_reports_links_out_of_the_data(folder: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -26,11 +26,7 @@ from trainyard.data.formats.columns import LISTS, find_column, missing, plain
 from trainyard.data.formats.left_out import LeftOut
 from trainyard.data.formats.scan import (
     FileRows,
-    FileScan,
     Scan,
-    Via,
-    all_rows,
-    directly,
     num_threads,
 )
 from trainyard.data.formats.split_names import split_named
@@ -62,7 +58,7 @@ def recognises(place: ResolvedLocation) -> bool:
     return not place.is_folder and len(place.names) == 1 and _suffix(place) in SUFFIXES
 
 
-def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
+def scan(place: ResolvedLocation) -> Scan:
     """The samples of a list. DataError for a wrong line, and for a missing image."""
     folders, labels, hashes = set(), set(), array("q")
     for row in _rows(place):
@@ -74,13 +70,12 @@ def scan(place: ResolvedLocation, via: Via = directly) -> Scan:
     left_out, again = LeftOut(), _duplicates(place, hashes)
     for row in again.values():
         left_out.add(_DUPLICATE, row.where)
-    chunks = [str(number) for number in range(-(-len(hashes) // _CHUNK))]
     return Scan(
         place=place,
         format="list",
         classes=names,
         watched=(*place.names, *sorted(folders)),  # an image that is replaced changes its folder
-        rows=all_rows(via(partial(_read_chunks, place, numbers, again.keys()), chunks), left_out),
+        rows=_file_rows(place, numbers, again.keys()),
         left_out=left_out,
     )
 
@@ -118,30 +113,18 @@ def _about(row: _Row) -> str:
     return repr(_BETWEEN.join(sorted({*row.labels}))) + split
 
 
-def _read_chunks(
-    place: ResolvedLocation,
-    label_of: dict[str, int],
-    left_out: Container[int],
-    chunks: Sequence[str],
-) -> Iterator[FileScan]:
-    """Chunks of the list, by their numbers, without the rows that are left out."""
-    rows, at = enumerate(_rows(place)), 0
-    size = partial(_size, place, cache(os.path.realpath))
+def _file_rows(
+    place: ResolvedLocation, label_of: dict[str, int], left_out: Container[int]
+) -> Iterator[FileRows]:
+    """The images of the list, without the rows that are left out."""
+    rows = (row for number, row in enumerate(_rows(place)) if number not in left_out)
+    size_of = partial(_size, place, cache(os.path.realpath))
     with ThreadPoolExecutor(num_threads(place)) as pool:
-        for number in map(int, chunks):
-            chunk = islice(rows, (number - at) * _CHUNK, (number - at + 1) * _CHUNK)
-            found = [row for row_number, row in chunk if row_number not in left_out]
-            at = number + 1
-            sizes = pool.map(size, found)
-            yield FileScan(
-                [_file_rows(row, size, label_of) for row, size in zip(found, sizes, strict=True)]
-            )
-
-
-def _file_rows(row: _Row, size: int, label_of: dict[str, int]) -> FileRows:
-    labels = [label_of[label] for label in row.labels]
-    counts = [len(labels)] if row.has_list else None
-    return FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
+        while chunk := list(islice(rows, _CHUNK)):
+            for row, size in zip(chunk, pool.map(size_of, chunk), strict=True):
+                labels = [label_of[label] for label in row.labels]
+                counts = [len(labels)] if row.has_list else None
+                yield FileRows(row.path, [0], [size], labels, row.split or "", counts=counts)
 
 
 def _size(place: ResolvedLocation, real_path: Callable[[str], str], row: _Row) -> int:

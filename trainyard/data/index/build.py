@@ -3,8 +3,7 @@
 import hashlib
 import os
 from array import array
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from trainyard.data import formats
 from trainyard.data.formats.left_out import LeftOut
-from trainyard.data.formats.scan import FileRows, Scan, Via, directly
+from trainyard.data.formats.scan import FileRows, Scan
 from trainyard.data.index.label_lists import joined
 from trainyard.data.index.label_space import plain_names
 from trainyard.data.index.outside import names_stay_inside
@@ -67,30 +66,22 @@ def saved_index(location: str) -> Index | None:
     return min(_saved(find_place(location)), key=is_stale, default=None)
 
 
-def build_index(
-    location: str, progress: Progress = lambda *_: None, scan: Scan | None = None
-) -> Index:
+def build_index(location: str, progress: Progress = lambda *_: None) -> Index:
     """Scans a location and saves its index beside the data, or in the cache if that is read-only.
 
-    For a file of several splits, one scan finds and saves the indices of all. `scan`: that of the
-    location, if the caller has begun it.
+    For a file of several splits, one scan finds and saves the indices of all. DataError for a
+    missing file.
     """
-    scan = scan or begin_scan(location)
-    place = scan.place
+    place = find_place(location)
+    if is_remote(place.root):
+        check_present(place)
+    scan = formats.scan(place)
     headers, tables = _collect(scan, progress)
     saved = {
         split: _save(replace(place, split=split or None), headers[split], table)
         for split, table in tables.items()
     }
     return saved[place.split or ""]
-
-
-def begin_scan(location: str, via: Via = directly) -> Scan:
-    """The scan of a location, whose files `via` reads; the first missing one is an error."""
-    place = find_place(location)
-    if is_remote(place.root):
-        check_present(place)
-    return formats.scan(place, via)
 
 
 def index_scan(scan: Scan, path: Path, progress: Progress = lambda *_: None) -> Index:
@@ -100,52 +91,10 @@ def index_scan(scan: Scan, path: Path, progress: Progress = lambda *_: None) -> 
     return save_index(path, headers[split] | {"root": scan.place.root}, tables[split].columns())
 
 
-def index_of_rows(scan: Scan, rows: Iterable[FileRows]) -> Index | None:
-    """An index, in memory alone, of some rows of a scan; None without any of its split."""
-    table = _Table()
-    for some in rows:
-        if some.split == (scan.place.split or ""):
-            table.add(some)
-    if not len(table):
-        return None
-    columns: dict[str, Any] = table.columns()
-    names = StringColumn(columns.pop("file_name_text"), columns.pop("file_name_ends"))
-    return Index(
-        root=scan.place.root,
-        format=scan.format,
-        classes=(),
-        has_names=False,
-        path=Path(),
-        stamps={},
-        fingerprint="",
-        file_names=names,
-        **columns,
-    )
-
-
-def stamps_of(scan: Scan) -> Stamps:
-    """The stamps of the files and folders whose change makes an index stale."""
-    root = scan.place.root
-    # A manifest may name the classes; the server's is read with the splits at each start.
-    manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
-    return stamps(root, (*scan.watched, *manifests))
-
-
-def path_beside(location: str, kind: str) -> Path:
-    """A path for files of another kind beside the saved index, hence in the cache if need be."""
-    *beside, path = _saved_paths(find_place(location))
-    for there in beside:
-        if os.access(there.parent, os.W_OK | os.X_OK):
-            path = there
-    with suppress(OSError):  # whoever writes there reports it
-        path.parent.mkdir(parents=True, exist_ok=True)
-    return path.with_name(path.name.replace("index", kind, 1))
-
-
 def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[str, "_Table"]]:
     """The header and the table of each split in a scan. DataError without the place's own split."""
     # Before the rows: a change during the scan must make this index stale.
-    watched = stamps_of(scan)
+    watched = _stamps_of(scan)
     if not all(stamp is None or stamp[0] for stamp in watched.values()):
         remark = "its server sends neither ETag nor Last-Modified: a change that keeps the size of "
         print_line(f"{scan.place.location}: {remark}a file is missed")
@@ -169,6 +118,14 @@ def _collect(scan: Scan, progress: Progress) -> tuple[dict[str, Header], dict[st
         for split, table in tables.items()
     }
     return headers, tables
+
+
+def _stamps_of(scan: Scan) -> Stamps:
+    """The stamps of the files and folders whose change makes an index stale."""
+    root = scan.place.root
+    # A manifest may name the classes; the server's is read with the splits at each start.
+    manifests = () if is_remote(root) else (FILE_NAME, os.path.join("..", FILE_NAME))
+    return stamps(root, (*scan.watched, *manifests))
 
 
 def _left_out(scan: Scan, tables: dict[str, "_Table"], split: str) -> LeftOut:

@@ -37,23 +37,22 @@ _ORIGIN = "https://image-net.org/download-images.php (needs an account)"
 
 def prepare_imagenet_21k_p(
     source: Path, preparation: Preparation, *, resize: str | None = None
-) -> Manifest | int:
+) -> Manifest:
     """Packs fall11_whole.tar, winter21_whole.tar, a folder of per-class tars, or the processed tar.
 
-    `resize` is one of RESIZES, by default the published "224-squash". Returns the number of
-    samples if `preparation` is of a part.
+    `resize` is one of RESIZES, by default the published "224-squash".
     """
     tar = _only_tar(source.resolve())
     about = {"source": tar.name, "seed": preparation.order}
     if is_processed(tar):
         if resize:
             raise DataError(f"{tar}: its images are already resized: drop --resize")
-        return preparation.pack_or_part(_processed(tar, preparation), "imagenet21k", about=about)
+        return preparation.pack(_processed(tar, preparation), "imagenet21k", about=about)
     place = find_place(str(tar))
     index = preparation.index(
         _scan(place), [Path(place.path(name)) for name in place.files(".tar")]
     )
-    return preparation.pack_or_part(
+    return preparation.pack(
         _split(index, preparation.order),
         "imagenet21k",
         recode=RESIZES[resize or "224-squash"],

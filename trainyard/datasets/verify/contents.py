@@ -3,11 +3,11 @@
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from trainyard.data.index.table import Index
 from trainyard.data.storage.manifest import Shard, is_inside
 from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import Source
-from trainyard.datasets.parts import Codec, Units
 from trainyard.datasets.verify.checks import Check, Counters, Finding, checked
 from trainyard.datasets.verify.saved_index import hashes_of_names
 from trainyard.datasets.verify.shards import Files, data_files, format_of, plain
@@ -34,9 +33,6 @@ class _Found(NamedTuple):
     findings: Sequence[Finding]
     names: Hashes = np.empty(0, np.uint64)
     """Of a list of checksums: hashes of the images' names, relative to the root."""
-
-    def as_json(self) -> list[Any]:
-        return [self.findings, self.names.tolist()]
 
 
 _Task = Callable[[Open], _Found]
@@ -158,32 +154,21 @@ def _sha256(source: Source) -> str:
 
 @dataclass(frozen=True)
 class Work:
-    """How files are read: by threads, all or those of a part."""
+    """How files are read: by threads."""
 
     workers: int
     counters: Counters
-    units: Units
 
     def run(self, tasks: dict[str, _Task], what: str, total: int) -> list[_Found]:
         """The findings of all tasks, in order; `total` bytes will be read."""
         with self.counters(what, total // 10**6) as progress:
             meter = _Meter(progress)
             pool = ThreadPoolExecutor(self.workers)
-
-            def perform(names: Sequence[str]) -> Iterator[_Found]:
-                return pool.map(lambda name: _perform(tasks[name], meter), names)
-
             try:
-                return [*self.units.run(perform, [*tasks], Codec(_Found.as_json, _found))]
+                return [*pool.map(lambda task: _perform(task, meter), tasks.values())]
             finally:
                 meter.stopped.set()  # so that Ctrl-C does not wait for the end of a file of 100 GB
                 pool.shutdown(cancel_futures=True)
-
-
-def _found(result: tuple[list[list[Any]], list[int]]) -> _Found:
-    """The findings of a file, out of a journal."""
-    findings, names = result
-    return _Found([Finding(*finding) for finding in findings], np.array(names, np.uint64))
 
 
 def _perform(task: _Task, meter: "_Meter") -> _Found:

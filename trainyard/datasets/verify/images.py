@@ -1,6 +1,5 @@
 """Reads, hashes and decodes every image as training does, in processes without torch."""
 
-import base64
 import hashlib
 import multiprocessing
 import multiprocessing.connection
@@ -12,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -32,7 +31,6 @@ from trainyard.data.index.build import Progress
 from trainyard.data.index.table import Index, load_index
 from trainyard.data.reading.reader import Reader
 from trainyard.data.storage.credentials import Credentials, adopt, known
-from trainyard.datasets.parts import Codec, Units
 from trainyard.datasets.verify.checks import MAX_LISTED
 from trainyard.datasets.verify.records import why_unlike
 from trainyard.errors import DataError
@@ -85,7 +83,7 @@ class ImageFindings:
 
 
 def examine(
-    indices: Sequence[Index], scratch: Path, workers: int, progress: Progress, *, units: Units
+    indices: Sequence[Index], scratch: Path, workers: int, progress: Progress
 ) -> tuple[list[ImageFindings], Hashes]:
     """Examines all images; also returns the hashes, index after index, in a file in `scratch`."""
     total = sum(map(len, indices))
@@ -94,21 +92,13 @@ def examine(
     paths = [str(index.path) for index in indices]
     tasks = list(_tasks(indices))
     found = [ImageFindings() for _ in indices]
-
-    def perform(names: Sequence[str]) -> Iterator[_Part]:
-        count = 0
-        with _pool(workers, paths, str(scratch / "hashes")) as pool:
-            for part in _in_order(pool, (tasks[int(name)] for name in names), workers * _AHEAD):
-                yield part
-                count += part.samples
-                progress(count)
-
-    codec = Codec(lambda part: part.as_json(hashes), lambda row: _part_of_json(row, hashes))
-    names = [*map(str, range(len(tasks)))]
-    with closing(units.run(perform, names, codec)) as parts:
-        for part, (split, *_) in zip(parts, tasks, strict=False):  # none of a part
+    count = 0
+    with _pool(workers, paths, str(scratch / "hashes")) as pool:
+        parts = _in_order(pool, iter(tasks), workers * _AHEAD)
+        for part, (split, *_) in zip(parts, tasks, strict=True):
             found[split].add(part)
-    hashes.flush()
+            count += part.samples
+            progress(count)
     return found, np.memmap(scratch / "hashes", "<u8", "r", shape=(total, 2))
 
 
@@ -147,20 +137,6 @@ class _Part(NamedTuple):
     odd: list[Oddity]
     kinds: dict[str, list[int]]
     turned: list[Oddity]
-
-    def as_json(self, hashes: Hashes) -> list[Any]:
-        """With the hashes of the samples."""
-        own = hashes[self.first : self.first + self.samples]
-        return [*self, base64.b64encode(own.tobytes()).decode()]
-
-
-def _part_of_json(row: list[Any], hashes: Hashes) -> _Part:
-    """Also puts the hashes of the samples into their places."""
-    first, samples, bad, odd, kinds, turned, text = row
-    own = np.frombuffer(base64.b64decode(text), "<u8").reshape(samples, 2)
-    hashes[first : first + samples] = own
-    bad, odd, turned = ([(sample, what) for sample, what in rows] for rows in (bad, odd, turned))
-    return _Part(first, samples, bad, odd, kinds, turned)
 
 
 _Task = tuple[int, int, int]  # split, first sample, one past the last

@@ -5,25 +5,20 @@ or beside the class list, and validation images that are trained on. Notes are u
 trained on: unusual files, broken links, few images in a class, the same image twice in one split.
 """
 
-import hashlib
-import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainyard.data.index.build import path_beside
 from trainyard.data.index.label_space import match_classes
 from trainyard.data.index.learnable import check_learnable, class_remarks
 from trainyard.data.index.splits import all_splits
 from trainyard.data.index.table import Index
 from trainyard.data.index.val_share import Side, save_part
-from trainyard.datasets.parts import AllUnits, Identity, Journals, Units
 from trainyard.datasets.verify.checks import Check, Counters, Finding, Result, checked
 from trainyard.datasets.verify.contents import Work, check_contents
 from trainyard.datasets.verify.images import Hashes, ImageFindings, examine, same_bytes
@@ -59,13 +54,11 @@ def verify(
     workers: int,
     counters: Counters,
     share: tuple[float, int] | None = None,
-    units: Units | None = None,
 ) -> list[Check]:
     """Checks all splits of a data set; `deep` decodes every image and finds duplicates.
 
-    `share`: val_share and val_seed of a recipe, for data without val data. `units`: files and
-    chunks of images, by default all here and now; of a part, the checks tell nothing. DataError if
-    there is nothing to check, or a server fails.
+    `share`: val_share and val_seed of a recipe, for data without val data. DataError if there is
+    nothing to check, or a server fails.
     """
     places = _places(location, share)
     files = [find_files(split, place, location) for split, place in places.items()]
@@ -73,8 +66,7 @@ def verify(
     parts: list[Part] = []
     with tempfile.TemporaryDirectory(prefix="trainyard-verify-") as folder:
         anew = [_index_anew(part, Path(folder), counters) for part in files]
-        work = Work(workers, counters, units or AllUnits())
-        work.units.begin(partial(_identity, files, anew, deep=deep, share=share))
+        work = Work(workers, counters)
         for part, (index, found) in zip(files, anew, strict=True):
             checks += [*found, *check_contents(part, index, work)]
             if index is None:
@@ -109,34 +101,6 @@ def _places(location: str, share: object) -> dict[str, str]:
 def _index_anew(files: Files, folder: Path, counters: Counters) -> tuple[Index | None, list[Check]]:
     with counters(f"indexing {files.place.location}", None) as progress:
         return index_anew(files, folder / files.split, progress)
-
-
-def _identity(
-    files: Sequence[Files],
-    anew: Sequence[tuple[Index | None, list[Check]]],
-    *,
-    deep: bool,
-    share: tuple[float, int] | None,
-) -> Identity:
-    """That of the data, all its files included, and of the settings."""
-    settings = {"deep": deep, "val_share": share and share[0], "val_seed": share and share[1]}
-    rows = [
-        [
-            one.split,
-            sorted((shard.name, shard.sha256) for shard in one.listed.values()),
-            len(one.missing),
-            index and [index.fingerprint, index.stamps],
-        ]
-        for one, (index, _) in zip(files, anew, strict=True)
-    ]
-    plan = json.dumps([settings, rows]).encode()
-    return Identity(hashlib.sha256(plan).hexdigest(), settings)
-
-
-def verify_journals(location: str) -> Journals:
-    """The journals of a verification in parts, beside the index, or in its cache."""
-    path = path_beside(location, "verify")
-    return Journals(path.parent, path.name, noun="a verification", doing="verifying it")
 
 
 def _divided(index: Index, share: tuple[float, int], folder: Path) -> list[VerifiedSplit]:
@@ -218,7 +182,7 @@ def _check_contents_of(
     """Checks that need every image decoded; `folder` is for scratch."""
     indices = [split.index for split in splits]
     with work.counters("decoding images", sum(map(len, indices))) as progress:
-        images, hashes = examine(indices, folder, work.workers, progress, units=work.units)
+        images, hashes = examine(indices, folder, work.workers, progress)
     for split, seen in zip(splits, images, strict=True):
         yield from _check_images(split, seen)
     yield from _check_duplicates(splits, hashes)
