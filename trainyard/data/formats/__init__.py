@@ -52,7 +52,7 @@ def recognise(place: ResolvedLocation) -> str:
         )
     raise DataError(
         f"{place.location}: not a known format; expected a folder, tars, TFRecords, HDF5, "
-        "Parquet, packed files, or a list of images (.csv, .jsonl)"
+        "Parquet, packed files, or a list of images (.csv, .tsv)"
     )
 
 
