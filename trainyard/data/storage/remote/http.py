@@ -1,6 +1,6 @@
 """Files behind HTTP and HTTPS, read by byte ranges over persistent connections.
 
-Requests wait for a server that is away for a while (`patience.py`), and a broken transfer resumes
+Requests wait for a server that is away for a while (`retry.py`), and a broken transfer resumes
 at the byte where it broke. A file that has changed or is gone on the server ends the run.
 """
 

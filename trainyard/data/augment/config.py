@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
-from trainyard.data.transforms.randaugment.policy import check_policy
+from trainyard.data.augment.policy import check_policy
 from trainyard.section import Section
 
 

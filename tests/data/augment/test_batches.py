@@ -11,19 +11,19 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from tests.data.batches import batch_of_images
 from trainyard.course import Course, build_course
+from trainyard.data.augment.config import AugmentConfig
+from trainyard.data.augment.erasing import RandomErasing
+from trainyard.data.augment.jitter import ColorJitter
+from trainyard.data.augment.mixing import Mixing
+from trainyard.data.augment.randaugment import RandAugment
+from trainyard.data.augment.transforms import batch_transforms, pixel_transforms
+from trainyard.data.augment.translate import Translate
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.config import DataConfig
 from trainyard.data.feeds import Feeds
 from trainyard.data.index.merge import open_merged
 from trainyard.data.index.table import Index
 from trainyard.data.sampler.plan import ShuffledPlan
-from trainyard.data.transforms.batches import batch_transforms, pixel_transforms
-from trainyard.data.transforms.config import AugmentConfig
-from trainyard.data.transforms.erasing import RandomErasing
-from trainyard.data.transforms.jitter import ColorJitter
-from trainyard.data.transforms.mixing import Mixing
-from trainyard.data.transforms.randaugment.augment import RandAugment
-from trainyard.data.transforms.translate import Translate
 from trainyard.world import World
 
 torch.set_num_threads(1)
@@ -35,7 +35,7 @@ COMPARED = ("images_BCHW", "labels", "mixed_labels", "lam", "weights", "ids")
 
 def kinds(config: AugmentConfig) -> list[type]:
     """Of all transforms, in order."""
-    pixels = pixel_transforms(config, seed=0, mean=(0.5, 0.5, 0.5), interpolation="bilinear")
+    pixels = pixel_transforms(config, seed=0, mean=(0.5, 0.5, 0.5))
     return [type(transform) for transform in (*pixels, *batch_transforms(config, seed=0))]
 
 

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from tests.data.batches import batch_of_images
+from trainyard.data.augment.erasing import RandomErasing, normals
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import fold_in, splitmix64, uniforms
-from trainyard.data.transforms.erasing import RandomErasing, normals
 
 torch.set_num_threads(1)
 
@@ -66,7 +66,7 @@ def test_what_is_erased_is_timms(
 ) -> None:
     count, keys = 200, keys_of(200, visit=4)
     found = erase(count, keys, size, probability, "const")
-    key = fold_in(3, np.full(count, 7), keys.epochs, keys.ids, np.zeros(count, np.int64))
+    key = fold_in(3, np.full(count, 7), keys.visits, keys.ids, np.zeros(count, np.int64))
     theirs = TimmErasing(probability, mode="const", device="cpu")
     expected = batch_of(count, size).images_BCHW
     for image, random in zip(expected, uniforms(key, 23), strict=True):
@@ -121,7 +121,7 @@ def test_each_mode(mode: str) -> None:
     assert (erase(300, keys, mode=mode, probability=0.0) == MARK).all()
     some = erase(300, keys, mode=mode, probability=0.5)
     for rank in range(3):
-        share = Keys(keys.ids[rank::3], keys.epochs[rank::3], 777)
+        share = Keys(keys.ids[rank::3], keys.visits[rank::3], 777)
         assert torch.equal(erase(100, share, mode=mode, probability=0.5), some[rank::3])
     batch = batch_of(300)
     images = batch.images_BCHW.clone(memory_format=torch.channels_last)

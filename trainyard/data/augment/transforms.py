@@ -8,15 +8,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from trainyard.data.augment.config import AugmentConfig
+from trainyard.data.augment.erasing import RandomErasing
+from trainyard.data.augment.extra import Extra, MultiHot
+from trainyard.data.augment.jitter import ColorJitter
+from trainyard.data.augment.mixing import Mixing
+from trainyard.data.augment.randaugment import RandAugment
+from trainyard.data.augment.translate import Translate
 from trainyard.data.batch import Batch, Keys
-from trainyard.data.decode.interpolation import Interpolation
-from trainyard.data.transforms.config import AugmentConfig
-from trainyard.data.transforms.erasing import RandomErasing
-from trainyard.data.transforms.extra import Extra, MultiHot
-from trainyard.data.transforms.jitter import ColorJitter
-from trainyard.data.transforms.mixing import Mixing
-from trainyard.data.transforms.randaugment.augment import RandAugment
-from trainyard.data.transforms.translate import Translate
 
 
 class PixelTransform(Protocol):
@@ -30,23 +29,17 @@ class BatchTransform(Protocol):
 
 
 def pixel_transforms(
-    config: AugmentConfig,
-    *,
-    seed: int,
-    mean: tuple[float, ...],
-    interpolation: Interpolation,
+    config: AugmentConfig, *, seed: int, mean: tuple[float, ...]
 ) -> list[PixelTransform]:
     """Transforms of colour and shape, before normalising; `mean` fills uncovered pixels (timm)."""
-    found: list[PixelTransform] = []
+    chosen: list[PixelTransform] = []
     if config.translate:
-        found.append(Translate(config.translate, seed=seed))
+        chosen.append(Translate(config.translate, seed=seed))
     if config.randaugment:
-        found.append(
-            RandAugment(config.randaugment, seed=seed, mean=mean, interpolation=interpolation)
-        )
+        chosen.append(RandAugment(config.randaugment, seed=seed, mean=mean))
     if config.color_jitter:
-        found.append(ColorJitter(config.color_jitter, seed=seed))
-    return found
+        chosen.append(ColorJitter(config.color_jitter, seed=seed))
+    return chosen
 
 
 def batch_transforms(
@@ -57,11 +50,11 @@ def batch_transforms(
 
     `multi_hot` makes the targets that the user's own gets for lists of labels; see Extra.
     """
-    found: list[BatchTransform] = []
+    chosen: list[BatchTransform] = []
     if config.erasing:
-        found.append(RandomErasing(config.erasing, config.erasing_mode, seed=seed))
+        chosen.append(RandomErasing(config.erasing, config.erasing_mode, seed=seed))
     if config.mixes:
-        found.append(Mixing(config, seed=seed))
+        chosen.append(Mixing(config, seed=seed))
     if config.extra is not None:
-        found.append(Extra(config.extra, seed=seed, rank=rank, multi_hot=multi_hot))
-    return found
+        chosen.append(Extra(config.extra, seed=seed, rank=rank, multi_hot=multi_hot))
+    return chosen

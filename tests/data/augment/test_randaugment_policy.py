@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from timm.data import auto_augment
 
-from trainyard.data.transforms.randaugment.draws import DrawnOperations, draw
-from trainyard.data.transforms.randaugment.policy import Policy, check_policy, parse_policy
+from trainyard.data.augment.policy import DrawnOperations, Policy, check_policy, draw, parse_policy
 from trainyard.errors import RecipeError
 
 NOTATIONS = [
@@ -90,10 +89,7 @@ def test_a_wrong_notation_is_an_error_that_says_what(text: str, said: str) -> No
 
 
 def test_the_notation_needs_neither_torch_nor_timm() -> None:
-    code = (
-        "import sys, trainyard.data.transforms.randaugment.policy; "
-        "print({'torch', 'timm'} & {*sys.modules})"
-    )
+    code = "import sys, trainyard.data.augment.policy; print({'torch', 'timm'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 
@@ -177,10 +173,7 @@ def test_arguments_are_those_of_timm_for_equal_levels() -> None:
             np.testing.assert_allclose(sorted(found), sorted(expected), rtol=1e-12, err_msg=name)
 
 
-def test_interpolations_radii_and_weighted_operations() -> None:
-    ours = drawn(parse_policy("rand-m9-p1"))
-    assert ours.cubic.mean() == pytest.approx(0.5, abs=0.01)
-    assert ours.cubic[ours.arguments < 0].mean() == pytest.approx(0.5, abs=0.02)
+def test_radii_and_weighted_operations() -> None:
     policy = parse_policy("3a")
     ours = drawn(policy)
     radii = ours.arguments[ours.ops == policy.ops.index("GaussianBlurRand")]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
+from trainyard.data.augment.translate import Translate
 from trainyard.data.batch import Keys
-from trainyard.data.transforms.translate import Translate
 from trainyard.errors import RecipeError
 
 

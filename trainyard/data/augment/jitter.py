@@ -5,10 +5,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.augment import kernels
+from trainyard.data.augment.kernels import KernelCall, run
 from trainyard.data.batch import Keys
 from trainyard.data.rng import fold_in, uniforms
-from trainyard.data.transforms.randaugment import colours
-from trainyard.data.transforms.randaugment.jobs import KernelCall, run
 from trainyard.errors import RecipeError
 
 STREAM = 6  # keeps these draws independent of other uses of the same seed
@@ -35,7 +35,7 @@ class ColorJitter:
 
     def __call__(self, pixels_BCHW: Tensor, keys: Keys) -> Tensor:
         images_BHWC = pixels_BCHW.permute(0, 2, 3, 1).contiguous()
-        run(self.plan(keys.ids, keys.epochs), images_BHWC)
+        run(self.plan(keys.ids, keys.visits), images_BHWC)
         return images_BHWC.permute(0, 3, 1, 2)
 
     def draw(
@@ -50,30 +50,29 @@ class ColorJitter:
 
     def plan(self, ids: NDArray[np.int64], visits: NDArray[np.int64]) -> list[KernelCall]:
         orders, factors = self.draw(ids, visits)
-        jobs = []
-        for place in range(4):
+        calls = []
+        for turn in range(4):
             for kind in np.flatnonzero(self._strengths).tolist():
-                rows = np.flatnonzero(orders[:, place] == kind)
+                rows = np.flatnonzero(orders[:, turn] == kind)
                 if len(rows):
-                    jobs.append(_job(KINDS[kind], rows, factors[rows, kind]))
-        return jobs
+                    calls.append(_call(KINDS[kind], rows, factors[rows, kind]))
+        return calls
 
 
-def _job(kind: str, rows: NDArray[np.int64], factors: NDArray[np.float64]) -> KernelCall:
+def _call(kind: str, rows: NDArray[np.int64], factors: NDArray[np.float64]) -> KernelCall:
     if kind == "hue":  # in 1/255 turn, modulo 256, as in torchvision
         return KernelCall(hue, rows, (np.trunc(factors * 255).astype(np.int16),))
-    kernels = {
-        "brightness": colours.brightness,
-        "contrast": colours.contrast,
-        "saturation": colours.saturation,
+    by_name = {
+        "brightness": kernels.brightness,
+        "contrast": kernels.contrast,
+        "saturation": kernels.saturation,
     }
-    return KernelCall(kernels[kind], rows, (factors.astype(np.float32),))
+    return KernelCall(by_name[kind], rows, (factors.astype(np.float32),))
 
 
 def hue(images_nHWC: Tensor, turn: Tensor) -> Tensor:
-    """Converts to HSV in uint8 as Pillow does, adds `turn` (int16[n]) to the hue, and back.
-
-    A kernel of jobs.py.
+    """Converts to HSV in uint8 as Pillow does, adds `turn` (int16[n]) to the hue, and back: a
+    kernel as in kernels.py.
     """
     red, green, blue = (images_nHWC[..., channel].float() for channel in range(3))
     value = torch.maximum(torch.maximum(red, green), blue)
@@ -90,9 +89,9 @@ def hue(images_nHWC: Tensor, turn: Tensor) -> Tensor:
     turned = (turned.double() * 255).short() * (chroma > 0)
     turned = (turned + turn.view(-1, 1, 1)) & 255
     share = ((chroma / value.clamp(min=1)).double() * 255).floor_().float() / 255
-    place = turned.float() * 6 / 255
-    sixth = place.floor()
-    part = place - sixth
+    sixths = turned.float() * 6 / 255
+    sixth = sixths.floor()
+    part = sixths - sixth
     low = (value * (1 - share) + 0.5).floor_()
     falling = (value * (1 - share * part) + 0.5).floor_()
     rising = (value * (1 - share * (1 - part)) + 0.5).floor_()

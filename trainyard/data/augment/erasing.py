@@ -47,7 +47,7 @@ class RandomErasing:
 
     def _keys(self, keys: Keys, use: int) -> NDArray[np.uint64]:
         stream = np.full_like(keys.ids, _STREAM)
-        return fold_in(self._seed, stream, keys.epochs, keys.ids, np.full_like(keys.ids, use))
+        return fold_in(self._seed, stream, keys.visits, keys.ids, np.full_like(keys.ids, use))
 
     def _boxes(self, keys: Keys, height: int, width: int) -> _Boxes:
         """For each image to erase, the first of ten tries that fits inside."""
@@ -73,23 +73,23 @@ class RandomErasing:
         total = int(counts.sum())
         per_pixel = on_device[1:].repeat_interleave(on_device[0], dim=1, output_size=total)
         start, key, row, top, left, width = per_pixel.unbind()
-        place = torch.arange(total, device=images_BCHW.device) - start
-        y, x = top + place // width, left + place % width
+        position = torch.arange(total, device=images_BCHW.device) - start
+        y, x = top + position // width, left + position % width
         if self._mode == "const":
             images_BCHW[row, :, y, x] = 0.0
             return
-        noise_place = place if self._mode == "pixel" else torch.zeros_like(place)
-        images_BCHW[row, :, y, x] = normals(key, noise_place, images_BCHW.shape[1])
+        noise_position = position if self._mode == "pixel" else torch.zeros_like(position)
+        images_BCHW[row, :, y, x] = normals(key, noise_position, images_BCHW.shape[1])
 
 
-def normals(keys_N: Tensor, places_N: Tensor, channels: int) -> Tensor:
+def normals(keys_N: Tensor, positions_N: Tensor, channels: int) -> Tensor:
     """Standard normal noise, float32[N, channels], a pure function of two columns of int64.
 
-    The value is number place * channels + channel + 1 of the splitmix64 sequence of a key (see
-    keyed.mix); its upper 24 bits become normal by the inverse distribution function.
+    The value is number position * channels + channel + 1 of the splitmix64 sequence of a key (see
+    data/rng.py); its upper 24 bits become normal by the inverse distribution function.
     """
     channel = torch.arange(1, channels + 1, device=keys_N.device)[:, None]
-    x = (places_N * channels + channel).mul_(_signed(0x9E3779B97F4A7C15)).add_(keys_N)
+    x = (positions_N * channels + channel).mul_(_signed(0x9E3779B97F4A7C15)).add_(keys_N)
     x = x.bitwise_xor_(_shifted(x, 30)).mul_(_signed(0xBF58476D1CE4E5B9))
     x = x.bitwise_xor_(_shifted(x, 27)).mul_(_signed(0x94D049BB133111EB))
     bits = _shifted(x.bitwise_xor_(_shifted(x, 31)), 40)

@@ -28,7 +28,7 @@ class Translate:
                 f"augment.translate = {self._pixels} is no less than the image's side, "
                 f"{min(height, width)} pixels: lower it"
             )
-        key = fold_in(self._seed, np.full_like(keys.ids, _STREAM), keys.epochs, keys.ids)
+        key = fold_in(self._seed, np.full_like(keys.ids, _STREAM), keys.visits, keys.ids)
         drawn = np.floor(uniforms(key, 2) * (2 * self._pixels + 1)).astype(np.int64) - self._pixels
         # One copy, small enough that the driver does not wait for the device.
         offsets = torch.from_numpy(drawn).to(pixels_BCHW.device, non_blocking=True)
@@ -42,6 +42,6 @@ class Translate:
 
 def _reflected(offsets_B1: Tensor, side: int) -> Tensor:
     """Source positions of the pixels 0 to `side` - 1 of moved images: int64[B, side]."""
-    places = torch.arange(side, device=offsets_B1.device) + offsets_B1
+    positions = torch.arange(side, device=offsets_B1.device) + offsets_B1
     last = side - 1
-    return last - (last - places.abs()).abs()
+    return last - (last - positions.abs()).abs()

@@ -12,8 +12,8 @@ from sklearn.datasets import load_sample_images
 from torchvision.transforms import ColorJitter as TorchvisionJitter
 from torchvision.transforms import functional
 
+from trainyard.data.augment.jitter import KINDS, ColorJitter, hue
 from trainyard.data.batch import Keys
-from trainyard.data.transforms.jitter import KINDS, ColorJitter, hue
 from trainyard.errors import RecipeError
 
 Pixels = NDArray[np.uint8]

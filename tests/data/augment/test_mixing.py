@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 from tests.data.batches import batch_of_images
 from tests.data.tars import Patch
+from trainyard.data.augment.config import AugmentConfig
+from trainyard.data.augment.mixing import Mixing, symmetric_beta
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import fold_in, uniforms
-from trainyard.data.transforms.config import AugmentConfig
-from trainyard.data.transforms.mixing import Mixing, symmetric_beta
 from trainyard.training.config import LossConfig
 from trainyard.training.losses import build_loss
 from trainyard.training.step import MicroBatch
@@ -135,7 +135,7 @@ def draws(settings: AugmentConfig, keys: Keys, seed: int) -> NDArray[np.float64]
     if settings.mix_mode == "batch":
         return uniforms(fold_in(seed, np.array([8]), np.array([keys.position])), 6)
     count = len(keys.ids) // (2 if settings.mix_mode == "pair" else 1)
-    return uniforms(fold_in(seed, np.full(count, 8), keys.epochs[:count], keys.ids[:count]), 6)
+    return uniforms(fold_in(seed, np.full(count, 8), keys.visits[:count], keys.ids[:count]), 6)
 
 
 @pytest.mark.parametrize("mode", ["batch", "pair", "elem"])
@@ -263,9 +263,9 @@ def test_samples_are_keyed_by_visit_and_id_alone() -> None:
     for rank in range(2):
         rows = slice(rank, None, 2)
         part = batch_of_images(batch.images_BCHW[rows], batch.labels[rows], batch.weights[rows])
-        share = mix(settings, part, Keys(keys.ids[rank::2], keys.epochs[rank::2], 999))
+        share = mix(settings, part, Keys(keys.ids[rank::2], keys.visits[rank::2], 999))
         assert torch.equal(share.lam, whole.lam[rank::2])
-    again = mix(settings, batch, keys._replace(epochs=keys.epochs + 1))
+    again = mix(settings, batch, keys._replace(visits=keys.visits + 1))
     assert (again.lam != whole.lam).all()
     assert len(set(whole.lam.tolist())) == 12
 

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trainyard.data.augment.config import AugmentConfig
 from trainyard.data.batch import Batch, Keys
 from trainyard.data.rng import UInt64s, fold_in, uniforms
-from trainyard.data.transforms.config import AugmentConfig
 
 _STREAM = 8  # keeps mixing independent of other uses of the same seed
 
@@ -63,7 +63,7 @@ class Mixing:
         if self._config.mix_mode == "pair":
             rows = np.minimum(rows, count - 1 - rows)
         stream = np.full(count, _STREAM)
-        return fold_in(self._seed, stream, keys.epochs[rows], keys.ids[rows])
+        return fold_in(self._seed, stream, keys.visits[rows], keys.ids[rows])
 
     def _draw(self, keys: UInt64s, height: int, width: int) -> _Mixes:
         config, random = self._config, uniforms(keys, 6)
