@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,13 +18,15 @@ from trainyard.data.reading.staged_copies import Copies
 from trainyard.data.sampler.plan import Ids
 from trainyard.data.storage.encoded import EncodedSpans, in_memory
 from trainyard.data.storage.mapped import MappedFiles, Readahead
-from trainyard.data.storage.open import open_indexed
-from trainyard.data.storage.remote.prefetch import Prefetcher
+from trainyard.data.storage.open import open_source
 from trainyard.data.storage.source import CUT_SHORT, READ_ONLY, Source, Stamp, is_remote
+
+if TYPE_CHECKING:
+    from trainyard.data.storage.remote.files import RemoteFiles
+    from trainyard.data.storage.remote.prefetch import Prefetcher
 
 _MAX_OPEN = 256  # shards held open; far below the usual limit of 1024 descriptors
 _PIECE = 16 << 20  # bytes of encoded images that a thread holds at once, or one image
-_MAX_REMOTE = 8192  # an open remote file holds no descriptor, and opening one costs a round trip
 
 Unreadable = dict[int, str]
 """Reasons why samples cannot be read, by their positions among the requested ones."""
@@ -36,9 +39,12 @@ class Reader:
         self._index = index
         self._copies = copies
         self._shared = len(index.file_names) < len(index)  # several samples to a file
-        self._local, self._remote = _OpenFiles(_MAX_OPEN), _OpenFiles(_MAX_REMOTE)
+        self._local = _OpenFiles(_MAX_OPEN)
+        self._remote: RemoteFiles | None = None
+        self._prefetcher: Prefetcher | None = None
+        if not _is_local(index):
+            self._remote, self._prefetcher = self._from_servers()
         self._is_plain = is_built() and copies is None and _is_local(index)
-        self._prefetcher = None if _is_local(index) else Prefetcher(self._part_of_file)
         self._mapped, self._hints = MappedFiles(), Readahead()
         self._memory = threading.local()
 
@@ -250,16 +256,24 @@ class Reader:
         # No image begins with zeros; a hole in the copy marks an image that could not be copied.
         return content if any(content[:16]) else None
 
-    def _part_of_file(self, file: int, offset: int, size: int) -> bytes:
-        return self._part(self._path(file), offset, size)
+    def _from_servers(self) -> "tuple[RemoteFiles, Prefetcher]":
+        from trainyard.data.storage.remote.files import RemoteFiles  # loads aiohttp
+        from trainyard.data.storage.remote.prefetch import Prefetcher
+
+        return RemoteFiles(self._stamp_of), Prefetcher(self._fetch)
+
+    async def _fetch(self, file: int, offset: int, size: int) -> bytes:
+        assert self._remote is not None
+        return await self._remote.fetch(self._path(file), offset, size)
 
     def _part(self, name: str, offset: int, size: int) -> bytes:
-        files = self._remote if is_remote(name) else self._local
-        file = files.acquire(name)
+        if self._remote is not None and is_remote(name):
+            return self._remote.read(name, offset, size)
+        file = self._local.acquire(name)
         try:
-            return file.source(self._stamp_of(name)).read(offset, size)
+            return file.source().read(offset, size)
         finally:
-            files.release(file)
+            self._local.release(file)
 
     def _stamp_of(self, name: str) -> Stamp | None:
         """The file's stamp when it was indexed; None if the index has none."""
@@ -329,11 +343,11 @@ class _OpenFile:
         self._source: Source | None = None
         self._opening = threading.Lock()
 
-    def source(self, stamp: Stamp | None) -> Source:
+    def source(self) -> Source:
         """The file, opened at first use: a slow server delays only users of the same file."""
         with self._opening:
             if self._source is None:
-                self._source = open_indexed(self.name, stamp)
+                self._source = open_source(self.name)
             return self._source
 
     def close_if_unused(self) -> None:
