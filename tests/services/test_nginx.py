@@ -355,7 +355,7 @@ def test_a_password_opens_and_is_never_told(
 
         said = complaint(capsys, "data", "show", server.url)
         assert "the server answers 401 Unauthorized: it wants a user name" in said
-        for wrong in ("wrong", "other", "s3cret pass:wörd "):
+        for wrong in ("wr0ng", "s3cret pass:wörd "):
             log_in("me", wrong)
             said = complaint(capsys, "data", "show", server.url)
             assert "the user name or the password is wrong" in said
